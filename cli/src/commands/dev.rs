@@ -239,18 +239,10 @@ fn new_device(words: &[String]) -> Result<NewDevice, Error> {
     let words = Words::parse(words, &known)?;
     let name: String = words.needed("name", words::text)?;
     let mgmtdev = words.needed("mgmtdev", words::mgmtdev)?;
-    let mut device = NewDevice::new(&name, mgmtdev)?;
-    if let Some(features) = words.take("device_features", words::mask)? {
-        device = device.device_features(features);
-    }
-    if let Some(mac) = words.take("mac", words::mac)? {
-        device = device.mac(mac)?;
-    }
-    if let Some(mtu) = words.take("mtu", words::number)? {
-        device = device.mtu(mtu)?;
-    }
-    if let Some(pairs) = words.take("max_vqp", words::number)? {
-        device = device.max_vqp(pairs)?;
-    }
+    let device = NewDevice::new(&name, mgmtdev)?
+        .device_features(words.take("device_features", words::mask)?)
+        .mac(words.take("mac", words::mac)?)?
+        .mtu(words.take("mtu", words::number)?)?
+        .max_vqp(words.take("max_vqp", words::number)?)?;
     Ok(device)
 }

@@ -44,6 +44,7 @@ mod events;
 mod handle;
 mod health;
 mod instance;
+mod numbered;
 mod operation;
 mod param;
 mod port;

@@ -175,6 +175,7 @@ impl StdError for Error {
 }
 
 /// The words for one netlink family in the sentences of errors.
+#[derive(Debug)]
 pub(super) struct Texts {
     /// The objects of a list.
     pub(super) listed: &'static str,

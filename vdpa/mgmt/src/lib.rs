@@ -30,8 +30,8 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let connection = Connection::open()?;
 //! let device = NewDevice::new("nic0", "vdpasim_net".parse()?)?
-//!     .mac([0x52, 0x54, 0, 0x12, 0x34, 0x56])?
-//!     .mtu(1500)?;
+//!     .mac(Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]))?
+//!     .mtu(Some(1500))?;
 //! connection.add(&device)?;
 //! println!("{:?}", connection.config("nic0")?);
 //! connection.delete("nic0")?;

@@ -36,6 +36,26 @@ pub(super) fn device(text: &str) -> Result<&str, Error> {
     Err(Error::new(ErrorKind::BadName, message))
 }
 
+/// Has serde read and write a type as its text.
+macro_rules! as_text {
+    ($name:ident) => {
+        impl TryFrom<String> for $name {
+            type Error = Error;
+
+            fn try_from(text: String) -> Result<Self, Error> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(value: $name) -> Self {
+                value.to_string()
+            }
+        }
+    };
+}
+pub(crate) use as_text;
+
 /// The name of a management device, as iproute2 writes it: `vdpasim_net`, or with its bus
 /// `pci/0000:01:00.1`, `auxiliary/mlx5_core.sf.1`; so it is read and written by serde, too.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -82,19 +102,7 @@ impl MgmtDeviceName {
     }
 }
 
-impl TryFrom<String> for MgmtDeviceName {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self, Error> {
-        text.parse()
-    }
-}
-
-impl From<MgmtDeviceName> for String {
-    fn from(name: MgmtDeviceName) -> Self {
-        name.to_string()
-    }
-}
+as_text!(MgmtDeviceName);
 
 impl FromStr for MgmtDeviceName {
     type Err = Error;

@@ -8,45 +8,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
-use bellhop_api::machine::VmState;
+use bellhop_api::machine::{DiskSummary, NicSummary, VmState, VmStatus};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
+use super::{API_LEVEL, exactly};
 use crate::config::{VdpaConfig, VmConfig};
 use crate::http::HttpError;
 use crate::machine::{
-    Arriving, Direction, DiskStatus, End, EndReason, Handle, MachineStatus, Migration,
-    MigrationEnd, NicStatus, Origin, QueueAlarm, RequestError, RunState, SendConfig, Snapshot,
-    StopHandle, UpgradeStatus, stopped,
+    Arriving, Direction, End, EndReason, Handle, MachineStatus, Migration, MigrationEnd, Origin,
+    RequestError, RunState, SendConfig, Snapshot, StopHandle, stopped,
 };
 use crate::migration::endpoint::Endpoint;
 use crate::migration::tls::Tls;
 
 /// Clients that may wait for changes at a time: others must be able to ask meanwhile.
 pub(super) const WATCHERS_MAX: usize = 32;
-
-/// What clients watch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct View {
-    /// Grows with each change, over the whole life of the process.
-    pub(super) generation: u64,
-    pub(super) state: VmState,
-    /// How often the machine was powered on.
-    pub(super) boots: u64,
-    /// The NICs of a built machine.
-    pub(super) nics: Vec<NicStatus>,
-    /// Why it is [`VmState::Stopped`]; `None` in all other states.
-    pub(super) end: Option<End>,
-    /// Its disks.
-    pub(super) disks: Vec<DiskStatus>,
-    /// What is wrong with its queues.
-    pub(super) alarms: Vec<QueueAlarm>,
-    /// Which programs went on with it.
-    pub(super) upgrade: UpgradeStatus,
-}
 
 /// Before there is a machine.
 #[derive(Debug, Default)]
@@ -74,7 +54,8 @@ enum Phase {
 /// See the module.
 pub(super) struct Controller {
     phase: Mutex<Phase>,
-    view: watch::Sender<View>,
+    /// What clients watch. Its generation grows with each change, over the whole life of the process.
+    view: watch::Sender<VmStatus>,
     starts: SyncSender<StartRequest>,
     wake: Arc<EventFd>,
     stop: StopHandle,
@@ -108,15 +89,20 @@ impl Controller {
         let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let controller = Arc::new(Self {
             phase: Mutex::new(Phase::BeforeBoot(BeforeBoot::default())),
-            view: watch::Sender::new(View {
+            view: watch::Sender::new(VmStatus {
                 generation: 1,
                 state: VmState::NotStarted,
                 boots: 0,
+                pid: std::process::id(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                api: API_LEVEL,
                 nics: Vec::new(),
                 end: None,
                 disks: Vec::new(),
                 alarms: Vec::new(),
-                upgrade: UpgradeStatus::default(),
+                upgrades: 0,
+                upgrade_error: None,
+                upgrade_downtime_ms: None,
             }),
             starts,
             wake: wake.clone(),
@@ -143,16 +129,18 @@ impl Controller {
     }
 
     /// What there is now.
-    pub(super) fn view(&self) -> View {
+    pub(super) fn view(&self) -> VmStatus {
         self.view.borrow().clone()
     }
 
     /// Changes as they come.
-    pub(super) fn watch(&self) -> watch::Receiver<View> {
+    pub(super) fn watch(&self) -> watch::Receiver<VmStatus> {
         self.view.subscribe()
     }
 
-    fn publish(&self, change: impl FnOnce(&mut View)) {
+    /// Shows a change to the clients that watch. Most changes of the machine's status have no field
+    /// in the view and wake no client.
+    fn publish(&self, change: impl FnOnce(&mut VmStatus)) {
         self.view.send_if_modified(|view| {
             let before = view.clone();
             change(view);
@@ -162,6 +150,12 @@ impl Controller {
             view.generation = before.generation.wrapping_add(1);
             true
         });
+    }
+
+    /// Shows a change of the configuration, for which the view has no field.
+    fn publish_config(&self) {
+        self.view
+            .send_modify(|view| view.generation = view.generation.wrapping_add(1));
     }
 
     /// The configuration, with the NICs and disks that there are now.
@@ -190,14 +184,8 @@ impl Controller {
         };
         let config = before.config.as_mut().ok_or(ApiError::NoConfig)?;
         let changed = change(config)?;
-        self.count_change();
+        self.publish_config();
         Ok(changed)
-    }
-
-    /// There is no field of the view for what changed.
-    fn count_change(&self) {
-        self.view
-            .send_modify(|view| view.generation = view.generation.wrapping_add(1));
     }
 
     /// Replaces the configuration. Nothing is opened or built.
@@ -216,7 +204,7 @@ impl Controller {
         };
         if before.config.as_ref() != Some(&config) {
             before.config = Some(config);
-            self.count_change();
+            self.publish_config();
         }
         Ok(())
     }
@@ -384,15 +372,17 @@ impl Controller {
                 RunState::Off | RunState::Ended => VmState::Stopped,
             };
             view.boots = status.boots;
-            view.nics.clone_from(&status.nics);
+            view.nics = status.nics.iter().map(NicSummary::from).collect();
             view.end = (view.state == VmState::Stopped).then(|| match &status.end {
                 Some(end) if end.reason != EndReason::Stopped => end.clone(),
                 // It does not know who asked. Without an end: it goes without having run.
                 Some(_) | None => self.stopped(),
             });
-            view.disks.clone_from(&status.disks);
+            view.disks = status.disks.iter().map(DiskSummary::from).collect();
             view.alarms.clone_from(&status.alarms);
-            view.upgrade.clone_from(&status.upgrade);
+            view.upgrades = status.upgrade.count;
+            view.upgrade_error.clone_from(&status.upgrade.error);
+            view.upgrade_downtime_ms = status.upgrade.downtime.map(exactly);
         });
     }
 

@@ -41,6 +41,8 @@ mod error;
 mod server;
 mod start;
 
+use std::time::Duration;
+
 /// The level of this API, in `GET /v1/vm`'s `api`.
 ///
 /// It grows by one when something changes that a client has to know of: a field that goes or means
@@ -52,6 +54,11 @@ mod start;
 /// |---|---|---|
 /// | 1 | 0.1.0 | the first |
 pub const API_LEVEL: u32 = 1;
+
+/// In milliseconds, with their fraction.
+fn exactly(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
 
 pub use server::{Server, ServerError};
 pub use start::{StartRequest, Starts};

@@ -6,13 +6,14 @@
 use std::fmt;
 use std::time::Duration;
 
+use bellhop_api::machine::AlarmInfo;
 use devices::pci::Slot;
 use devices::virtio::pci::DeviceDescription;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::End;
 use super::pluggable::{DiskStatus, NicStatus};
-use super::ring_watch::{QueueAlarm, WatchStatus};
+use super::ring_watch::WatchStatus;
 
 /// A device of a machine, whether it can go or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +67,7 @@ pub struct MachineStatus {
     /// All its NICs.
     pub nics: Vec<NicStatus>,
     /// What is wrong with queues of its devices.
-    pub alarms: Vec<QueueAlarm>,
+    pub alarms: Vec<AlarmInfo>,
     /// All its disks.
     pub disks: Vec<DiskStatus>,
     /// Why its run is over; `None` until it is, and again when it runs again.
@@ -80,12 +81,6 @@ impl MachineStatus {
     pub(super) fn has(&self, id: &str) -> bool {
         self.nics.iter().any(|nic| nic.id == id) || self.disks.iter().any(|disk| disk.id == id)
     }
-
-    /// Whether the NIC or disk with this serial number is there.
-    pub(super) fn has_serial(&self, serial: u64) -> bool {
-        self.nics.iter().any(|nic| nic.serial == serial)
-            || self.disks.iter().any(|disk| disk.serial == serial)
-    }
 }
 
 /// Called with each new status; see [`Handle::on_change`].
@@ -95,7 +90,6 @@ pub(super) type Listener = Box<dyn Fn(&MachineStatus) + Send + Sync>;
 #[derive(Default)]
 pub(super) struct Board {
     pub(super) status: Mutex<MachineStatus>,
-    pub(super) changed: Condvar,
     pub(super) listeners: Mutex<Vec<Listener>>,
 }
 
@@ -114,7 +108,6 @@ impl Board {
         change(&mut current);
         if *current != before {
             current.generation = before.generation.wrapping_add(1);
-            self.changed.notify_all();
             // With the status locked, so that they see all changes in their order.
             for listener in self.listeners.lock().iter() {
                 listener(&current);

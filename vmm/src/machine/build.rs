@@ -20,12 +20,11 @@ use super::generation::Generation;
 use super::handle::Requests;
 use super::inventory::{Device, Inventory};
 use super::migration::Leaving;
-use super::ring_watch::WatchTimer;
 use super::{Machine, StatisticsHandle, StopHandle, UpgradeStatus, devices as backends};
 use crate::Error;
 use crate::config::{VdpaConfig, VmConfig};
 use crate::console::{Attached, Console, Screen};
-use crate::event_loop::{EventLoop, Token};
+use crate::event_loop::{EventLoop, Timer, Token};
 use crate::host::Host;
 use crate::kvm::cpuid::{baseline, physical_address_bits};
 use crate::kvm::doorbells::KvmDoorbells;
@@ -233,7 +232,7 @@ impl Machine {
         let watch_timer = config
             .ring_watch
             .threshold()
-            .map(|_| WatchTimer::new())
+            .map(|_| Timer::new())
             .transpose()
             .map_err(Error::failed("timerfd_create"))?;
         if let Some(timer) = &watch_timer {

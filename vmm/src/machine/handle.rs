@@ -1,9 +1,9 @@
 //! Requests to a running machine, from other threads.
 //!
 //! Owns the queue of requests, and gives out what the machine publishes (`board.rs`)
-//! of itself. Everything that is asked of a running machine comes this way: a variant of [`Request`],
-//! a method of [`Handle`], and an arm in `requests.rs`; of a migration, a closure. It must not know how a request
-//! is carried out.
+//! of itself. Everything that is asked of a running machine comes this way: a variant of
+//! [`Request`] or [`Action`], a method of [`Handle`], and an arm in `requests.rs`; of a migration,
+//! a closure. It must not know how a request is carried out.
 //!
 //! ```text
 //!   any thread                               vmm thread
@@ -26,8 +26,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use bellhop_api::machine::AlarmInfo;
 use devices::virtio::backend::{Backend, SharedMemory};
 use vdpa::memory::GuestMemory;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -38,7 +39,6 @@ pub(super) use self::swap::SwapAnswer;
 use super::board::{Board, DeviceStatus, MachineStatus, RunState, UpgradeStatus};
 use super::inventory::Device;
 use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
-use super::ring_watch::QueueAlarm;
 use super::saved::SavedMachine;
 use super::snapshot::{SnapshotWriter, Written};
 use super::{End, Machine, Resources, devices as backends};
@@ -84,16 +84,6 @@ pub(super) enum Request {
         failover: Option<PathBuf>,
         answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
     },
-    /// Ask the guest to announce this NIC on its network.
-    Announce {
-        id: String,
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// Record which pages devices write, or no longer.
-    DirtyLog {
-        on: bool,
-        answer: Answer<Result<(), RequestError>>,
-    },
     /// What does the machine hold?
     Resources { answer: Answer<Resources> },
     /// What are its devices like?
@@ -102,43 +92,42 @@ pub(super) enum Request {
     Statistics {
         answer: Answer<Result<BTreeMap<String, u64>, RequestError>>,
     },
-    /// Press the power button.
-    PowerButton {
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// Reset the machine.
-    Reset {
-        answer: Answer<Result<(), RequestError>>,
-    },
     /// Park the vCPUs, stop the devices and give the machine's state.
     Save {
         answer: Answer<Result<SavedMachine, RequestError>>,
     },
-    /// After a [`Request::Save`]: let everything go on as it was.
-    GoOn {
-        answer: Answer<Result<(), RequestError>>,
-    },
     /// Carry out a step of a migration, which answers by itself.
     Migration(Box<dyn FnOnce(&mut Machine) + Send>),
-    /// Stand still for another program.
-    HandOver {
-        program: PathBuf,
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// Send an NMI.
-    Nmi {
-        answer: Answer<Result<(), RequestError>>,
-    },
     /// What did the console lose?
     ConsoleLoss { answer: Answer<ConsoleLoss> },
+    /// Do this.
+    Act {
+        action: Action,
+        answer: Answer<Result<(), RequestError>>,
+    },
+}
+
+/// What a machine does on request, with no result but success.
+#[derive(Debug)]
+pub(super) enum Action {
+    /// Ask the guest to announce this NIC on its network.
+    Announce(String),
+    /// Record which pages devices write, or no longer.
+    DirtyLog(bool),
+    /// Press the power button.
+    PowerButton,
+    /// Reset the machine.
+    Reset,
+    /// After a [`Request::Save`]: let everything go on as it was.
+    GoOn,
+    /// Stand still for this program.
+    HandOver(PathBuf),
+    /// Send an NMI.
+    Nmi,
     /// Park the vCPUs.
-    Pause {
-        answer: Answer<Result<(), RequestError>>,
-    },
+    Pause,
     /// Let the vCPUs go on.
-    Resume {
-        answer: Answer<Result<(), RequestError>>,
-    },
+    Resume,
 }
 
 struct Shared {
@@ -217,7 +206,7 @@ impl Handle {
 
     /// Asks the guest to give a NIC up, and asks again if it was asked before. The
     /// answer comes at once; the NIC is gone, and its device free, when it is no
-    /// longer listed: see [`Handle::wait_unplugged`].
+    /// longer listed.
     ///
     /// # Errors
     /// [`RequestError`]: there is no such device, or it is no NIC.
@@ -248,10 +237,7 @@ impl Handle {
     /// # Errors
     /// [`RequestError`]: there is no such device, or its driver cannot.
     pub fn announce(&self, id: &str) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Announce {
-            id: id.to_owned(),
-            answer,
-        })?
+        self.act(Action::Announce(id.to_owned()))
     }
 
     /// Lets all devices record the pages that they write into guest memory's bitmap (`on`), or ends it. The guest
@@ -263,7 +249,7 @@ impl Handle {
     /// [`RequestError::Saving`], [`RequestError::Migrating`] or [`RequestError::StandsStill`]. [`RequestError::Ended`] or
     /// [`RequestError::Busy`].
     pub fn dirty_log(&self, on: bool) -> Result<(), RequestError> {
-        self.ask(|answer| Request::DirtyLog { on, answer })?
+        self.act(Action::DirtyLog(on))
     }
 
     /// What the machine holds of KVM.
@@ -297,7 +283,7 @@ impl Handle {
     /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: its state is on the way to another
     /// host, and the guest there would not hear of it.
     pub fn power_button(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::PowerButton { answer })?
+        self.act(Action::PowerButton)
     }
 
     /// Resets the machine, without asking the guest. Returns when that is decided; it has
@@ -308,7 +294,7 @@ impl Handle {
     /// [`RequestError::Ended`] or [`RequestError::Busy`]. One that stands still is not reset: [`RequestError::Saving`] for a
     /// snapshot or another program, [`RequestError::StandsStill`] for a migration.
     pub fn reset(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Reset { answer })?
+        self.act(Action::Reset)
     }
 
     /// Sends a non-maskable interrupt to the first vCPU, which a Linux guest logs, or takes for
@@ -317,7 +303,7 @@ impl Handle {
     /// # Errors
     /// [`RequestError`]: KVM refuses.
     pub fn nmi(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Nmi { answer })?
+        self.act(Action::Nmi)
     }
 
     /// What of the guest's output its console has lost since the start.
@@ -336,7 +322,7 @@ impl Handle {
     /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: its state is on the way to another
     /// host already, and it would run there.
     pub fn pause(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Pause { answer })?
+        self.act(Action::Pause)
     }
 
     /// Lets the vCPUs of a paused machine go on. Nothing changes if they do.
@@ -345,7 +331,7 @@ impl Handle {
     /// [`RequestError::Ended`] or [`RequestError::Busy`]. One that stands still is not resumed: [`RequestError::Saving`] for
     /// a snapshot or another program, [`RequestError::StandsStill`] for a migration.
     pub fn resume(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Resume { answer })?
+        self.act(Action::Resume)
     }
 
     /// Forgets why an earlier program did not go on with the machine, before another one is to.
@@ -362,10 +348,7 @@ impl Handle {
     /// being written ([`RequestError::Saving`]); it is being sent ([`RequestError::Migrating`],
     /// [`RequestError::StandsStill`]); a vCPU has failed ([`RequestError::Crashed`]).
     pub fn hand_over(&self, program: &Path) -> Result<(), RequestError> {
-        self.ask(|answer| Request::HandOver {
-            program: program.to_owned(),
-            answer,
-        })?
+        self.act(Action::HandOver(program.to_owned()))
     }
 
     /// Guest RAM, as long as the machine has it.
@@ -388,7 +371,10 @@ impl Handle {
         let written = writer.write(&machine, &ram);
         drop(ram);
         // In any case; and a machine that was stopped meanwhile has a good snapshot all the same.
-        let went_on = self.ask_surely(|answer| Request::GoOn { answer });
+        let went_on = self.ask_surely(|answer| Request::Act {
+            action: Action::GoOn,
+            answer,
+        });
         let paused = started.elapsed();
         let memory_bytes = written?;
         match went_on {
@@ -430,17 +416,8 @@ impl Handle {
         status.disks.iter().find(|disk| disk.id == id).cloned()
     }
 
-    /// Waits until this very NIC or disk is gone and its device or image free; `false` if it is
-    /// still there after `limit`.
-    #[must_use]
-    pub fn wait_unplugged<C>(&self, device: &Pluggable<C>, limit: Duration) -> bool {
-        let mut status = self.0.board.status.lock();
-        let there = |status: &mut MachineStatus| status.has_serial(device.serial);
-        self.0
-            .board
-            .changed
-            .wait_while_for(&mut status, there, limit);
-        !status.has_serial(device.serial)
+    fn act(&self, action: Action) -> Result<(), RequestError> {
+        self.ask(|answer| Request::Act { action, answer })?
     }
 
     /// Sends a request and waits for its answer.
@@ -549,7 +526,7 @@ impl Requests {
     }
 
     /// Shows what is wrong with queues now.
-    pub(super) fn publish_alarms(&self, alarms: Vec<QueueAlarm>) {
+    pub(super) fn publish_alarms(&self, alarms: Vec<AlarmInfo>) {
         self.board.update(|status| status.alarms = alarms);
     }
 

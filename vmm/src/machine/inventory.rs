@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bellhop_api::machine::InFlight;
+use bellhop_api::machine::{AlarmInfo, InFlight};
 use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, Slot};
 use devices::virtio::backend::{Backend, Event};
@@ -32,7 +32,7 @@ use super::RequestError;
 use super::board::DeviceStatus;
 use super::failover::Failover;
 use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
-use super::ring_watch::{DeviceWatch, QueueAlarm, in_flight};
+use super::ring_watch::{Alarm, DeviceWatch, in_flight};
 use crate::config::{RingWatch, VdpaConfig};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::numa_warning;
@@ -411,13 +411,13 @@ impl Inventory {
     }
 
     /// What is wrong with the queues of all devices.
-    pub(super) fn alarms(&self) -> Vec<QueueAlarm> {
+    pub(super) fn alarms(&self) -> Vec<AlarmInfo> {
         let of_entry = |entry: &Entry| {
             let alarms = entry.watch.iter().flat_map(DeviceWatch::alarms);
-            let alarm = |(queue, alarm)| QueueAlarm {
+            let alarm = |(queue, alarm): (u16, Alarm)| AlarmInfo {
                 device: entry.id.clone(),
                 queue,
-                alarm,
+                alarm: alarm.into(),
             };
             alarms.map(alarm).collect::<Vec<_>>()
         };

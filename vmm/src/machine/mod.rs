@@ -70,7 +70,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::config::VmConfig;
 use crate::console::{InputPump, Screen};
-use crate::event_loop::EventLoop;
+use crate::event_loop::{EventLoop, Timer};
 use crate::kvm::Vm;
 use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::line::InterruptLine;
@@ -84,7 +84,6 @@ use self::generation::Generation;
 use self::handle::Requests;
 use self::inventory::Inventory;
 use self::migration::{Leaving, Throttle};
-use self::ring_watch::WatchTimer;
 use self::saving::Held;
 
 pub use board::{DeviceStatus, MachineStatus, RunState, UpgradeStatus};
@@ -93,13 +92,14 @@ pub use end::{End, EndReason, failed};
 pub use failover::{Failover, FailoverState};
 pub use hand_over::{HandOver, HandedOver};
 pub use handle::{Handle, NicSwapped, RequestError};
+pub(crate) use migration::milliseconds;
 pub use migration::{
     Arriving, Direction, InFlight, Migration, MigrationEnd, NotMovable, ReceiveConfig, SendConfig,
-    Trial, load_tls,
+    load_tls,
 };
 pub use pluggable::{DeviceKind, DiskStatus, NicStatus, PlugState, Pluggable};
 pub use program::{STATE_VERSIONS_COMMAND, check_program, state_versions};
-pub use ring_watch::{Alarm, QueueAlarm, WatchState, WatchStatus};
+pub use ring_watch::{Alarm, WatchState, WatchStatus};
 pub use snapshot::{Origin, Snapshot, SnapshotError, Written};
 
 /// How a machine's run ended.
@@ -202,7 +202,7 @@ pub struct Machine {
     input: InputPump,
     screen: Screen,
     /// `None`: nobody wants to watch.
-    watch_timer: Option<WatchTimer>,
+    watch_timer: Option<Timer>,
     inventory: Inventory,
     hotplug: Arc<PciHotplug>,
     pci: Arc<PciBus>,

@@ -3,15 +3,18 @@
 //!
 //! It must not know who asks: see `handle.rs`.
 
+use std::path::PathBuf;
+
 use devices::legacy::power::PowerRequest;
 use devices::virtio::pci::VirtioPciDevice;
 use vdpa::causes::in_one_line;
 
 use super::Machine;
 use super::board::RunState;
-use super::handle::{NicSwapped, Request, RequestError, SwapAnswer};
+use super::handle::{Action, NicSwapped, Request, RequestError, SwapAnswer};
 use super::inventory::{Device, Exchanged};
 use super::pluggable::{DeviceConfig, DeviceKind, NicStatus, Pluggable};
+use super::ring_watch;
 use super::saving::HeldFor;
 
 /// APIC id of the first vCPU.
@@ -29,12 +32,10 @@ impl Machine {
             }
             match request {
                 Request::Plug { device, answer } => {
-                    let allowed = self.unless_migrating();
-                    let _ = answer.send(allowed.and_then(|()| self.plug(device)));
+                    let _ = answer.send(self.plug(device));
                 }
                 Request::Unplug { id, kind, answer } => {
-                    let allowed = self.unless_migrating();
-                    let _ = answer.send(allowed.and_then(|()| self.unplug(&id, kind)));
+                    let _ = answer.send(self.unplug(&id, kind));
                 }
                 Request::Swap { device, answer } => {
                     let _ = answer.send(self.swap(device));
@@ -52,18 +53,7 @@ impl Machine {
                     failover,
                     answer,
                 } => {
-                    // A destination, or another program, goes by what it was told before.
-                    let allowed = self.unless_held().and_then(|()| self.unless_migrating());
-                    let changed = allowed.and_then(|()| self.inventory.stand_by(&id, failover));
-                    self.publish();
-                    let _ = answer.send(changed);
-                }
-                Request::Announce { id, answer } => {
-                    let _ = answer.send(self.announce(id));
-                }
-                Request::DirtyLog { on, answer } => {
-                    let allowed = self.unless_held().and_then(|()| self.unless_migrating());
-                    let _ = answer.send(allowed.and_then(|()| self.inventory.log_writes(on)));
+                    let _ = answer.send(self.stand_by(&id, failover));
                 }
                 Request::Resources { answer } => {
                     let _ = answer.send(self.resources());
@@ -75,70 +65,76 @@ impl Machine {
                     let counted = self.vcpus.statistics();
                     let _ = answer.send(counted.map_err(RequestError::from));
                 }
-                Request::PowerButton { answer } => {
-                    let allowed = self.unless_on_the_way();
-                    if allowed.is_ok() {
-                        self.button.raise();
-                    }
-                    let _ = answer.send(allowed);
-                }
-                Request::Reset { answer } => {
-                    let allowed = self.unless_held();
-                    if allowed.is_ok() {
-                        self.power.request(PowerRequest::Reset);
-                    }
-                    let _ = answer.send(allowed);
-                }
                 Request::Save { answer } => {
                     let allowed = self.unless_migrating();
                     let _ = answer.send(allowed.and_then(|()| self.save(HeldFor::Snapshot)));
                 }
-                Request::GoOn { answer } => {
-                    // Whatever else it stands still for is for others to end.
-                    let went_on = if self.is_held_for_snapshot() {
-                        self.go_on().map_err(RequestError::from)
-                    } else {
-                        Ok(())
-                    };
-                    let _ = answer.send(went_on);
-                }
                 Request::Migration(step) => step(self),
-                Request::HandOver { program, answer } => {
-                    self.upgrade.error = None;
-                    let prepared = self.prepare_hand_over(&program);
-                    if let Err(error) = &prepared {
-                        self.upgrade.error = Some(in_one_line(error));
-                    }
-                    self.requests.publish_upgrade(&self.upgrade);
-                    let _ = answer.send(prepared);
-                }
-                Request::Nmi { answer } => {
-                    let sent = self.unless_on_the_way().and_then(|()| {
-                        let sent = self.vm.send_nmi(BOOT_PROCESSOR);
-                        sent.map_err(RequestError::from)
-                    });
-                    let _ = answer.send(sent);
-                }
                 Request::ConsoleLoss { answer } => {
                     let _ = answer.send(self.screen.loss());
                 }
-                Request::Pause { answer } => {
-                    let allowed = self.unless_on_the_way();
-                    if allowed.is_ok() {
-                        self.pause_when_it_goes_on();
-                        self.pause();
-                    }
-                    let _ = answer.send(allowed);
-                }
-                Request::Resume { answer } => {
-                    let allowed = self.unless_held();
-                    if allowed.is_ok() {
-                        self.resume();
-                    }
-                    let _ = answer.send(allowed);
+                Request::Act { action, answer } => {
+                    let _ = answer.send(self.act(action));
                 }
             }
         }
+    }
+
+    fn act(&mut self, action: Action) -> Result<(), RequestError> {
+        match action {
+            Action::Announce(id) => self.announce(id)?,
+            Action::DirtyLog(on) => {
+                self.unless_held()?;
+                self.unless_migrating()?;
+                self.inventory.log_writes(on)?;
+            }
+            Action::PowerButton => {
+                self.unless_on_the_way()?;
+                self.button.raise();
+            }
+            Action::Reset => {
+                self.unless_held()?;
+                self.power.request(PowerRequest::Reset);
+            }
+            Action::GoOn if self.is_held_for_snapshot() => self.go_on()?,
+            // Whatever else it stands still for is for others to end.
+            Action::GoOn => {}
+            Action::HandOver(program) => {
+                self.upgrade.error = None;
+                let prepared = self.prepare_hand_over(&program);
+                self.upgrade.error = prepared.as_ref().err().map(|error| in_one_line(error));
+                self.requests.publish_upgrade(&self.upgrade);
+                prepared?;
+            }
+            Action::Nmi => {
+                self.unless_on_the_way()?;
+                self.vm.send_nmi(BOOT_PROCESSOR)?;
+            }
+            Action::Pause => {
+                self.unless_on_the_way()?;
+                self.pause_when_it_goes_on();
+                self.pause();
+            }
+            Action::Resume => {
+                self.unless_held()?;
+                self.resume();
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a device stand by for a NIC, or none.
+    fn stand_by(
+        &mut self,
+        id: &str,
+        failover: Option<PathBuf>,
+    ) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        // A destination, or another program, goes by what it was told before.
+        self.unless_held()?;
+        self.unless_migrating()?;
+        let changed = self.inventory.stand_by(id, failover);
+        self.publish();
+        changed
     }
 
     pub(super) fn pause(&mut self) {
@@ -160,6 +156,7 @@ impl Machine {
     }
 
     fn plug(&mut self, device: Device) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        self.unless_migrating()?;
         // What the guest has ejected already gives its name and slot free.
         self.take_ejected();
         let id = device.id.clone();
@@ -180,6 +177,7 @@ impl Machine {
         id: &str,
         kind: DeviceKind,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        self.unless_migrating()?;
         self.take_ejected();
         let device = self.inventory.request_unplug(id, kind)?;
         self.hotplug.request_removal(device.address);
@@ -266,7 +264,7 @@ impl Machine {
             if on {
                 self.inventory.resume_watch();
             }
-            timer.run(on);
+            ring_watch::run(timer, on);
         }
     }
 

@@ -4,7 +4,6 @@
 //! part of the machine is saved, nor how the files are laid out ([`crate::snapshot`]).
 
 use std::io;
-use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -166,7 +165,7 @@ impl SnapshotWriter {
         ram: &GuestRam,
     ) -> Result<u64, SnapshotError> {
         let Self(files) = self;
-        let digest = memory_image::save(ram, files.memory(), &mut |_| ControlFlow::Continue(()))?;
+        let digest = memory_image::save(ram, files.memory())?;
         let mut sections = machine.sections()?;
         sections.put(&digest)?;
         sections.write(&mut files.state())?;
@@ -236,13 +235,8 @@ impl Snapshot {
     /// # Errors
     /// [`SnapshotError::RestoreMemory`].
     pub(super) fn read_memory(&self, ram: &GuestRam) -> Result<(), SnapshotError> {
-        let goes_on = &mut |_| ControlFlow::Continue(());
-        Ok(memory_image::restore(
-            ram,
-            self.files.memory(),
-            &self.digest,
-            goes_on,
-        )?)
+        let memory = self.files.memory();
+        Ok(memory_image::restore(ram, memory, &self.digest)?)
     }
 }
 

@@ -12,9 +12,10 @@ use super::protocol::{FrameError, Refusal};
 pub type MachineError = Box<dyn std::error::Error + Send + Sync>;
 
 /// How far a migration is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The connection exists; nothing is agreed.
+    #[default]
     Offer,
     /// The destination has accepted; further connections are made.
     Join,

@@ -15,7 +15,6 @@ use super::channel::{Channel, Connection, Halt, Standstill, Timeouts};
 use super::convergence::{Convergence, Decision, Limits, Measured};
 use super::dirty::{DirtyPages, PAGE_SIZE};
 use super::error::{MachineError, MigrationError, Phase};
-use super::progress::DowntimePart;
 use super::protocol::{CONNECTIONS_MAX, Hello};
 use super::ram::RamImage;
 use super::{Monitor, Outcome};
@@ -135,7 +134,7 @@ pub fn send<C: Connection, M: SourceMachine>(
     match done {
         Ok(()) => {
             monitor.progress.runs();
-            monitor.progress.part_done(DowntimePart::Go);
+            monitor.progress.part_done(|parts| &mut parts.go);
             Outcome::Destination
         }
         Err(why) => Outcome::Unsettled { why },
@@ -249,13 +248,13 @@ fn until_ready<C: Connection, M: SourceMachine>(
         Ok(pages) => pages,
         Err(error) => return Err(copying.give_up(error)),
     };
-    progress.part_done(DowntimePart::Stop);
+    progress.part_done(|parts| &mut parts.stop);
     let standstill = Standstill::of(options.standstill);
     copying.stand_still(standstill);
     if let Err(error) = copying.round(ram, &pages, true, progress) {
         return Err(copying.give_up(error));
     }
-    progress.part_done(DowntimePart::Memory);
+    progress.part_done(|parts| &mut parts.memory);
     let begun = Instant::now();
     let mut comparison = Duration::ZERO;
     match machine.digest_memory() {
@@ -271,10 +270,10 @@ fn until_ready<C: Connection, M: SourceMachine>(
         }
     }
     let stopped = copying.finish(options.state_max, progress, |to| machine.save(to))?;
-    progress.part_done(DowntimePart::State);
+    progress.part_done(|parts| &mut parts.state);
     progress.phase(Phase::Ready);
     let ready = stopped.wait_ready(options.timeouts.ready.saturating_add(comparison));
-    progress.part_done(DowntimePart::Ready);
+    progress.part_done(|parts| &mut parts.ready);
     ready
 }
 

@@ -3,9 +3,10 @@
 //! Owns the answers 401 and 403 of all endpoints. It must not know what an endpoint does.
 
 use axum::http::Method;
+use bellhop_api::responses::error;
+use utoipa::openapi::OpenApi;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Content, OpenApi, Ref, Response, ResponseBuilder};
 
 use super::role;
 
@@ -28,26 +29,15 @@ pub(crate) fn describe(document: &mut OpenApi) {
         for (method, operation) in operations(item) {
             let role = role::needed(&method, path).to_string();
             let answers = &mut operation.responses.responses;
-            let refused = |text: &str| response(text).into();
-            answers.insert(
-                "401".to_owned(),
-                refused("By TCP: no token, or one that is not known"),
-            );
-            let text = format!("By TCP: the token's role is below {role}");
-            answers.insert("403".to_owned(), refused(&text));
+            let unknown = error("By TCP: no token, or one that is not known");
+            answers.insert("401".to_owned(), unknown);
+            let below = error(&format!("By TCP: the token's role is below {role}"));
+            answers.insert("403".to_owned(), below);
             let requirement = SecurityRequirement::new(SCHEME, [role]);
             // The second one, which is empty, stands for the Unix socket.
             operation.security = Some(vec![requirement, SecurityRequirement::default()]);
         }
     }
-}
-
-fn response(text: &str) -> Response {
-    let body = Content::new(Some(Ref::from_schema_name("ErrorBody")));
-    ResponseBuilder::new()
-        .description(text)
-        .content("application/json", body)
-        .build()
 }
 
 fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operation)> {

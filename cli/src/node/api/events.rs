@@ -30,10 +30,11 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bellhop_api::node::Event;
+use bellhop_api::responses::WatchErrors;
 use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use vmm::http::HttpError;
 use vmm::http::server::Closing;
-use vmm::http::{ErrorBody, HttpError};
 
 use super::Api;
 use crate::node::error::{Error, ErrorKind};
@@ -65,8 +66,7 @@ impl Default for Readers {
     params(("Last-Event-ID" = Option<u64>, Header, description = "The generation of the last event that was read; without it only new events come")),
     responses(
     (status = 200, description = "The stream; each `data` is an event", body = Event, content_type = "text/event-stream"),
-    (status = 400, description = "Last-Event-ID is no generation", body = ErrorBody),
-    (status = 503, description = "Too many clients read events", body = ErrorBody),
+    WatchErrors,
 ))]
 pub(super) async fn follow(
     State(node): Api,

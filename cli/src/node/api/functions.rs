@@ -2,12 +2,11 @@
 
 use axum::Json;
 use axum::extract::State;
-use bellhop_api::responses::{BodyErrors, KernelErrors};
+use bellhop_api::responses::{KernelErrors, NameErrors, NamedChangeErrors};
 use serde::Deserialize;
 use utoipa::ToSchema;
 use vdpa_mgmt::nic::{MadeNic, Step, Store};
 use vdpa_mgmt::pci::{Address, Function, Pci};
-use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::DeviceName;
 
@@ -21,7 +20,6 @@ use crate::node::error::Error;
 #[utoipa::path(get, path = "/v1/functions", operation_id = "list_functions", responses(
     (status = 200, description = "As `bellhop vf show -j`: `{\"vf\": {\"pci/ADDRESS\": …}}`", body = serde_json::Value),
     KernelErrors,
-    (status = 409, description = "The daemon may not ask", body = ErrorBody),
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
     Ok(Json(node.turns.run(vf::all).await?))
@@ -32,10 +30,7 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
         ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$", description = "Its address, such as `0000:01:00.0`"),
     ), responses(
     (status = 200, description = "As `bellhop vf show pci/ADDRESS -j`", body = serde_json::Value),
-    KernelErrors,
-    (status = 400, description = "It is no address", body = ErrorBody),
-    (status = 404, description = "There is no such function", body = ErrorBody),
-    (status = 409, description = "The daemon may not ask", body = ErrorBody),
+    NameErrors, KernelErrors,
 ))]
 pub(super) async fn show(
     State(node): Api,
@@ -61,11 +56,7 @@ pub(super) struct FunctionChange {
         ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$", description = "The address of the physical function, such as `0000:01:00.0`"),
     ), request_body = FunctionChange, responses(
     (status = 200, description = "The function and its virtual ones, as they are now", body = serde_json::Value),
-    BodyErrors, KernelErrors,
-    (status = 400, description = "It is no address, or the body is not JSON", body = ErrorBody),
-    (status = 404, description = "There is no such function", body = ErrorBody),
-    (status = 409, description = "One of them is used, the function cannot have virtual ones, its driver refuses, or the daemon may not do it", body = ErrorBody),
-    (status = 422, description = "It cannot have so many", body = ErrorBody),
+    NamedChangeErrors, KernelErrors,
 ))]
 pub(super) async fn change(
     State(node): Api,

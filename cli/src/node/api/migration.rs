@@ -11,7 +11,7 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::{MigrationStatus, Place, SettleRequest};
 use bellhop_api::node::Awaited;
-use bellhop_api::responses::{NamedBodyErrors, ProcessErrors};
+use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use serde_json::Value;
@@ -69,10 +69,8 @@ impl<'de> Deserialize<'de> for Wanted {
     (status = 200, description = "With `dry_run`: whether it could move, as the machine's own API describes it; without sizes and times if the other node does not even wait for it"),
     (status = 201, description = "It is waited for", body = Awaited),
     (status = 202, description = "It is under way, as the machine's own API describes it"),
-    NamedBodyErrors, ProcessErrors,
-    (status = 404, description = "There is no such virtual machine; or a device of it is not there", body = ErrorBody),
+    NamedChangeErrors, ProcessErrors,
     (status = 409, description = "It does not run, or is leaving or coming already; or the other node does not take it; or there is one of this name here, or a device is another one's; or this daemon has no certificates for machines that move", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or something that it names cannot be used", body = ErrorBody),
     (status = 502, description = "The other node, or the machine's process, does not answer", body = ErrorBody),
 ))]
 pub(super) async fn begin(
@@ -122,10 +120,8 @@ pub(super) async fn begin(
     params(VmPath), responses(
     (status = 202, description = "It ends: GET says how"),
     (status = 204, description = "What was made for a machine that does not come is gone"),
-    ProcessErrors,
-    (status = 400, description = "Not a name", body = ErrorBody),
+    NameErrors, ProcessErrors,
     (status = 404, description = "There is no such virtual machine, or no migration", body = ErrorBody),
-    (status = 409, description = "It is over; or the machine does not run; or the one that was waited for has come, or may have", body = ErrorBody),
     (status = 500, description = "Something could not be undone: the machine is still there, and can be deleted", body = ErrorBody),
 ))]
 pub(super) async fn cancel(
@@ -166,10 +162,8 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
 #[utoipa::path(patch, path = "/v1/vms/{name}/migration", operation_id = "resolve_vm_migration",
     params(VmPath), request_body = SettleRequest, responses(
     (status = 204, description = "It is settled"),
-    NamedBodyErrors, ProcessErrors,
+    NamedChangeErrors, ProcessErrors,
     (status = 404, description = "There is no such virtual machine, or it has not been migrated", body = ErrorBody),
-    (status = 409, description = "It is settled, or still under way; or the machine is being deleted", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or the machine cannot go on", body = ErrorBody),
 ))]
 pub(super) async fn settle(
     State(node): Api,

@@ -100,7 +100,7 @@ pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vmm::http::description;
+    use vmm::http::description::testing as description;
 
     /// The copy in the repository.
     const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");

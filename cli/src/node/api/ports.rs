@@ -2,9 +2,9 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
-use bellhop_api::responses::KernelErrors;
+use bellhop_api::responses::{KernelErrors, NameErrors};
 use vdpa_mgmt::devlink::{Devlink, Handle};
-use vmm::http::{ErrorBody, HttpError};
+use vmm::http::HttpError;
 
 use super::Api;
 use super::management::{no_devlink, or_none};
@@ -18,7 +18,6 @@ use crate::node::error::Error;
 #[utoipa::path(get, path = "/v1/ports", operation_id = "list_ports", responses(
     (status = 200, description = "As `bellhop port show -j`: `{\"port\": {HANDLE: …}}`", body = serde_json::Value),
     KernelErrors,
-    (status = 409, description = "The daemon may not ask", body = ErrorBody),
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
     let ports = node.turns.run(|| {
@@ -36,10 +35,7 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
         ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
     ), responses(
     (status = 200, description = "As `bellhop port show BUS/DEVICE -j`", body = serde_json::Value),
-    KernelErrors,
-    (status = 400, description = "No such instance can be", body = ErrorBody),
-    (status = 404, description = "There is no such instance", body = ErrorBody),
-    (status = 409, description = "No devlink on this host, or the daemon may not ask", body = ErrorBody),
+    NameErrors, KernelErrors,
 ))]
 pub(super) async fn of_instance(
     State(node): Api,
@@ -59,10 +55,7 @@ pub(super) async fn of_instance(
         ("index" = u32, Path, description = "The port's number"),
     ), responses(
     (status = 200, description = "As `bellhop port show BUS/DEVICE/INDEX -j`", body = serde_json::Value),
-    KernelErrors,
-    (status = 400, description = "No such port can be", body = ErrorBody),
-    (status = 404, description = "There is no such port", body = ErrorBody),
-    (status = 409, description = "No devlink on this host, or the daemon may not ask", body = ErrorBody),
+    NameErrors, KernelErrors,
 ))]
 pub(super) async fn show(
     State(node): Api,

@@ -2,12 +2,11 @@
 
 use axum::Json;
 use axum::extract::State;
-use bellhop_api::responses::KernelErrors;
+use bellhop_api::responses::{KernelErrors, NameErrors};
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 use vdpa_mgmt::pci::Address;
 use vdpa_mgmt::topology::{self, Topology};
-use vmm::http::ErrorBody;
 use vmm::http::parameters::Parameters;
 
 use super::Api;
@@ -35,10 +34,7 @@ pub(super) struct Whole {
 /// Nothing is changed and no device is opened, so it may be asked at any time.
 #[utoipa::path(get, path = "/v1/topology", operation_id = "get_topology", params(Part), responses(
     (status = 200, description = "As `bellhop topology -j`: `{\"topology\": …}`", body = serde_json::Value),
-    KernelErrors,
-    (status = 400, description = "It is no address", body = ErrorBody),
-    (status = 404, description = "There is no such function", body = ErrorBody),
-    (status = 409, description = "The daemon may not ask", body = ErrorBody),
+    NameErrors, KernelErrors,
 ))]
 pub(super) async fn show(
     State(node): Api,

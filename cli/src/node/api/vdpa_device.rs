@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use bellhop_api::responses::{BodyErrors, KernelErrors};
+use bellhop_api::responses::{KernelErrors, NameErrors, NamedBodyErrors, NamedChangeErrors};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use vdpa_mgmt::nic::{Store, StoreError};
@@ -12,7 +12,6 @@ use vdpa_mgmt::{
     NewDevice, VdpaDevice,
 };
 use vmm::config::MacAddress;
-use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::DeviceName;
 
@@ -60,20 +59,10 @@ pub(super) struct VdpaDeviceChange {
 
 impl VdpaDeviceSpec {
     fn named(&self, name: &str) -> Result<NewDevice, MgmtError> {
-        let mut device = NewDevice::new(name, self.mgmtdev.clone())?;
-        if let Some(mac) = self.mac {
-            device = device.mac(mac.bytes())?;
-        }
-        if let Some(mtu) = self.mtu {
-            device = device.mtu(mtu)?;
-        }
-        if let Some(pairs) = self.max_vqp {
-            device = device.max_vqp(pairs)?;
-        }
-        Ok(match self.device_features {
-            Some(features) => device.device_features(features),
-            None => device,
-        })
+        let device = NewDevice::new(name, self.mgmtdev.clone())?;
+        let device = device.mac(self.mac.map(MacAddress::bytes))?;
+        let device = device.mtu(self.mtu)?.max_vqp(self.max_vqp)?;
+        Ok(device.device_features(self.device_features))
     }
 
     /// Whether a device that is there is as it is wanted.
@@ -145,10 +134,7 @@ fn shown(connection: &Connection, name: &str) -> Result<Shown, MgmtError> {
     params(("name" = String, Path, description = "The device's name")),
     responses(
     (status = 200, description = "The device: `{\"dev\": {NAME: …}, \"config\": {NAME: …}}`", body = serde_json::Value),
-    KernelErrors,
-    (status = 400, description = "No such name can be", body = ErrorBody),
-    (status = 404, description = "There is no such device", body = ErrorBody),
-    (status = 409, description = "No vDPA on this host, or the daemon may not ask", body = ErrorBody),
+    NameErrors, KernelErrors,
 ))]
 pub(super) async fn show(
     State(node): Api,
@@ -167,10 +153,7 @@ pub(super) async fn show(
     responses(
     (status = 200, description = "It is there already, as asked for", body = serde_json::Value),
     (status = 201, description = "It is made", body = serde_json::Value),
-    BodyErrors, KernelErrors,
-    (status = 400, description = "No such name can be, or the body is not JSON", body = ErrorBody),
-    (status = 409, description = "Another device has the name, the management device has no room or refuses, no vDPA on this host, or the daemon may not do it", body = ErrorBody),
-    (status = 422, description = "No device can be made so", body = ErrorBody),
+    NamedBodyErrors, KernelErrors,
 ))]
 pub(super) async fn put(
     State(node): Api,
@@ -213,11 +196,7 @@ pub(super) async fn put(
     request_body = VdpaDeviceChange,
     responses(
     (status = 200, description = "The device as it is now", body = serde_json::Value),
-    BodyErrors, KernelErrors,
-    (status = 400, description = "No such name can be, or the body is not JSON", body = ErrorBody),
-    (status = 404, description = "There is no such device", body = ErrorBody),
-    (status = 409, description = "The device or the kernel cannot, no vDPA on this host, or the daemon may not do it", body = ErrorBody),
-    (status = 422, description = "No device can have this address", body = ErrorBody),
+    NamedChangeErrors, KernelErrors,
 ))]
 pub(super) async fn change(
     State(node): Api,
@@ -243,10 +222,7 @@ pub(super) async fn change(
     params(("name" = String, Path, description = "The device's name")),
     responses(
     (status = 204, description = "It is gone"),
-    KernelErrors,
-    (status = 400, description = "No such name can be", body = ErrorBody),
-    (status = 404, description = "There is no such device", body = ErrorBody),
-    (status = 409, description = "Somebody has it open, it belongs to a NIC, no vDPA on this host, or the daemon may not do it", body = ErrorBody),
+    NameErrors, KernelErrors,
 ))]
 pub(super) async fn remove(
     State(node): Api,

@@ -7,7 +7,6 @@ use axum::extract::State;
 use bellhop_api::responses::KernelErrors;
 use utoipa::ToSchema;
 use vdpa_mgmt::Connection;
-use vmm::http::ErrorBody;
 
 use super::Api;
 use super::management::{no_vdpa, or_none};
@@ -55,7 +54,6 @@ pub(super) struct VdpaDeviceInfo {
 #[utoipa::path(get, path = "/v1/vdpa-devices", operation_id = "list_vdpa_devices", responses(
     (status = 200, description = "All vDPA devices", body = VdpaDeviceListing),
     KernelErrors,
-    (status = 409, description = "The daemon may not ask", body = ErrorBody),
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
     let devices = node

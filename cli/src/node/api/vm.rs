@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::VmChange;
 use bellhop_api::node::VmInfo;
-use bellhop_api::responses::{NameErrors, NamedBodyErrors, ProcessErrors};
+use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors};
 use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 
@@ -54,10 +54,7 @@ pub(super) async fn spec(State(node): Api, VmPath { name }: VmPath) -> Result<Js
     params(VmPath), request_body = VmSpec, responses(
     (status = 200, description = "It was there already; or was stopped, and is replaced", body = VmInfo),
     (status = 201, description = "It is made, and runs if it is to", body = VmInfo),
-    NamedBodyErrors, ProcessErrors,
-    (status = 404, description = "Somebody took it away meanwhile; or a device of it is not there", body = ErrorBody),
-    (status = 409, description = "Another one of this name runs; or a device is another one's, or there is none left", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or something that it names cannot be used", body = ErrorBody),
+    NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn put(
     State(node): Api,
@@ -75,10 +72,7 @@ pub(super) async fn put(
 #[utoipa::path(patch, path = "/v1/vms/{name}", operation_id = "patch_vm",
     params(VmPath), request_body = VmChange, responses(
     (status = 200, description = "It does so", body = VmInfo),
-    NamedBodyErrors, ProcessErrors,
-    (status = 404, description = "There is none of this name; or a device of it is not there", body = ErrorBody),
-    (status = 409, description = "Not from the state that it is in", body = ErrorBody),
-    (status = 422, description = "An unknown field or state; or something that it names cannot be used", body = ErrorBody),
+    NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn change(
     State(node): Api,

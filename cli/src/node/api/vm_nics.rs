@@ -8,11 +8,10 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::node::{BadNicId, NicMove, VmInfo};
-use bellhop_api::responses::{NamedBodyErrors, ProcessErrors};
+use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::IntoParams;
-use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 
 use super::Api;
@@ -78,10 +77,7 @@ fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
     params(NicPath), request_body = NicSpec, responses(
     (status = 200, description = "It was there already", body = VmInfo),
     (status = 201, description = "It is there now", body = VmInfo),
-    NamedBodyErrors, ProcessErrors,
-    (status = 404, description = "There is no such virtual machine", body = ErrorBody),
-    (status = 409, description = "The machine has another NIC of this name, or no room, or is being deleted; or the device is another one's, or there is none left", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or something that it names cannot be used", body = ErrorBody),
+    NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn put(
     State(node): Api,
@@ -104,10 +100,7 @@ pub(super) async fn put(
 #[utoipa::path(patch, path = "/v1/vms/{name}/nics/{id}", operation_id = "patch_vm_nic",
     params(NicPath), request_body = NicMove, responses(
     (status = 200, description = "It is on that device now", body = VmInfo),
-    NamedBodyErrors, ProcessErrors,
-    (status = 404, description = "There is no such virtual machine, or no such NIC", body = ErrorBody),
-    (status = 409, description = "The device is another one's; or the machine is being deleted or just starts, or the old device cannot hand over now", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or the device cannot be used, or does not fit (what is missing is named)", body = ErrorBody),
+    NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn change(
     State(node): Api,
@@ -137,10 +130,7 @@ pub(super) async fn change(
     params(NicPath), responses(
     (status = 202, description = "The guest is asked, and has not given it up yet", body = VmInfo),
     (status = 204, description = "It is gone"),
-    ProcessErrors,
-    (status = 400, description = "Not a name", body = ErrorBody),
-    (status = 404, description = "There is no such virtual machine, or no such NIC", body = ErrorBody),
-    (status = 409, description = "Not while it is being deleted, or just starts", body = ErrorBody),
+    NameErrors, ProcessErrors,
 ))]
 pub(super) async fn remove(
     State(node): Api,
@@ -156,12 +146,7 @@ pub(super) async fn remove(
 #[utoipa::path(get, path = "/v1/vms/{name}/nics/{id}", operation_id = "get_vm_nic",
     params(NicPath), responses(
     (status = 200, description = "As the machine's own API describes it", body = Value),
-    (status = 400, description = "Not a name", body = ErrorBody),
-    (status = 404, description = "There is no such virtual machine, or it has no such NIC", body = ErrorBody),
-    (status = 409, description = "It does not run", body = ErrorBody),
-    (status = 502, description = "The machine's process does not answer", body = ErrorBody),
-    (status = 503, description = "The machine's process has too much to do", body = ErrorBody),
-    (status = 504, description = "The machine's process does not answer in time", body = ErrorBody),
+    NameErrors, ProxyErrors,
 ))]
 pub(super) async fn show(
     api: Api,

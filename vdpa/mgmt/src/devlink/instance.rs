@@ -4,14 +4,7 @@ use super::connection::Devlink;
 use super::handle::{Handle, NestedDevlink};
 use super::operation::Operation;
 use super::reload::{ReloadStat, reload_stats};
-use super::uapi::{
-    DEVLINK_ATTR_DEV_STATS, DEVLINK_ATTR_INFO_BOARD_SERIAL_NUMBER, DEVLINK_ATTR_INFO_DRIVER_NAME,
-    DEVLINK_ATTR_INFO_SERIAL_NUMBER, DEVLINK_ATTR_INFO_VERSION_FIXED,
-    DEVLINK_ATTR_INFO_VERSION_NAME, DEVLINK_ATTR_INFO_VERSION_RUNNING,
-    DEVLINK_ATTR_INFO_VERSION_STORED, DEVLINK_ATTR_INFO_VERSION_VALUE, DEVLINK_ATTR_NESTED_DEVLINK,
-    DEVLINK_ATTR_RELOAD_FAILED, DEVLINK_ATTR_RELOAD_STATS, DEVLINK_ATTR_REMOTE_RELOAD_STATS,
-    DEVLINK_CMD_GET, DEVLINK_CMD_INFO_GET, DEVLINK_CMD_NEW,
-};
+use super::uapi::*;
 use crate::error::Error;
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::Malformed;
@@ -117,7 +110,7 @@ impl Devlink {
     /// [`Error`].
     pub fn instances(&self) -> Result<Vec<Instance>, Error> {
         let operation = Operation::List("instances");
-        self.dump(&operation, GET, Vec::new(), Instance::of)
+        self.family.dump(&operation, GET, Vec::new(), Instance::of)
     }
 
     /// One instance.
@@ -129,7 +122,8 @@ impl Devlink {
             what: "instance",
             handle: handle.clone(),
         };
-        self.get(&operation, GET, handle.attributes(), Instance::of)
+        self.family
+            .get(&operation, GET, handle.attributes(), Instance::of)
     }
 
     /// What the driver of an instance says of it.
@@ -141,6 +135,7 @@ impl Devlink {
             what: "information",
             handle: handle.clone(),
         };
-        self.get(&operation, INFO, handle.attributes(), Info::of)
+        self.family
+            .get(&operation, INFO, handle.attributes(), Info::of)
     }
 }

@@ -137,7 +137,7 @@ pub(super) fn refused(operation: &Operation, source: Refusal) -> Error {
             Kind::NotFound,
             format!("there is no rate node {object}; `bellhop port function rate show` lists them"),
         ),
-        // The kernel says the same of an instance and of its port; `Devlink::refused` tells them apart.
+        // The kernel says the same of an instance and of its port; `connection.rs` tells them apart.
         (libc::ENODEV, _) => match (operation.port(), operation.handle()) {
             (Some(port), _) => (
                 Kind::NotFound,

@@ -8,17 +8,12 @@ use netlink_packet_core::DefaultNla;
 use super::connection::Devlink;
 use super::handle::{Handle, PortHandle, port_index};
 use super::operation::{Operation, invalid, nothing};
-use super::uapi::{
-    DEVLINK_ATTR_PORT_INDEX, DEVLINK_ATTR_RATE_NODE_NAME, DEVLINK_ATTR_RATE_PARENT_NODE_NAME,
-    DEVLINK_ATTR_RATE_TX_MAX, DEVLINK_ATTR_RATE_TX_PRIORITY, DEVLINK_ATTR_RATE_TX_SHARE,
-    DEVLINK_ATTR_RATE_TX_WEIGHT, DEVLINK_ATTR_RATE_TYPE, DEVLINK_CMD_RATE_DEL,
-    DEVLINK_CMD_RATE_GET, DEVLINK_CMD_RATE_NEW, DEVLINK_CMD_RATE_SET,
-};
+use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::name::is_name;
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::Malformed;
-use crate::netlink::message::{Message, Mode, string, value};
+use crate::netlink::message::{Message, string, value};
 
 /// enum devlink_rate_type.
 const DEVLINK_RATE_TYPE_LEAF: u16 = 0;
@@ -264,7 +259,7 @@ impl Devlink {
     /// [`Error`].
     pub fn rates(&self) -> Result<Vec<Rate>, Error> {
         let operation = Operation::List("rates");
-        self.dump(&operation, GET, Vec::new(), Rate::of)
+        self.family.dump(&operation, GET, Vec::new(), Rate::of)
     }
 
     /// One rate.
@@ -273,7 +268,8 @@ impl Devlink {
     /// `NotFound`, or another one.
     pub fn rate(&self, object: &RateObject) -> Result<Rate, Error> {
         let operation = Operation::ShowRate(object.clone());
-        self.get(&operation, GET, object.attributes(), Rate::of)
+        self.family
+            .get(&operation, GET, object.attributes(), Rate::of)
     }
 
     /// Adds a node.
@@ -285,8 +281,8 @@ impl Devlink {
         let object = RateObject::Node(node.clone());
         let attributes = [object.attributes(), settings.attributes()?].concat();
         let operation = Operation::AddRate(object);
-        self.call(&operation, DEVLINK_CMD_RATE_NEW, Mode::Do, attributes)
-            .map(drop)
+        self.family
+            .change(&operation, DEVLINK_CMD_RATE_NEW, attributes)
     }
 
     /// Changes the rate of a function or a node. Drivers take what is given one by one: what comes before a
@@ -302,8 +298,8 @@ impl Devlink {
         }
         let operation = Operation::SetRate(object.clone());
         let attributes = [object.attributes(), changes].concat();
-        self.call(&operation, DEVLINK_CMD_RATE_SET, Mode::Do, attributes)
-            .map(drop)
+        self.family
+            .change(&operation, DEVLINK_CMD_RATE_SET, attributes)
     }
 
     /// Deletes a node that nothing is in.
@@ -314,8 +310,8 @@ impl Devlink {
         let object = RateObject::Node(node.clone());
         let attributes = object.attributes();
         let operation = Operation::DeleteRate(object);
-        self.call(&operation, DEVLINK_CMD_RATE_DEL, Mode::Do, attributes)
-            .map(drop)
+        self.family
+            .change(&operation, DEVLINK_CMD_RATE_DEL, attributes)
     }
 }
 

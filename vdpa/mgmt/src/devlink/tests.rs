@@ -2,7 +2,6 @@
 use netlink_packet_core::{DefaultNla, Emitable, Nla};
 use proptest::prelude::*;
 
-use super::connection::one;
 use super::events::Event;
 use super::operation::{Operation, no_instance, refused};
 use super::uapi::*;
@@ -518,7 +517,7 @@ fn a_datagram_may_hold_several_events() {
 
 #[test]
 fn an_answer_has_one_entry() {
-    let read = |answer: &[Message]| one(answer, DEVLINK_CMD_PORT_NEW, Port::of);
+    let read = |answer: &[Message]| family::one(answer, DEVLINK_CMD_PORT_NEW, Port::of);
     assert!(read(&[physical()]).is_ok());
     assert!(read(&[param(), physical()]).is_ok());
     for answer in [vec![], vec![physical(), physical()], vec![param()]] {

@@ -2,11 +2,7 @@
 //! length, an empty name of a port) is left out, so that one interface never hides the others.
 
 use super::Link;
-use super::uapi::{
-    IFF_LOWER_UP, IFF_UP, IFLA_ADDRESS, IFLA_ALT_IFNAME, IFLA_BR_VLAN_FILTERING, IFLA_IFNAME,
-    IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_PARENT_DEV_BUS_NAME,
-    IFLA_PARENT_DEV_NAME, IFLA_PHYS_PORT_NAME, IFLA_PHYS_SWITCH_ID, IFLA_PROP_LIST, SWITCH_ID_MAX,
-};
+use super::uapi::*;
 use crate::netlink::attributes::{Attributes, text};
 use crate::netlink::exchange::Malformed;
 use crate::netlink::message::Message;

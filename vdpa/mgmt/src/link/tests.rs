@@ -119,7 +119,7 @@ fn gaps_and_contradictions_are_malformed() {
         assert!(Link::of(&odd).is_err(), "{index}");
     }
     for messages in [vec![], vec![bridge(), port()]] {
-        assert!(only(&answer(messages)).is_err());
+        assert!(only(&answer(messages), Link::of).is_err());
     }
 }
 

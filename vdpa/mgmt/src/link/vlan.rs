@@ -6,10 +6,7 @@ use std::str::FromStr;
 use netlink_packet_core::DefaultNla;
 use serde::{Deserialize, Serialize};
 
-use super::uapi::{
-    BRIDGE_VLAN_INFO_PVID, BRIDGE_VLAN_INFO_RANGE_BEGIN, BRIDGE_VLAN_INFO_RANGE_END,
-    BRIDGE_VLAN_INFO_UNTAGGED, IFLA_AF_SPEC, IFLA_BRIDGE_VLAN_INFO,
-};
+use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::Attributes;
 use crate::netlink::exchange::Malformed;

@@ -85,20 +85,10 @@ impl Nics {
     /// [`NicError::NoneFree`] with a reason for each, or what the kernel says.
     pub(super) fn choose(&self, physical: &Function) -> Result<(u32, Function), NicError> {
         let mut taken = Vec::new();
-        for &(number, address) in &physical.virtual_functions {
-            let function = match self.pci.function(address) {
-                Ok(function) => function,
-                // Gone meanwhile.
-                Err(error) if error.is_missing() => continue,
-                Err(error) => return Err(error.into()),
-            };
-            match self.taken(&function)? {
-                None => return Ok((number, function)),
-                Some(because) => taken.push(Taken {
-                    virtual_function: number,
-                    address,
-                    because,
-                }),
+        for one in self.look_at(physical) {
+            match one? {
+                (number, function, None) => return Ok((number, function)),
+                (.., Some(user)) => taken.push(user),
             }
         }
         Err(NicError::NoneFree {
@@ -109,21 +99,37 @@ impl Nics {
 
     /// A virtual function of `physical` that somebody uses, if there is one.
     pub(super) fn used(&self, physical: &Function) -> Result<Option<Taken>, NicError> {
-        for &(number, address) in &physical.virtual_functions {
-            let function = match self.pci.function(address) {
-                Ok(function) => function,
-                Err(error) if error.is_missing() => continue,
-                Err(error) => return Err(error.into()),
-            };
-            if let Some(because) = self.taken(&function)? {
-                return Ok(Some(Taken {
-                    virtual_function: number,
-                    address,
-                    because,
-                }));
+        for one in self.look_at(physical) {
+            if let (.., Some(user)) = one? {
+                return Ok(Some(user));
             }
         }
         Ok(None)
+    }
+
+    /// The virtual functions of `physical` that are there, each with its number and its user.
+    fn look_at(
+        &self,
+        physical: &Function,
+    ) -> impl Iterator<Item = Result<(u32, Function, Option<Taken>), NicError>> {
+        let all = physical.virtual_functions.iter();
+        all.filter_map(|&(virtual_function, address)| {
+            let function = match self.pci.function(address) {
+                Ok(function) => function,
+                // Gone meanwhile.
+                Err(error) if error.is_missing() => return None,
+                Err(error) => return Some(Err(error.into())),
+            };
+            let because = self.taken(&function);
+            Some(because.map(|because| {
+                let taken = because.map(|because| Taken {
+                    virtual_function,
+                    address,
+                    because,
+                });
+                (virtual_function, function, taken)
+            }))
+        })
     }
 
     /// Why a function is not free; none if it is.

@@ -2,7 +2,7 @@
 use netlink_packet_core::{DefaultNla, Emitable};
 use proptest::prelude::*;
 
-use super::links::{only, refused};
+use super::links::refused;
 use super::uapi::*;
 use super::*;
 use crate::link::uapi::{IFLA_IFNAME, RTM_NEWLINK};
@@ -165,7 +165,7 @@ fn contradictions_and_gaps_are_malformed() {
             messages,
             warning: None,
         };
-        assert!(only(&answer).is_err());
+        assert!(crate::link::only(&answer, Link::of).is_err());
     }
 }
 

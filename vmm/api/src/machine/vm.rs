@@ -75,7 +75,7 @@ pub struct End {
 }
 
 /// The machine at one moment.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmStatus {
     /// What it does.
     pub state: VmState,

@@ -6,12 +6,13 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::{DiskChange, DiskInfo};
-use bellhop_api::responses::{HostErrors, NameErrors, NamedBodyErrors};
+use bellhop_api::responses::{
+    BusyErrors, HostErrors, NameErrors, NamedBodyErrors, NamedChangeErrors, StateErrors,
+};
 
 use super::{Api, pluggable};
 use crate::api::error::ApiError;
 use crate::config::DiskConfig;
-use crate::http::ErrorBody;
 use crate::http::body::JsonBody;
 use crate::http::parameters::DeviceName;
 
@@ -19,9 +20,7 @@ use crate::http::parameters::DeviceName;
 #[utoipa::path(get, path = "/v1/vm/disks/{id}", operation_id = "get_disk",
     params(("id" = String, Path, description = "The disk's name")), responses(
     (status = 200, description = "The disk", body = DiskInfo),
-    NameErrors,
-    (status = 409, description = "The machine has no configuration yet, or has ended", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    NameErrors, BusyErrors,
 ))]
 pub(super) async fn show(
     State(api): Api,
@@ -42,8 +41,6 @@ pub(super) async fn show(
     (status = 200, description = "There was one of this name: before the machine starts it is replaced, later it is the same", body = DiskInfo),
     (status = 201, description = "It is there now", body = DiskInfo),
     NamedBodyErrors, HostErrors,
-    (status = 409, description = "The machine has another device of this name, no free slot, no configuration yet, or just starts", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or the image cannot be used: it is missing, in use, or no file", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(api): Api,
@@ -58,9 +55,7 @@ pub(super) async fn put(
 #[utoipa::path(patch, path = "/v1/vm/disks/{id}", operation_id = "patch_disk",
     params(("id" = String, Path, description = "The disk's name")), request_body = DiskChange, responses(
     (status = 200, description = "The disk as it is now", body = DiskInfo),
-    NamedBodyErrors,
-    (status = 404, description = "There is none of this name", body = ErrorBody),
-    (status = 409, description = "The machine is built, or has no configuration yet", body = ErrorBody),
+    NamedChangeErrors, StateErrors,
 ))]
 pub(super) async fn change(
     State(api): Api,
@@ -86,9 +81,7 @@ pub(super) async fn change(
     params(("id" = String, Path, description = "The disk's name")), responses(
     (status = 202, description = "The guest is asked: watch it go", body = DiskInfo),
     (status = 204, description = "It is gone"),
-    NameErrors,
-    (status = 409, description = "It is another device than a disk; or the machine has no configuration yet, or just starts", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    NameErrors, BusyErrors,
 ))]
 pub(super) async fn remove(
     State(api): Api,

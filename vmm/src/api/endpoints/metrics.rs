@@ -8,18 +8,16 @@ use std::fmt::Write as _;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
-use bellhop_api::machine::VmState;
+use bellhop_api::machine::{PlugPhase, VmState, VmStatus};
+use bellhop_api::responses::HostErrors;
 use devices::virtio::pci::KickPath;
 use devices::virtio::status::DRIVER_OK;
 
 use super::Api;
-use crate::api::controller::View;
 use crate::api::error::ApiError;
 use crate::console::ConsoleLoss;
-use crate::http::{ErrorBody, on_worker};
-use crate::machine::{
-    DeviceStatus, Handle, PlugState, RequestError, Resources, WatchState, WatchStatus,
-};
+use crate::http::on_worker;
+use crate::machine::{DeviceStatus, Handle, RequestError, Resources, WatchState, WatchStatus};
 
 /// The version of the format is a part of its type.
 const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -29,9 +27,7 @@ const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Before the machine is built only its state and boots are there.
 #[utoipa::path(get, path = "/v1/metrics", operation_id = "get_metrics", responses(
     (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
-    (status = 409, description = "The machine has ended", body = ErrorBody),
-    (status = 500, description = "KVM does not say", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    HostErrors,
 ))]
 pub(super) async fn show(State(api): Api) -> Result<Response, ApiError> {
     let mut text = Text::default();
@@ -82,7 +78,7 @@ impl Family<'_> {
     }
 }
 
-fn view(text: &mut Text, view: &View) {
+fn view(text: &mut Text, view: &VmStatus) {
     let mut states = text.family(
         "bellhop_vm_state",
         "gauge",
@@ -111,7 +107,7 @@ fn view(text: &mut Text, view: &View) {
     for nic in &view.nics {
         nics.sample(
             &[("nic", &nic.id)],
-            u64::from(nic.state == PlugState::Plugged),
+            u64::from(nic.state == PlugPhase::Plugged),
         );
     }
     let mut disks = text.family(
@@ -122,7 +118,7 @@ fn view(text: &mut Text, view: &View) {
     for disk in &view.disks {
         disks.sample(
             &[("disk", &disk.id)],
-            u64::from(disk.state == PlugState::Plugged),
+            u64::from(disk.state == PlugPhase::Plugged),
         );
     }
 }

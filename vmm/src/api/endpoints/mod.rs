@@ -23,7 +23,6 @@ mod vm;
 mod watch;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::{Router, middleware};
 use utoipa::OpenApi;
@@ -75,11 +74,6 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
         .routes(routes!(disk::show, disk::put, disk::change, disk::remove))
         .routes(routes!(metrics::show))
         .routes(routes!(openapi::show))
-}
-
-/// In milliseconds, with their fraction.
-fn exactly(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1000.0
 }
 
 /// All of them, over `controller`.

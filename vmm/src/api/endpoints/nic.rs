@@ -10,7 +10,9 @@ use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::{
     DeviceInfo, FailoverInfo, FailoverPhase, NicChange, NicInfo, NicSummary,
 };
-use bellhop_api::responses::{HostErrors, NameErrors, NamedBodyErrors};
+use bellhop_api::responses::{
+    BusyErrors, HostErrors, NameErrors, NamedBodyErrors, NamedChangeErrors,
+};
 
 use super::descriptors::Descriptors;
 use super::pluggable::Known;
@@ -109,9 +111,7 @@ fn is_devices_alone(change: &NicChange) -> bool {
 #[utoipa::path(get, path = "/v1/vm/nics/{id}", operation_id = "get_nic",
     params(("id" = String, Path, description = "The NIC's name")), responses(
     (status = 200, description = "The NIC", body = NicInfo),
-    NameErrors,
-    (status = 409, description = "The machine has no configuration yet, or has ended", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    NameErrors, BusyErrors,
 ))]
 pub(super) async fn show(
     State(api): Api,
@@ -131,8 +131,6 @@ pub(super) async fn show(
     (status = 200, description = "There was one of this name: before the machine starts it is replaced, later it is the same", body = NicInfo),
     (status = 201, description = "It is there now", body = NicInfo),
     NamedBodyErrors, HostErrors,
-    (status = 409, description = "The machine has another device of this name, no free slot, no configuration yet, or just starts", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or the device cannot be used: it is busy, locked memory is too low, or it is a descriptor that did not come along or is no vDPA device", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(api): Api,
@@ -163,12 +161,8 @@ pub(super) async fn put(
 #[utoipa::path(patch, path = "/v1/vm/nics/{id}", operation_id = "patch_nic",
     params(("id" = String, Path, description = "The NIC's name")), request_body = NicChange, responses(
     (status = 200, description = "The NIC as it is now", body = NicInfo),
-    NamedBodyErrors,
-    (status = 404, description = "There is none of this name", body = ErrorBody),
-    (status = 409, description = "The machine is built and not just its devices are to change, the old device cannot hand over now, it is another device than a NIC, or the machine has no configuration yet", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or the new device cannot be used: it is busy, does not fit (what is missing is named), does not start, or is a descriptor that did not come along or is no vDPA device", body = ErrorBody),
+    NamedChangeErrors, HostErrors,
     (status = 500, description = "The host cannot do it; or the new device did not start and the old one not again: the guest's driver has to reset the NIC", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(api): Api,
@@ -267,9 +261,7 @@ fn swap(machine: &Handle, id: &str, source: VdpaSource) -> Result<NicStatus, Req
     params(("id" = String, Path, description = "The NIC's name")), responses(
     (status = 202, description = "The guest is asked: watch it go", body = NicInfo),
     (status = 204, description = "It is gone"),
-    NameErrors,
-    (status = 409, description = "It is another device than a NIC; or the machine has no configuration yet, or just starts", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    NameErrors, BusyErrors,
 ))]
 pub(super) async fn remove(
     State(api): Api,

@@ -6,7 +6,7 @@ use bellhop_api::responses::HostErrors;
 
 use super::Api;
 use crate::api::error::ApiError;
-use crate::http::{ErrorBody, on_worker};
+use crate::http::on_worker;
 
 /// Press the power button
 ///
@@ -15,7 +15,6 @@ use crate::http::{ErrorBody, on_worker};
 #[utoipa::path(post, path = "/v1/vm/power-button", operation_id = "press_power_button", responses(
     (status = 204, description = "The button is pressed"),
     HostErrors,
-    (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
 ))]
 pub(super) async fn press(State(api): Api) -> Result<StatusCode, ApiError> {
     let machine = api.running()?;

@@ -36,7 +36,6 @@ pub use arrival::Arriving;
 pub use compat::NotMovable;
 pub(super) use leaving::Leaving;
 pub(super) use throttle::Throttle;
-pub use trial::Trial;
 
 use crate::Error;
 use crate::migration::Monitor;
@@ -60,6 +59,11 @@ pub fn load_tls(
         ))),
         (_, files) => Ok(files.map(Tls::load).transpose()?),
     }
+}
+
+/// A duration in whole milliseconds, as the API has it.
+pub(crate) fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// How a migration ended.
