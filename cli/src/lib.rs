@@ -5,27 +5,24 @@
 //! and a variant of `commands::Command`. Knows the terminal, files and
 //! signals; must not know ring layouts or KVM.
 
-mod client;
 mod colour;
 mod columns;
 mod commands;
 mod config_file;
 mod doctor;
-mod error;
 mod exit;
-mod groups;
-mod listing;
 mod logging;
+#[cfg(test)]
+mod made_up;
 mod manual;
-mod node;
 mod report;
 mod signals;
 mod terminal;
 mod tree;
-mod virtio_names;
 
 use std::process::ExitCode;
 
+use bellhop_common::{client, error, groups, listing};
 use clap::Parser;
 
 /// Virtual machines whose NICs are vDPA devices of the host kernel.
@@ -115,8 +112,8 @@ pub fn main() -> ExitCode {
     match arguments.command.execute() {
         Ok(code) => code.into(),
         Err(error) => {
-            error.in_words().print();
-            error.code().into()
+            exit::Report::from(&error).print();
+            exit::Code::from(&error).into()
         }
     }
 }

@@ -6,10 +6,10 @@ use vdpa_mgmt::Error as MgmtError;
 use vdpa_mgmt::bus::{Bus, BusDevice};
 use vdpa_mgmt::pci::{Address, Function, Pci};
 
-use super::vf::function_entry;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::{Entry, Format, Layout, Listing};
+use bellhop_common::management::vf::function_entry;
 
 /// Show which driver has a vDPA device or a PCI function, or give it to another one
 ///

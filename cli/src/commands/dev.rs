@@ -1,13 +1,12 @@
 //! `bellhop dev`: vDPA devices, made, shown, changed and taken away.
 
-mod describe;
-
-use vdpa_mgmt::{Connection, DeviceConfig, NewDevice, VdpaDevice};
+use bellhop_common::management::dev::{config_listing, listing, stats_listing};
+use vdpa_mgmt::{Connection, NewDevice};
 
 use super::words::{self, Words};
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Format, Layout, Listing};
+use crate::listing::{Format, Listing};
 
 /// Make, show, change and delete vDPA devices
 ///
@@ -178,11 +177,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
             let words = Words::parse(words, &["qidx"])?;
             let queue_index = words.needed("qidx", words::number)?;
             let stats = Connection::open()?.vendor_stats(device, queue_index)?;
-            show(Listing {
-                section: "vstats",
-                layout: Layout::LineThenLists,
-                entries: vec![describe::vendor_stats(&stats)],
-            })?;
+            show(stats_listing(&stats))?;
         }
         Command::Add { words } => {
             let device = new_device(words)?;
@@ -197,34 +192,6 @@ fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
         Command::Del { device } => Connection::open()?.delete(device)?,
     }
     Ok(Code::Success)
-}
-
-/// All of them, for reports.
-pub(crate) fn all() -> Result<Listing, vdpa_mgmt::Error> {
-    Ok(listing(&Connection::open()?.devices()?))
-}
-
-/// The configurations of all of them, for reports.
-pub(crate) fn all_configs() -> Result<Listing, vdpa_mgmt::Error> {
-    Ok(config_listing(&Connection::open()?.configs()?))
-}
-
-/// Devices as they are shown.
-pub(crate) fn listing(devices: &[VdpaDevice]) -> Listing {
-    Listing {
-        section: "dev",
-        layout: Layout::Line,
-        entries: devices.iter().map(describe::device).collect(),
-    }
-}
-
-/// Configurations of devices as they are shown.
-pub(crate) fn config_listing(configs: &[DeviceConfig]) -> Listing {
-    Listing {
-        section: "config",
-        layout: Layout::LineThenLists,
-        entries: configs.iter().map(describe::config).collect(),
-    }
 }
 
 fn new_device(words: &[String]) -> Result<NewDevice, Error> {

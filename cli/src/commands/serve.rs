@@ -3,12 +3,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use bellhop_node::{AccessFiles, CertificateFiles, Options, Paths, Road};
+use vmm::migration::tls::TlsFiles;
+
 use crate::client::Credentials;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::exit::Code;
 use crate::logging::Level;
-use crate::node::{self, AccessFiles, CertificateFiles, Options, Paths, Road};
-use vmm::migration::tls::TlsFiles;
 
 /// Serve this node: its NICs and its virtual machines, by an API
 ///
@@ -151,7 +152,7 @@ impl Remote {
 
 /// Serves until a signal comes.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    let done = node::run(&Options {
+    let done = bellhop_node::run(&Options {
         paths: Paths::new(&arguments.state_dir, &arguments.runtime_dir),
         group: arguments.group.clone(),
         remote: arguments.remote.access(),
@@ -160,5 +161,6 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         road: arguments.move_by.road(),
         step_observer: arguments.step_observer.clone(),
     });
-    Ok(done?)
+    done.map_err(|error| Error::transparent(ErrorKind::Failed, error))?;
+    Ok(Code::Success)
 }

@@ -14,7 +14,9 @@ use std::io::{self, IsTerminal, Write};
 
 use clap::builder::styling::Style;
 
+use crate::client::Refusal;
 use crate::colour;
+use crate::error::Error as CommandError;
 use crate::listing::printable;
 
 /// As deep as a chain of causes is followed; a chain has a handful of links.
@@ -71,6 +73,21 @@ impl Report {
         }
     }
 
+    /// A daemon's refusal, in its own words.
+    fn of_refusal(refusal: &Refusal) -> Self {
+        let body = &refusal.body;
+        let causes = body.causes.iter().cloned();
+        let messages = std::iter::once(body.message.clone()).chain(causes);
+        let mut report = Self::from_messages(messages);
+        if let Some(hint) = &body.hint {
+            report = report.hint(hint);
+        }
+        if !body.request_id.is_empty() {
+            report = report.request_id(&body.request_id);
+        }
+        report
+    }
+
     /// With what can be done about it.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -124,6 +141,19 @@ impl Report {
     }
 }
 
+impl From<&CommandError> for Report {
+    fn from(error: &CommandError) -> Self {
+        let report = match error.refusal() {
+            Some(refusal) => Self::of_refusal(refusal),
+            None => Self::of(error),
+        };
+        match error.remedy() {
+            Some(hint) => report.hint(hint),
+            None => report,
+        }
+    }
+}
+
 /// The message with its line breaks (a parser shows the line that it could not read), without anything else
 /// that a terminal obeys.
 fn lines(message: &str) -> String {
@@ -146,11 +176,11 @@ fn is_denied(error: &(dyn Error + 'static)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{self, ErrorKind};
+    use crate::error::ErrorKind;
 
-    fn chain(texts: &[&'static str]) -> Option<error::Error> {
+    fn chain(texts: &[&'static str]) -> Option<CommandError> {
         let (text, rest) = texts.split_first()?;
-        let error = error::Error::new(ErrorKind::Failed, *text);
+        let error = CommandError::new(ErrorKind::Failed, *text);
         Some(match chain(rest) {
             Some(source) => error.because(source),
             None => error,

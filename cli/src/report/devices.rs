@@ -3,11 +3,11 @@
 
 use std::fmt::Write as _;
 
+use bellhop_common::management::{dev, mgmtdev};
 use vdpa::causes::in_one_line;
 use vdpa_mgmt::topology;
 
 use super::{Bundle, Context};
-use crate::commands::{dev, mgmtdev};
 use crate::doctor::Host;
 
 /// Of each file of sysfs, and of each record, in bytes.

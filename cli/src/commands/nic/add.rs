@@ -69,7 +69,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::client::made_up::{self, MadeUp};
+    use crate::made_up::{self, MadeUp};
 
     #[derive(Parser)]
     struct Line {

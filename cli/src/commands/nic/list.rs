@@ -1,8 +1,8 @@
 //! `bellhop nic list`.
 
+use bellhop_common::management::nic::listing;
 use vdpa_mgmt::nic::Store;
 
-use super::listing;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;

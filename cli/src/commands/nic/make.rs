@@ -1,14 +1,14 @@
 //! `bellhop nic make`.
 
+use bellhop_common::management::nic::listing;
 use vdpa_mgmt::connectivity::Connectivity;
 use vdpa_mgmt::nic::{Kind, NicError, NicRequest, Nics, Store};
 use vdpa_mgmt::sriov::Rates;
 
-use super::listing;
 use super::watch::Watch;
 use crate::commands::words;
 use crate::error::Error;
-use crate::exit::Code;
+use crate::exit::{Code, Report};
 use crate::listing::{self as output, Format};
 
 /// Make a vDPA device out of a NIC, and print its /dev/vhost-vdpa-N
@@ -144,7 +144,7 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
             return match (watch.signal(), &*error.source) {
                 // What was asked for, so that the shell sees what ended it.
                 (Some(number), NicError::Interrupted) => {
-                    Error::from(error).in_words().print();
+                    Report::from(&Error::from(error)).print();
                     Ok(Code::Signal(number))
                 }
                 _ => Err(error.into()),

@@ -113,7 +113,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::client::made_up::{self, MadeUp};
+    use crate::made_up::{self, MadeUp};
 
     fn vm(nics: &Value) -> Value {
         made_up::vm(&json!({"nics": nics}))

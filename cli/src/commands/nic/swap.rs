@@ -87,7 +87,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::client::made_up::MadeUp;
+    use crate::exit::Report;
+    use crate::made_up::MadeUp;
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -142,7 +143,7 @@ mod tests {
         let arguments = line(&["--device", "spare0"]).unwrap();
         let error = swap(&arguments, &made_up.node()).unwrap_err();
         assert_eq!(error.refusal().unwrap().body.code, "incompatible");
-        let said = format!("{:?}", error.in_words());
+        let said = format!("{:?}", Report::from(&error));
         for words in ["net1 cannot be moved", "STATUS", "make one with"] {
             assert!(said.contains(words), "{said}");
         }

@@ -1,11 +1,10 @@
 //! `bellhop port function`: what the function behind a port is to be.
 
-use vdpa_mgmt::devlink::{Capabilities, Devlink, FunctionSettings, FunctionState};
+use vdpa_mgmt::devlink::{Capabilities, Devlink, FunctionSettings, FunctionState, Rate};
 
 use super::{find, rate};
 use crate::commands::words::{self, Words};
 use crate::error::Error;
-use crate::listing::Entry;
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
@@ -52,7 +51,7 @@ Examples:
 
 impl Command {
     /// Does what was asked; what is to be shown, if anything is.
-    pub(super) fn carry_out(&self) -> Result<Option<Vec<Entry>>, Error> {
+    pub(super) fn carry_out(&self) -> Result<Option<Vec<Rate>>, Error> {
         match self {
             Self::Set { port, words } => {
                 let settings = settings(words)?;

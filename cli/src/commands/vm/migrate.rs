@@ -23,7 +23,6 @@ use crate::commands::migration_tls::TlsArguments;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::{self, Format, printable};
-use crate::node::peers;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -126,8 +125,8 @@ impl FromStr for Destination {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if peers::is_node(text) {
-            match peers::check(text) {
+        if bellhop_node::is_node(text) {
+            match bellhop_node::check(text) {
                 Ok(()) => Ok(Self::Node(text.to_owned())),
                 Err(error) => Err(error.to_string()),
             }

@@ -1,0 +1,124 @@
+//! HTTP over a socket against servers that are not as they should be.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::error::ErrorKind;
+
+#[test]
+fn segments_of_a_path_stay_segments() {
+    assert_eq!(path(["v1", "vms", "web-1"]), "/v1/vms/web-1");
+    assert_eq!(path(["a/../b", "ö?#"]), "/a%2F..%2Fb/%C3%B6%3F%23");
+}
+
+/// A socket at which each connection is answered with these bytes, after a request has come.
+struct Server {
+    path: PathBuf,
+}
+
+impl Server {
+    fn start(name: &str, answer: &'static [u8], hold: Duration) -> Self {
+        let file = format!("bellhop-client-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(file);
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request);
+                let _ = stream.write_all(answer);
+                std::thread::sleep(hold);
+            }
+        });
+        Self { path }
+    }
+
+    fn ask(&self, time: Duration) -> Result<Answer, Error> {
+        let http = Http::new(&Address::Socket(self.path.clone()), &Credentials::default())?;
+        http.exchange(&Request::new(Method::GET, "/v1/version", time))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+const LONG: Duration = Duration::from_secs(20);
+
+#[test]
+fn answers_of_all_framings_are_read() {
+    for (name, answer) in [
+        (
+            "length",
+            &b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"[..],
+        ),
+        (
+            "chunked",
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n",
+        ),
+        ("close", b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{}"),
+    ] {
+        let answer = Server::start(name, answer, Duration::ZERO)
+            .ask(LONG)
+            .unwrap();
+        assert_eq!(
+            (answer.status, answer.body.as_slice()),
+            (StatusCode::OK, &b"{}"[..])
+        );
+    }
+}
+
+#[test]
+fn servers_that_are_not_as_they_should_be_end_in_errors() {
+    for (name, answer) in [
+        ("nothing", &b""[..]),
+        ("rubbish", b"SSH-2.0-OpenSSH_9.9\r\n"),
+        ("cut", b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\n{"),
+        (
+            "huge",
+            b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n{",
+        ),
+    ] {
+        let result = Server::start(name, answer, Duration::ZERO).ask(LONG);
+        let error = result.unwrap_err();
+        let text = error.to_string();
+        let known = text.contains("broke") || text.contains("more than");
+        assert!(known, "{name}: {error:?}");
+    }
+}
+
+#[test]
+fn a_server_that_says_nothing_is_left() {
+    let server = Server::start("mute", b"HTTP/1.1 200 OK\r\n", Duration::from_secs(60));
+    let start = Instant::now();
+    let error = server.ask(Duration::from_millis(200)).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::TimedOut), "{error:?}");
+    assert!(start.elapsed() < Duration::from_secs(30));
+}
+
+#[test]
+fn events_are_listened_to_for_a_while() {
+    let events = b"HTTP/1.1 200 OK\r\n\r\nid: 1\ndata: {}\n\n";
+    let server = Server::start("events", events, Duration::from_secs(60));
+    let address = Address::Socket(server.path.clone());
+    let node = Node::new(Http::new(&address, &Credentials::default()).unwrap());
+    let heard = node
+        .listen("/v1/events", Duration::from_millis(300))
+        .unwrap();
+    assert_eq!(heard, b"id: 1\ndata: {}\n\n");
+}
+
+#[test]
+fn where_no_daemon_is_the_hint_says_how_to_start_one() {
+    let path = std::env::temp_dir().join("bellhop-client-nobody");
+    let node = Node::new(Http::new(&Address::Socket(path), &Credentials::default()).unwrap());
+    let error = node.get::<Value>("/v1/version").unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::NoDaemon), "{error:?}");
+    assert!(error.remedy().unwrap().contains("bellhop serve"));
+}
