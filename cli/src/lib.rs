@@ -9,20 +9,17 @@ mod colour;
 mod columns;
 mod commands;
 mod config_file;
-mod doctor;
 mod exit;
 mod logging;
 #[cfg(test)]
 mod made_up;
 mod manual;
-mod report;
 mod signals;
 mod terminal;
-mod tree;
 
 use std::process::ExitCode;
 
-use bellhop_common::{client, error, groups, listing};
+use bellhop_common::{client, error, listing, tree};
 use clap::Parser;
 
 /// Virtual machines whose NICs are vDPA devices of the host kernel.

@@ -1,7 +1,7 @@
 //! What the command line and the node daemon share.
 //!
 //! [`client`] asks a node's daemon: commands use it, and so do daemons among each other. [`listing`]
-//! lays out named things with fields, and [`management`] makes listings of vDPA devices, functions
+//! lays out named things with fields, [`tree`] draws trees, and [`management`] makes listings of vDPA devices, functions
 //! and ports: commands print them, and the daemon's API answers with them. Must not know any
 //! subcommand or endpoint.
 
@@ -10,4 +10,5 @@ pub mod error;
 pub mod groups;
 pub mod listing;
 pub mod management;
+pub mod tree;
 mod virtio_names;

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bellhop_diagnostics::probe as table;
 use vdpa::conformance;
 use vdpa::probe::{self, ProbeOptions};
 use vmm::config::MacAddress;
@@ -11,8 +12,6 @@ use vmm::config::MacAddress;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing;
-
-mod table;
 
 /// Show what a vDPA device is and offers, and try whether it works, without a VM
 ///

@@ -1,7 +1,6 @@
 //! `bellhop topology`: from NICs to the programs that use them, as one tree.
 
-mod describe;
-
+use bellhop_diagnostics::topology::text;
 use serde::Serialize;
 use vdpa_mgmt::pci::{Address, Pci};
 use vdpa_mgmt::topology::{self, Topology};
@@ -63,7 +62,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     let section = Section {
         topology: &topology,
     };
-    let text = || describe::text(&topology, Lines::of_locale());
+    let text = || text(&topology, Lines::of_locale());
     arguments.format.print(&section, text)?;
     Ok(Code::Success)
 }

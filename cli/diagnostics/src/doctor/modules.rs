@@ -12,7 +12,7 @@ use vdpa::causes::in_one_line;
 
 use super::finding::Finding;
 use super::host::{Host, absent, is_plain, odd};
-use crate::error::Error;
+use bellhop_common::error::Error;
 
 /// Most bytes of depmod's lists: a large kernel's is about 1 MiB.
 const LIST_MAX: u64 = 16 << 20;

@@ -6,7 +6,7 @@
 use super::finding::{Finding, State};
 use super::host::{Host, is_plain};
 use super::modules::{self, Module, Modules};
-use crate::error::Error;
+use bellhop_common::error::Error;
 
 /// Directory of PCI functions.
 const PCI: &str = "/sys/bus/pci/devices";

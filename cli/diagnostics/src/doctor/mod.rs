@@ -25,9 +25,9 @@ mod table;
 
 use serde::Serialize;
 
-pub(crate) use finding::{Finding, State};
-pub(crate) use host::Host;
-pub(crate) use table::table;
+pub use finding::{Finding, State};
+pub use host::Host;
+pub use table::table;
 
 /// A theme: the name of its group, and what looks.
 struct Check {
@@ -56,22 +56,22 @@ const CHECKS: [Check; 11] = [
 
 /// A finding and the group it belongs to.
 #[derive(Debug, Serialize)]
-pub(crate) struct Line {
+pub struct Line {
     /// The theme.
-    pub(crate) group: &'static str,
+    pub group: &'static str,
     /// What was found.
     #[serde(flatten)]
-    pub(crate) finding: Finding,
+    pub finding: Finding,
 }
 
 /// All that was found. In JSON: `{"fit": bool, "findings": [{"group", "name",
 /// "state", "found", "remedy": [lines]}]}`.
 #[derive(Debug, Serialize)]
-pub(crate) struct Report {
+pub struct Report {
     /// Nothing that is needed is missing.
-    pub(crate) fit: bool,
+    pub fit: bool,
     /// In the order of the groups.
-    pub(crate) findings: Vec<Line>,
+    pub findings: Vec<Line>,
 }
 
 impl Report {
@@ -85,7 +85,8 @@ impl Report {
 }
 
 /// Looks at everything.
-pub(crate) fn report(host: &Host) -> Report {
+#[must_use]
+pub fn report(host: &Host) -> Report {
     let findings: Vec<Line> = CHECKS
         .iter()
         .flat_map(|check| {

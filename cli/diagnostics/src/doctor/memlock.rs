@@ -6,7 +6,7 @@
 use super::devices;
 use super::finding::Finding;
 use super::host::{Host, odd};
-use crate::error::Error;
+use bellhop_common::error::Error;
 
 /// What `bellhop run` gives a guest unless told otherwise, in bytes.
 const DEFAULT_MEMORY: u64 = 512 << 20;

@@ -3,7 +3,7 @@
 
 use super::finding::Finding;
 use super::host::{Host, odd};
-use crate::error::Error;
+use bellhop_common::error::Error;
 
 /// The bit of CAP_NET_ADMIN in `CapEff` (`linux/capability.h`).
 const CAP_NET_ADMIN: u32 = 12;

@@ -9,13 +9,15 @@ use crate::listing::printable;
 
 /// A line and what hangs on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Node {
+pub struct Node {
     text: String,
     children: Vec<Node>,
 }
 
 impl Node {
-    pub(crate) fn new(text: impl Into<String>) -> Self {
+    /// A line alone.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
             children: Vec::new(),
@@ -23,13 +25,15 @@ impl Node {
     }
 
     /// With these on it, behind what is there.
-    pub(crate) fn with(mut self, children: impl IntoIterator<Item = Self>) -> Self {
+    #[must_use]
+    pub fn with(mut self, children: impl IntoIterator<Item = Self>) -> Self {
         self.children.extend(children);
         self
     }
 
     /// It and all that hangs on it, a line each.
-    pub(crate) fn draw(&self, lines: Lines) -> String {
+    #[must_use]
+    pub fn draw(&self, lines: Lines) -> String {
         let mut text = String::new();
         self.draw_below(lines, "", "", &mut text);
         text
@@ -56,15 +60,17 @@ impl Node {
 
 /// What the lines are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lines {
+pub enum Lines {
     /// Box-drawing characters of UTF-8.
     Boxes,
+    /// Characters of ASCII.
     Ascii,
 }
 
 impl Lines {
     /// What this process's locale has.
-    pub(crate) fn of_locale() -> Self {
+    #[must_use]
+    pub fn of_locale() -> Self {
         // The first that is set and not empty decides (POSIX, 8.2).
         let variables = ["LC_ALL", "LC_CTYPE", "LANG"];
         let set = variables.into_iter().filter_map(std::env::var_os);

@@ -27,7 +27,8 @@ fn colour(state: State) -> u8 {
 }
 
 /// The report as a table, with a line of summary. `colours`: it goes to a terminal.
-pub(crate) fn table(report: &Report, colours: bool) -> String {
+#[must_use]
+pub fn table(report: &Report, colours: bool) -> String {
     let mut text = String::new();
     let mut last = "";
     for line in &report.findings {

@@ -15,8 +15,8 @@ use rustix::fs::{Access, Mode, OFlags};
 use rustix::io::Errno;
 use vdpa::device::holder::{self, Holder};
 
-use crate::error::{Error, ErrorKind};
-use crate::groups;
+use bellhop_common::error::{Error, ErrorKind};
+use bellhop_common::groups;
 
 /// Most bytes of an ordinary attribute file.
 const TEXT_MAX: u64 = 64 << 10;
@@ -70,7 +70,7 @@ type Ask = fn(&Path) -> Result<(), Errno>;
 
 /// A host.
 #[derive(Debug)]
-pub(crate) struct Host {
+pub struct Host {
     root: PathBuf,
     /// Processes are those of this machine.
     is_this: bool,
@@ -89,7 +89,8 @@ fn may_open_for_both(path: &Path) -> Result<(), Errno> {
 
 impl Host {
     /// The machine this runs on.
-    pub(crate) fn this() -> Self {
+    #[must_use]
+    pub fn this() -> Self {
         Self {
             root: PathBuf::from("/"),
             is_this: true,

@@ -1,4 +1,4 @@
-//! The tree for people.
+//! The tree of [`vdpa_mgmt::topology`] as text for people.
 
 use std::fmt::{Display, Write as _};
 
@@ -7,10 +7,11 @@ use vdpa_mgmt::topology::{
     PhysicalFunction, PostingObstacle, Representor, Subfunction, Topology, VirtualFunction,
 };
 
-use crate::tree::{Lines, Node};
+use bellhop_common::tree::{Lines, Node};
 
 /// Everything, with what should be known about it at the end.
-pub(super) fn text(topology: &Topology, lines: Lines) -> String {
+#[must_use]
+pub fn text(topology: &Topology, lines: Lines) -> String {
     let functions = topology.physical_functions.iter();
     let functions = functions.map(|one| physical_function(one, topology));
     let roots = functions

@@ -7,8 +7,8 @@ use serde_json::Value;
 use vdpa::causes::in_one_line;
 
 use super::{Bundle, Context};
-use crate::client::{Address, Credentials, Http, Node, path};
-use crate::error::ErrorKind;
+use bellhop_common::client::{Address, Credentials, Http, Node, path};
+use bellhop_common::error::ErrorKind;
 
 /// Machines that do not answer are not waited for, one after the other, for longer than this.
 const PATIENCE: Duration = Duration::from_secs(90);

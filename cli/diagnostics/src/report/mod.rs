@@ -16,26 +16,26 @@ mod machines;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::client::{Address, Credentials};
 use crate::doctor::Host;
+use bellhop_common::client::{Address, Credentials};
 
-pub(crate) use bundle::Bundle;
+pub use bundle::Bundle;
 
 /// What is asked, and what may be read.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub struct Context {
     /// The host whose files are read.
-    pub(crate) host: Host,
+    pub host: Host,
     /// The daemon that is asked.
-    pub(crate) node: Address,
+    pub node: Address,
     /// With what, if it is on another host.
-    pub(crate) credentials: Credentials,
+    pub credentials: Credentials,
     /// Where the daemon keeps its machines' logs.
-    pub(crate) state_dir: PathBuf,
+    pub state_dir: PathBuf,
     /// Where the sockets of machines are, for when there is no daemon.
-    pub(crate) runtime_dir: PathBuf,
+    pub runtime_dir: PathBuf,
     /// With what guests have said on their consoles.
-    pub(crate) console: bool,
+    pub console: bool,
 }
 
 type Source = fn(&Context, &mut Bundle);
@@ -44,7 +44,8 @@ type Source = fn(&Context, &mut Bundle);
 const SOURCES: [Source; 4] = [host::add, devices::add, machines::add, logs::add];
 
 /// Everything that can be had, as it is now.
-pub(crate) fn collect(context: &Context, now: SystemTime) -> Bundle {
+#[must_use]
+pub fn collect(context: &Context, now: SystemTime) -> Bundle {
     let time = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut bundle = Bundle::new(time);
     for source in SOURCES {

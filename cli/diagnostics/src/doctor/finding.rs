@@ -6,7 +6,7 @@
 use serde::Serialize;
 use vdpa::causes::in_one_line;
 
-use crate::error::Error;
+use bellhop_common::error::Error;
 
 /// Longest text of a finding or line of a remedy, in characters.
 const TEXT_MAX: usize = 400;
@@ -14,7 +14,7 @@ const TEXT_MAX: usize = 400;
 /// How something stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum State {
+pub enum State {
     /// As it should be, or not needed.
     Ok,
     /// Works, but not for everything or not well.
@@ -27,15 +27,15 @@ pub(crate) enum State {
 
 /// One thing that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Finding {
+pub struct Finding {
     /// What was looked at.
-    pub(crate) name: String,
+    pub name: String,
     /// How it stands.
-    pub(crate) state: State,
+    pub state: State,
     /// What was found, one sentence.
-    pub(crate) found: String,
+    pub found: String,
     /// What mends it: lines to type or to put into a file; empty if nothing is to be done.
-    pub(crate) remedy: Vec<String>,
+    pub remedy: Vec<String>,
 }
 
 impl Finding {

@@ -1,4 +1,4 @@
-//! Reports as text for people.
+//! Reports of [`vdpa::probe`] and [`vdpa::conformance`] as text for people.
 
 use std::fmt::Write;
 
@@ -109,7 +109,8 @@ fn features(lines: &mut Lines, identity: &Identity) {
 }
 
 /// The report of a probe.
-pub(super) fn probe(report: &Report) -> String {
+#[must_use]
+pub fn probe(report: &Report) -> String {
     let mut lines = Lines(String::new());
     identity(&mut lines, &report.identity);
     lines.0.push('\n');
@@ -130,7 +131,8 @@ pub(super) fn probe(report: &Report) -> String {
 }
 
 /// The report on conformance.
-pub(super) fn conformance(report: &conformance::Report) -> String {
+#[must_use]
+pub fn conformance(report: &conformance::Report) -> String {
     let mut text = String::new();
     let (mut passed, mut failed, mut other) = (0, 0, 0);
     for line in &report.lines {

@@ -1,6 +1,7 @@
 //! The parts of a report, and what is missing from it.
 
 use std::error::Error;
+use std::fmt;
 use std::io;
 
 use flate2::Compression;
@@ -13,7 +14,7 @@ use vdpa::causes::in_one_line;
 const TOTAL_MAX: usize = 64 << 20;
 
 /// A report that grows.
-pub(crate) struct Bundle {
+pub struct Bundle {
     archive: Builder<GzEncoder<Vec<u8>>>,
     /// The header of each file, without its name and size.
     header: Header,
@@ -23,6 +24,13 @@ pub(crate) struct Bundle {
     missing: usize,
     names: Vec<String>,
     left: usize,
+}
+
+impl fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Bundle");
+        shown.field("names", &self.names).finish_non_exhaustive()
+    }
 }
 
 impl Bundle {
@@ -46,12 +54,14 @@ impl Bundle {
     }
 
     /// The name of the directory in it, and without an extension that of its file.
-    pub(crate) fn name(&self) -> &str {
+    #[must_use]
+    pub fn name(&self) -> &str {
         &self.top
     }
 
     /// How many parts could not be had.
-    pub(crate) fn missing(&self) -> usize {
+    #[must_use]
+    pub fn missing(&self) -> usize {
         self.missing
     }
 
@@ -110,7 +120,7 @@ impl Bundle {
     ///
     /// # Errors
     /// The archive cannot be completed.
-    pub(crate) fn finish(mut self) -> io::Result<Vec<u8>> {
+    pub fn finish(mut self) -> io::Result<Vec<u8>> {
         let errors = match self.errors.as_str() {
             "" => "Nothing is missing.\n".to_owned(),
             errors => format!("Parts that could not be had, and why:\n\n{errors}"),

@@ -10,7 +10,7 @@ use super::finding::Finding;
 use super::host::{Host, is_plain};
 use super::modules::{Modules, Presence, VDPA_SIM_NET, VDUSE};
 use super::nics;
-use crate::error::Error;
+use bellhop_common::error::Error;
 
 /// Directory of the vDPA bus.
 const VDPA: &str = "/sys/bus/vdpa/devices";
