@@ -1,9 +1,9 @@
 //! What the command line and the node daemon share.
 //!
 //! [`client`] asks a node's daemon: commands use it, and so do daemons among each other. [`listing`]
-//! lays out named things with fields, [`tree`] draws trees, and [`management`] makes listings of vDPA devices, functions
-//! and ports: commands print them, and the daemon's API answers with them. Must not know any
-//! subcommand or endpoint.
+//! lays out named things with fields, and [`tree`] draws trees. [`management`] makes listings of
+//! vDPA devices, functions and ports: commands print them, and the daemon's API answers with them.
+//! Must not know any subcommand or endpoint.
 
 pub mod client;
 pub mod error;
