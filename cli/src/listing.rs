@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::error::Error;
+use crate::text::printable;
 
 /// How a listing is printed: options of each command that shows something.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -255,13 +256,6 @@ fn blocks(fields: &[(String, Value)], depth: usize) -> String {
         }
     }
     line.join(" ") + &below
-}
-
-/// The text without anything that a terminal obeys.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
 }
 
 /// Everything that a command shows.

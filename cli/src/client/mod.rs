@@ -116,7 +116,7 @@ impl Node {
         if answer.status.is_success() {
             Ok(answer)
         } else {
-            Err(Refusal::of(&answer).into())
+            Err(Refusal::of(answer.status, &answer.body).into())
         }
     }
 }

@@ -8,7 +8,8 @@ use crate::client::{Node, NodeArguments, path};
 use crate::commands::vm::{MAKING, free_nic_id, nic_body};
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Format, printable};
+use crate::listing::Format;
+use crate::text::printable;
 
 /// Give a VM of the node daemon another NIC, also while it runs
 ///

@@ -22,8 +22,9 @@ use crate::client::{Node, NodeArguments, Refusal};
 use crate::commands::migration_tls::TlsArguments;
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{self, Format, printable};
+use crate::listing::{self, Format};
 use crate::node::peers;
+use crate::text::printable;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(200);

@@ -10,7 +10,8 @@ use super::{of_vm, read};
 use crate::client::Node;
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Format, printable};
+use crate::listing::Format;
+use crate::text::printable;
 
 /// How long all of a guest's memory may take to get to the disk.
 const WRITING: Duration = Duration::from_secs(3600);

@@ -45,7 +45,7 @@ fn stopped() -> Value {
 
 fn body(words: &[&str], node: &str) -> Result<Value, Error> {
     let arguments = parse::<create::Arguments>(words).unwrap();
-    arguments::body(&arguments, &node.parse().unwrap())
+    create::body(&arguments, &node.parse().unwrap())
 }
 
 const HERE: &str = "/run/bellhop/node.socket";

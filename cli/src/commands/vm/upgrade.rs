@@ -12,7 +12,8 @@ use super::{MAKING, absolute, of_vm, vm};
 use crate::client::{Address, Node, NodeArguments, path};
 use crate::error::Error;
 use crate::exit::{Code, Report};
-use crate::listing::{Format, printable};
+use crate::listing::Format;
+use crate::text::printable;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(200);

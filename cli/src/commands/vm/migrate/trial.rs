@@ -8,7 +8,8 @@ use super::super::{MAKING, read};
 use crate::client::Node;
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Format, printable};
+use crate::listing::Format;
+use crate::text::printable;
 
 /// Asks, shows the answer, and ends with it.
 pub(in crate::commands::vm) fn execute(
