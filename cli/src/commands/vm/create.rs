@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::arguments::{absolute, free_nic_id, nic_body, unwritable};
 use super::watch::Watch;
-use super::{MAKING, of_vm, say};
-use crate::client::{Address, Node, NodeArguments};
+use super::{of_vm, say};
+use crate::client::{Address, MAKING, Node, NodeArguments};
 use crate::commands::machine_arguments::MachineArguments;
 use crate::config_file;
 use crate::error::Error;
@@ -121,8 +121,7 @@ pub(super) fn execute(
     if status == StatusCode::OK && !format.is_json() {
         tracing::info!("it was there already");
     }
-    say(&answer, format)?;
-    Ok(Code::Success)
+    say(&answer, format)
 }
 
 fn not_a_table() -> Error {

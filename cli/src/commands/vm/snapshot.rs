@@ -55,6 +55,5 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             written.paused_ms,
         )
     };
-    format.print(&answer, text)?;
-    Ok(Code::Success)
+    format.print(&answer, text)
 }

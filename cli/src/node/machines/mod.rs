@@ -304,11 +304,6 @@ impl Machines {
         Ok(self.find(vm)?.view().clone())
     }
 
-    /// The character device of a NIC, if there is one now.
-    pub(crate) fn character_device(&self, vm: &VmName, nic: &NicSpec) -> Option<PathBuf> {
-        self.character_device_of(vm, nic).ok()
-    }
-
     /// Makes a machine, or has the one that is there be like this.
     ///
     /// # Errors
