@@ -226,11 +226,6 @@ fn failed(peer: &Peer, error: ClientError) -> Error {
     }
 }
 
-/// The name that a machine is to have there, if another than here is wanted.
-pub(crate) fn name_there(wanted: Option<&VmName>, here: &VmName) -> String {
-    wanted.unwrap_or(here).to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
