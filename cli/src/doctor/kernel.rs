@@ -4,8 +4,8 @@ use super::finding::Finding;
 use super::host::Host;
 use super::modules::{Build, Modules};
 
-/// Symbols of the configuration that no module stands for, what for, and whether they are needed. Modules have findings of
-/// their own.
+/// Symbols of the configuration that no module stands for, what for, and whether they are needed.
+/// Modules have findings of their own.
 const SYMBOLS: [(&str, &str, bool); 8] = [
     ("KVM", "virtual machines", true),
     ("EVENTFD", "kicks and interrupts", true),

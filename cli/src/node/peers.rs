@@ -20,7 +20,7 @@ use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 use vmm::migration::tls::TlsFiles;
 
 use super::error::{Error, ErrorKind};
-use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode, VmName, VmSpec};
+use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode, VmSpec};
 use crate::client::{self, Address, Credentials, Http, MAKING, Refusal, STRANGE};
 use crate::error::{Error as ClientError, ErrorKind as ClientErrorKind};
 

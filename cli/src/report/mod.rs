@@ -55,7 +55,8 @@ pub(crate) fn collect(context: &Context, now: SystemTime) -> Bundle {
     bundle
 }
 
-/// The entries of a directory with one for each machine, by name; nothing is missing if it is not there.
+/// The entries of a directory with one for each machine, by name; nothing is missing if it is not
+/// there.
 fn of_each_machine(directory: &Path, what: &str, bundle: &mut Bundle) -> Vec<(String, PathBuf)> {
     match fs::read_dir(directory) {
         Ok(entries) => entries

@@ -215,18 +215,14 @@ async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identit
         never = attend(machines, slot) => match never {},
     };
     let status = watched.get_ref().0.reap();
+    let awaited = slot.record().is_some_and(|record| record.arrival.is_some());
     match (said, status) {
         (Some(end), _) => end,
         // 0 is also the code of one that was stopped while it waited for its guest.
-        (None, Some(status)) if status.success() && is_awaited(slot) => gone(),
+        (None, Some(status)) if status.success() && awaited => gone(),
         (None, Some(status)) => from_status(status),
         (None, None) => gone(),
     }
-}
-
-/// Whether its guest is to come from another node.
-fn is_awaited(slot: &Slot) -> bool {
-    slot.record().is_some_and(|record| record.arrival.is_some())
 }
 
 /// Without a descriptor left nothing can be watched: as if it had ended, so that the next look tells.
