@@ -5,22 +5,20 @@
 //! and a variant of `commands::Command`. Knows the terminal, files and
 //! signals; must not know ring layouts or KVM.
 
-mod colour;
 mod columns;
 mod commands;
 mod config_file;
-mod exit;
 mod logging;
-#[cfg(test)]
-mod made_up;
 mod manual;
+mod progress;
 mod signals;
 mod terminal;
 
 use std::process::ExitCode;
 
-use bellhop_common::{client, error, listing, tree};
+use bellhop_common::{client, colour, error, exit, listing, text, tree};
 use clap::Parser;
+use tracing::level_filters::LevelFilter;
 
 /// Virtual machines whose NICs are vDPA devices of the host kernel.
 ///
@@ -43,10 +41,11 @@ struct Logs {
         long,
         global = true,
         value_name = "LEVEL",
+        value_parser = logging::level(),
         default_value = "warn",
         env = "BELLHOP_LOG"
     )]
-    log_level: logging::Level,
+    log_level: LevelFilter,
 
     /// How log lines look: text or json
     #[arg(
@@ -109,8 +108,8 @@ pub fn main() -> ExitCode {
     match arguments.command.execute() {
         Ok(code) => code.into(),
         Err(error) => {
-            exit::Report::from(&error).print();
-            exit::Code::from(&error).into()
+            error.in_words().print();
+            error.code().into()
         }
     }
 }

@@ -5,10 +5,12 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
+use hyper::StatusCode;
 use vdpa_mgmt::ErrorKind as MgmtErrorKind;
 use vdpa_mgmt::nic::{MakeError, NicError, RemoveError, StoreError};
 
 use crate::client::Refusal;
+use crate::exit::{Code, Report};
 
 /// The cases that code decides on. The error's text has the rest.
 #[derive(Debug, Default)]
@@ -144,6 +146,35 @@ impl Error {
         match &self.0.kind {
             ErrorKind::Refused(refusal) => Some(refusal),
             _ => None,
+        }
+    }
+
+    /// The exit code of the command.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match &self.0.kind {
+            ErrorKind::Failed | ErrorKind::Absent => Code::Failed,
+            ErrorKind::WrongCommandLine => Code::WrongCommandLine,
+            ErrorKind::NoDaemon => Code::NoDaemon,
+            ErrorKind::TimedOut => Code::TimedOut,
+            ErrorKind::Refused(refusal) => match refusal.status {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Code::NoDaemon,
+                _ if refusal.is_not_there() => Code::NotThere,
+                _ => Code::Failed,
+            },
+        }
+    }
+
+    /// The error as it is printed.
+    #[must_use]
+    pub fn in_words(&self) -> Report {
+        let report = match &self.0.kind {
+            ErrorKind::Refused(refusal) => refusal.in_words(),
+            _ => Report::of(self),
+        };
+        match self.0.hint {
+            Some(hint) => report.hint(hint),
+            None => report,
         }
     }
 }

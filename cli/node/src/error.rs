@@ -108,15 +108,28 @@ impl Error {
         move |source| Self::failed(message).because(source)
     }
 
+    /// An error that is answered so.
+    pub(crate) fn answered(
+        status: StatusCode,
+        code: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self::new(ErrorKind::Answer(status, code), message)
+    }
+
     /// A conflict with the present state of the host or the machine.
     pub(crate) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(conflict(code), message)
     }
 
+    /// The request cannot be served now.
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        Self::answered(StatusCode::SERVICE_UNAVAILABLE, code, message)
+    }
+
     /// A value that the client gave is wrong.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
-        let kind = ErrorKind::Answer(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body");
-        Self::new(kind, message)
+        Self::answered(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", message)
     }
 
     /// For `map_err`: the failure of a larger operation, with the answer of its source.

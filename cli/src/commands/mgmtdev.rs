@@ -51,6 +51,5 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Some(name) => vec![connection.mgmt_device(name)?],
         None => connection.mgmt_devices()?,
     };
-    listing(&devices).print(arguments.format)?;
-    Ok(Code::Success)
+    listing(&devices).print(arguments.format)
 }

@@ -97,10 +97,6 @@ Examples:
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    carry_out(arguments).map_err(Error::blame_arguments)
-}
-
-fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     let pci = Pci::default();
     let listing = match &arguments.command {
         Command::Show { physical: None } => vf::all()?,
@@ -134,8 +130,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
             return Ok(Code::Success);
         }
     };
-    listing.print(arguments.format)?;
-    Ok(Code::Success)
+    listing.print(arguments.format)
 }
 
 /// The interface of a physical function: what its virtual ones may do is asked there.

@@ -32,6 +32,9 @@ use crate::error::Error;
 
 /// How long an ordinary answer may take.
 const ORDINARY: Duration = Duration::from_secs(60);
+/// How long making or starting a machine may take: NICs are made, devices opened, all memory
+/// pinned.
+pub const MAKING: Duration = Duration::from_secs(600);
 
 /// A node's daemon.
 #[derive(Debug)]
@@ -117,7 +120,7 @@ impl Node {
         if answer.status.is_success() {
             Ok(answer)
         } else {
-            Err(Refusal::of(&answer).into())
+            Err(Refusal::of(answer.status, &answer.body).into())
         }
     }
 }
@@ -141,5 +144,7 @@ pub fn path<'a>(segments: impl IntoIterator<Item = &'a str>) -> String {
     path
 }
 
+#[cfg(any(test, feature = "testing"))]
+pub mod made_up;
 #[cfg(test)]
 mod tests;

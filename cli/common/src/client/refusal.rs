@@ -3,7 +3,7 @@
 use bellhop_api::ErrorBody;
 use hyper::StatusCode;
 
-use super::Answer;
+use crate::exit::Report;
 
 /// As much of an answer that is not understood is shown, in bytes.
 const SHOWN: usize = 200;
@@ -18,12 +18,11 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    pub(super) fn of(answer: &Answer) -> Self {
-        let status = answer.status;
-        let body = serde_json::from_slice(&answer.body);
+    pub(super) fn of(status: StatusCode, answer: &[u8]) -> Self {
+        let body = serde_json::from_slice(answer);
         // Something between us and it, or nothing of ours at all.
         let body = body.unwrap_or_else(|_| {
-            let shown = answer.body.get(..SHOWN).unwrap_or(&answer.body);
+            let shown = answer.get(..SHOWN).unwrap_or(answer);
             let text = String::from_utf8_lossy(shown).trim().to_owned();
             ErrorBody {
                 code: String::new(),
@@ -61,5 +60,20 @@ impl Refusal {
     #[must_use]
     pub fn is_not_there(&self) -> bool {
         self.status == StatusCode::NOT_FOUND && self.body.code != "no_such_path"
+    }
+
+    /// The refusal as it is printed.
+    pub(crate) fn in_words(&self) -> Report {
+        let body = &self.body;
+        let causes = body.causes.iter().cloned();
+        let messages = std::iter::once(body.message.clone()).chain(causes);
+        let mut report = Report::from_messages(messages);
+        if let Some(hint) = &body.hint {
+            report = report.hint(hint);
+        }
+        if !body.request_id.is_empty() {
+            report = report.request_id(&body.request_id);
+        }
+        report
     }
 }

@@ -1,12 +1,58 @@
-//! HTTP over a socket against servers that are not as they should be.
+//! Refusals as they are told, and HTTP over a socket against servers that are not as they should be.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
+use super::made_up::MadeUp;
 use super::*;
 use crate::error::ErrorKind;
+use crate::exit::{Code, Report};
+
+fn refused(status: u16, body: &Value) -> Error {
+    let made_up = MadeUp::default().answer(status, body);
+    made_up.node().get::<Value>("/v1/vms/a").unwrap_err()
+}
+
+#[test]
+fn a_refusal_is_told_in_the_daemons_words() {
+    let error = refused(
+        409,
+        &json!({"code": "wrong_state", "message": "the VM runs", "causes": ["because", "it does"],
+                "hint": "stop it", "request_id": "4f", "new": 1}),
+    );
+    let messages = ["the VM runs", "because", "it does"].map(str::to_owned);
+    let wanted = Report::from_messages(messages)
+        .hint("stop it")
+        .request_id("4f");
+    assert_eq!(error.in_words(), wanted);
+    assert_eq!(error.code(), Code::Failed);
+    assert_eq!(error.to_string(), "the VM runs");
+}
+
+#[test]
+fn what_is_no_refusal_of_ours_is_shown_as_far_as_it_fits() {
+    let page = format!("<html>{}", "x".repeat(10_000));
+    let error = refused(502, &json!(page));
+    let said = format!("{:?}", error.in_words());
+    assert!(said.contains("502 Bad Gateway"), "{said}");
+    assert!(said.contains("<html>xxx") && said.len() < 600, "{said}");
+    let error = refused(500, &Value::Null);
+    assert!(error.refusal().unwrap().body.causes.is_empty());
+}
+
+#[test]
+fn the_exit_code_tells_why() {
+    let body = |code: &str| json!({"code": code, "message": "no"});
+    assert_eq!(refused(404, &body("no_such_vm")).code(), Code::NotThere);
+    assert_eq!(refused(404, &body("no_such_path")).code(), Code::Failed);
+    assert_eq!(refused(401, &body("who")).code(), Code::NoDaemon);
+    assert_eq!(refused(403, &body("role")).code(), Code::NoDaemon);
+    assert_eq!(refused(500, &body("internal")).code(), Code::Failed);
+}
 
 #[test]
 fn segments_of_a_path_stay_segments() {
@@ -100,6 +146,7 @@ fn a_server_that_says_nothing_is_left() {
     let error = server.ask(Duration::from_millis(200)).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::TimedOut), "{error:?}");
     assert!(start.elapsed() < Duration::from_secs(30));
+    assert_eq!(error.code(), Code::TimedOut);
 }
 
 #[test]
@@ -119,6 +166,6 @@ fn where_no_daemon_is_the_hint_says_how_to_start_one() {
     let path = std::env::temp_dir().join("bellhop-client-nobody");
     let node = Node::new(Http::new(&Address::Socket(path), &Credentials::default()).unwrap());
     let error = node.get::<Value>("/v1/version").unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::NoDaemon), "{error:?}");
-    assert!(error.remedy().unwrap().contains("bellhop serve"));
+    assert!(format!("{:?}", error.in_words()).contains("bellhop serve"));
+    assert_eq!(error.code(), Code::NoDaemon);
 }

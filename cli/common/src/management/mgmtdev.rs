@@ -25,14 +25,11 @@ pub fn listing(devices: &[MgmtDevice]) -> Listing {
 
 fn entry(device: &MgmtDevice) -> Entry {
     let classes = virtio_names::classes(device.supported_classes);
-    let entry = Entry::new(device.name.to_string())
+    let features = device.supported_features;
+    let features =
+        features.map(|mask| virtio_names::features(mask, virtio_names::naming_class(device)));
+    Entry::new(device.name.to_string())
         .with("supported_classes", classes)
-        .with_number("max_supported_vqs", device.max_supported_vqs);
-    match device.supported_features {
-        Some(features) => {
-            let class = virtio_names::naming_class(device);
-            entry.with("dev_features", virtio_names::features(features, class))
-        }
-        None => entry,
-    }
+        .with_number("max_supported_vqs", device.max_supported_vqs)
+        .with("dev_features", features)
 }

@@ -3,14 +3,14 @@
 //! They are never opened: that resets a device. What says whether this user
 //! may is access(2); what says whether somebody does is `/proc`.
 
+use bellhop_common::error::Error;
 use rustix::io::Errno;
 use vdpa::causes::in_one_line;
 
-use super::finding::Finding;
+use super::finding::{Finding, first};
 use super::host::{Host, is_plain};
 use super::modules::{Modules, Presence, VDPA_SIM_NET, VDUSE};
 use super::nics;
-use bellhop_common::error::Error;
 
 /// Directory of the vDPA bus.
 const VDPA: &str = "/sys/bus/vdpa/devices";
@@ -75,16 +75,9 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     if devices.is_empty() {
         return vec![none(host)];
     }
-    let mut findings: Vec<Finding> = devices
-        .iter()
-        .take(SHOWN_MAX)
-        .map(|device| describe(host, device))
-        .collect();
-    if devices.len() > SHOWN_MAX {
-        let more = format!("{} more", devices.len() - SHOWN_MAX);
-        findings.push(Finding::ok("vDPA devices", more));
-    }
-    findings
+    first(&devices, SHOWN_MAX, "vDPA devices", |device| {
+        describe(host, device)
+    })
 }
 
 fn none(host: &Host) -> Finding {

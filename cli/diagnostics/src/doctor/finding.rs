@@ -73,11 +73,29 @@ impl Finding {
         Self::unknown(name, in_one_line(why))
     }
 
+    /// What was found, or why it could not be found out.
+    pub(crate) fn or_unread(name: impl AsRef<str>, found: Result<Self, Error>) -> Self {
+        found.unwrap_or_else(|why| Self::unread(name, &why))
+    }
+
     /// Adds a line that mends it.
     pub(crate) fn mend(mut self, line: impl AsRef<str>) -> Self {
         self.remedy.push(clean(line.as_ref()));
         self
     }
+}
+
+/// The first `max` of some things, and how many more there are.
+pub(super) fn first<T>(
+    things: &[T],
+    max: usize,
+    name: &str,
+    describe: impl FnMut(&T) -> Finding,
+) -> Vec<Finding> {
+    let more = things.len().saturating_sub(max);
+    let more = (more > 0).then(|| Finding::ok(name, format!("{more} more")));
+    let shown = things.iter().take(max).map(describe);
+    shown.chain(more).collect()
 }
 
 /// Without control characters (which could move a terminal's cursor) and

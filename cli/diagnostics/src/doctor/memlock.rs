@@ -3,10 +3,11 @@
 //! Parents that pin guest memory count it against RLIMIT_MEMLOCK, once for
 //! each device; CAP_IPC_LOCK exempts nobody from that.
 
+use bellhop_common::error::Error;
+
 use super::devices;
 use super::finding::Finding;
 use super::host::{Host, odd};
-use bellhop_common::error::Error;
 
 /// What `bellhop run` gives a guest unless told otherwise, in bytes.
 const DEFAULT_MEMORY: u64 = 512 << 20;
@@ -18,11 +19,9 @@ type Limit = Option<u64>;
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     const NAME: &str = "RLIMIT_MEMLOCK";
     let limit = match limit(host) {
-        Ok(limit) => limit,
+        Ok(Some(limit)) => limit,
+        Ok(None) => return vec![Finding::ok(NAME, "unlimited")],
         Err(why) => return vec![Finding::unread(NAME, &why)],
-    };
-    let Some(limit) = limit else {
-        return vec![Finding::ok(NAME, "unlimited")];
     };
     let pinned = devices::pin_memory(host);
     let found = format!(

@@ -7,12 +7,12 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
+use bellhop_common::error::Error;
 use flate2::read::GzDecoder;
 use vdpa::causes::in_one_line;
 
 use super::finding::Finding;
 use super::host::{Host, absent, is_plain, odd};
-use bellhop_common::error::Error;
 
 /// Most bytes of depmod's lists: a large kernel's is about 1 MiB.
 const LIST_MAX: u64 = 16 << 20;
@@ -230,46 +230,25 @@ fn gunzip(file: &[u8]) -> Option<Vec<u8>> {
     matches!(decoder.read(&mut [0]), Ok(0)).then_some(content)
 }
 
-/// A module in the list of findings, and who needs it.
-struct Wanted {
-    module: Module,
-    /// What it is for.
-    purpose: &'static str,
-    /// No VM on a vDPA NIC without it.
-    needed: bool,
-}
+const VIRTIO_VDPA: Module = module("virtio_vdpa", "VIRTIO_VDPA");
+const VFIO_PCI: Module = module("vfio_pci", "VFIO_PCI");
 
-const WANTED: [Wanted; 6] = [
-    Wanted {
-        module: VDPA,
-        purpose: "the vDPA bus",
-        needed: true,
-    },
-    Wanted {
-        module: VHOST_VDPA,
-        purpose: "gives VMs /dev/vhost-vdpa-N",
-        needed: true,
-    },
-    Wanted {
-        module: module("virtio_vdpa", "VIRTIO_VDPA"),
-        purpose: "gives vDPA devices to this host and its containers",
-        needed: false,
-    },
-    Wanted {
-        module: VDUSE,
-        purpose: "devices made by a process",
-        needed: false,
-    },
-    Wanted {
-        module: VDPA_SIM_NET,
-        purpose: "the simulator, to try things without a NIC",
-        needed: false,
-    },
-    Wanted {
-        module: module("vfio_pci", "VFIO_PCI"),
-        purpose: "gives whole PCI functions to VMs",
-        needed: false,
-    },
+/// What a host should have, what for, and whether it is needed.
+const WANTED: [(Module, &str, bool); 6] = [
+    (VDPA, "the vDPA bus", true),
+    (VHOST_VDPA, "gives VMs /dev/vhost-vdpa-N", true),
+    (
+        VIRTIO_VDPA,
+        "gives vDPA devices to this host and its containers",
+        false,
+    ),
+    (VDUSE, "devices made by a process", false),
+    (
+        VDPA_SIM_NET,
+        "the simulator, to try things without a NIC",
+        false,
+    ),
+    (VFIO_PCI, "gives whole PCI functions to VMs", false),
 ];
 
 /// Looks at the modules that have nothing to do with one NIC. Those of parents are
@@ -277,14 +256,8 @@ const WANTED: [Wanted; 6] = [
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let modules = Modules::of(host);
     WANTED
-        .iter()
-        .map(|wanted| {
-            let Wanted {
-                module, purpose, ..
-            } = wanted;
-            describe(*module, &modules, purpose, wanted.needed)
-        })
-        .collect()
+        .map(|(module, purpose, needed)| describe(module, &modules, purpose, needed))
+        .into()
 }
 
 /// A module as a finding. `needed`: that it isn't loaded is a fault.

@@ -6,10 +6,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use bellhop_common::groups::{self, PATH as GROUPS};
 use rustix::fs::{AtFlags, CWD, Gid, Mode};
 
 use crate::error::Error;
-use bellhop_common::groups::{self, PATH as GROUPS};
 
 /// Mode of a socket that a group shares.
 const MODE: Mode = Mode::from_raw_mode(0o660);

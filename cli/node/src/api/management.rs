@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use tokio::sync::Semaphore;
 use vdpa_mgmt::nic::StoreError;
-use vdpa_mgmt::{Error as MgmtError, ErrorKind as MgmtErrorKind};
+use vdpa_mgmt::{Connection, Error as MgmtError, ErrorKind as MgmtErrorKind};
 use vmm::http::on_worker;
 
 use crate::error::{Error, ErrorKind, HOST_FAILED, UNUSABLE, conflict};
@@ -100,12 +100,11 @@ impl Turns {
     {
         let turn = tokio::time::timeout(PATIENCE, self.0.clone().acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
-            let kind = ErrorKind::Answer(StatusCode::SERVICE_UNAVAILABLE, "busy");
             let message = format!(
                 "{REQUESTS_MAX} requests wait for the kernel already, for {} s",
                 PATIENCE.as_secs()
             );
-            return Err(Error::new(kind, message).hint("try again later"));
+            return Err(Error::unavailable("busy", message).hint("try again later"));
         };
         let done = on_worker(move || {
             let done = work();
@@ -127,8 +126,15 @@ pub(super) fn or_none<T, E>(
     }
 }
 
+/// All of a kind that vDPA management knows; none without it.
+pub(super) fn of_vdpa<T>(
+    list: impl FnOnce(&Connection) -> Result<Vec<T>, MgmtError>,
+) -> Result<Vec<T>, MgmtError> {
+    or_none(Connection::open().and_then(|open| list(&open)), no_vdpa)
+}
+
 /// Whether this host, as it is, has no vDPA management.
-pub(super) fn no_vdpa(error: &MgmtError) -> bool {
+fn no_vdpa(error: &MgmtError) -> bool {
     matches!(
         error.kind(),
         MgmtErrorKind::NoVdpa | MgmtErrorKind::OtherNamespace

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::extract::State;
 use bellhop_api::responses::KernelErrors;
+use bellhop_common::listing::Listing;
+use bellhop_common::management::mgmtdev;
 use utoipa::ToSchema;
 use vdpa_mgmt::Connection;
 
 use super::Api;
-use super::management::{no_vdpa, or_none};
+use super::management::of_vdpa;
 use crate::error::Error;
-use bellhop_common::listing::Listing;
-use bellhop_common::management::mgmtdev;
 
 /// All management devices, as `bellhop mgmtdev show -j`.
 #[derive(Debug, ToSchema)]
@@ -50,15 +50,7 @@ pub(super) struct MgmtdevInfo {
     KernelErrors,
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
-    let devices = node
-        .turns
-        .run(|| {
-            or_none(
-                Connection::open().and_then(|open| open.mgmt_devices()),
-                no_vdpa,
-            )
-        })
-        .await?;
+    let devices = node.turns.run(|| of_vdpa(Connection::mgmt_devices)).await?;
     Ok(Json(mgmtdev::listing(&devices)))
 }
 

@@ -3,12 +3,12 @@
 use axum::Json;
 use axum::extract::State;
 use bellhop_api::responses::KernelErrors;
+use bellhop_common::listing::Listing;
+use bellhop_common::management::nic;
 use vdpa_mgmt::nic::Store;
 
 use super::Api;
 use crate::error::Error;
-use bellhop_common::listing::Listing;
-use bellhop_common::management::nic;
 
 /// NICs that were made here, those that are half made, too
 #[utoipa::path(get, path = "/v1/nics", operation_id = "list_nics", responses(

@@ -3,14 +3,14 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use bellhop_api::responses::{KernelErrors, NameErrors};
+use bellhop_common::listing::Listing;
+use bellhop_common::management::port;
 use vdpa_mgmt::devlink::{Devlink, Handle};
 use vmm::http::HttpError;
 
 use super::Api;
 use super::management::{no_devlink, or_none};
 use crate::error::Error;
-use bellhop_common::listing::Listing;
-use bellhop_common::management::port;
 
 /// Ports of all NICs
 ///

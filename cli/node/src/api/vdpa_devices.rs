@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::extract::State;
 use bellhop_api::responses::KernelErrors;
+use bellhop_common::listing::Listing;
+use bellhop_common::management::dev;
 use utoipa::ToSchema;
 use vdpa_mgmt::Connection;
 
 use super::Api;
-use super::management::{no_vdpa, or_none};
+use super::management::of_vdpa;
 use crate::error::Error;
-use bellhop_common::listing::Listing;
-use bellhop_common::management::dev;
 
 /// All vDPA devices, as `bellhop dev show -j`.
 #[derive(Debug, ToSchema)]
@@ -56,10 +56,7 @@ pub(super) struct VdpaDeviceInfo {
     KernelErrors,
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
-    let devices = node
-        .turns
-        .run(|| or_none(Connection::open().and_then(|open| open.devices()), no_vdpa))
-        .await?;
+    let devices = node.turns.run(|| of_vdpa(Connection::devices)).await?;
     Ok(Json(dev::listing(&devices)))
 }
 

@@ -13,12 +13,9 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
-use bellhop_api::machine::{
-    EndReason, MigrationObstacle, MigrationRequest, MigrationTrial, SendConfig, TlsFiles,
-};
+use bellhop_api::machine::{EndReason, MigrationObstacle, MigrationRequest, MigrationTrial};
 use bellhop_api::node::{Awaited, SendToNode};
 use serde_json::Value;
-use vmm::migration::endpoint::Endpoint;
 
 use super::arrival::{Arrival, Coming};
 use super::error::{arriving, has_come, no_vm, unfinished};
@@ -29,30 +26,7 @@ use super::steps::{Host as _, Passed, SendRequest};
 use super::vmm::malformed;
 use super::{Change, Machines};
 use crate::error::{Error, ErrorKind, UNUSABLE};
-use crate::peers::{Peer, check, name_there};
-
-/// What the machine's own API is asked for a move to another node, whose process waits at `endpoint`.
-fn for_machine(wanted: &SendToNode, endpoint: Endpoint, tls: Option<TlsFiles>) -> SendConfig {
-    SendConfig {
-        destination: endpoint,
-        downtime_ms: wanted.downtime_ms,
-        timeout_s: wanted.timeout_s,
-        connections: wanted.connections,
-        tls,
-        plaintext: false,
-        verify_memory: wanted.verify_memory,
-        dry_run: wanted.dry_run,
-    }
-}
-
-/// An answer of this node's.
-fn passed(answer: &MigrationTrial) -> Result<Passed, Error> {
-    let body = serde_json::to_vec(answer).map_err(malformed)?;
-    Ok(Passed {
-        status: StatusCode::OK,
-        body: body.into(),
-    })
-}
+use crate::peers::{Peer, check};
 
 /// The answer about this node instead of the process there, which is gone again.
 fn about(peer: &Peer, answered: Passed) -> Passed {
@@ -134,10 +108,14 @@ impl Machines {
         let vm = slot.name();
         let mut record = self.sendable(slot)?;
         check(&wanted.destination)?;
-        let name = wanted.name.as_deref().map(str::parse).transpose()?;
+        let name = wanted
+            .name
+            .as_deref()
+            .map(str::parse::<VmName>)
+            .transpose()?;
         let peer = Peer {
             node: wanted.destination.clone(),
-            name: name_there(name.as_ref(), vm),
+            name: name.as_ref().unwrap_or(vm).to_string(),
         };
         let spec = record.spec.elsewhere(wanted.from.as_deref(), |nic| {
             self.net_config(vm, &record.nic_now(vm, nic))
@@ -156,16 +134,20 @@ impl Machines {
                     ErrorKind::NoCertificates if wanted.dry_run => (error.to_string(), None),
                     _ => return Err(error),
                 };
-                return passed(&MigrationTrial {
+                let trial = MigrationTrial {
                     destination: peer.to_string(),
                     movable: false,
                     obstacles: vec![MigrationObstacle { reason, remedy }],
                     forecast: None,
+                };
+                return Ok(Passed {
+                    status: StatusCode::OK,
+                    body: serde_json::to_vec(&trial).map_err(malformed)?.into(),
                 });
             }
         };
         let tls = self.peers.tls(&endpoint).cloned();
-        let wanted_of_machine = MigrationRequest::Send(for_machine(wanted, endpoint, tls));
+        let wanted_of_machine = MigrationRequest::Send(wanted.to_endpoint(endpoint, tls, false));
         let body = serde_json::to_vec(&wanted_of_machine).map_err(malformed)?;
         let request = SendRequest {
             destination: peer.to_string(),

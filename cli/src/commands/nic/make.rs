@@ -8,7 +8,7 @@ use vdpa_mgmt::sriov::Rates;
 use super::watch::Watch;
 use crate::commands::words;
 use crate::error::Error;
-use crate::exit::{Code, Report};
+use crate::exit::Code;
 use crate::listing::{self as output, Format};
 
 /// Make a vDPA device out of a NIC, and print its /dev/vhost-vdpa-N
@@ -144,7 +144,7 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
             return match (watch.signal(), &*error.source) {
                 // What was asked for, so that the shell sees what ended it.
                 (Some(number), NicError::Interrupted) => {
-                    Report::from(&Error::from(error)).print();
+                    Error::from(error).in_words().print();
                     Ok(Code::Signal(number))
                 }
                 _ => Err(error.into()),
@@ -152,10 +152,8 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         }
     };
     if format.is_json() {
-        listing(std::slice::from_ref(&nic))?.print(format)?;
-        return Ok(Code::Success);
+        return listing(std::slice::from_ref(&nic))?.print(format);
     }
     let path = nics.character_device(&nic)?;
-    output::print(format!("{}\n", path.display()).as_bytes())?;
-    Ok(Code::Success)
+    output::print(format!("{}\n", path.display()).as_bytes())
 }

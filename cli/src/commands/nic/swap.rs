@@ -6,8 +6,8 @@ use bellhop_api::node::NicMove;
 use hyper::Method;
 use serde_json::Value;
 
-use crate::client::{Node, NodeArguments, path};
-use crate::commands::vm::{MAKING, absolute};
+use crate::client::{MAKING, Node, NodeArguments, path};
+use crate::commands::vm::absolute;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
@@ -71,8 +71,7 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     let node = arguments.node.connect()?;
     let answer = swap(arguments, &node)?;
     // What it is on now is what was asked for: there is nothing to say to people.
-    format.print(&answer, String::new)?;
-    Ok(Code::Success)
+    format.print(&answer, String::new)
 }
 
 fn swap(arguments: &Arguments, node: &Node) -> Result<Value, Error> {
@@ -87,8 +86,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::exit::Report;
-    use crate::made_up::MadeUp;
+    use crate::client::made_up::MadeUp;
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -143,7 +141,7 @@ mod tests {
         let arguments = line(&["--device", "spare0"]).unwrap();
         let error = swap(&arguments, &made_up.node()).unwrap_err();
         assert_eq!(error.refusal().unwrap().body.code, "incompatible");
-        let said = format!("{:?}", Report::from(&error));
+        let said = format!("{:?}", error.in_words());
         for words in ["net1 cannot be moved", "STATUS", "make one with"] {
             assert!(said.contains(words), "{said}");
         }

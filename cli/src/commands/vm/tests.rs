@@ -12,7 +12,7 @@ use super::console::{End, connect};
 use super::view::time;
 use super::*;
 use crate::client::Address;
-use crate::made_up::{self, MadeUp};
+use crate::client::made_up::{self, MadeUp};
 
 fn format(words: &[&str]) -> Format {
     #[derive(Parser)]
@@ -45,7 +45,7 @@ fn stopped() -> Value {
 
 fn body(words: &[&str], node: &str) -> Result<Value, Error> {
     let arguments = parse::<create::Arguments>(words).unwrap();
-    arguments::body(&arguments, &node.parse().unwrap())
+    create::body(&arguments, &node.parse().unwrap())
 }
 
 const HERE: &str = "/run/bellhop/node.socket";
@@ -92,7 +92,7 @@ fn paths_are_those_of_this_command() {
     assert_eq!(made["disks"][0]["path"], here.join("d").to_str().unwrap());
     let error = body(&["web", "--kernel", "vmlinuz"], ELSEWHERE).unwrap_err();
     assert!(error.to_string().contains("say it from / on"), "{error}");
-    assert_eq!(Code::from(&error), Code::WrongCommandLine);
+    assert_eq!(error.code(), Code::WrongCommandLine);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_file_goes_as_it_is_with_paths_from_the_root_on() {
     assert!(parse::<create::Arguments>(&["web", "--file", path, "--kernel", "k"]).is_err());
     std::fs::write(&file, "kernel = ").unwrap();
     let error = body(&["web", "--file", path], HERE).unwrap_err();
-    assert_eq!(Code::from(&error), Code::Failed);
+    assert_eq!(error.code(), Code::Failed);
     std::fs::remove_file(&file).unwrap();
 }
 
@@ -126,7 +126,7 @@ fn two_nics_of_one_name_are_refused() {
     ];
     let error = body(&nics, HERE).unwrap_err();
     assert_eq!(error.to_string(), "two NICs have the id a");
-    assert_eq!(Code::from(&error), Code::WrongCommandLine);
+    assert_eq!(error.code(), Code::WrongCommandLine);
     assert!(parse::<create::Arguments>(&["web"]).is_err());
 }
 
@@ -215,9 +215,8 @@ fn what_runs_is_deleted_with_force_only() {
 
 #[test]
 fn what_is_stopped_is_not_resumed() {
-    let arguments = parse::<resume::Arguments>(&["web"]).unwrap();
     let made_up = MadeUp::default().answer(200, &stopped());
-    let error = resume::execute(&arguments, &made_up.node(), format(&[])).unwrap_err();
+    let error = resume(&made_up.node(), "web", format(&[])).unwrap_err();
     assert!(error.to_string().contains("bellhop vm start web"));
 }
 
@@ -278,7 +277,7 @@ fn another_program_goes_on_with_a_machine() {
     let far = parse::<NodeArguments>(&["--node", ELSEWHERE]).unwrap();
     let made_up = MadeUp::default();
     let error = upgrade::execute(&hasty, &far, &made_up.node(), format(&[])).unwrap_err();
-    assert_eq!(Code::from(&error), Code::WrongCommandLine);
+    assert_eq!(error.code(), Code::WrongCommandLine);
     assert!(made_up.asked().is_empty());
 }
 
@@ -335,12 +334,11 @@ fn where_a_guest_is_is_said_to_the_daemon() {
 
 #[test]
 fn refusals_end_commands_with_their_codes() {
-    let arguments = parse::<start::Arguments>(&["web"]).unwrap();
     let refuse = |status, code: &str| {
         let body = json!({"code": code, "message": "no", "causes": [], "request_id": "1"});
         let made_up = MadeUp::default().answer(status, &body);
-        let refused = start::execute(&arguments, &made_up.node(), format(&[]));
-        Code::from(&refused.unwrap_err())
+        let refused = change_state(&made_up.node(), "web", WantedState::Running, format(&[]));
+        refused.unwrap_err().code()
     };
     assert_eq!(refuse(404, "no_such_vm"), Code::NotThere);
     assert_eq!(refuse(409, "wrong_state"), Code::Failed);

@@ -190,14 +190,14 @@ impl VdpaConfig {
         let id = self.id.clone().ok_or(DescriptorError::NoName(number))?;
         let fd = match take(number) {
             Ok(fd) => fd,
-            Err(reason) => {
-                return Err(DescriptorError::Missing { id, number, reason });
-            }
+            Err(reason) => return Err(DescriptorError::Missing { id, number, reason }),
         };
-        match VdpaDescriptor::new(fd) {
-            Ok(descriptor) => self.source = VdpaSource::Descriptor(descriptor),
-            Err(source) => return Err(DescriptorError::Unusable { id, number, source }),
-        }
+        let descriptor = VdpaDescriptor::new(fd).map_err(|source| DescriptorError::Unusable {
+            id,
+            number,
+            source,
+        })?;
+        self.source = VdpaSource::Descriptor(descriptor);
         Ok(())
     }
 

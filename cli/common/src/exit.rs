@@ -7,11 +7,7 @@ mod report;
 
 use std::process::ExitCode;
 
-use hyper::StatusCode;
-
-pub(crate) use report::Report;
-
-use crate::error::{Error, ErrorKind};
+pub use report::Report;
 
 /// What each exit code says, as `--help` and the manual show it: the code, and its meaning on one line or more.
 const TABLE: [(&str, &str); 10] = [
@@ -56,7 +52,8 @@ const TABLE: [(&str, &str); 10] = [
 ];
 
 /// The table of exit codes, for `--help`.
-pub(crate) fn help() -> String {
+#[must_use]
+pub fn help() -> String {
     let mut text = "Exit codes:".to_owned();
     for (code, meaning) in TABLE {
         for (number, line) in meaning.lines().enumerate() {
@@ -69,7 +66,7 @@ pub(crate) fn help() -> String {
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Code {
+pub enum Code {
     /// All went as asked.
     Success,
     /// An error was reported.
@@ -109,22 +106,6 @@ impl Code {
     }
 }
 
-impl From<&Error> for Code {
-    fn from(error: &Error) -> Self {
-        match error.kind() {
-            ErrorKind::Failed | ErrorKind::Absent => Self::Failed,
-            ErrorKind::WrongCommandLine => Self::WrongCommandLine,
-            ErrorKind::NoDaemon => Self::NoDaemon,
-            ErrorKind::TimedOut => Self::TimedOut,
-            ErrorKind::Refused(refusal) => match refusal.status {
-                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::NoDaemon,
-                _ if refusal.is_not_there() => Self::NotThere,
-                _ => Self::Failed,
-            },
-        }
-    }
-}
-
 impl From<Code> for ExitCode {
     fn from(code: Code) -> Self {
         Self::from(code.number())
@@ -133,10 +114,7 @@ impl From<Code> for ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
-    use crate::made_up::MadeUp;
 
     #[test]
     fn every_code_is_in_the_table() {
@@ -159,58 +137,5 @@ mod tests {
         assert_eq!(Code::Signal(255).number(), 255);
         assert!(help().contains("\n  128+N  stopped by signal N"));
         assert!(help().contains("\n         doctor: something needed"));
-    }
-
-    fn refused(status: u16, body: &Value) -> Error {
-        let made_up = MadeUp::default().answer(status, body);
-        made_up.node().get::<Value>("/v1/vms/a").unwrap_err()
-    }
-
-    #[test]
-    fn a_refusal_is_told_in_the_daemons_words() {
-        let error = refused(
-            409,
-            &json!({"code": "wrong_state", "message": "the VM runs", "causes": ["because", "it does"],
-                    "hint": "stop it", "request_id": "4f", "new": 1}),
-        );
-        let messages = ["the VM runs", "because", "it does"].map(str::to_owned);
-        let wanted = Report::from_messages(messages)
-            .hint("stop it")
-            .request_id("4f");
-        assert_eq!(Report::from(&error), wanted);
-        assert_eq!(Code::from(&error), Code::Failed);
-        assert_eq!(error.to_string(), "the VM runs");
-    }
-
-    #[test]
-    fn what_is_no_refusal_of_ours_is_shown_as_far_as_it_fits() {
-        let page = format!("<html>{}", "x".repeat(10_000));
-        let error = refused(502, &json!(page));
-        let said = format!("{:?}", Report::from(&error));
-        assert!(said.contains("502 Bad Gateway"), "{said}");
-        assert!(said.contains("<html>xxx") && said.len() < 600, "{said}");
-        let error = refused(500, &Value::Null);
-        assert!(error.refusal().unwrap().body.causes.is_empty());
-    }
-
-    #[test]
-    fn the_exit_code_tells_why() {
-        let body = |code: &str| json!({"code": code, "message": "no"});
-        let code = |error: Error| Code::from(&error);
-        assert_eq!(code(refused(404, &body("no_such_vm"))), Code::NotThere);
-        assert_eq!(code(refused(404, &body("no_such_path"))), Code::Failed);
-        assert_eq!(code(refused(401, &body("who"))), Code::NoDaemon);
-        assert_eq!(code(refused(403, &body("role"))), Code::NoDaemon);
-        assert_eq!(code(refused(500, &body("internal"))), Code::Failed);
-        let without_answer = |kind| code(Error::new(kind, "no"));
-        assert_eq!(without_answer(ErrorKind::TimedOut), Code::TimedOut);
-        assert_eq!(without_answer(ErrorKind::NoDaemon), Code::NoDaemon);
-    }
-
-    #[test]
-    fn the_remedy_of_an_error_is_its_hint() {
-        let error = Error::new(ErrorKind::NoDaemon, "no").hint("start one");
-        let wanted = Report::from_messages(["no".to_owned()]).hint("start one");
-        assert_eq!(Report::from(&error), wanted);
     }
 }

@@ -9,7 +9,7 @@ use std::io::IsTerminal;
 use clap::builder::styling::{AnsiColor, Style, Styles};
 
 /// clap's palette: help, and what it says about a wrong command line.
-pub(crate) const STYLES: Styles = Styles::styled()
+pub const STYLES: Styles = Styles::styled()
     .header(Style::new().bold())
     .usage(Style::new().bold())
     .literal(AnsiColor::Cyan.on_default())
@@ -19,13 +19,13 @@ pub(crate) const STYLES: Styles = Styles::styled()
     .invalid(AnsiColor::Yellow.on_default());
 
 /// The word before an error.
-pub(crate) const ERROR: Style = AnsiColor::Red.on_default().bold();
+pub const ERROR: Style = AnsiColor::Red.on_default().bold();
 /// The word before a hint.
-pub(crate) const HINT: Style = AnsiColor::Green.on_default().bold();
+pub const HINT: Style = AnsiColor::Green.on_default().bold();
 
 /// Whether what is written to `stream` may have colours: it is a terminal that knows them, and the user
 /// has not said otherwise by setting NO_COLOR (no-color.org) to anything but nothing.
-pub(crate) fn wanted(stream: &impl IsTerminal) -> bool {
+pub fn wanted(stream: &impl IsTerminal) -> bool {
     wanted_by(
         stream.is_terminal(),
         std::env::var_os("NO_COLOR"),

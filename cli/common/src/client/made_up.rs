@@ -1,5 +1,7 @@
 //! A daemon that is made up, for tests of commands.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "only tests use it")]
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -8,12 +10,12 @@ use hyper::StatusCode;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use bellhop_common::client::{Answer, Node, Request, Transport};
-use bellhop_common::error::Error;
+use super::{Answer, Node, Request, Transport};
+use crate::error::Error;
 
 /// What a made-up daemon was asked, and what it answers.
 #[derive(Clone, Default)]
-pub(crate) struct MadeUp(Arc<Mutex<Script>>);
+pub struct MadeUp(Arc<Mutex<Script>>);
 
 #[derive(Default)]
 struct Script {
@@ -29,7 +31,8 @@ impl fmt::Debug for MadeUp {
 
 impl MadeUp {
     /// Answers so, once and behind the answers before.
-    pub(crate) fn answer(self, status: u16, body: &Value) -> Self {
+    #[must_use]
+    pub fn answer(self, status: u16, body: &Value) -> Self {
         let body = match body {
             Value::Null => Vec::new(),
             Value::String(text) => text.clone().into_bytes(),
@@ -42,12 +45,15 @@ impl MadeUp {
         self
     }
 
-    pub(crate) fn node(&self) -> Node {
+    /// The daemon, as commands ask it.
+    #[must_use]
+    pub fn node(&self) -> Node {
         Node::new(self.clone())
     }
 
     /// What was asked: `METHOD PATH BODY`.
-    pub(crate) fn asked(&self) -> Vec<String> {
+    #[must_use]
+    pub fn asked(&self) -> Vec<String> {
         let script = self.0.lock();
         let line = |request: &Request| {
             let body = request.body.as_deref().map(String::from_utf8_lossy);
@@ -73,7 +79,8 @@ impl Transport for MadeUp {
 }
 
 /// A VM that runs, as a daemon describes it; with these fields instead of its own.
-pub(crate) fn vm(other: &Value) -> Value {
+#[must_use]
+pub fn vm(other: &Value) -> Value {
     let mut vm = serde_json::json!({
         "name": "web", "phase": "Running", "state": "Running", "restart": "OnFailure", "pid": 7, "nics": [],
         "console": {"socket": "/run/c.socket", "log": "/var/c.log"}, "log": "/var/vmm.log",

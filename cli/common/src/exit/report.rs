@@ -14,17 +14,15 @@ use std::io::{self, IsTerminal, Write};
 
 use clap::builder::styling::Style;
 
-use crate::client::Refusal;
 use crate::colour;
-use crate::error::Error as CommandError;
-use crate::listing::printable;
+use crate::text::printable;
 
 /// As deep as a chain of causes is followed; a chain has a handful of links.
 const CAUSES_MAX: usize = 32;
 
 /// What is said about an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Report {
+pub struct Report {
     messages: Vec<String>,
     hint: Option<String>,
     request_id: Option<String>,
@@ -32,7 +30,8 @@ pub(crate) struct Report {
 
 impl Report {
     /// An error, its causes, and what helps where that is known for errors of this kind.
-    pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
+    #[must_use]
+    pub fn of(error: &(dyn Error + 'static)) -> Self {
         let mut messages = Vec::new();
         let mut denied = false;
         let mut next = Some(error);
@@ -53,7 +52,8 @@ impl Report {
     }
 
     /// A message and its causes, outermost first, as somebody else has put them.
-    pub(crate) fn from_messages(messages: impl IntoIterator<Item = String>) -> Self {
+    #[must_use]
+    pub fn from_messages(messages: impl IntoIterator<Item = String>) -> Self {
         let mut kept: Vec<String> = Vec::new();
         for message in messages.into_iter().take(CAUSES_MAX) {
             // What a message has said already, as whole words at its end, need not be said again.
@@ -73,35 +73,22 @@ impl Report {
         }
     }
 
-    /// A daemon's refusal, in its own words.
-    fn of_refusal(refusal: &Refusal) -> Self {
-        let body = &refusal.body;
-        let causes = body.causes.iter().cloned();
-        let messages = std::iter::once(body.message.clone()).chain(causes);
-        let mut report = Self::from_messages(messages);
-        if let Some(hint) = &body.hint {
-            report = report.hint(hint);
-        }
-        if !body.request_id.is_empty() {
-            report = report.request_id(&body.request_id);
-        }
-        report
-    }
-
     /// With what can be done about it.
-    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
     /// With the name of the request, by which a daemon's log tells of it.
+    #[must_use]
     pub(crate) fn request_id(mut self, id: impl Into<String>) -> Self {
         self.request_id = Some(id.into());
         self
     }
 
     /// Says it on standard error.
-    pub(crate) fn print(&self) {
+    pub fn print(&self) {
         let stderr = io::stderr().lock();
         self.print_to(stderr);
     }
@@ -141,19 +128,6 @@ impl Report {
     }
 }
 
-impl From<&CommandError> for Report {
-    fn from(error: &CommandError) -> Self {
-        let report = match error.refusal() {
-            Some(refusal) => Self::of_refusal(refusal),
-            None => Self::of(error),
-        };
-        match error.remedy() {
-            Some(hint) => report.hint(hint),
-            None => report,
-        }
-    }
-}
-
 /// The message with its line breaks (a parser shows the line that it could not read), without anything else
 /// that a terminal obeys.
 fn lines(message: &str) -> String {
@@ -176,11 +150,11 @@ fn is_denied(error: &(dyn Error + 'static)) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
+    use crate::error::{self, ErrorKind};
 
-    fn chain(texts: &[&'static str]) -> Option<CommandError> {
+    fn chain(texts: &[&'static str]) -> Option<error::Error> {
         let (text, rest) = texts.split_first()?;
-        let error = CommandError::new(ErrorKind::Failed, *text);
+        let error = error::Error::new(ErrorKind::Failed, *text);
         Some(match chain(rest) {
             Some(source) => error.because(source),
             None => error,
