@@ -26,7 +26,7 @@ use tracing::error;
 use vdpa::causes::in_one_line;
 use vdpa::features;
 
-use super::NEVER_OFFERED;
+use super::common::offered;
 use super::transport::{Phase, Transport, relied_on};
 use crate::virtio::backend::{Backend, Event, Outcome, Predecessor, SavedState};
 use crate::{Error, ErrorKind};
@@ -157,7 +157,7 @@ impl Relied {
             None => Ok(()),
         };
         // The features first: their names say most. What is offered may depend on the succession.
-        let missing = self.features & !(successor.features() & !NEVER_OFFERED);
+        let missing = self.features & !offered(successor.features());
         if missing != 0 {
             let missing = features::describe(missing, needs);
             let message =
@@ -218,7 +218,7 @@ impl Transport {
             }
             Err(error) => return Err(SwapFailed { error, successor }),
         };
-        self.common.set_offer(successor.features() & !NEVER_OFFERED);
+        self.common.set_offer(offered(successor.features()));
         let retired = std::mem::replace(&mut self.backend, successor);
         if gap.is_some() {
             self.enter(Phase::Active);
@@ -264,8 +264,7 @@ impl Transport {
             return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
         relied.fits(&mut *self.backend)?;
-        self.common
-            .set_offer(self.backend.features() & !NEVER_OFFERED);
+        self.common.set_offer(offered(self.backend.features()));
         Ok(())
     }
 

@@ -25,9 +25,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vdpa::relay::{Pause, RelaySet, Strategy};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::{relays_lost, signal};
+use super::eventfd::signal;
 use crate::Error;
 use crate::virtio::backend::SharedMemory;
+
+/// The relays are lost, or have no device.
+pub(super) fn relays_lost() -> Error {
+    Error::other("relayed queues cannot go on: the guest's driver must reset the device")
+}
 
 /// What both sides see.
 #[derive(Debug)]
@@ -73,14 +78,11 @@ impl Poller {
         failed: &Arc<EventFd>,
     ) -> Result<Self, (RelaySet, Error)> {
         match Self::spawn(memory, failed) {
-            Ok((shared, to, from, thread)) => Ok(Self {
-                strategies: set.strategies().collect(),
-                place: Place::Parked(Box::new(set)),
-                shared,
-                to: Some(to),
-                from,
-                thread: Some(thread),
-            }),
+            Ok(mut poller) => {
+                poller.strategies = set.strategies().collect();
+                poller.place = Place::Parked(Box::new(set));
+                Ok(poller)
+            }
             Err(error) => {
                 let message = "cannot make a thread or eventfd for relayed queues; a limit of \
                                tasks or open files may be too low";
@@ -89,16 +91,8 @@ impl Poller {
         }
     }
 
-    #[expect(clippy::type_complexity, reason = "the parts of one value")]
-    fn spawn(
-        memory: &SharedMemory,
-        failed: &Arc<EventFd>,
-    ) -> io::Result<(
-        Arc<Shared>,
-        SyncSender<Box<RelaySet>>,
-        Receiver<Box<RelaySet>>,
-        JoinHandle<()>,
-    )> {
+    /// A thread without relays.
+    fn spawn(memory: &SharedMemory, failed: &Arc<EventFd>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             park: AtomicBool::new(false),
             wake: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
@@ -118,7 +112,14 @@ impl Poller {
                     }
                 }
             })?;
-        Ok((shared, to, from, thread))
+        Ok(Self {
+            place: Place::Polling,
+            strategies: BTreeMap::new(),
+            shared,
+            to: Some(to),
+            from,
+            thread: Some(thread),
+        })
     }
 
     /// Stops polling. Nothing but the caller touches the relayed queues when this returns; a

@@ -21,8 +21,7 @@ use vdpa::memory::GuestMemory;
 use vdpa::relay::{Dirty, RelayedQueue, Strategy};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::poller::Poller;
-use super::relays_lost;
+use super::poller::{Poller, relays_lost};
 use super::rings::Rings;
 use crate::Error;
 use crate::virtio::backend::QueueAddresses;
@@ -63,10 +62,7 @@ impl WriteLog {
     }
 
     pub(super) fn go(&mut self) -> Result<(), Error> {
-        match &mut self.poller {
-            Some(poller) => poller.go(),
-            None => Ok(()),
-        }
+        self.poller.as_mut().map_or(Ok(()), Poller::go)
     }
 
     /// Takes a queue from the suspended device, and from the relays if there are any.
