@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use bellhop_api::machine::{DiskSummary, NicSummary, VmState, VmStatus};
 use parking_lot::Mutex;
@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
-use super::{API_LEVEL, exactly};
+use super::{API_LEVEL, WATCHERS_MAX, exactly};
 use crate::config::{VdpaConfig, VmConfig};
 use crate::http::HttpError;
 use crate::machine::{
@@ -24,9 +24,6 @@ use crate::machine::{
 };
 use crate::migration::endpoint::Endpoint;
 use crate::migration::tls::Tls;
-
-/// Clients that may wait for changes at a time: others must be able to ask meanwhile.
-pub(super) const WATCHERS_MAX: usize = 32;
 
 /// Before there is a machine.
 #[derive(Debug, Default)]
@@ -310,17 +307,25 @@ impl Controller {
         if let Some(migration) = origin.migration() {
             self.migration.lock().replace(migration.clone());
         }
-        let request = StartRequest {
-            origin,
-            controller: self.clone(),
-            answer,
-        };
-        match self.starts.try_send(request) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                return Err(ApiError::Ending);
+        let controller = self.clone();
+        let request = StartRequest::new(origin, move |started| {
+            let answered = match started {
+                Ok((config, machine)) => {
+                    controller.started(config, machine);
+                    Ok(())
+                }
+                Err((config, error)) => {
+                    controller.start_failed(config);
+                    Err(ApiError::Start(error))
+                }
+            };
+            if let Some(answer) = answer {
+                // The client may have gone.
+                let _ = answer.send(answered);
             }
-        }
+        });
+        let sent = self.starts.try_send(request);
+        sent.map_err(|_| ApiError::Ending)?;
         *phase = Phase::Starting(config);
         self.publish(|view| view.state = VmState::Starting);
         // The only failure is a counter at its maximum, which is readable too.
@@ -329,7 +334,7 @@ impl Controller {
     }
 
     /// The machine is powered on.
-    pub(super) fn started(self: &Arc<Self>, mut config: VmConfig, handle: &Handle) {
+    fn started(self: &Arc<Self>, mut config: VmConfig, handle: &Handle) {
         // NICs and disks come and go: the machine knows which there are.
         let nics = handle.status().nics;
         config
@@ -355,7 +360,7 @@ impl Controller {
     /// Descriptors are used up: an attempt leaves the device with an owner, which only closing it undoes
     /// (VHOST_SET_OWNER, linux/vhost.h). Their paths stay. What a snapshot was to be restored into is as
     /// the snapshot says now.
-    pub(super) fn start_failed(&self, mut config: Option<VmConfig>) {
+    fn start_failed(&self, mut config: Option<VmConfig>) {
         if let Some(config) = &mut config {
             config.vdpa.iter_mut().for_each(VdpaConfig::release);
         }

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use bellhop_api::machine::VmState;
 use devices::ErrorKind as DeviceErrorKind;
 
-use super::controller::WATCHERS_MAX;
+use super::WATCHERS_MAX;
 use crate::config::DescriptorError;
 use crate::http::{HttpError, Problem};
 use crate::machine::{DeviceKind, RequestError};

@@ -55,6 +55,9 @@ use std::time::Duration;
 /// | 1 | 0.1.0 | the first |
 pub const API_LEVEL: u32 = 1;
 
+/// Clients that may wait for changes at a time: others must be able to ask meanwhile.
+const WATCHERS_MAX: usize = 32;
+
 /// In milliseconds, with their fraction.
 fn exactly(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0

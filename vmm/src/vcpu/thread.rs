@@ -16,9 +16,11 @@ use parking_lot::{Condvar, Mutex};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler, unblock_signal};
 
+use super::exits::{self, Buses, FaultHandler};
+use super::failure::{Reports, VcpuFailure, VcpuReport};
+use super::registers;
 use super::run_page::RunPage;
 use super::state::InitialState;
-use super::{Buses, FaultHandler, Reports, VcpuFailure, VcpuReport, exits, not_set_up, registers};
 use crate::Error;
 use crate::config::{HostCpus, show_list};
 
@@ -26,6 +28,11 @@ use crate::config::{HostCpus, show_list};
 /// vDPA device with its log lines being the deepest. The default of 2 MiB
 /// would be eligible for a transparent huge page, all of it resident.
 const STACK_SIZE: usize = 256 * 1024;
+
+/// KVM refused a step of setting a vCPU up.
+pub(super) fn not_set_up(index: u8) -> impl FnOnce(Error) -> Error {
+    move |source| Error::host(format!("vCPU {index} cannot be set up")).because(source)
+}
 
 /// What the handle wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
