@@ -14,10 +14,10 @@ use serde_json::Value;
 use super::channel::{Channel, Connection, Halt, Standstill, Timeouts};
 use super::convergence::{Convergence, Decision, Limits, Measured};
 use super::dirty::{DirtyPages, PAGE_SIZE};
-use super::error::{MachineError, MigrationError, Phase};
+use super::error::{MachineError, MigrationError, Outcome, Phase};
+use super::progress::Monitor;
 use super::protocol::{CONNECTIONS_MAX, Hello};
 use super::ram::RamImage;
-use super::{Monitor, Outcome};
 
 pub use states::{Accepted, Committed, Connected, Copying, Parting, Ready, Stopped};
 
@@ -113,19 +113,21 @@ pub fn send<C: Connection, M: SourceMachine>(
     monitor: &Monitor,
 ) -> Outcome {
     let mut undo = Undo::default();
-    let ready = match until_ready(machine, ram, first, connect, options, monitor, &mut undo) {
+    let ready = until_ready(machine, ram, first, connect, options, monitor, &mut undo);
+    let ready = ready.and_then(|ready| {
+        // The last moment at which the user may still change their mind.
+        if monitor.cancel.is_cancelled() {
+            return Err(ready.give_up(MigrationError::Cancelled));
+        }
+        match machine.commit() {
+            Ok(()) => Ok(ready),
+            Err(error) => Err(ready.give_up(MigrationError::machine("be handed over")(error))),
+        }
+    });
+    let ready = match ready {
         Ok(ready) => ready,
         Err(parting) => return stay(machine, monitor, &undo, parting),
     };
-    // The last moment at which the user may still change their mind.
-    if monitor.cancel.is_cancelled() {
-        let parting = ready.give_up(MigrationError::Cancelled);
-        return stay(machine, monitor, &undo, parting);
-    }
-    if let Err(error) = machine.commit() {
-        let parting = ready.give_up(MigrationError::machine("be handed over")(error));
-        return stay(machine, monitor, &undo, parting);
-    }
     monitor.progress.phase(Phase::Go);
     let done = ready.commit().and_then(|committed| {
         monitor.progress.phase(Phase::Done);
@@ -224,57 +226,57 @@ fn until_ready<C: Connection, M: SourceMachine>(
     let accepted = Connected::new(channel).offer(&hello, options.timeouts.accept)?;
     progress.phase(Phase::Join);
     let mut copying = accepted.join(connect)?;
-
-    progress.phase(Phase::Copy);
-    let begun = Instant::now();
-    let result = machine
-        .start_logging()
-        .map_err(MigrationError::machine("log what is written to its memory"));
-    if let Err(error) = result {
-        return Err(copying.give_up(error));
-    }
-    undo.logging = true;
-    progress.mediated(begun.elapsed());
-    let left = match converge(machine, ram, &mut copying, options, monitor, undo) {
-        Ok(left) => left,
+    let comparison = match copy(machine, ram, &mut copying, options, monitor, undo) {
+        Ok(comparison) => comparison,
         Err(error) => return Err(copying.give_up(error)),
     };
-
-    progress.phase(Phase::Stop);
-    progress.stopped();
-    undo.stopped = true;
-    let last = stop(machine, left);
-    let pages = match last {
-        Ok(pages) => pages,
-        Err(error) => return Err(copying.give_up(error)),
-    };
-    progress.part_done(|parts| &mut parts.stop);
-    let standstill = Standstill::of(options.standstill);
-    copying.stand_still(standstill);
-    if let Err(error) = copying.round(ram, &pages, true, progress) {
-        return Err(copying.give_up(error));
-    }
-    progress.part_done(|parts| &mut parts.memory);
-    let begun = Instant::now();
-    let mut comparison = Duration::ZERO;
-    match machine.digest_memory() {
-        Ok(false) => {}
-        Ok(true) => {
-            // The time of this host, and the time that the destination may take to do the same.
-            let digested = begun.elapsed();
-            comparison = digested.saturating_mul(COMPARISON_TIMES);
-            copying.stand_still(standstill.extended(digested.saturating_add(comparison)));
-        }
-        Err(error) => {
-            return Err(copying.give_up(MigrationError::machine("read its memory")(error)));
-        }
-    }
     let stopped = copying.finish(options.state_max, progress, |to| machine.save(to))?;
     progress.part_done(|parts| &mut parts.state);
     progress.phase(Phase::Ready);
     let ready = stopped.wait_ready(options.timeouts.ready.saturating_add(comparison));
     progress.part_done(|parts| &mut parts.ready);
     ready
+}
+
+/// Sends all memory: in rounds while the guest runs, and the rest once it stands still. Gives the time that
+/// the destination may take to compare it.
+fn copy<C: Connection, M: SourceMachine>(
+    machine: &mut M,
+    ram: &RamImage,
+    copying: &mut Copying<C>,
+    options: &SendOptions,
+    monitor: &Monitor,
+    undo: &mut Undo,
+) -> Result<Duration, MigrationError> {
+    let progress = &*monitor.progress;
+    progress.phase(Phase::Copy);
+    let begun = Instant::now();
+    let logging = machine.start_logging();
+    logging.map_err(MigrationError::machine("log what is written to its memory"))?;
+    undo.logging = true;
+    progress.mediated(begun.elapsed());
+    let mut pages = converge(machine, ram, copying, options, monitor, undo)?;
+
+    progress.phase(Phase::Stop);
+    progress.stopped();
+    undo.stopped = true;
+    machine.stop().map_err(MigrationError::machine("stop"))?;
+    take_dirty(machine, &mut pages)?;
+    progress.part_done(|parts| &mut parts.stop);
+    let standstill = Standstill::of(options.standstill);
+    copying.stand_still(standstill);
+    copying.round(ram, &pages, true, progress)?;
+    progress.part_done(|parts| &mut parts.memory);
+    let begun = Instant::now();
+    let compared = machine.digest_memory();
+    if !compared.map_err(MigrationError::machine("read its memory"))? {
+        return Ok(Duration::ZERO);
+    }
+    // The time of this host, and the time that the destination may take to do the same.
+    let digested = begun.elapsed();
+    let comparison = digested.saturating_mul(COMPARISON_TIMES);
+    copying.stand_still(standstill.extended(digested.saturating_add(comparison)));
+    Ok(comparison)
 }
 
 /// Rounds while the guest runs; gives the pages that are left when it has to stop.
@@ -331,16 +333,6 @@ fn converge<C: Connection, M: SourceMachine>(
             }
         }
     }
-}
-
-/// Stops the machine; gives all pages that have to go over yet.
-fn stop<M: SourceMachine>(
-    machine: &mut M,
-    mut pages: DirtyPages,
-) -> Result<DirtyPages, MigrationError> {
-    machine.stop().map_err(MigrationError::machine("stop"))?;
-    take_dirty(machine, &mut pages)?;
-    Ok(pages)
 }
 
 fn take_dirty<M: SourceMachine>(
