@@ -87,8 +87,7 @@ impl Backend for VdpaBackend {
     }
 
     fn negotiate(&mut self, features: u64) -> Result<(), Error> {
-        let negotiated = self.negotiate_features(features);
-        let negotiation = self.or_stop(negotiated)?;
+        let negotiation = self.or_stop(|backend| backend.negotiate_features(features))?;
         self.negotiation = Some(negotiation);
         // From here on it is this device that its driver knows.
         self.net.predecessor = None;
@@ -96,8 +95,7 @@ impl Backend for VdpaBackend {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {
-        let started = self.start_fresh(activation);
-        self.or_stop(started)
+        self.or_stop(|backend| backend.start_fresh(activation))
     }
 
     fn change(&mut self, change: QueueChange) -> Result<(), Error> {
@@ -111,14 +109,8 @@ impl Backend for VdpaBackend {
                 }
                 self.set_call(index, call)
             }
-            QueueChange::Enable(queue) => {
-                let enabled = self.enable_queue(queue);
-                self.or_stop(enabled)
-            }
-            QueueChange::Reset { index } => {
-                let reset = self.reset_queue(index);
-                self.or_stop(reset)
-            }
+            QueueChange::Enable(queue) => self.or_stop(|backend| backend.enable_queue(queue)),
+            QueueChange::Reset { index } => self.or_stop(|backend| backend.reset_queue(index)),
         }
     }
 
@@ -189,8 +181,7 @@ impl Backend for VdpaBackend {
 
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
         let saved = Saved::decode(state)?;
-        let started = self.restore_rings(saved, activation);
-        self.or_stop(started)
+        self.or_stop(|backend| backend.restore_rings(saved, activation))
     }
 
     fn hardware(&mut self) -> Option<&mut dyn Hardware> {
@@ -267,10 +258,9 @@ impl Hardware for VdpaBackend {
 
     fn take_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
         let saved = Saved::decode(state)?;
-        let started = self
-            .rings
-            .taken_back(saved, &activation)
-            .and_then(|saved| self.restore_rings(saved, activation));
-        self.or_stop(started)
+        self.or_stop(|backend| {
+            let saved = backend.rings.taken_back(saved, &activation)?;
+            backend.restore_rings(saved, activation)
+        })
     }
 }

@@ -296,7 +296,7 @@ impl Control {
             return self.give_up().map(|()| true);
         }
         let polled = self.queue.poll();
-        let Some(forwarded) = self.guest.as_mut().and_then(|guest| guest.forwarded.take()) else {
+        let Some(forwarded) = self.take_forwarded() else {
             return polled.map(|_| true).map_err(failed);
         };
         if matches!(polled, Ok(None)) && Instant::now() < forwarded.deadline {
@@ -324,6 +324,10 @@ impl Control {
         Ok(true)
     }
 
+    fn take_forwarded(&mut self) -> Option<Forwarded> {
+        self.guest.as_mut()?.forwarded.take()
+    }
+
     /// What is left to do for a device that broke a rule: to answer the command
     /// that it had, and to listen no longer.
     fn give_up(&mut self) -> Result<(), Error> {
@@ -331,8 +335,7 @@ impl Control {
         // A signal that nobody takes would wake the event loop for ever. The
         // error is EAGAIN: there was none.
         let _ = self.queue.call().read();
-        let forwarded = self.guest.as_mut().and_then(|guest| guest.forwarded.take());
-        match forwarded {
+        match self.take_forwarded() {
             Some(forwarded) => self.answer(forwarded.id, forwarded.ack, Answer::Err),
             None => Ok(()),
         }

@@ -98,7 +98,8 @@ impl VdpaBackend {
         let max_sizes = queues.map(|queue| queue.max_size).collect();
         let net = NetOverlay::new(&device, &options.id, options.mac)?;
         let mut rings = Rings::new(
-            (device, iotlb),
+            device,
+            iotlb,
             &options.id,
             options.doorbell,
             memory,
@@ -228,9 +229,13 @@ impl VdpaBackend {
         negotiation.is_some_and(|negotiation| negotiation.ring().packed)
     }
 
-    /// After a failure the device is stopped and its memory mapped again, so
+    /// Does something. After a failure the device is stopped and its memory mapped again, so
     /// that it neither works half-started nor starts without memory next time.
-    pub(super) fn or_stop<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+    pub(super) fn or_stop<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let result = work(self);
         if result.is_err() {
             self.stop();
         }

@@ -47,17 +47,11 @@ struct Shared {
     memory: SharedMemory,
 }
 
-/// Who has the relays.
-#[derive(Debug)]
-enum Place {
-    Parked(Box<RelaySet>),
-    Polling,
-}
-
 /// The relays of one device with the thread that polls them. See the module.
 #[derive(Debug)]
 pub(super) struct Poller {
-    place: Place,
+    /// `None`: the thread has the relays.
+    parked: Option<Box<RelaySet>>,
     /// How each queue reached the device when the relays were handed over last.
     strategies: BTreeMap<u16, Strategy>,
     shared: Arc<Shared>,
@@ -80,7 +74,7 @@ impl Poller {
         match Self::spawn(memory, failed) {
             Ok(mut poller) => {
                 poller.strategies = set.strategies().collect();
-                poller.place = Place::Parked(Box::new(set));
+                poller.parked = Some(Box::new(set));
                 Ok(poller)
             }
             Err(error) => {
@@ -113,7 +107,7 @@ impl Poller {
                 }
             })?;
         Ok(Self {
-            place: Place::Polling,
+            parked: None,
             strategies: BTreeMap::new(),
             shared,
             to: Some(to),
@@ -128,17 +122,14 @@ impl Poller {
     /// # Errors
     /// The relays are lost.
     pub(super) fn park(&mut self) -> Result<&mut RelaySet, Error> {
-        if matches!(self.place, Place::Polling) {
+        if self.parked.is_none() {
             self.shared.park.store(true, Ordering::Release);
             signal(&self.shared.wake);
             let set = self.from.recv().map_err(|_| relays_lost())?;
             self.shared.park.store(false, Ordering::Relaxed);
-            self.place = Place::Parked(set);
+            self.parked = Some(set);
         }
-        match &mut self.place {
-            Place::Parked(set) => Ok(set),
-            Place::Polling => Err(relays_lost()),
-        }
+        self.parked.as_deref_mut().ok_or_else(relays_lost)
     }
 
     /// Polls from now on.
@@ -146,7 +137,7 @@ impl Poller {
     /// # Errors
     /// The relays are lost.
     pub(super) fn go(&mut self) -> Result<(), Error> {
-        let Place::Parked(set) = std::mem::replace(&mut self.place, Place::Polling) else {
+        let Some(set) = self.parked.take() else {
             return Ok(());
         };
         self.strategies = set.strategies().collect();
@@ -174,10 +165,7 @@ impl Poller {
     /// Ends the thread and gives the relays back; `None`: they are lost.
     pub(super) fn end(mut self) -> Option<RelaySet> {
         self.park().ok()?;
-        match std::mem::replace(&mut self.place, Place::Polling) {
-            Place::Parked(set) => Some(*set),
-            Place::Polling => None,
-        }
+        self.parked.take().map(|set| *set)
     }
 }
 

@@ -90,7 +90,8 @@ pub(super) struct Rings {
 impl Rings {
     /// Maps guest RAM for an owned device.
     pub(super) fn new(
-        (device, mut iotlb): (Device, Iotlb),
+        device: Device,
+        mut iotlb: Iotlb,
         id: &str,
         doorbell: DoorbellMode,
         memory: SharedMemory,

@@ -55,10 +55,8 @@ impl WriteLog {
 
     /// Relays are not polled from here on, until [`WriteLog::go`].
     pub(super) fn park(&mut self) -> Result<(), Error> {
-        if let Some(poller) = &mut self.poller {
-            poller.park()?;
-        }
-        Ok(())
+        let poller = self.poller.as_mut();
+        poller.map_or(Ok(()), |poller| poller.park().map(drop))
     }
 
     pub(super) fn go(&mut self) -> Result<(), Error> {
