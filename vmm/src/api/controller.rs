@@ -1,4 +1,4 @@
-//! What may be asked in which state: the two controllers and the lock around them.
+//! What may be asked in which state, and the lock around it.
 //!
 //! Owns the configuration before boot, the handle after it, and the view that clients
 //! watch. It must not know HTTP.
@@ -25,27 +25,18 @@ use crate::machine::{
 use crate::migration::endpoint::Endpoint;
 use crate::migration::tls::Tls;
 
-/// Before there is a machine.
-#[derive(Debug, Default)]
-pub(super) struct BeforeBoot {
-    config: Option<VmConfig>,
-}
-
-/// While there is one.
-#[derive(Debug)]
-pub(super) struct Running {
-    /// As it was started, without NICs and disks.
-    config: VmConfig,
-    handle: Handle,
-}
-
-/// Which of the controllers there is.
+/// Whether there is a machine.
 #[derive(Debug)]
 enum Phase {
-    BeforeBoot(BeforeBoot),
+    /// There is no machine yet.
+    BeforeBoot(Option<VmConfig>),
     /// The machine is being built: neither of them. One that comes is known only to its source.
     Starting(Option<VmConfig>),
-    Running(Running),
+    Running {
+        /// As it was started, without NICs and disks.
+        config: VmConfig,
+        handle: Handle,
+    },
 }
 
 /// See the module.
@@ -85,7 +76,7 @@ impl Controller {
         let (starts, queue) = sync_channel(1);
         let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let controller = Arc::new(Self {
-            phase: Mutex::new(Phase::BeforeBoot(BeforeBoot::default())),
+            phase: Mutex::new(Phase::BeforeBoot(None)),
             view: watch::Sender::new(VmStatus {
                 generation: 1,
                 state: VmState::NotStarted,
@@ -109,10 +100,8 @@ impl Controller {
             migration: Mutex::new(None),
         });
         if let Some(origin) = origin {
-            let mut phase = controller.phase.lock();
             // There is room in the queue, and its other end lies below.
-            let _ = controller.request_start(&mut phase, origin, None);
-            drop(phase);
+            let _ = controller.request_start(&mut controller.phase.lock(), origin, None);
         }
         Ok((controller, Starts { queue, wake }))
     }
@@ -158,11 +147,12 @@ impl Controller {
     /// The configuration, with the NICs and disks that there are now.
     pub(super) fn config(&self) -> Result<VmConfig, ApiError> {
         match &*self.phase.lock() {
-            Phase::BeforeBoot(before) => before.config.clone().ok_or(ApiError::NoConfig),
-            Phase::Starting(config) => config.clone().ok_or(ApiError::NoConfig),
-            Phase::Running(running) => {
-                let mut config = running.config.clone();
-                let MachineStatus { nics, disks, .. } = running.handle.status();
+            Phase::BeforeBoot(config) | Phase::Starting(config) => {
+                config.clone().ok_or(ApiError::NoConfig)
+            }
+            Phase::Running { config, handle } => {
+                let mut config = config.clone();
+                let MachineStatus { nics, disks, .. } = handle.status();
                 config.vdpa.extend(nics.into_iter().map(|nic| nic.config));
                 config.disks = disks.into_iter().map(|disk| disk.config).collect();
                 Ok(config)
@@ -176,10 +166,10 @@ impl Controller {
         change: impl FnOnce(&mut VmConfig) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         let mut phase = self.phase.lock();
-        let Phase::BeforeBoot(before) = &mut *phase else {
+        let Phase::BeforeBoot(config) = &mut *phase else {
             return Err(self.wrong_state("try again when it runs: GET /v1/vm/watch"));
         };
-        let config = before.config.as_mut().ok_or(ApiError::NoConfig)?;
+        let config = config.as_mut().ok_or(ApiError::NoConfig)?;
         let changed = change(config)?;
         self.publish_config();
         Ok(changed)
@@ -199,8 +189,8 @@ impl Controller {
                  come and go with PUT and DELETE of /v1/vm/nics/{id} and /v1/vm/disks/{id}",
             ));
         };
-        if before.config.as_ref() != Some(&config) {
-            before.config = Some(config);
+        if before.as_ref() != Some(&config) {
+            *before = Some(config);
             self.publish_config();
         }
         Ok(())
@@ -208,14 +198,8 @@ impl Controller {
 
     /// Has the machine built and powered on; returns when it is, or cannot be.
     pub(super) async fn start(self: &Arc<Self>) -> Result<(), ApiError> {
-        self.start_from(|before| {
-            before
-                .config
-                .clone()
-                .map(Origin::Boot)
-                .ok_or(ApiError::NoConfig)
-        })
-        .await
+        self.start_from(|config| config.cloned().map(Origin::Boot).ok_or(ApiError::NoConfig))
+            .await
     }
 
     /// Has the machine built as the snapshot says, and go on where it was saved; returns when it does, or
@@ -282,14 +266,14 @@ impl Controller {
 
     async fn start_from(
         self: &Arc<Self>,
-        origin: impl FnOnce(&BeforeBoot) -> Result<Origin, ApiError>,
+        origin: impl FnOnce(Option<&VmConfig>) -> Result<Origin, ApiError>,
     ) -> Result<(), ApiError> {
         let answered = {
             let mut phase = self.phase.lock();
-            let Phase::BeforeBoot(before) = &*phase else {
+            let Phase::BeforeBoot(config) = &*phase else {
                 return Err(self.wrong_state("wait until it runs: GET /v1/vm/watch"));
             };
-            let origin = origin(before)?;
+            let origin = origin(config.as_ref())?;
             let (answer, answered) = oneshot::channel();
             self.request_start(&mut phase, origin, Some(answer))?;
             answered
@@ -343,10 +327,10 @@ impl Controller {
         config.disks.clear();
         // The machine has what it was given.
         config.vdpa.iter_mut().for_each(VdpaConfig::release);
-        *self.phase.lock() = Phase::Running(Running {
+        *self.phase.lock() = Phase::Running {
             config,
             handle: handle.clone(),
-        });
+        };
         // Weak: the handle is ours.
         let controller = Arc::downgrade(self);
         handle.on_change(move |status| {
@@ -364,7 +348,7 @@ impl Controller {
         if let Some(config) = &mut config {
             config.vdpa.iter_mut().for_each(VdpaConfig::release);
         }
-        *self.phase.lock() = Phase::BeforeBoot(BeforeBoot { config });
+        *self.phase.lock() = Phase::BeforeBoot(config);
         self.publish(|view| view.state = VmState::NotStarted);
     }
 
@@ -425,7 +409,7 @@ impl Controller {
                 "start it first: PUT /v1/vm, then PATCH /v1/vm {\"state\": \"Running\"}",
             )),
             Phase::Starting(_) => Err(self.wrong_state("wait until it runs: GET /v1/vm/watch")),
-            Phase::Running(running) => Ok(running.handle.clone()),
+            Phase::Running { handle, .. } => Ok(handle.clone()),
         }
     }
 
@@ -433,13 +417,13 @@ impl Controller {
     pub(super) fn before_boot(&self, remedy: &'static str) -> Result<(), ApiError> {
         match &*self.phase.lock() {
             Phase::BeforeBoot(_) => Ok(()),
-            Phase::Starting(_) | Phase::Running(_) => Err(self.wrong_state(remedy)),
+            Phase::Starting(_) | Phase::Running { .. } => Err(self.wrong_state(remedy)),
         }
     }
 
     /// Whether the machine is built.
     pub(super) fn is_built(&self) -> bool {
-        matches!(&*self.phase.lock(), Phase::Running(_))
+        matches!(&*self.phase.lock(), Phase::Running { .. })
     }
 
     /// Asks the machine to stop, and the process to end with it.

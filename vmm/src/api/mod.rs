@@ -11,9 +11,8 @@
 //!                                     │     └── started, failed ──────┘
 //!                                     └────── Handle (requests) ────> Machine::run
 //! ```
-//! **Two controllers.** What can be asked before the machine is built is
-//! `BeforeBoot`'s, what can be asked after it `Running`'s (`controller.rs`); which of them there
-//! is, is one enum behind one lock. An action in a state that does not have it is answered
+//! **Two phases.** What can be asked before the machine is built needs `BeforeBoot`, what can be
+//! asked after it `Running` (`controller.rs`): one enum behind one lock. An action in a state that does not have it is answered
 //! with 409, the state, and the remedy.
 //!
 //! ```text

@@ -6,8 +6,7 @@ use axum::http::StatusCode;
 use bellhop_api::machine::{VmChange, VmStatus, WantedState};
 use bellhop_api::responses::{BodyErrors, HostErrors, StateErrors};
 
-use super::Api;
-use super::descriptors::Descriptors;
+use super::{Api, descriptors};
 use crate::api::error::ApiError;
 use crate::config::VmConfig;
 use crate::http::body::JsonBody;
@@ -36,8 +35,7 @@ pub(super) async fn configure(
     received: Received,
     JsonBody(mut config): JsonBody<VmConfig>,
 ) -> Result<StatusCode, ApiError> {
-    let mut descriptors = Descriptors::of(&received)?;
-    config.take_descriptors(|number| descriptors.take(number))?;
+    descriptors::give(&received, &mut config.vdpa)?;
     api.configure(config)?;
     Ok(StatusCode::NO_CONTENT)
 }
