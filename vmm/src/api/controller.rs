@@ -17,7 +17,7 @@ use super::error::ApiError;
 use super::start::{StartRequest, Starts};
 use super::{API_LEVEL, WATCHERS_MAX, exactly};
 use crate::config::{VdpaConfig, VmConfig};
-use crate::http::HttpError;
+use crate::http::{HttpError, on_worker};
 use crate::machine::{
     Arriving, Direction, End, EndReason, Handle, MachineStatus, Migration, MigrationEnd, Origin,
     RequestError, RunState, SendConfig, Snapshot, StopHandle, stopped,
@@ -411,6 +411,15 @@ impl Controller {
             Phase::Starting(_) => Err(self.wrong_state("wait until it runs: GET /v1/vm/watch")),
             Phase::Running { handle, .. } => Ok(handle.clone()),
         }
+    }
+
+    /// Has a worker ask the machine, where there is one.
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        request: impl FnOnce(&Handle) -> Result<T, RequestError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let machine = self.running()?;
+        Ok(on_worker(move || request(&machine)).await??)
     }
 
     /// Nothing, if there is no machine yet; else an error that says what to do.

@@ -20,7 +20,7 @@ use crate::config::{DoorbellMode, VdpaConfig, VdpaSource};
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::parameters::DeviceName;
-use crate::http::{ErrorBody, HttpError, on_worker};
+use crate::http::{ErrorBody, HttpError};
 use crate::machine::{Failover, FailoverState, Handle, NicStatus, RequestError};
 
 impl From<&Failover> for FailoverInfo {
@@ -171,10 +171,9 @@ pub(super) async fn change(
         check_failover(device, failover.as_deref())?;
     }
     if api.is_built() && is_devices_alone(&change) {
-        let machine = api.running()?;
         let source = device.map(|device| device.source);
-        let changed = on_worker(move || change_devices(&machine, &id, source, change.failover));
-        let nic = changed.await??;
+        let changed = api.ask(move |machine| change_devices(machine, &id, source, change.failover));
+        let nic = changed.await?;
         let nic = nic.ok_or_else(|| api.wrong_state(pluggable::UNCHANGING))?;
         return Ok(Json(Known::from(nic).into()));
     }

@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::api::controller::Controller;
 use crate::api::error::ApiError;
 use crate::config::{DiskConfig, VdpaConfig, VmConfig};
-use crate::http::{HttpError, on_worker};
+use crate::http::HttpError;
 use crate::machine::{DiskStatus, Handle, NicStatus, PlugState, Pluggable, RequestError};
 
 impl From<PlugState> for PlugPhase {
@@ -149,9 +149,8 @@ pub(super) async fn show<C: Kind>(api: &Controller, id: &str) -> Result<Json<C::
         let configured = C::list(&mut config).swap_remove(at);
         return Ok(Json(Known::Configured(configured).into()));
     }
-    let machine = api.running()?;
-    let device = C::find(&machine, id).ok_or_else(|| no_such(id))?;
-    let devices = on_worker(move || machine.devices()).await??;
+    let device = C::find(&api.running()?, id).ok_or_else(|| no_such(id))?;
+    let devices = api.ask(|machine| machine.devices()).await?;
     // It may have gone in between.
     let info = devices.iter().find(|device| device.id == id);
     let info = info.map(DeviceInfo::from);
@@ -174,8 +173,8 @@ pub(super) async fn put<C: Kind>(
         .into());
     }
     let (status, device) = if api.is_built() {
-        let machine = api.running()?;
-        on_worker(move || plug(&machine, &id, &wanted)).await??
+        let plugged = api.ask(move |machine| plug(machine, &id, &wanted));
+        plugged.await?
     } else {
         api.edit(|config| configure(config, id, wanted))?
     };
@@ -254,8 +253,7 @@ pub(super) async fn remove<C: Kind>(
     id: String,
 ) -> Result<Response, ApiError> {
     if api.is_built() {
-        let machine = api.running()?;
-        let device = on_worker(move || C::unplug(&machine, &id)).await??;
+        let device = api.ask(move |machine| C::unplug(machine, &id)).await?;
         let info = C::Info::from(device.into());
         return Ok((StatusCode::ACCEPTED, Json(info)).into_response());
     }
