@@ -5,7 +5,7 @@ use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
 use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 
 use super::netlink::attributes::Attributes;
-use super::netlink::exchange::Malformed;
+use super::netlink::error::Malformed;
 use super::netlink::message::Message;
 use super::uapi::*;
 

@@ -21,9 +21,8 @@ use super::bus::Bus;
 use super::config::DeviceConfig;
 use super::device::{MgmtDevice, VdpaDevice};
 use super::error::{Error, ErrorKind, Texts};
-use super::in_use;
 use super::name::{self, MgmtDeviceName};
-use super::netlink::exchange::Refusal;
+use super::netlink::error::Refusal;
 use super::netlink::family::{self, Description, Family};
 use super::netlink::message::{Mode, string, value};
 use super::new_device::{NewDevice, unicast};
@@ -293,7 +292,7 @@ impl Connection {
 
     fn refuse_if_open(&self, name: &str) -> Result<(), Error> {
         match self.bus.device(name) {
-            Ok(device) => in_use::check(&device),
+            Ok(device) => device.check_unused(),
             // The kernel says it better.
             Err(error) if error.is_missing() => Ok(()),
             Err(error) => {

@@ -10,7 +10,7 @@ use super::operation::{Operation, nothing};
 use super::uapi::*;
 use crate::error::Error;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, value};
 
 numbered! {

@@ -8,7 +8,7 @@ use super::uapi::*;
 use crate::error::Error;
 use crate::name::is_name;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, string, value};
 
 numbered! {

@@ -7,7 +7,7 @@ use super::reload::{ReloadStat, reload_stats};
 use super::uapi::*;
 use crate::error::Error;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
 /// A devlink instance (`DEVLINK_CMD_GET`).

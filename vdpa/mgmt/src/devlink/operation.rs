@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::handle::{Handle, PortHandle};
-use super::rate::RateObject;
+use super::rate_object::RateObject;
 use crate::error::{Error, ErrorKind};
-use crate::netlink::exchange::Refusal;
+use crate::netlink::error::Refusal;
 
 /// The operation that failed, as part of a sentence: "cannot …".
 #[derive(Debug)]

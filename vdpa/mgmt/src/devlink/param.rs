@@ -12,7 +12,7 @@ use super::operation::{Operation, invalid};
 use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, string, value};
 
 numbered! {

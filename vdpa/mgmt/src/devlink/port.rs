@@ -7,7 +7,7 @@ use super::numbered::numbered;
 use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::{Attributes, Bitfield32};
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
 /// A port (`DEVLINK_CMD_PORT_GET`). None is what the driver does not tell.
@@ -226,6 +226,14 @@ impl Port {
             lanes: attributes.u32(DEVLINK_ATTR_PORT_LANES)?,
             function: function.as_ref().map(PortFunction::of).transpose()?,
         })
+    }
+
+    /// The number of its subfunction, if it leads to one of this physical function.
+    pub(crate) fn sfnum(&self, of: u16) -> Option<u32> {
+        match &self.flavour {
+            Some(Flavour::PciSf { pci, sfnum }) if pci.pfnum == of => Some(*sfnum),
+            _ => None,
+        }
     }
 }
 

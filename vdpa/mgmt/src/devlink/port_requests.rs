@@ -63,6 +63,16 @@ pub struct FunctionSettings {
     pub state: Option<FunctionState>,
 }
 
+impl From<FunctionState> for FunctionSettings {
+    /// The state alone.
+    fn from(state: FunctionState) -> Self {
+        Self {
+            state: Some(state),
+            ..Self::default()
+        }
+    }
+}
+
 impl FunctionSettings {
     /// The requests that make it, one after the other: what each is about, and the attributes in
     /// DEVLINK_ATTR_PORT_FUNCTION. A driver may refuse settings of a function that is active, so the state

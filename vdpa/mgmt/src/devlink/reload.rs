@@ -8,7 +8,7 @@ use super::operation::Operation;
 use super::uapi::*;
 use crate::error::Error;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, value};
 
 numbered! {

@@ -6,7 +6,8 @@ use super::events::Event;
 use super::operation::{Operation, no_instance, refused};
 use super::uapi::*;
 use super::*;
-use crate::netlink::exchange::{Malformed, Refusal, notifications};
+use crate::netlink::error::{Malformed, Refusal};
+use crate::netlink::exchange::notifications;
 use crate::netlink::family;
 use crate::netlink::message::{Message, Mode, Protocol, Request, nested_flagged, string, value};
 

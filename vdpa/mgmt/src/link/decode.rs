@@ -4,7 +4,7 @@
 use super::Link;
 use super::uapi::*;
 use crate::netlink::attributes::{Attributes, text};
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
 /// `ifi_index` of `struct ifinfomsg`: family u8, padding u8, type u16, index i32, flags u32, change u32.

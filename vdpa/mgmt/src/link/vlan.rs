@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{nested, value};
 
 /// The number of a VLAN, 1 to 4094 (IEEE 802.1Q: 0 is none, 4095 is reserved).

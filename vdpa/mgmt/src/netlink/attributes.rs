@@ -5,7 +5,7 @@
 
 use netlink_packet_core::{NlasIterator, parse_mac, parse_u8, parse_u16, parse_u32, parse_u64};
 
-use super::exchange::Malformed;
+use super::error::Malformed;
 
 /// Size of `struct nlattr`.
 const NLA_HDRLEN: usize = 4;

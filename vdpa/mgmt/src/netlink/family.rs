@@ -10,9 +10,10 @@ use std::time::Duration;
 use netlink_packet_core::DefaultNla;
 
 use super::attributes::Attributes;
-use super::exchange::{Answer, Malformed, Refusal};
+use super::error::{CallError, Malformed, Refusal};
+use super::exchange::Answer;
 use super::message::{Message, Mode, Protocol, Request, string};
-use super::worker::{CallError, Worker};
+use super::worker::Worker;
 use crate::error::{Error, Texts};
 
 /// The controller's own number.

@@ -12,6 +12,7 @@
 //! but the controller that gives families their numbers, nor any link.
 
 pub(super) mod attributes;
+pub(super) mod error;
 pub(super) mod exchange;
 pub(super) mod family;
 pub(super) mod message;

@@ -21,28 +21,13 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use super::exchange::{Answer, Exchange, Malformed, Progress, Refusal};
+use super::error::CallError;
+use super::exchange::{Answer, Exchange, Progress};
 use super::message::{Mode, Protocol, Request};
 use super::socket::Socket;
 
 /// How often an inconsistent dump is tried again.
 const DUMP_ATTEMPTS: u32 = 16;
-
-/// Why there is no answer.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CallError {
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    #[error(transparent)]
-    Malformed(#[from] Malformed),
-    #[error("netlink socket")]
-    Socket(#[source] io::Error),
-    #[error("dump interrupted")]
-    Interrupted,
-    /// Nothing came in time. `sent` tells whether the kernel may still do it.
-    #[error("no answer in time")]
-    Timeout { sent: bool },
-}
 
 type Outcome = Result<Answer, CallError>;
 

@@ -12,8 +12,9 @@ use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 
+use crate::netlink::error::CallError;
 use crate::netlink::message::{Message, Mode, Protocol, Request};
-use crate::netlink::worker::{CallError, Worker};
+use crate::netlink::worker::Worker;
 
 /// include/uapi/linux/rtnetlink.h
 const RTM_NEWADDR: u16 = 20;

@@ -2,11 +2,12 @@
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
+use super::error::NicError;
 use super::making::Making;
-use super::observer::Phase;
+use super::nics::{Nics, VHOST_DRIVER};
+use super::phase::Phase;
 use super::request::NicRequest;
 use super::step::Step;
-use super::{NicError, Nics, VHOST_DRIVER};
 use crate::journal::Outcome;
 use crate::{ErrorKind, MgmtDeviceName, NewDevice, connection};
 

@@ -4,10 +4,10 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use super::choose::Taken;
-use super::observer::Phase;
+use super::phase::Phase;
 use super::record::BadOwner;
 use super::step::Step;
+use super::taken::Taken;
 use crate::connectivity::ConnectivityError;
 use crate::devlink::{Handle, PortHandle};
 use crate::error::Error;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::observer::Phase;
+use super::phase::Phase;
 use crate::MgmtDeviceName;
 use crate::connectivity::Attached;
 use crate::devlink::{Handle, PortHandle};

@@ -4,11 +4,13 @@
 //! each looks first: what is not as this step made it is left alone.
 
 use super::error::NicError;
+use super::nics::Nics;
 use super::step::{Settings, Step};
-use super::subfunction::{sfnum_of, state};
-use super::{Nics, Taken, wait};
+use super::taken::Taken;
+use super::wait;
 use crate::MgmtDeviceName;
 use crate::devlink::{Devlink, FunctionOpstate, FunctionState, Handle, PortHandle};
+use crate::error::existing;
 use crate::link;
 use crate::pci::Address;
 use crate::sriov::Links;
@@ -65,15 +67,12 @@ impl Nics {
     /// A function that is gone needs no undoing; the driver may let go of an active one a moment later.
     fn deactivate(&self, port: &PortHandle) -> Result<Undone, NicError> {
         let devlink = Devlink::open()?;
-        let now = || match devlink.port(port) {
-            Err(error) if error.is_missing() => Ok(None),
-            port => Ok(port?.function),
-        };
-        let Some(function) = now().map_err(NicError::Mgmt)? else {
+        let now = || existing(devlink.port(port)).map(|port| port?.function);
+        let Some(function) = now()? else {
             return Ok(Undone::Yes);
         };
         if function.state != Some(FunctionState::Inactive) {
-            devlink.set_function(port, &state(FunctionState::Inactive))?;
+            devlink.set_function(port, &FunctionState::Inactive.into())?;
         }
         let what = format!("the end of the device of the port {port}");
         wait::until(
@@ -82,7 +81,7 @@ impl Nics {
             || false,
             || (),
             || {
-                let function = now().map_err(NicError::Mgmt)?;
+                let function = now()?;
                 let attached =
                     function.is_some_and(|one| one.opstate == Some(FunctionOpstate::Attached));
                 Ok((!attached).then_some(()))
@@ -99,39 +98,30 @@ impl Nics {
         port: Option<&PortHandle>,
     ) -> Result<Undone, NicError> {
         let devlink = Devlink::open()?;
-        let ports = match devlink.ports_of(handle) {
-            Err(error) if error.is_missing() => return Ok(Undone::Yes),
-            ports => ports?,
-        };
+        let ports = existing(devlink.ports_of(handle))?.unwrap_or_default();
         let mut ours = ports
             .iter()
-            .filter(|one| sfnum_of(one, pfnum) == Some(sfnum))
+            .filter(|one| one.sfnum(pfnum) == Some(sfnum))
             .filter(|one| port.is_none_or(|port| one.handle == *port));
         let Some(found) = ours.next() else {
             return Ok(Undone::Yes);
         };
-        match devlink.delete_port(&found.handle) {
-            Err(error) if !error.is_missing() => Err(error.into()),
-            _ => Ok(Undone::Yes),
-        }
+        existing(devlink.delete_port(&found.handle))?;
+        Ok(Undone::Yes)
     }
 
     fn delete(&self, name: &str, mgmtdev: &MgmtDeviceName) -> Result<Undone, NicError> {
-        match self.connection.device(name) {
-            Err(error) if error.is_missing() => return Ok(Undone::Yes),
-            Err(error) => return Err(error.into()),
-            Ok(device) if device.mgmtdev != *mgmtdev => {
-                let other = device.mgmtdev;
-                return Ok(Undone::Left(format!(
-                    "the device {name} is another one, on {other}"
-                )));
-            }
-            Ok(_) => {}
+        let Some(device) = existing(self.connection.device(name))? else {
+            return Ok(Undone::Yes);
+        };
+        if device.mgmtdev != *mgmtdev {
+            let other = device.mgmtdev;
+            return Ok(Undone::Left(format!(
+                "the device {name} is another one, on {other}"
+            )));
         }
-        match self.connection.delete(name) {
-            Err(error) if !error.is_missing() => Err(error.into()),
-            _ => Ok(Undone::Yes),
-        }
+        existing(self.connection.delete(name))?;
+        Ok(Undone::Yes)
     }
 
     fn unbind(
@@ -141,9 +131,8 @@ impl Nics {
         former_driver: Option<&str>,
         former_override: Option<&str>,
     ) -> Result<Undone, NicError> {
-        let function = match self.pci.function(address) {
-            Err(error) if error.is_missing() => return Ok(Undone::Yes),
-            function => function?,
+        let Some(function) = existing(self.pci.function(address))? else {
+            return Ok(Undone::Yes);
         };
         let now = function.driver.as_deref();
         if let Some(now) = now.filter(|&now| now != driver && Some(now) != former_driver) {
@@ -168,9 +157,8 @@ impl Nics {
         settings: &Settings,
         former: &Settings,
     ) -> Result<Undone, NicError> {
-        let function = match self.pci.function(physical) {
-            Err(error) if error.is_missing() => return Ok(Undone::Yes),
-            function => function?,
+        let Some(function) = existing(self.pci.function(physical))? else {
+            return Ok(Undone::Yes);
         };
         let there = function.virtual_functions.iter();
         if !there.clone().any(|one| one.0 == virtual_function) {
@@ -202,9 +190,8 @@ impl Nics {
     }
 
     fn uncount(&self, physical: Address, count: u32) -> Result<Undone, NicError> {
-        let function = match self.pci.function(physical) {
-            Err(error) if error.is_missing() => return Ok(Undone::Yes),
-            function => function?,
+        let Some(function) = existing(self.pci.function(physical))? else {
+            return Ok(Undone::Yes);
         };
         let there = function.virtual_functions.len();
         if there == 0 {
