@@ -1,7 +1,8 @@
 //! Used buffers and the interrupt for them.
 
+use super::rule::Rule;
 use super::subject::{Moved, PATIENCE, Subject, drain, exercise};
-use super::{Attempt, Rule, fail, noted, skipped};
+use super::verdict::{Attempt, fail, noted, skipped};
 use crate::probe::{send_one, wait};
 use crate::ring::Violation;
 use crate::uapi::BackendFeatures;

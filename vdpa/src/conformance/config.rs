@@ -1,7 +1,8 @@
 //! The device configuration.
 
+use super::rule::Rule;
 use super::subject::Subject;
-use super::{Attempt, Rule, fail, noted, pass, skipped};
+use super::verdict::{Attempt, fail, noted, pass, skipped};
 use crate::netdev::NetConfig;
 
 pub(super) const RULES: &[Rule] = &[

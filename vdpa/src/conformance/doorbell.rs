@@ -1,7 +1,8 @@
 //! Doorbell pages.
 
+use super::rule::Rule;
 use super::subject::{PATIENCE, Subject, drain};
-use super::{Attempt, Rule, fail, pass, skipped};
+use super::verdict::{Attempt, fail, pass, skipped};
 use crate::device::Device;
 use crate::netdev::{Kick, Netdev, Options};
 use crate::probe::send_one;

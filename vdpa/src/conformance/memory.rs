@@ -1,7 +1,8 @@
 //! What the device reaches.
 
+use super::rule::Rule;
 use super::subject::{Moved, Subject, exercise};
-use super::{Attempt, Rule, fail, noted, pass, skipped};
+use super::verdict::{Attempt, fail, noted, pass, skipped};
 use crate::iotlb::Iotlb;
 use crate::uapi::BackendFeatures;
 

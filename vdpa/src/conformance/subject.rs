@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
-use super::{Verdict, skipped};
+use super::verdict::{Verdict, skipped};
 use crate::device::Device;
 use crate::iotlb::Iotlb;
 use crate::netdev::{Kick, Netdev, Options, TxQueue};

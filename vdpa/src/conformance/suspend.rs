@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::rule::Rule;
 use super::subject::{Moved, PATIENCE, Subject, drain, exercise};
-use super::{Attempt, Rule, Verdict, fail, noted, pass, quirk, skipped};
+use super::verdict::{Attempt, Verdict, fail, noted, pass, quirk, skipped};
 use crate::causes::in_one_line;
 use crate::netdev::Netdev;
 use crate::probe::{expected_base, send_one};

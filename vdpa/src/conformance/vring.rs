@@ -1,7 +1,8 @@
 //! Setting rings up.
 
+use super::rule::Rule;
 use super::subject::Subject;
-use super::{Attempt, Rule, Verdict, fail, noted, pass, quirk, skipped};
+use super::verdict::{Attempt, Verdict, fail, noted, pass, quirk, skipped};
 use crate::device::Device;
 use crate::uapi::{self, vhost_vring_addr};
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::RelayedQueue;
 use crate::device::{VringAddresses, VringBase, VringConfig};
 use crate::iotlb::{Access, Iotlb, Mapping};
 use crate::iova::IovaRange;
@@ -20,6 +19,30 @@ use crate::{Error, ErrorKind};
 /// Largest private ring. More entries than the guest's ring has are of use
 /// where its chains are indirect, which ours are not.
 const PRIVATE_ENTRIES_MAX: u16 = 1024;
+
+/// A queue of the guest's that can be relayed.
+#[derive(Debug, Clone)]
+pub struct RelayedQueue {
+    /// Index of the queue on the device.
+    pub index: u16,
+    /// The guest's ring; all of a device have the same format.
+    pub ring: GuestRing,
+    /// Signalled by the guest. While shadowed the device does not hear it: who waits
+    /// on [`RelaySet::hints`](super::RelaySet::hints) does. A guest with a doorbell must be given this instead.
+    pub kick: Arc<EventFd>,
+    /// Interrupts the guest.
+    pub call: Arc<EventFd>,
+}
+
+impl RelayedQueue {
+    /// For `map_err`: the ring of queue `index` is not where a ring of a guest's can be.
+    pub fn refused(index: u16) -> impl FnOnce(Error) -> Error {
+        move |source| {
+            Error::other(format!("queue {index}: the guest's ring cannot be relayed"))
+                .because(source)
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(super) enum Mode {
