@@ -29,7 +29,6 @@ use std::time::Instant;
 use self::rule::Rule;
 use self::subject::Subject;
 pub use self::verdict::Verdict;
-use self::verdict::fail;
 use crate::device::Device;
 
 /// All rules, by theme.
@@ -94,10 +93,7 @@ pub fn report(path: &Path, progress: &mut dyn FnMut(&str)) -> Result<Report, cra
         .map(|rule| {
             progress(rule.id);
             let begin = Instant::now();
-            let verdict = match (rule.check)(&subject) {
-                Ok(verdict) => verdict,
-                Err(error) => fail(crate::causes::in_one_line(error.as_ref())),
-            };
+            let (Ok(verdict) | Err(verdict)) = (rule.check)(&subject);
             Line {
                 id: rule.id,
                 rule: rule.rule,
@@ -115,7 +111,7 @@ pub fn report(path: &Path, progress: &mut dyn FnMut(&str)) -> Result<Report, cra
 
 #[cfg(test)]
 mod tests {
-    use super::verdict::{pass, quirk, skipped};
+    use super::verdict::{fail, pass, quirk, skipped};
     use super::*;
 
     #[test]

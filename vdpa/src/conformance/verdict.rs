@@ -2,6 +2,8 @@
 
 use std::error::Error;
 
+use crate::causes::in_one_line;
+
 /// What was found of a rule. The detail is for people and may be empty.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
@@ -52,5 +54,12 @@ pub(super) fn skipped(detail: impl Into<String>) -> Verdict {
     Verdict::Skipped { detail }
 }
 
-/// What a check gives; an error counts as a failure of the rule.
-pub(super) type Attempt = Result<Verdict, Box<dyn Error>>;
+/// What a check gives; it may end early with a verdict.
+pub(super) type Attempt = Result<Verdict, Verdict>;
+
+impl<E: Error> From<E> for Verdict {
+    /// An error counts as a failure of the rule.
+    fn from(error: E) -> Self {
+        fail(in_one_line(&error))
+    }
+}

@@ -51,7 +51,6 @@ use vmm_sys_util::eventfd::EventFd;
 
 pub use self::lane::RelayedQueue;
 use self::lane::{Features, Lane, Mode, signal};
-use super::ring::begin_at_used;
 use super::{Dirty, Pace, Pause, Position, Signals, Strategy};
 use crate::device::{Device, DeviceInfo, State, VringBase};
 use crate::iotlb::Iotlb;
@@ -274,7 +273,7 @@ impl RelaySet {
             let strategy = target.map_or(lane.mode.strategy(), |&(_, strategy)| strategy);
             let known = known.iter().find(|(queue, _)| *queue == lane.queue.index);
             let used = match known {
-                Some(&(_, stands)) if lane.is_packed() => begin_at_used(stands),
+                Some(&(_, stands)) if lane.is_packed() => stands.at_used(),
                 _ => lane.settle(dirty)?,
             };
             // A fresh private ring begins at its start, which every device takes.

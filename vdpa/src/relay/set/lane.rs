@@ -9,7 +9,6 @@ use crate::device::{VringAddresses, VringBase, VringConfig};
 use crate::iotlb::{Access, Iotlb, Mapping};
 use crate::iova::IovaRange;
 use crate::memory::SharedBuffer;
-use crate::relay::ring::begin_at_used;
 use crate::relay::{Dirty, MediatedQueue, Relay, ShadowQueue, Strategy, in_flight_unknown};
 use crate::ring::guest::ram;
 use crate::ring::{GuestRing, RingFormat, RingLayout};
@@ -310,7 +309,7 @@ impl Lane {
     pub(super) fn take_over(&self, stopped: Result<VringBase, Error>) -> Result<VringBase, Error> {
         let stands = match (self.is_packed(), stopped) {
             (true, Ok(stopped)) => match stopped.packed_in_flight(self.queue.ring.size()) {
-                0 => Ok(begin_at_used(stopped)),
+                0 => Ok(stopped.at_used()),
                 descriptors => Err(packed_in_flight(descriptors)),
             },
             (false, Ok(VringBase::Split { index })) => self.queue.ring.used().and_then(|used| {
