@@ -56,7 +56,7 @@ impl Devlink {
     }
 }
 
-impl family::Operation for Operation {
+impl family::Operation for Operation<'_> {
     /// A refusal with its remedy. Looks up the cause of an errno that the kernel uses for several
     /// causes.
     fn refused(&self, family: &Family, refusal: Refusal) -> Error {

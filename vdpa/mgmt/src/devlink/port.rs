@@ -214,7 +214,6 @@ impl Port {
         let index = attributes.u32(DEVLINK_ATTR_PORT_NETDEV_IFINDEX)?;
         let name = attributes.string(DEVLINK_ATTR_PORT_NETDEV_NAME);
         let function = attributes.nested(DEVLINK_ATTR_PORT_FUNCTION)?;
-        let splittable = attributes.u8(DEVLINK_ATTR_PORT_SPLITTABLE)?;
         Ok(Self {
             handle: PortHandle::of(&attributes)?,
             port_type: port_type(DEVLINK_ATTR_PORT_TYPE)?,
@@ -222,7 +221,7 @@ impl Port {
             netdev: name.map(|name| Netdev { index, name }),
             ibdev: attributes.string(DEVLINK_ATTR_PORT_IBDEV_NAME),
             flavour: Flavour::of(&attributes)?,
-            splittable: splittable.map(|flag| flag != 0),
+            splittable: attributes.flag(DEVLINK_ATTR_PORT_SPLITTABLE)?,
             lanes: attributes.u32(DEVLINK_ATTR_PORT_LANES)?,
             function: function.as_ref().map(PortFunction::of).transpose()?,
         })
@@ -250,11 +249,10 @@ impl Flavour {
             })
         };
         let pci = || -> Result<PciNumbers, Malformed> {
-            let external = attributes.u8(DEVLINK_ATTR_PORT_EXTERNAL)?;
             Ok(PciNumbers {
                 controller: attributes.u32(DEVLINK_ATTR_PORT_CONTROLLER_NUMBER)?,
                 pfnum: attributes.needed_u16(DEVLINK_ATTR_PORT_PCI_PF_NUMBER)?,
-                external: external.map(|flag| flag != 0),
+                external: attributes.flag(DEVLINK_ATTR_PORT_EXTERNAL)?,
             })
         };
         Ok(Some(match number {

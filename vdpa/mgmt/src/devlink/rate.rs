@@ -131,7 +131,7 @@ impl Devlink {
     /// # Errors
     /// `NotFound`, or another one.
     pub fn rate(&self, object: &RateObject) -> Result<Rate, Error> {
-        let operation = Operation::ShowRate(object.clone());
+        let operation = Operation::ShowRate(object);
         self.family
             .get(&operation, GET, object.attributes(), Rate::of)
     }
@@ -144,7 +144,7 @@ impl Devlink {
     pub fn add_rate(&self, node: &NodeName, settings: &RateSettings) -> Result<(), Error> {
         let object = RateObject::Node(node.clone());
         let attributes = [object.attributes(), settings.attributes()?].concat();
-        let operation = Operation::AddRate(object);
+        let operation = Operation::AddRate(&object);
         self.family
             .change(&operation, DEVLINK_CMD_RATE_NEW, attributes)
     }
@@ -160,7 +160,7 @@ impl Devlink {
         if changes.is_empty() {
             return Err(nothing());
         }
-        let operation = Operation::SetRate(object.clone());
+        let operation = Operation::SetRate(object);
         let attributes = [object.attributes(), changes].concat();
         self.family
             .change(&operation, DEVLINK_CMD_RATE_SET, attributes)
@@ -173,7 +173,7 @@ impl Devlink {
     pub fn delete_rate(&self, node: &NodeName) -> Result<(), Error> {
         let object = RateObject::Node(node.clone());
         let attributes = object.attributes();
-        let operation = Operation::DeleteRate(object);
+        let operation = Operation::DeleteRate(&object);
         self.family
             .change(&operation, DEVLINK_CMD_RATE_DEL, attributes)
     }

@@ -55,7 +55,7 @@ impl Links {
     /// # Errors
     /// As [`Self::open`].
     pub fn with_patience(patience: Duration) -> Result<Self, Error> {
-        let worker = Worker::start(Protocol::Route, patience).map_err(Error::netlink)?;
+        let worker = Worker::start(Protocol::Route, patience)?;
         Ok(Self::of(worker, "this network namespace"))
     }
 
@@ -66,8 +66,7 @@ impl Links {
     pub fn in_namespace(namespace: &Namespace) -> Result<Self, Error> {
         let entered = namespace.duplicate()?;
         let worker =
-            Worker::start_after(Protocol::Route, DEFAULT_PATIENCE, move || entered.enter())
-                .map_err(Error::netlink)??;
+            Worker::start_after(Protocol::Route, DEFAULT_PATIENCE, move || entered.enter())?;
         Ok(Self::of(
             worker,
             &format!("the network namespace {namespace}"),

@@ -65,7 +65,7 @@ impl Family {
     ) -> Result<Self, Error> {
         let family = Self {
             description,
-            worker: Worker::start(Protocol::Generic, patience).map_err(Error::netlink)?,
+            worker: Worker::start(Protocol::Generic, patience)?,
             number: AtomicU16::new(0),
         };
         family.resolve(operation)?;
@@ -217,8 +217,7 @@ fn request(name: &str) -> Request {
 
 /// The number in the answer.
 pub(crate) fn number(answer: &[Message], name: &str) -> Result<u16, Malformed> {
-    let number = description(answer, name)?.u16(CTRL_ATTR_FAMILY_ID)?;
-    number.ok_or_else(|| Malformed::attribute(CTRL_ATTR_FAMILY_ID, "it is missing"))
+    description(answer, name)?.needed_u16(CTRL_ATTR_FAMILY_ID)
 }
 
 /// The number of one of the family's multicast groups in the answer.

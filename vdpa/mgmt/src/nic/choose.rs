@@ -11,7 +11,7 @@ use super::addresses;
 use super::error::NicError;
 use super::nics::Nics;
 use super::taken::{Taken, TakenBecause};
-use crate::error::{Error, existing};
+use crate::error::existing;
 use crate::pci::Function;
 
 /// Where network interfaces are in sysfs.
@@ -90,7 +90,7 @@ impl Nics {
         if function.netdevs.is_empty() && !WITHOUT_INTERFACE.contains(&driver.as_str()) {
             return Ok(Some(TakenBecause::Hidden(driver.clone())));
         }
-        let addressed = addresses::interfaces_with_one(self.patience).map_err(Error::netlink)?;
+        let addressed = addresses::interfaces_with_one(self.patience)?;
         for interface in &function.netdevs {
             let directory = Path::new(INTERFACES).join(interface);
             // An interface that is gone meanwhile has none of these.

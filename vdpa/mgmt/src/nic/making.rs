@@ -6,7 +6,6 @@ use super::observer::{Activity, Observer, Progress};
 use super::phase::Phase;
 use super::record::{MadeNic, State};
 use super::step::Step;
-use super::undo::Undone;
 use super::wait;
 use crate::connectivity::{Connectivity, Place};
 use crate::journal::{Journal, Moment, Outcome};
@@ -197,7 +196,7 @@ impl Journal for Making<'_> {
     }
 
     fn undo(&mut self, step: &Step) -> Result<(), NicError> {
-        if let Undone::Left(why) = self.nics.undo(self.nic.name(), step)? {
+        if let Some(why) = self.nics.undo(self.nic.name(), step)? {
             self.say(Activity::Leave(&why));
         }
         Ok(())

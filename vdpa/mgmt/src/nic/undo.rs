@@ -6,7 +6,6 @@
 use super::error::NicError;
 use super::nics::Nics;
 use super::step::{Settings, Step};
-use super::taken::Taken;
 use super::wait;
 use crate::MgmtDeviceName;
 use crate::devlink::{Devlink, FunctionOpstate, FunctionState, Handle, PortHandle};
@@ -15,16 +14,12 @@ use crate::link;
 use crate::pci::Address;
 use crate::sriov::Links;
 
-/// What undoing came to.
-pub(super) enum Undone {
-    Yes,
-    /// It is left as it is, and why.
-    Left(String),
-}
+/// What is left as it is, and why; none if all is undone.
+type Undone = Result<Option<String>, NicError>;
 
 impl Nics {
     /// Undoes one step.
-    pub(super) fn undo(&self, name: &str, step: &Step) -> Result<Undone, NicError> {
+    pub(super) fn undo(&self, name: &str, step: &Step) -> Undone {
         match step {
             Step::CountVirtualFunctions { physical, count } => self.uncount(*physical, *count),
             Step::SetVirtualFunction {
@@ -55,21 +50,17 @@ impl Nics {
             Step::Connect { attached } => {
                 let left = attached.detach(&link::Links::open()?)?;
                 let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-                Ok(if left.is_empty() {
-                    Undone::Yes
-                } else {
-                    Undone::Left(left.join("; "))
-                })
+                Ok((!left.is_empty()).then(|| left.join("; ")))
             }
         }
     }
 
     /// A function that is gone needs no undoing; the driver may let go of an active one a moment later.
-    fn deactivate(&self, port: &PortHandle) -> Result<Undone, NicError> {
+    fn deactivate(&self, port: &PortHandle) -> Undone {
         let devlink = Devlink::open()?;
         let now = || existing(devlink.port(port)).map(|port| port?.function);
         let Some(function) = now()? else {
-            return Ok(Undone::Yes);
+            return Ok(None);
         };
         if function.state != Some(FunctionState::Inactive) {
             devlink.set_function(port, &FunctionState::Inactive.into())?;
@@ -87,7 +78,7 @@ impl Nics {
                 Ok((!attached).then_some(()))
             },
         )?;
-        Ok(Undone::Yes)
+        Ok(None)
     }
 
     fn delete_port(
@@ -96,7 +87,7 @@ impl Nics {
         pfnum: u16,
         sfnum: u32,
         port: Option<&PortHandle>,
-    ) -> Result<Undone, NicError> {
+    ) -> Undone {
         let devlink = Devlink::open()?;
         let ports = existing(devlink.ports_of(handle))?.unwrap_or_default();
         let mut ours = ports
@@ -104,24 +95,24 @@ impl Nics {
             .filter(|one| one.sfnum(pfnum) == Some(sfnum))
             .filter(|one| port.is_none_or(|port| one.handle == *port));
         let Some(found) = ours.next() else {
-            return Ok(Undone::Yes);
+            return Ok(None);
         };
         existing(devlink.delete_port(&found.handle))?;
-        Ok(Undone::Yes)
+        Ok(None)
     }
 
-    fn delete(&self, name: &str, mgmtdev: &MgmtDeviceName) -> Result<Undone, NicError> {
+    fn delete(&self, name: &str, mgmtdev: &MgmtDeviceName) -> Undone {
         let Some(device) = existing(self.connection.device(name))? else {
-            return Ok(Undone::Yes);
+            return Ok(None);
         };
         if device.mgmtdev != *mgmtdev {
             let other = device.mgmtdev;
-            return Ok(Undone::Left(format!(
+            return Ok(Some(format!(
                 "the device {name} is another one, on {other}"
             )));
         }
         existing(self.connection.delete(name))?;
-        Ok(Undone::Yes)
+        Ok(None)
     }
 
     fn unbind(
@@ -130,24 +121,22 @@ impl Nics {
         driver: &str,
         former_driver: Option<&str>,
         former_override: Option<&str>,
-    ) -> Result<Undone, NicError> {
+    ) -> Undone {
         let Some(function) = existing(self.pci.function(address))? else {
-            return Ok(Undone::Yes);
+            return Ok(None);
         };
         let now = function.driver.as_deref();
         if let Some(now) = now.filter(|&now| now != driver && Some(now) != former_driver) {
-            return Ok(Undone::Left(format!(
-                "{address} has the driver {now} meanwhile"
-            )));
+            return Ok(Some(format!("{address} has the driver {now} meanwhile")));
         }
         if let Some(device) = function.vdpa_devices.first() {
-            return Ok(Undone::Left(format!(
+            return Ok(Some(format!(
                 "{address} has the vDPA device {device}, which is not this NIC's"
             )));
         }
         self.pci
             .restore(&function, driver, former_driver, former_override)?;
-        Ok(Undone::Yes)
+        Ok(None)
     }
 
     fn unset(
@@ -156,13 +145,13 @@ impl Nics {
         virtual_function: u32,
         settings: &Settings,
         former: &Settings,
-    ) -> Result<Undone, NicError> {
+    ) -> Undone {
         let Some(function) = existing(self.pci.function(physical))? else {
-            return Ok(Undone::Yes);
+            return Ok(None);
         };
         let there = function.virtual_functions.iter();
         if !there.clone().any(|one| one.0 == virtual_function) {
-            return Ok(Undone::Yes);
+            return Ok(None);
         }
         let interface = function
             .netdevs
@@ -172,44 +161,40 @@ impl Nics {
         let link = links.link(interface)?;
         let mut all = link.virtual_functions.iter();
         let Some(now) = all.find(|one| one.index == virtual_function) else {
-            return Ok(Undone::Left(format!(
+            return Ok(Some(format!(
                 "the driver of {physical} does not tell the settings of its virtual functions"
             )));
         };
         let now = Settings::former(&settings.list()?, now);
         let (back, changed) = former.where_still(&now, settings);
         links.set(interface, virtual_function, &back.list()?)?;
-        Ok(if changed {
-            Undone::Left(format!(
+        Ok(changed.then(|| {
+            format!(
                 "settings of virtual function {virtual_function} of {physical} that were changed \
                  meanwhile"
-            ))
-        } else {
-            Undone::Yes
-        })
+            )
+        }))
     }
 
-    fn uncount(&self, physical: Address, count: u32) -> Result<Undone, NicError> {
+    fn uncount(&self, physical: Address, count: u32) -> Undone {
         let Some(function) = existing(self.pci.function(physical))? else {
-            return Ok(Undone::Yes);
+            return Ok(None);
         };
         let there = function.virtual_functions.len();
         if there == 0 {
-            return Ok(Undone::Yes);
+            return Ok(None);
         }
         if u32::try_from(there) != Ok(count) {
-            return Ok(Undone::Left(format!(
+            return Ok(Some(format!(
                 "{physical} has {there} virtual functions meanwhile, not {count}"
             )));
         }
         if let Some(taken) = self.used(&function)? {
-            return Ok(Undone::Left(in_use(physical, &taken)));
+            return Ok(Some(format!(
+                "the virtual functions of {physical}, because others use them: {taken}"
+            )));
         }
         self.pci.set_virtual_functions(physical, 0)?;
-        Ok(Undone::Yes)
+        Ok(None)
     }
-}
-
-fn in_use(physical: Address, taken: &Taken) -> String {
-    format!("the virtual functions of {physical}, because others use them: {taken}")
 }
