@@ -3,7 +3,7 @@
 //! Each step may have been done, or not, or have been undone by somebody else, or have been changed since. So
 //! each looks first: what is not as this step made it is left alone.
 
-use super::error::NicError;
+use super::error::{NicError, joined};
 use super::nics::Nics;
 use super::step::{Settings, Step};
 use super::wait;
@@ -49,8 +49,7 @@ impl Nics {
             Step::AddDevice { mgmtdev } => self.delete(name, mgmtdev),
             Step::Connect { attached } => {
                 let left = attached.detach(&link::Links::open()?)?;
-                let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-                Ok((!left.is_empty()).then(|| left.join("; ")))
+                Ok((!left.is_empty()).then(|| joined(&left)))
             }
         }
     }
