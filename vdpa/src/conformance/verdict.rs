@@ -1,4 +1,4 @@
-//! What was found of a rule.
+//! The verdict on a rule.
 
 use std::error::Error;
 

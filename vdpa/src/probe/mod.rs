@@ -17,7 +17,7 @@ use std::path::Path;
 
 pub use self::checks::{Check, Outcome, ProbeOptions};
 pub(crate) use self::checks::{expected_base, send_one, wait};
-pub use self::identity::{Feature, Identity, Queue};
+pub use self::identity::{Feature, Identity};
 pub use self::sysfs::Place;
 use crate::Error;
 use crate::device::Device;

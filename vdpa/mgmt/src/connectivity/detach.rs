@@ -119,8 +119,8 @@ impl<K: Kernel> Journal for Attaching<'_, K> {
 }
 
 impl Attached {
-    /// Undoes what was changed, in the opposite order, and says what was left alone because others changed it since.
-    /// Doing this twice does nothing the second time.
+    /// Undoes the changes, the last one first, and returns those that others have overridden since.
+    /// A second call does nothing.
     ///
     /// # Errors
     /// [`ConnectivityError::NotUndone`] if something failed; the rest is undone all the same.

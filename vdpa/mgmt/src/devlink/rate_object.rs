@@ -1,4 +1,4 @@
-//! What has a rate: a function by its port, or a node of an instance.
+//! Rate objects: a function by its port, or a node of an instance.
 
 use std::fmt;
 use std::str::FromStr;

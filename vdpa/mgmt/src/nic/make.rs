@@ -52,7 +52,7 @@ impl Nics {
     }
 
     fn check_removable(&self, nic: &MadeNic) -> Result<(), RemoveError> {
-        // Without a device of ours there is nothing that anybody could have.
+        // Without a vDPA device of this NIC nothing can be in use.
         let Some(mgmtdev) = nic.mgmtdev() else {
             return Ok(());
         };
@@ -67,7 +67,7 @@ impl Nics {
         }
         device.check_unused().map_err(RemoveError::InUse)?;
         match device.driver {
-            // It is only a few moments old then, and nobody has it yet.
+            // A NIC in the making is not in use yet.
             Some(driver) if driver != VHOST_DRIVER && nic.state() != State::Making => {
                 Err(RemoveError::NotForGuests {
                     name: device.name,

@@ -9,7 +9,7 @@ pub enum Phase {
     Check,
     /// Giving a physical function its virtual functions.
     CountVirtualFunctions,
-    /// Looking for a virtual function that nobody uses.
+    /// Looking for a free virtual function.
     ChooseVirtualFunction,
     /// Address, VLAN and rates of the virtual function.
     SetVirtualFunction,

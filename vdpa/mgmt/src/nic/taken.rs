@@ -1,4 +1,4 @@
-//! Virtual functions that are in use, and by what.
+//! Virtual functions that are in use, with the reason.
 
 use std::fmt;
 

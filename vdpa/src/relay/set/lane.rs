@@ -26,8 +26,8 @@ pub struct RelayedQueue {
     pub index: u16,
     /// The guest's ring; all of a device have the same format.
     pub ring: GuestRing,
-    /// Signalled by the guest. While shadowed the device does not hear it: who waits
-    /// on [`RelaySet::hints`](super::RelaySet::hints) does. A guest with a doorbell must be given this instead.
+    /// Signalled by the guest. While the queue is shadowed, the device does not see it: wait for
+    /// [`RelaySet::hints`](super::RelaySet::hints). A guest with a doorbell must get this instead.
     pub kick: Arc<EventFd>,
     /// Interrupts the guest.
     pub call: Arc<EventFd>,
