@@ -227,9 +227,10 @@ impl Handle {
         self.ask(|answer| Request::ConsoleLoss { answer })
     }
 
-    /// Parks the vCPUs and returns when they are parked. Devices go on: see
-    /// [`RunState::Paused`]. Nothing changes if they are parked already. One that is being sent arrives paused; one that stands
-    /// still for a snapshot, or because it is not settled where its guest is, will be paused when it goes on.
+    /// Parks the vCPUs and returns when they are parked. Devices keep working: see
+    /// [`RunState::Paused`](super::RunState::Paused). Nothing changes if they are parked already. A
+    /// machine that is being sent arrives paused. One that stands still, for a snapshot or because
+    /// its guest's place is not settled, is paused when it resumes.
     ///
     /// # Errors
     /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: its state is on the way to another
