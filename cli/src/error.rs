@@ -213,5 +213,4 @@ failures!(
     vmm::api::ServerError,
     vmm::config::DescriptorError,
     vmm::machine::SnapshotError,
-    crate::node::Error,
 );

@@ -21,6 +21,7 @@ mod node;
 mod report;
 mod signals;
 mod terminal;
+mod text;
 mod tree;
 mod virtio_names;
 

@@ -6,9 +6,11 @@
 
 use std::io::{self, Write};
 
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde::{Serialize, Serializer};
 
 use crate::error::Error;
+use crate::exit::Code;
+use crate::text::printable;
 
 /// How a listing is printed: options of each command that shows something.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -52,7 +54,7 @@ impl Format {
         self,
         value: &impl Serialize,
         text: impl FnOnce() -> String,
-    ) -> Result<(), Error> {
+    ) -> Result<Code, Error> {
         let text = if self.is_json() {
             json(value, self.pretty)?
         } else {
@@ -63,10 +65,11 @@ impl Format {
 }
 
 /// Prints on standard output.
-pub(crate) fn print(bytes: &[u8]) -> Result<(), Error> {
+pub(crate) fn print(bytes: &[u8]) -> Result<Code, Error> {
     let mut output = io::stdout().lock();
     let written = output.write_all(bytes).and_then(|()| output.flush());
-    written.map_err(Error::output)
+    written.map_err(Error::output)?;
+    Ok(Code::Success)
 }
 
 /// How an entry is laid out as text.
@@ -83,7 +86,8 @@ pub(crate) enum Layout {
 }
 
 /// A field's value.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
 pub(crate) enum Value {
     Text(String),
     Number(u64),
@@ -94,13 +98,16 @@ pub(crate) enum Value {
     /// Bytes per second; as text in bits per second with a unit.
     Rate(u64),
     /// Fields that are a thing of their own.
+    #[serde(serialize_with = "as_map")]
     Block(Vec<(String, Value)>),
     /// The fields of something whose name is the key.
+    #[serde(serialize_with = "as_map")]
     Named(Vec<(String, Value)>),
 }
 
 /// An element of a list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
 pub(crate) enum Item {
     Name(&'static str),
     /// A feature without a name: `bit_N` as text, N in JSON.
@@ -108,9 +115,12 @@ pub(crate) enum Item {
 }
 
 /// A thing and its fields, in order.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
 pub(crate) struct Entry {
+    #[serde(skip)]
     name: String,
+    #[serde(serialize_with = "as_map")]
     fields: Vec<(String, Value)>,
 }
 
@@ -126,9 +136,10 @@ impl Entry {
         &self.name
     }
 
-    /// Adds a field.
-    pub(crate) fn with(mut self, key: impl Into<String>, value: Value) -> Self {
-        self.fields.push((key.into(), value));
+    /// Adds a field if there is one.
+    pub(crate) fn with(mut self, key: impl Into<String>, value: impl Into<Option<Value>>) -> Self {
+        let field = value.into().map(|value| (key.into(), value));
+        self.fields.extend(field);
         self
     }
 
@@ -136,59 +147,45 @@ impl Entry {
         self.with(key, Value::Text(text.into()))
     }
 
+    /// Adds a text if there is one.
+    pub(crate) fn with_some(self, key: &str, text: Option<impl Into<String>>) -> Self {
+        self.with(key, text.map(|text| Value::Text(text.into())))
+    }
+
+    /// Adds names with commas between them, if there are some.
+    pub(crate) fn with_joined(self, key: &str, list: &[String]) -> Self {
+        self.with_some(key, (!list.is_empty()).then(|| list.join(",")))
+    }
+
     /// Adds a number if there is one.
     pub(crate) fn with_number(self, key: &str, number: Option<impl Into<u64>>) -> Self {
-        match number {
-            Some(number) => self.with(key, Value::Number(number.into())),
-            None => self,
-        }
+        self.with(key, number.map(|number| Value::Number(number.into())))
     }
 
     /// Adds a flag if it is known.
     pub(crate) fn with_flag(self, key: &str, flag: Option<bool>) -> Self {
-        match flag {
-            Some(flag) => self.with(key, Value::Flag(flag)),
-            None => self,
-        }
+        self.with(key, flag.map(Value::Flag))
     }
 
     /// Adds `on` or `off` if it is known.
     pub(crate) fn with_switch(self, key: &str, on: Option<bool>) -> Self {
-        match on {
-            Some(on) => self.with(key, Value::Switch(on)),
-            None => self,
-        }
+        self.with(key, on.map(Value::Switch))
     }
 
     fn text(&self, layout: Layout) -> String {
         let mut text = format!("{}: ", printable(&self.name));
+        if layout == Layout::LineThenBlocks {
+            return text + &blocks(&self.fields, 0) + "\n";
+        }
         for (key, value) in &self.fields {
             let field = format!("{}{}", printable(key), value.text());
-            match (layout, value) {
-                (Layout::Line, _) => {
-                    text.push_str(&field);
-                    text.push(' ');
-                }
-                (
-                    Layout::LineThenLists,
-                    Value::Text(_)
-                    | Value::Number(_)
-                    | Value::Flag(_)
-                    | Value::Switch(_)
-                    | Value::Rate(_),
-                ) => {
-                    text.push_str(&field);
-                    text.push(' ');
-                }
-                (Layout::Lines, _) | (Layout::LineThenLists, _) => {
-                    text.push_str("\n  ");
-                    text.push_str(&field);
-                }
-                (Layout::LineThenBlocks, _) => {}
-            }
-        }
-        if layout == Layout::LineThenBlocks {
-            text.push_str(&blocks(&self.fields, 0));
+            let is_list = matches!(value, Value::List(_) | Value::Block(_) | Value::Named(_));
+            let own_line = layout == Layout::Lines || layout == Layout::LineThenLists && is_list;
+            text.push_str(&if own_line {
+                format!("\n  {field}")
+            } else {
+                format!("{field} ")
+            });
         }
         if layout == Layout::Line && !self.fields.is_empty() {
             text.pop();
@@ -257,13 +254,6 @@ fn blocks(fields: &[(String, Value)], depth: usize) -> String {
     line.join(" ") + &below
 }
 
-/// The text without anything that a terminal obeys.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
-}
-
 /// Everything that a command shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Listing {
@@ -275,7 +265,7 @@ pub(crate) struct Listing {
 
 impl Listing {
     /// Prints it on standard output.
-    pub(crate) fn print(&self, format: Format) -> Result<(), Error> {
+    pub(crate) fn print(&self, format: Format) -> Result<Code, Error> {
         format.print(self, || self.text())
     }
 
@@ -313,39 +303,12 @@ impl Serialize for Listing {
                 serializer.collect_map(self.0.iter().map(|entry| (&entry.name, entry)))
             }
         }
-        let mut map = serializer.serialize_map(Some(1))?;
-        map.serialize_entry(self.section, &Entries(&self.entries))?;
-        map.end()
+        serializer.collect_map([(self.section, Entries(&self.entries))])
     }
 }
 
-impl Serialize for Entry {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.fields.iter().map(|(key, value)| (key, value)))
-    }
-}
-
-impl Serialize for Value {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Text(text) => serializer.serialize_str(text),
-            Self::Number(number) | Self::Rate(number) => serializer.serialize_u64(*number),
-            Self::Flag(flag) | Self::Switch(flag) => serializer.serialize_bool(*flag),
-            Self::List(list) => serializer.collect_seq(list),
-            Self::Block(fields) | Self::Named(fields) => {
-                serializer.collect_map(fields.iter().map(|(key, value)| (key, value)))
-            }
-        }
-    }
-}
-
-impl Serialize for Item {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Name(name) => serializer.serialize_str(name),
-            Self::Bit(bit) => serializer.serialize_u32(*bit),
-        }
-    }
+fn as_map<S: Serializer>(fields: &[(String, Value)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(fields.iter().map(|(key, value)| (key, value)))
 }
 
 /// iproute2's JSON on many lines: objects indented by four spaces, lists on one line.

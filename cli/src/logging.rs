@@ -27,13 +27,7 @@ pub(crate) enum Level {
 impl fmt::Display for Level {
     /// As the command line takes it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        })
+        LevelFilter::from(*self).fmt(f)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 
-use crate::listing::printable;
+use crate::text::printable;
 
 /// A line and what hangs on it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -32,6 +32,8 @@ use crate::error::Error;
 
 /// How long an ordinary answer may take.
 const ORDINARY: Duration = Duration::from_secs(60);
+/// How long making or starting a machine may take: NICs are made, devices opened, all memory pinned.
+pub(crate) const MAKING: Duration = Duration::from_secs(600);
 
 /// A node's daemon.
 #[derive(Debug)]
@@ -116,7 +118,7 @@ impl Node {
         if answer.status.is_success() {
             Ok(answer)
         } else {
-            Err(Refusal::of(&answer).into())
+            Err(Refusal::of(answer.status, &answer.body).into())
         }
     }
 }

@@ -3,7 +3,6 @@
 use bellhop_api::ErrorBody;
 use hyper::StatusCode;
 
-use super::Answer;
 use crate::exit::Report;
 
 /// As much of an answer that is not understood is shown, in bytes.
@@ -17,12 +16,11 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    pub(super) fn of(answer: &Answer) -> Self {
-        let status = answer.status;
-        let body = serde_json::from_slice(&answer.body);
+    pub(super) fn of(status: StatusCode, answer: &[u8]) -> Self {
+        let body = serde_json::from_slice(answer);
         // Something between us and it, or nothing of ours at all.
         let body = body.unwrap_or_else(|_| {
-            let shown = answer.body.get(..SHOWN).unwrap_or(&answer.body);
+            let shown = answer.get(..SHOWN).unwrap_or(answer);
             let text = String::from_utf8_lossy(shown).trim().to_owned();
             ErrorBody {
                 code: String::new(),

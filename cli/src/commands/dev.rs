@@ -152,10 +152,6 @@ enum VstatsCommand {
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    carry_out(arguments).map_err(Error::blame_arguments)
-}
-
-fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     let show = |listing: Listing| listing.print(arguments.format);
     match &arguments.command {
         Command::Show { device } => {

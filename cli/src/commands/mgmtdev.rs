@@ -51,8 +51,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Some(name) => vec![connection.mgmt_device(name)?],
         None => connection.mgmt_devices()?,
     };
-    listing(&devices).print(arguments.format)?;
-    Ok(Code::Success)
+    listing(&devices).print(arguments.format)
 }
 
 /// All of them, for reports.
@@ -71,14 +70,11 @@ pub(crate) fn listing(devices: &[MgmtDevice]) -> Listing {
 
 fn entry(device: &MgmtDevice) -> Entry {
     let classes = virtio_names::classes(device.supported_classes);
-    let entry = Entry::new(device.name.to_string())
+    let features = device.supported_features;
+    let features =
+        features.map(|mask| virtio_names::features(mask, virtio_names::naming_class(device)));
+    Entry::new(device.name.to_string())
         .with("supported_classes", classes)
-        .with_number("max_supported_vqs", device.max_supported_vqs);
-    match device.supported_features {
-        Some(features) => {
-            let class = virtio_names::naming_class(device);
-            entry.with("dev_features", virtio_names::features(features, class))
-        }
-        None => entry,
-    }
+        .with_number("max_supported_vqs", device.max_supported_vqs)
+        .with("dev_features", features)
 }

@@ -13,6 +13,7 @@ use vdpa_mgmt::{ClassConfig, Connection, ErrorKind as MgmtErrorKind};
 use crate::error::{Error, ErrorKind};
 use crate::exit::Code;
 use crate::listing::{Entry, Format, Layout, Listing};
+use crate::text::address;
 
 /// Make a vDPA device out of a NIC in one command, and take everything back in another one
 ///
@@ -106,10 +107,8 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
                 State::Making => "making",
                 State::Removing => "removing",
             },
-        );
-    if let Some(owner) = nic.owner() {
-        entry = entry.with_text("owner", owner);
-    }
+        )
+        .with_some("owner", nic.owner());
     for step in nic.steps() {
         entry = match step {
             Step::CountVirtualFunctions { physical, count } => entry
@@ -123,17 +122,12 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
             } => entry
                 .with_text("function", format!("pci/{function}"))
                 .with_text("driver", driver),
-            Step::AddPort { sfnum, port, .. } => match port {
-                Some(port) => entry.with_text("port", port.to_string()),
-                None => entry,
-            }
-            .with_number("sfnum", Some(*sfnum)),
+            Step::AddPort { sfnum, port, .. } => entry
+                .with_some("port", port.as_ref().map(ToString::to_string))
+                .with_number("sfnum", Some(*sfnum)),
             Step::ActivatePort { .. } => entry,
             Step::AddDevice { mgmtdev } => entry.with_text("mgmtdev", mgmtdev.to_string()),
-            Step::Connect { attached } => match attached.interface() {
-                Some(interface) => entry.with_text("representor", interface),
-                None => entry,
-            },
+            Step::Connect { attached } => entry.with_some("representor", attached.interface()),
         };
     }
     let Some(mgmtdev) = nic.mgmtdev() else {
@@ -150,18 +144,10 @@ fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
         };
     }
     match connection.config(nic.name()).map(|config| config.class) {
-        Ok(ClassConfig::Net(net)) => {
-            let mac = net
-                .mac
-                .map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
-            let entry = match mac {
-                Some(mac) => entry.with_text("mac", mac),
-                None => entry,
-            };
-            entry
-                .with_number("mtu", net.mtu)
-                .with_number("max_vq_pairs", net.max_vq_pairs)
-        }
+        Ok(ClassConfig::Net(net)) => entry
+            .with_some("mac", net.mac.map(|mac| address(&mac)))
+            .with_number("mtu", net.mtu)
+            .with_number("max_vq_pairs", net.max_vq_pairs),
         _ => entry,
     }
 }

@@ -116,10 +116,6 @@ Examples:
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    carry_out(arguments).map_err(Error::blame_arguments)
-}
-
-fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     match &arguments.command {
         Command::Show { port } => {
             let devlink = Devlink::open()?;

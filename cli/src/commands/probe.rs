@@ -67,11 +67,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let mut progress = Progress::new();
     let (text, good) = if arguments.conformance {
         let report = conformance::report(&arguments.device, &mut |what| progress.show(what))?;
-        let text = if arguments.json {
-            json(&report)?
-        } else {
-            table::conformance(&report)
-        };
+        let text = arguments.show(&report, table::conformance)?;
         (text, report.is_good())
     } else {
         let options = ProbeOptions {
@@ -79,11 +75,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             traffic: Duration::from_secs(arguments.seconds),
         };
         let report = probe::probe(&arguments.device, &options, &mut |what| progress.show(what))?;
-        let text = if arguments.json {
-            json(&report)?
-        } else {
-            table::probe(&report)
-        };
+        let text = arguments.show(&report, table::probe)?;
         (text, report.is_good())
     };
     drop(progress);
@@ -91,9 +83,18 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     Ok(if good { Code::Success } else { Code::Failed })
 }
 
-fn json(report: &impl serde::Serialize) -> Result<String, Error> {
-    let text = serde_json::to_string_pretty(report);
-    Ok(text.map_err(Error::context("cannot write the result"))? + "\n")
+impl Arguments {
+    fn show<T: serde::Serialize>(
+        &self,
+        report: &T,
+        table: impl FnOnce(&T) -> String,
+    ) -> Result<String, Error> {
+        if !self.json {
+            return Ok(table(report));
+        }
+        let text = serde_json::to_string_pretty(report);
+        Ok(text.map_err(Error::context("cannot write the result"))? + "\n")
+    }
 }
 
 /// What is being tried, on one line of a terminal that is replaced; nothing elsewhere.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::client::Credentials;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::exit::Code;
 use crate::logging::Level;
 use crate::node::{self, AccessFiles, CertificateFiles, Options, Paths, Road};
@@ -146,6 +146,12 @@ impl Remote {
                 tokens,
             },
         ))
+    }
+}
+
+impl From<node::Error> for Error {
+    fn from(error: node::Error) -> Self {
+        Self::transparent(ErrorKind::Failed, error)
     }
 }
 

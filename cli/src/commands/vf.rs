@@ -100,10 +100,6 @@ Examples:
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    carry_out(arguments).map_err(Error::blame_arguments)
-}
-
-fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     let pci = Pci::default();
     let listing = match &arguments.command {
         Command::Show { physical: None } => all()?,
@@ -137,8 +133,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
             return Ok(Code::Success);
         }
     };
-    listing.print(arguments.format)?;
-    Ok(Code::Success)
+    listing.print(arguments.format)
 }
 
 fn listing(entries: Vec<Entry>) -> Listing {

@@ -6,7 +6,7 @@
 use rustix::io::Errno;
 use vdpa::causes::in_one_line;
 
-use super::finding::Finding;
+use super::finding::{Finding, first};
 use super::host::{Host, is_plain};
 use super::modules::{Modules, Presence, VDPA_SIM_NET, VDUSE};
 use super::nics;
@@ -75,16 +75,9 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     if devices.is_empty() {
         return vec![none(host)];
     }
-    let mut findings: Vec<Finding> = devices
-        .iter()
-        .take(SHOWN_MAX)
-        .map(|device| describe(host, device))
-        .collect();
-    if devices.len() > SHOWN_MAX {
-        let more = format!("{} more", devices.len() - SHOWN_MAX);
-        findings.push(Finding::ok("vDPA devices", more));
-    }
-    findings
+    first(&devices, SHOWN_MAX, "vDPA devices", |device| {
+        describe(host, device)
+    })
 }
 
 fn none(host: &Host) -> Finding {

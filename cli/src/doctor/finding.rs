@@ -80,6 +80,19 @@ impl Finding {
     }
 }
 
+/// The first `max` of some things, and how many more there are.
+pub(super) fn first<T>(
+    things: &[T],
+    max: usize,
+    name: &str,
+    describe: impl FnMut(&T) -> Finding,
+) -> Vec<Finding> {
+    let more = things.len().saturating_sub(max);
+    let more = (more > 0).then(|| Finding::ok(name, format!("{more} more")));
+    let shown = things.iter().take(max).map(describe);
+    shown.chain(more).collect()
+}
+
 /// Without control characters (which could move a terminal's cursor) and
 /// characters that change the direction of writing, and not endless.
 fn clean(text: &str) -> String {

@@ -5,38 +5,26 @@ use rustix::io::Errno;
 use super::finding::Finding;
 use super::host::Host;
 
-/// Which extension the processor has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Extension {
-    /// Intel's VMX: kvm_intel.
-    Vmx,
-    /// AMD's SVM: kvm_amd.
-    Svm,
-}
-
-impl Extension {
-    fn module(self) -> &'static str {
-        match self {
-            Self::Vmx => "kvm_intel",
-            Self::Svm => "kvm_amd",
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Vmx => "VMX",
-            Self::Svm => "SVM",
-        }
-    }
-
+/// An extension of processors for virtual machines.
+struct Extension {
+    name: &'static str,
+    /// KVM's module for it.
+    module: &'static str,
     /// The flag for page tables in two stages.
-    fn nested_paging(self) -> &'static str {
-        match self {
-            Self::Vmx => "ept",
-            Self::Svm => "npt",
-        }
-    }
+    nested_paging: &'static str,
 }
+
+const VMX: Extension = Extension {
+    name: "VMX",
+    module: "kvm_intel",
+    nested_paging: "ept",
+};
+
+const SVM: Extension = Extension {
+    name: "SVM",
+    module: "kvm_amd",
+    nested_paging: "npt",
+};
 
 /// What the first processor says about itself.
 #[derive(Debug, Default)]
@@ -66,8 +54,8 @@ impl Processor {
 
     fn extension(&self) -> Option<Extension> {
         match (self.has("vmx"), self.has("svm")) {
-            (true, _) => Some(Extension::Vmx),
-            (_, true) => Some(Extension::Svm),
+            (true, _) => Some(VMX),
+            (_, true) => Some(SVM),
             _ => None,
         }
     }
@@ -91,7 +79,7 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
 fn device(host: &Host, extension: Option<Extension>) -> Finding {
     const PATH: &str = "/dev/kvm";
     let load = match extension {
-        Some(extension) => format!("modprobe {}", extension.module()),
+        Some(extension) => format!("modprobe {}", extension.module),
         None => "modprobe kvm_intel || modprobe kvm_amd".to_owned(),
     };
     let owner = host.owner(PATH);
@@ -146,9 +134,9 @@ fn describe(host: &Host, processor: &Processor) -> Finding {
             finding.mend("switch VT-x or AMD-V (SVM) on in the firmware's setup")
         };
     };
-    let name = extension.name();
-    if !processor.has(extension.nested_paging()) {
-        let flag = extension.nested_paging();
+    let name = extension.name;
+    if !processor.has(extension.nested_paging) {
+        let flag = extension.nested_paging;
         let found = format!("{name} without {flag}: guests run with shadow page tables, slowly");
         return Finding::warning(NAME, found);
     }

@@ -239,52 +239,40 @@ struct Wanted {
     needed: bool,
 }
 
+const fn wanted(module: Module, purpose: &'static str, needed: bool) -> Wanted {
+    Wanted {
+        module,
+        purpose,
+        needed,
+    }
+}
+
+const VIRTIO_VDPA: Module = module("virtio_vdpa", "VIRTIO_VDPA");
+const VFIO_PCI: Module = module("vfio_pci", "VFIO_PCI");
+
 const WANTED: [Wanted; 6] = [
-    Wanted {
-        module: VDPA,
-        purpose: "the vDPA bus",
-        needed: true,
-    },
-    Wanted {
-        module: VHOST_VDPA,
-        purpose: "gives VMs /dev/vhost-vdpa-N",
-        needed: true,
-    },
-    Wanted {
-        module: module("virtio_vdpa", "VIRTIO_VDPA"),
-        purpose: "gives vDPA devices to this host and its containers",
-        needed: false,
-    },
-    Wanted {
-        module: VDUSE,
-        purpose: "devices made by a process",
-        needed: false,
-    },
-    Wanted {
-        module: VDPA_SIM_NET,
-        purpose: "the simulator, to try things without a NIC",
-        needed: false,
-    },
-    Wanted {
-        module: module("vfio_pci", "VFIO_PCI"),
-        purpose: "gives whole PCI functions to VMs",
-        needed: false,
-    },
+    wanted(VDPA, "the vDPA bus", true),
+    wanted(VHOST_VDPA, "gives VMs /dev/vhost-vdpa-N", true),
+    wanted(
+        VIRTIO_VDPA,
+        "gives vDPA devices to this host and its containers",
+        false,
+    ),
+    wanted(VDUSE, "devices made by a process", false),
+    wanted(
+        VDPA_SIM_NET,
+        "the simulator, to try things without a NIC",
+        false,
+    ),
+    wanted(VFIO_PCI, "gives whole PCI functions to VMs", false),
 ];
 
 /// Looks at the modules that have nothing to do with one NIC. Those of parents are
 /// with the NICs.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let modules = Modules::of(host);
-    WANTED
-        .iter()
-        .map(|wanted| {
-            let Wanted {
-                module, purpose, ..
-            } = wanted;
-            describe(*module, &modules, purpose, wanted.needed)
-        })
-        .collect()
+    let describe = |one: &Wanted| describe(one.module, &modules, one.purpose, one.needed);
+    WANTED.iter().map(describe).collect()
 }
 
 /// A module as a finding. `needed`: that it isn't loaded is a fault.

@@ -3,7 +3,7 @@
 //!
 //! Owns the table of such drivers. Must not know the vDPA bus.
 
-use super::finding::{Finding, State};
+use super::finding::{Finding, State, first};
 use super::host::{Host, is_plain};
 use super::modules::{self, Module, Modules};
 use crate::error::Error;
@@ -178,15 +178,7 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
         .iter()
         .filter(|function| !function.is_virtual || function.parent.dedicated)
         .collect();
-    let mut findings: Vec<Finding> = listed
-        .iter()
-        .take(SHOWN_MAX)
-        .map(|function| function.describe())
-        .collect();
-    if listed.len() > SHOWN_MAX {
-        let more = format!("{} more", listed.len() - SHOWN_MAX);
-        findings.push(Finding::ok("PCI functions", more));
-    }
+    let mut findings = first(&listed, SHOWN_MAX, "PCI functions", |one| one.describe());
     findings.extend(parent_modules(host, &functions));
     findings
 }

@@ -1,6 +1,6 @@
 //! NUMA: nodes, how far they are from each other, and which NICs are where.
 
-use super::finding::Finding;
+use super::finding::{Finding, first};
 use super::host::Host;
 use super::nics;
 
@@ -24,33 +24,25 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
         return vec![Finding::ok(NAME, "one: all memory is equally near")];
     }
     let functions = nics::functions(host).unwrap_or_default();
-    let mut findings: Vec<Finding> = nodes
-        .iter()
-        .take(SHOWN_MAX)
-        .map(|node| {
-            let distance = format!("{NODES}/node{node}/distance");
-            let distance = match host.text(&distance) {
-                Ok(text) => text.split_whitespace().collect::<Vec<_>>().join(" "),
-                Err(why) => return Finding::unread(format!("node {node}"), &why),
-            };
-            let near: Vec<&str> = functions
-                .iter()
-                .filter(|function| function.node == Some(*node))
-                .map(|function| function.address.as_str())
-                .collect();
-            let near = if near.is_empty() {
-                "no NIC".to_owned()
-            } else {
-                near.join(" ")
-            };
-            let found = format!("distances {distance}; {near}");
-            Finding::ok(format!("node {node}"), found)
-        })
-        .collect();
-    if nodes.len() > SHOWN_MAX {
-        let more = format!("{} more", nodes.len() - SHOWN_MAX);
-        findings.push(Finding::ok(NAME, more));
-    }
+    let mut findings = first(&nodes, SHOWN_MAX, NAME, |node| {
+        let distance = format!("{NODES}/node{node}/distance");
+        let distance = match host.text(&distance) {
+            Ok(text) => text.split_whitespace().collect::<Vec<_>>().join(" "),
+            Err(why) => return Finding::unread(format!("node {node}"), &why),
+        };
+        let near: Vec<&str> = functions
+            .iter()
+            .filter(|function| function.node == Some(*node))
+            .map(|function| function.address.as_str())
+            .collect();
+        let near = if near.is_empty() {
+            "no NIC".to_owned()
+        } else {
+            near.join(" ")
+        };
+        let found = format!("distances {distance}; {near}");
+        Finding::ok(format!("node {node}"), found)
+    });
     for function in functions
         .iter()
         .filter(|function| function.node.is_none() && !function.becomes_a_device())

@@ -7,22 +7,13 @@ use super::{Report, State};
 /// Columns: group, state, name; what was found follows.
 const INDENT: usize = 20;
 
-fn word(state: State) -> &'static str {
+/// A state's word, and its colour on a terminal.
+fn word(state: State) -> (&'static str, u8) {
     match state {
-        State::Ok => "ok",
-        State::Warning => "warning",
-        State::Missing => "MISSING",
-        State::Unknown => "unknown",
-    }
-}
-
-/// The colour of a state, as in `ESC [ N m`.
-fn colour(state: State) -> u8 {
-    match state {
-        State::Ok => 32,
-        State::Warning => 33,
-        State::Missing => 31,
-        State::Unknown => 36,
+        State::Ok => ("ok", 32),
+        State::Warning => ("warning", 33),
+        State::Missing => ("MISSING", 31),
+        State::Unknown => ("unknown", 36),
     }
 }
 
@@ -34,13 +25,12 @@ pub(crate) fn table(report: &Report, colours: bool) -> String {
         let finding = &line.finding;
         let group = if line.group == last { "" } else { line.group };
         last = line.group;
-        let state = format!("{:<8}", word(finding.state));
+        let (word, colour) = word(finding.state);
         let state = if colours {
-            format!("\x1b[{}m{state}\x1b[0m", colour(finding.state))
+            format!("\x1b[{colour}m{word:<8}\x1b[0m")
         } else {
-            state
+            format!("{word:<8}")
         };
-        // Writing to a String does not fail.
         let _ = writeln!(
             text,
             "{group:<11}{state} {:<18} {}",

@@ -15,7 +15,7 @@ use std::io::{self, IsTerminal, Write};
 use clap::builder::styling::Style;
 
 use crate::colour;
-use crate::listing::printable;
+use crate::text::printable;
 
 /// As deep as a chain of causes is followed; a chain has a handful of links.
 const CAUSES_MAX: usize = 32;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::api::{Readers, Turns};
+use super::api::Turns;
 use super::events::Events;
 use super::machines::Machines;
 use super::paths::Paths;
@@ -14,8 +14,6 @@ pub(super) struct Node {
     pub(super) paths: Paths,
     /// What has happened on the node.
     pub(super) events: Arc<Events>,
-    /// Places for readers of events.
-    pub(super) readers: Readers,
     /// Turns of requests to the kernel about NICs, devices and ports.
     pub(super) turns: Turns,
     /// Its virtual machines.

@@ -52,6 +52,12 @@ impl Error {
         Self::new(conflict(code), message)
     }
 
+    /// The request cannot be served now.
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        let kind = ErrorKind::Answer(StatusCode::SERVICE_UNAVAILABLE, code);
+        Self::new(kind, message)
+    }
+
     /// A value that the client gave is wrong.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         let kind = ErrorKind::Answer(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body");

@@ -1,7 +1,7 @@
 //! The node's one stream of events.
 //!
-//! Owns the order and the number (generation) of events, and the last of them for those who were away. It must not
-//! know who reads them.
+//! Owns the order and the number (generation) of events, the last of them for those who were away, and the places for
+//! readers. It must not know who reads them.
 //!
 //! ```text
 //!   publish ──> history (the last 1024) ──> newest generation (watched)
@@ -16,10 +16,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bellhop_api::node::Event;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Events that are kept.
 const HISTORY: usize = 1024;
+/// Readers at a time: of the server's connections some are left for requests.
+pub(super) const READERS_MAX: usize = 32;
 
 /// What a reader gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +39,7 @@ pub(super) struct Events {
     history: Mutex<VecDeque<Arc<Event>>>,
     /// The generation of the last event. Changed only under the history's lock.
     newest: watch::Sender<u64>,
+    readers: Arc<Semaphore>,
 }
 
 impl Default for Events {
@@ -50,6 +53,7 @@ impl Events {
         Self {
             history: Mutex::new(VecDeque::with_capacity(HISTORY)),
             newest: watch::Sender::new(u64::try_from(generation).unwrap_or_default()),
+            readers: Arc::new(Semaphore::new(READERS_MAX)),
         }
     }
 
@@ -73,6 +77,11 @@ impl Events {
         }));
         // With nobody to wake it is kept all the same.
         self.newest.send_replace(generation);
+    }
+
+    /// A place for a reader, as long as it is held; none while all are taken.
+    pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
+        self.readers.clone().try_acquire_owned().ok()
     }
 
     /// The generation of the last event; it changes with each.

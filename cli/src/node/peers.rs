@@ -21,15 +21,11 @@ use vmm::migration::tls::TlsFiles;
 
 use super::error::{Error, ErrorKind};
 use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode, VmName, VmSpec};
-use crate::client::{self, Address, Credentials, Http, Refusal, STRANGE};
+use crate::client::{self, Address, Credentials, Http, MAKING, Refusal, STRANGE};
 use crate::error::{Error as ClientError, ErrorKind as ClientErrorKind};
 
 /// What a socket's path begins with where a daemon on this host is meant.
 const LOCAL: &str = "node:";
-/// How long another node may take to make NICs and start a process.
-const MAKING: std::time::Duration = std::time::Duration::from_secs(600);
-/// How long it may take to take them back, or to say what it has.
-const SOON: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Another node, and the machine's name there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,7 +120,7 @@ impl Peers {
             return Err(no_certificates());
         }
         let failed = |error| failed(peer, error);
-        let node = self.connect(&address).map_err(failed)?;
+        let node = self.connect(peer, &address)?;
         let wanted = ReceiveFromNode { spec };
         let body = NodeMigrationRequest::Receive(Box::new(wanted));
         let sent = node.send(Method::POST, &migration_of(peer), &body, MAKING);
@@ -139,10 +135,8 @@ impl Peers {
     /// # Errors
     /// It cannot be told, or the machine has come.
     pub(crate) fn withdraw(&self, peer: &Peer) -> Result<(), Error> {
-        let node = self
-            .connect(&address(&peer.node)?)
-            .map_err(|error| failed(peer, error))?;
-        match node.change_within(Method::DELETE, &migration_of(peer), SOON) {
+        let node = self.connect(peer, &address(&peer.node)?)?;
+        match node.change(Method::DELETE, &migration_of(peer)) {
             Ok(_) => Ok(()),
             Err(error) => match error.refusal() {
                 Some(refusal) if refusal.status == StatusCode::NOT_FOUND => Ok(()),
@@ -156,24 +150,19 @@ impl Peers {
     /// # Errors
     /// It cannot be asked.
     pub(crate) fn has(&self, peer: &Peer) -> Result<bool, Error> {
-        let node = self
-            .connect(&address(&peer.node)?)
-            .map_err(|error| failed(peer, error))?;
+        let node = self.connect(peer, &address(&peer.node)?)?;
         let path = client::path(["v1", "vms", &peer.name]);
-        match node.change_within(Method::GET, &path, SOON) {
-            // One that still waits for it does not have it.
-            Ok((_, machine)) => {
-                let machine = VmInfo::deserialize(&machine).map_err(ClientError::context(STRANGE));
-                let machine = machine.map_err(|error| failed(peer, error))?;
-                Ok(machine.phase != VmPhase::Receiving)
-            }
+        match node.get::<VmInfo>(&path) {
+            Ok(machine) => Ok(machine.phase != VmPhase::Receiving),
             Err(error) if error.refusal().is_some_and(Refusal::is_not_there) => Ok(false),
             Err(error) => Err(failed(peer, error)),
         }
     }
 
-    fn connect(&self, address: &Address) -> Result<client::Node, ClientError> {
-        Ok(client::Node::new(Http::new(address, &self.credentials)?))
+    fn connect(&self, peer: &Peer, address: &Address) -> Result<client::Node, Error> {
+        let http = Http::new(address, &self.credentials);
+        http.map(client::Node::new)
+            .map_err(|error| failed(peer, error))
     }
 }
 

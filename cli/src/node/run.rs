@@ -16,7 +16,7 @@ use vmm::http::server;
 use vmm::http::socket;
 
 use super::access::{self, Access, AccessFiles, TlsListener};
-use super::api::{self, Readers, Turns};
+use super::api::{self, Turns};
 use super::context::Node;
 use super::error::{Error, HOST_FAILED};
 use super::events::Events;
@@ -122,7 +122,6 @@ async fn serve(options: &Options) -> Result<(), Error> {
     let node = Arc::new(Node {
         paths: options.paths.clone(),
         events,
-        readers: Readers::default(),
         turns: Turns::default(),
         machines: machines.clone(),
     });

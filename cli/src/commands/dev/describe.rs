@@ -5,6 +5,7 @@ use vdpa_mgmt::{
 };
 
 use crate::listing::{Entry, Value};
+use crate::text::address;
 use crate::virtio_names;
 
 pub(super) fn device(device: &VdpaDevice) -> Entry {
@@ -23,25 +24,18 @@ pub(super) fn config(config: &DeviceConfig) -> Entry {
         ClassConfig::Block(block) => with_block(entry, block),
         ClassConfig::Other => entry,
     };
-    match config.negotiated_features {
-        Some(features) => {
-            let features = virtio_names::features(features, config.device_id);
-            entry.with("negotiated_features", features)
-        }
-        None => entry,
-    }
+    let features = config.negotiated_features;
+    let features = features.map(|mask| virtio_names::features(mask, config.device_id));
+    entry.with("negotiated_features", features)
 }
 
 fn with_net(entry: Entry, net: &NetConfig) -> Entry {
-    let entry = match net.mac {
-        Some(mac) => entry.with_text("mac", mac.map(|byte| format!("{byte:02x}")).join(":")),
-        None => entry,
-    };
-    let entry = match net.link_up() {
-        Some(up) => entry.with_text("link", if up { "up" } else { "down" }),
-        None => entry,
-    };
     entry
+        .with_some("mac", net.mac.map(|mac| address(&mac)))
+        .with_some(
+            "link",
+            net.link_up().map(|up| if up { "up" } else { "down" }),
+        )
         .with_flag("link_announce", net.announce())
         .with_number("max_vq_pairs", net.max_vq_pairs)
         .with_number("mtu", net.mtu)
@@ -69,13 +63,12 @@ fn with_block(entry: Entry, block: &BlkConfig) -> Entry {
 }
 
 pub(super) fn vendor_stats(stats: &VendorStats) -> Entry {
-    let entry = Entry::new(&stats.name);
-    let entry = match stats.queue_type() {
-        Some(QueueType::Receive) => entry.with_text("queue_type", "rx"),
-        Some(QueueType::Transmit) => entry.with_text("queue_type", "tx"),
-        Some(QueueType::Control) => entry.with_text("queue_type", "control_vq"),
-        None => entry,
-    };
+    let queue_type = stats.queue_type().map(|queue_type| match queue_type {
+        QueueType::Receive => "rx",
+        QueueType::Transmit => "tx",
+        QueueType::Control => "control_vq",
+    });
+    let entry = Entry::new(&stats.name).with_some("queue_type", queue_type);
     let counters = stats.counters.iter();
     counters.fold(entry, |entry, (name, value)| {
         entry.with(name.as_str(), Value::Number(*value))

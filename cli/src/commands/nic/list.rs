@@ -35,6 +35,5 @@ Examples:
 
 pub(super) fn execute(format: Format) -> Result<Code, Error> {
     let nics = Store::open_default()?.nics()?;
-    listing(&nics)?.print(format)?;
-    Ok(Code::Success)
+    listing(&nics)?.print(format)
 }

@@ -152,10 +152,8 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         }
     };
     if format.is_json() {
-        listing(std::slice::from_ref(&nic))?.print(format)?;
-        return Ok(Code::Success);
+        return listing(std::slice::from_ref(&nic))?.print(format);
     }
     let path = nics.character_device(&nic)?;
-    output::print(format!("{}\n", path.display()).as_bytes())?;
-    Ok(Code::Success)
+    output::print(format!("{}\n", path.display()).as_bytes())
 }

@@ -6,35 +6,35 @@ use vdpa_mgmt::devlink::{
 };
 
 use crate::listing::{Entry, Value};
+use crate::text::address;
 
 /// Fields of a block.
 type Fields = Vec<(String, Value)>;
 
 /// A port.
 pub(super) fn port(port: &Port) -> Entry {
-    let mut entry = Entry::new(port.handle.to_string());
-    if let Some(kind) = port.port_type {
-        entry = entry.with_text("type", port_type(kind));
-        if let Some(desired) = port.desired_type.filter(|&desired| desired != kind) {
-            entry = entry.with_text("des_type", port_type(desired));
-        }
-    }
-    if let Some(netdev) = &port.netdev {
-        entry = entry.with_text("netdev", &netdev.name);
-    }
-    if let Some(ibdev) = &port.ibdev {
-        entry = entry.with_text("ibdev", ibdev);
-    }
-    if let Some(flavour) = port.flavour {
-        entry = with_flavour(entry, flavour);
-    }
-    entry = entry
-        .with_flag("splittable", port.splittable)
-        .with_number("lanes", port.lanes);
-    match &port.function {
-        Some(one) => entry.with("function", Value::Block(function(one))),
+    let desired = port.desired_type;
+    let desired = desired.filter(|_| port.port_type.is_some() && desired != port.port_type);
+    let entry = Entry::new(port.handle.to_string())
+        .with_some("type", port.port_type.map(port_type))
+        .with_some("des_type", desired.map(port_type))
+        .with_some(
+            "netdev",
+            port.netdev.as_ref().map(|netdev| netdev.name.as_str()),
+        )
+        .with_some("ibdev", port.ibdev.as_deref());
+    let entry = match port.flavour {
+        Some(flavour) => with_flavour(entry, flavour),
         None => entry,
-    }
+    };
+    let function = port.function.as_ref();
+    entry
+        .with_flag("splittable", port.splittable)
+        .with_number("lanes", port.lanes)
+        .with(
+            "function",
+            function.map(|one| Value::Block(self::function(one))),
+        )
 }
 
 fn with_flavour(entry: Entry, flavour: Flavour) -> Entry {
@@ -126,11 +126,6 @@ fn port_type(port_type: PortType) -> &'static str {
     }
 }
 
-fn address(bytes: &[u8]) -> String {
-    let bytes: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    bytes.join(":")
-}
-
 /// A rate. What is 0 is not shown.
 pub(super) fn rate(rate: &Rate) -> Entry {
     let kind = match rate.object {
@@ -139,17 +134,11 @@ pub(super) fn rate(rate: &Rate) -> Entry {
     };
     let speed = |bytes: u64| (bytes != 0).then_some(Value::Rate(bytes));
     let number = |number: Option<u32>| number.filter(|&number| number != 0);
-    let mut entry = Entry::new(rate.object.to_string()).with_text("type", kind);
-    for (key, value) in [("tx_share", rate.tx_share), ("tx_max", rate.tx_max)] {
-        if let Some(value) = speed(value) {
-            entry = entry.with(key, value);
-        }
-    }
-    entry = entry
+    Entry::new(rate.object.to_string())
+        .with_text("type", kind)
+        .with("tx_share", speed(rate.tx_share))
+        .with("tx_max", speed(rate.tx_max))
         .with_number("tx_priority", number(rate.tx_priority))
-        .with_number("tx_weight", number(rate.tx_weight));
-    match &rate.parent {
-        Some(parent) => entry.with_text("parent", parent),
-        None => entry,
-    }
+        .with_number("tx_weight", number(rate.tx_weight))
+        .with_some("parent", rate.parent.as_deref())
 }

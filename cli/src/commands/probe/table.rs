@@ -5,6 +5,8 @@ use std::fmt::Write;
 use vdpa::conformance::{self, Verdict};
 use vdpa::probe::{Identity, Outcome, Report};
 
+use crate::text::address;
+
 /// Names of the virtio device types that vDPA parents make (virtio 1.3, section 5).
 fn type_name(device_id: u32) -> &'static str {
     match device_id {
@@ -42,9 +44,7 @@ fn identity(lines: &mut Lines, identity: &Identity) {
     let kind = type_name(identity.device_id);
     lines.line("type", format!("{} ({kind})", identity.device_id));
     if let Some(network) = &identity.network {
-        let mac = network.mac.map_or("-".to_owned(), |mac| {
-            mac.map(|byte| format!("{byte:02x}")).join(":")
-        });
+        let mac = network.mac.map_or("-".to_owned(), |mac| address(&mac));
         lines.line("MAC", mac);
         lines.line(
             "link",
@@ -134,18 +134,13 @@ pub(super) fn conformance(report: &conformance::Report) -> String {
     let mut text = String::new();
     let (mut passed, mut failed, mut other) = (0, 0, 0);
     for line in &report.lines {
-        let (word, detail) = match &line.verdict {
-            Verdict::Pass { detail } => ("pass", detail),
-            Verdict::Fail { detail } => ("FAIL", detail),
-            Verdict::Quirk { detail } => ("quirk", detail),
-            Verdict::Skipped { detail } => ("skipped", detail),
+        let (word, detail, count) = match &line.verdict {
+            Verdict::Pass { detail } => ("pass", detail, &mut passed),
+            Verdict::Fail { detail } => ("FAIL", detail, &mut failed),
+            Verdict::Quirk { detail } => ("quirk", detail, &mut other),
+            Verdict::Skipped { detail } => ("skipped", detail, &mut other),
         };
-        match line.verdict {
-            Verdict::Pass { .. } => passed += 1,
-            Verdict::Fail { .. } => failed += 1,
-            Verdict::Quirk { .. } | Verdict::Skipped { .. } => other += 1,
-        }
-        // Writing to a String does not fail.
+        *count += 1;
         let _ = writeln!(text, "{word:<8} {:<22} {}", line.id, line.rule);
         if !detail.is_empty() {
             let _ = writeln!(text, "{:31} {detail}", "");

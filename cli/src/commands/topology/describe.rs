@@ -6,7 +6,9 @@ use vdpa_mgmt::topology::{
     Device, DeviceHolder, Doorbell, ManagementDevice, ManagementState, PciFunction,
     PhysicalFunction, PostingObstacle, Representor, Subfunction, Topology, VirtualFunction,
 };
+use vmm::config::show_list;
 
+use crate::text::address;
 use crate::tree::{Lines, Node};
 
 /// Everything, with what should be known about it at the end.
@@ -122,10 +124,7 @@ fn device(one: &Device, all_seen: bool) -> Node {
     if let Some(class) = one.class {
         let _ = write!(text, " {class}");
     }
-    let mac = one
-        .mac
-        .map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
-    put(&mut text, "mac", mac);
+    put(&mut text, "mac", one.mac.map(|mac| address(&mac)));
     put(&mut text, "mtu", one.mtu);
     put(&mut text, "max_vqs", one.max_vqs);
     put(&mut text, "driver", one.driver.as_deref());
@@ -172,7 +171,7 @@ fn doorbells(one: &Device) -> String {
     ]
     .into_iter()
     .filter(|(_, queues)| !queues.is_empty())
-    .map(|(word, queues)| format!("{word} of {}", ranges(&queues)))
+    .map(|(word, queues)| format!("{word} of {}", show_list(queues)))
     .collect();
     if parts.is_empty() {
         "doorbells: unknown".to_owned()
@@ -193,28 +192,6 @@ fn posted_interrupts(one: &Device) -> String {
         Some(PostingObstacle::CommandLine) => "intremap= on the kernel's command line forbids it",
     };
     format!("posted interrupts: impossible, {reason}")
-}
-
-/// Ascending numbers with those that follow each other put together: `0-7,9`.
-fn ranges(numbers: &[u32]) -> String {
-    let mut found: Vec<(u32, u32)> = Vec::new();
-    for &number in numbers {
-        match found.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
-            _ => found.push((number, number)),
-        }
-    }
-    let words: Vec<String> = found
-        .into_iter()
-        .map(|(first, last)| {
-            if first == last {
-                first.to_string()
-            } else {
-                format!("{first}-{last}")
-            }
-        })
-        .collect();
-    words.join(",")
 }
 
 /// Adds a word and its value, if there is one.

@@ -5,6 +5,7 @@ use vdpa_mgmt::pci::{Function, Pci};
 use vdpa_mgmt::sriov::{Link, VirtualFunction};
 
 use crate::listing::Entry;
+use crate::text::address;
 
 /// A function of the PCI bus: its interfaces, its driver, where it is, what is on it.
 pub(crate) fn function_entry(pci: &Pci, function: &Function) -> Result<Entry, Error> {
@@ -70,57 +71,31 @@ fn described(entry: Entry, pci: &Pci, function: &Function) -> Result<Entry, Erro
         .iter()
         .map(|address| format!("pci/{address}"))
         .collect();
-    let entry = with_list(entry, "netdev", &function.netdevs);
-    let entry = with_some(entry, "driver", function.driver.as_deref());
-    let entry = with_some(
-        entry,
-        "driver_override",
-        function.driver_override.as_deref(),
-    )
-    .with_number("numa_node", function.numa_node)
-    .with_number("iommu_group", function.iommu_group);
-    let entry = with_list(entry, "shares_group_with", &shared);
-    Ok(with_list(entry, "vdpa", &function.vdpa_devices))
+    Ok(entry
+        .with_joined("netdev", &function.netdevs)
+        .with_some("driver", function.driver.as_deref())
+        .with_some("driver_override", function.driver_override.as_deref())
+        .with_number("numa_node", function.numa_node)
+        .with_number("iommu_group", function.iommu_group)
+        .with_joined("shares_group_with", &shared)
+        .with_joined("vdpa", &function.vdpa_devices))
 }
 
 /// In the words, and with the JSON keys, of `ip link`; `mac` as elsewhere in Bellhop.
 fn with_settings(entry: Entry, settings: &VirtualFunction) -> Entry {
-    let mut entry = match settings.mac {
-        Some([a, b, c, d, e, f]) => entry.with_text(
-            "mac",
-            format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"),
-        ),
-        None => entry,
-    };
-    if let Some(vlan) = settings.vlan.filter(|vlan| vlan.id() != 0) {
-        entry = entry
-            .with_number("vlan", Some(vlan.id()))
-            .with_number("qos", Some(vlan.qos()))
-            .with_text("proto", vlan.protocol().to_string());
-    }
-    entry = entry
+    let vlan = settings.vlan.filter(|vlan| vlan.id() != 0);
+    entry
+        .with_some("mac", settings.mac.map(|mac| address(&mac)))
+        .with_number("vlan", vlan.map(|vlan| vlan.id()))
+        .with_number("qos", vlan.map(|vlan| vlan.qos()))
+        .with_some("proto", vlan.map(|vlan| vlan.protocol().to_string()))
         .with_number("max_tx_rate", settings.rates.map(|rates| rates.max))
         .with_number("min_tx_rate", settings.rates.map(|rates| rates.min))
-        .with_switch("spoofchk", settings.spoof_check);
-    if let Some(state) = settings.link_state {
-        entry = entry.with_text("link_state", state.to_string());
-    }
-    entry
+        .with_switch("spoofchk", settings.spoof_check)
+        .with_some(
+            "link_state",
+            settings.link_state.map(|state| state.to_string()),
+        )
         .with_switch("trust", settings.trust)
         .with_switch("query_rss_en", settings.query_rss)
-}
-
-fn with_some(entry: Entry, key: &str, text: Option<&str>) -> Entry {
-    match text {
-        Some(text) => entry.with_text(key, text),
-        None => entry,
-    }
-}
-
-fn with_list(entry: Entry, key: &str, list: &[String]) -> Entry {
-    if list.is_empty() {
-        entry
-    } else {
-        entry.with_text(key, list.join(","))
-    }
 }

@@ -38,8 +38,7 @@ Examples:
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     let all = look(node, &arguments.name)?;
     let text = || tree(&all).draw(Lines::of_locale());
-    format.print(&all.json, text)?;
-    Ok(Code::Success)
+    format.print(&all.json, text)
 }
 
 /// A machine with what its process says of its devices.

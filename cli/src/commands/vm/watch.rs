@@ -12,7 +12,7 @@ use bellhop_api::node::VmInfo;
 
 use super::of_vm;
 use crate::client::{Node, NodeArguments};
-use crate::listing::printable;
+use crate::text::printable;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(250);

@@ -1,6 +1,6 @@
 //! `/v1/events`: what happens on the node, as it happens (Server-Sent Events, the WHATWG's HTML standard, section 9.2).
 //!
-//! Owns the stream's form and the number of its readers. It must not know what happens.
+//! Owns the stream's form. It must not know what happens.
 //!
 //! ```text
 //!   retry: 1000                 how long to wait before connecting again
@@ -26,36 +26,24 @@ use std::time::Duration;
 use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bellhop_api::node::Event;
 use bellhop_api::responses::WatchErrors;
 use futures_util::stream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use vmm::http::HttpError;
 use vmm::http::server::Closing;
 
 use super::Api;
-use crate::node::error::{Error, ErrorKind};
-use crate::node::events::{Events, Read};
+use crate::node::error::Error;
+use crate::node::events::{Events, READERS_MAX, Read};
 
-/// Readers at a time: of the server's connections some are left for requests.
-const READERS_MAX: usize = 32;
 /// How often something comes when nothing happens.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Events that are written at once.
 const CHUNK: usize = 64;
-
-/// Places for readers.
-#[derive(Debug, Clone)]
-pub(in crate::node) struct Readers(Arc<Semaphore>);
-
-impl Default for Readers {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(READERS_MAX)))
-    }
-}
 
 /// What happens on the node, as it happens
 ///
@@ -74,21 +62,18 @@ pub(super) async fn follow(
     headers: HeaderMap,
 ) -> Result<Response, Error> {
     let closing = closing.map(|Extension(closing)| closing);
-    stream_of(node.events.clone(), &node.readers, closing, &headers)
+    stream_of(node.events.clone(), closing, &headers)
 }
 
 fn stream_of(
     events: Arc<Events>,
-    readers: &Readers,
     closing: Option<Closing>,
     headers: &HeaderMap,
 ) -> Result<Response, Error> {
     let asked = last_event_id(headers)?;
-    let place = readers.0.clone().try_acquire_owned();
-    let place = place.map_err(|_| {
-        let kind = ErrorKind::Answer(StatusCode::SERVICE_UNAVAILABLE, "too_many_readers");
+    let place = events.place().ok_or_else(|| {
         let message = format!("{READERS_MAX} clients read events already");
-        Error::new(kind, message).hint("try again later")
+        Error::unavailable("too_many_readers", message).hint("try again later")
     })?;
     let newest = events.newest();
     let begin = *newest.borrow();

@@ -100,12 +100,11 @@ impl Turns {
     {
         let turn = tokio::time::timeout(PATIENCE, self.0.clone().acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
-            let kind = ErrorKind::Answer(StatusCode::SERVICE_UNAVAILABLE, "busy");
             let message = format!(
                 "{REQUESTS_MAX} requests wait for the kernel already, for {} s",
                 PATIENCE.as_secs()
             );
-            return Err(Error::new(kind, message).hint("try again later"));
+            return Err(Error::unavailable("busy", message).hint("try again later"));
         };
         let done = on_worker(move || {
             let done = work();

@@ -32,7 +32,6 @@ use super::access::{self, Access};
 use super::context::Node;
 use bellhop_api::node::Event;
 
-pub(super) use events::Readers;
 pub(super) use management::Turns;
 
 /// What the description has beside the endpoints.

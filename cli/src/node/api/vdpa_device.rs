@@ -20,6 +20,7 @@ use super::management::part_of_nic;
 use crate::commands::dev;
 use crate::listing::Listing;
 use crate::node::error::Error;
+use crate::text::address;
 
 /// A device as `bellhop dev show NAME -j` and `bellhop dev config show NAME -j` have it.
 #[derive(Debug, Serialize)]
@@ -84,12 +85,8 @@ impl VdpaDeviceSpec {
         };
         let unknown = || "not known".to_owned();
         if let Some(wanted) = self.mac.filter(|wanted| mac != Some(wanted.bytes())) {
-            let is = mac.map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
-            return Err(differs(
-                "mac",
-                is.unwrap_or_else(unknown),
-                wanted.to_string(),
-            ));
+            let is = mac.map_or_else(unknown, |mac| address(&mac));
+            return Err(differs("mac", is, wanted.to_string()));
         }
         for (what, is, wanted) in [("mtu", mtu, self.mtu), ("max_vqp", pairs, self.max_vqp)] {
             if let Some(wanted) = wanted.filter(|wanted| is != Some(*wanted)) {

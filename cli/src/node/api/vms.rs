@@ -16,7 +16,7 @@ fn nic_info(node: &Node, vm: &VmName, record: &Record, nic: &NicSpec) -> VmNic {
     let failed_over = record.is_on_stand_by(nic.id());
     let now = record.nic_now(vm, nic);
     let stand_by = now.on_stand_by(vm);
-    let device = |nic| node.machines.character_device(vm, nic);
+    let device = |nic| node.machines.character_device_of(vm, nic).ok();
     VmNic {
         id: nic.id().to_string(),
         device: record.made(nic.id(), failed_over).map(str::to_owned),

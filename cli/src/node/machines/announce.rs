@@ -12,18 +12,15 @@
 //!
 //! Owns for which NICs it is said. It must not know how.
 
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use bellhop_api::machine::DeviceInfo;
 use vdpa_mgmt::announce::Announcement;
-use vdpa_mgmt::bus::Bus;
 use vmm::config::MacAddress;
 
 use super::Machines;
-use super::spec::{NicSource, NicSpec, VmName};
+use super::spec::{NicSpec, VmName};
 use crate::node::error::Error;
 
 /// How often it is said: a switch may be busy, a frame lost.
@@ -83,11 +80,7 @@ impl Machines {
         if !is_mute(info.device.as_ref()) {
             return Ok(None);
         }
-        let device = match nic.source() {
-            NicSource::From(_) => Some(vm.device(nic.id())),
-            NicSource::Device(name) => Some(name.clone()),
-            NicSource::Path(path) => device_at(path),
-        };
+        let device = self.vdpa_device(vm, nic);
         let device = device.ok_or_else(|| Error::failed("its device is not known"))?;
         let given = nic.mac().map(MacAddress::bytes);
         let own = || self.config_of(vm, &device).and_then(|config| config.mac);
@@ -104,20 +97,6 @@ fn untold(vm: &VmName, nic: &NicSpec, error: &Error) {
         error = error as &dyn std::error::Error,
         "nobody announces this NIC: the network learns where it is with its guest's first frame"
     );
-}
-
-/// The vDPA device that has this character device.
-fn device_at(path: &Path) -> Option<String> {
-    let wanted = path.metadata().ok()?;
-    if !wanted.file_type().is_char_device() {
-        return None;
-    }
-    let mut devices = Bus::default().devices().ok()?.into_iter();
-    let found = devices.find(|device| {
-        let there = device.path().and_then(|path| path.metadata().ok());
-        there.is_some_and(|there| there.rdev() == wanted.rdev())
-    });
-    found.map(|device| device.name)
 }
 
 #[cfg(test)]
@@ -153,11 +132,5 @@ mod tests {
     #[test]
     fn the_feature_is_called_so() {
         assert_eq!(vdpa::features::name(21, 1), Some(GUEST_ANNOUNCE));
-    }
-
-    #[test]
-    fn what_is_no_device_is_none() {
-        assert_eq!(device_at(Path::new("/dev/null")), None);
-        assert_eq!(device_at(Path::new("/nowhere")), None);
     }
 }

@@ -58,9 +58,7 @@ impl Machines {
                 continue;
             }
             tracing::warn!(mark = %mark.display(), pid = identity.pid, "a process of no machine's is ended");
-            if let Some(process) = Process::open(identity)? {
-                process.end(GRACE)?;
-            }
+            end(identity)?;
         }
         Ok(())
     }
@@ -118,6 +116,23 @@ impl Machines {
         }
     }
 
+    /// What a machine's process says, if it is this one that answers; else `silent`.
+    fn asked<T>(
+        &self,
+        vm: &VmName,
+        identity: Identity,
+        silent: T,
+        ask: impl AsyncFnOnce(&Vmm) -> T,
+    ) -> T {
+        let vmm = self.api_of(vm);
+        self.runtime.block_on(async {
+            match vmm.handshake().await {
+                Ok(who) if who.pid == identity.pid => ask(&vmm).await,
+                Ok(_) | Err(_) => silent,
+            }
+        })
+    }
+
     /// The machine's configuration, and its devices, open, in the order in which it names them.
     fn configuration(
         &self,
@@ -144,10 +159,15 @@ fn make_directory(path: &Path) -> Result<(), Error> {
 }
 
 fn remove_directory(path: &Path) -> Result<(), Error> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(file(path)(error)),
-        _ => Ok(()),
-    }
+    unless_gone(fs::remove_dir_all(path)).map_err(file(path))
+}
+
+/// Success, too, if there was nothing to remove.
+fn unless_gone(removed: io::Result<()>) -> io::Result<()> {
+    removed.or_else(|error| match error.kind() {
+        ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })
 }
 
 fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -155,6 +175,11 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
 }
 
 /// The machine's process does not end.
+/// Ends a process if it is there.
+fn end(identity: Identity) -> io::Result<()> {
+    Process::open(identity)?.map_or(Ok(()), |process| process.end(GRACE))
+}
+
 fn unended(source: io::Error) -> Error {
     Error::failed("cannot end the machine's process").because(source)
 }
@@ -249,16 +274,10 @@ impl Host for Machines {
     }
 
     fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), Error> {
-        if let Some(identity) = identity
-            && let Some(process) = Process::open(identity).map_err(unended)?
-        {
-            process.end(GRACE).map_err(unended)?;
-        }
+        identity.map_or(Ok(()), end).map_err(unended)?;
         let runtime = self.paths.runtime_of(vm);
         for marked in process::find(&runtime).map_err(unended)? {
-            if let Some(process) = Process::open(marked).map_err(unended)? {
-                process.end(GRACE).map_err(unended)?;
-            }
+            end(marked).map_err(unended)?;
         }
         // Of one that was killed.
         for socket in [
@@ -266,12 +285,7 @@ impl Host for Machines {
             self.paths.console_socket(vm),
             self.paths.migration_socket(vm),
         ] {
-            match fs::remove_file(&socket) {
-                Err(error) if error.kind() != ErrorKind::NotFound => {
-                    return Err(file(&socket)(error));
-                }
-                _ => {}
-            }
+            unless_gone(fs::remove_file(&socket)).map_err(file(&socket))?;
         }
         Ok(())
     }
@@ -376,12 +390,8 @@ impl Host for Machines {
     }
 
     fn migration(&self, vm: &VmName, identity: Identity) -> Account {
-        let vmm = self.api_of(vm);
-        self.runtime.block_on(async {
-            match vmm.handshake().await {
-                Ok(who) if who.pid == identity.pid => vmm.migration().await,
-                Ok(_) | Err(_) => Account::Silent,
-            }
+        self.asked(vm, identity, Account::Silent, async |vmm| {
+            vmm.migration().await
         })
     }
 
@@ -421,13 +431,7 @@ impl Host for Machines {
     }
 
     fn coming(&self, vm: &VmName, identity: Identity) -> Coming {
-        let vmm = self.api_of(vm);
-        self.runtime.block_on(async {
-            match vmm.handshake().await {
-                Ok(who) if who.pid == identity.pid => vmm.coming().await,
-                Ok(_) | Err(_) => Coming::Silent,
-            }
-        })
+        self.asked(vm, identity, Coming::Silent, async |vmm| vmm.coming().await)
     }
 
     fn call_off(&self, vm: &VmName, identity: Identity) -> Result<bool, Error> {

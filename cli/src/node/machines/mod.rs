@@ -55,7 +55,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ::vmm::api::API_LEVEL;
-use axum::http::StatusCode;
 use bellhop_api::machine::WantedState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
@@ -71,7 +70,7 @@ use self::slot::{Live, Slot};
 use self::spec::{ExistingDevice, NicId, NicSpec, VmName, VmSpec, owned_by};
 use self::steps::{Life, Passed, SendRequest};
 use self::vmm::Vmm;
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 use super::paths::Paths;
 use super::peers::Peers;
 use super::store::Store;
@@ -232,8 +231,7 @@ impl Machines {
     ) -> Result<T, Error> {
         let guard = slot.steps.clone().lock_owned().await;
         if self.ending.load(Ordering::SeqCst) {
-            let kind = ErrorKind::Answer(StatusCode::SERVICE_UNAVAILABLE, "ending");
-            return Err(Error::new(kind, "this daemon ends"));
+            return Err(Error::unavailable("ending", "this daemon ends"));
         }
         let (machines, slot) = (self.clone(), slot.clone());
         let done = tokio::task::spawn_blocking(move || {
@@ -304,11 +302,6 @@ impl Machines {
     /// There is none.
     pub(crate) fn show(&self, vm: &VmName) -> Result<View, Error> {
         Ok(self.find(vm)?.view().clone())
-    }
-
-    /// The character device of a NIC, if there is one now.
-    pub(crate) fn character_device(&self, vm: &VmName, nic: &NicSpec) -> Option<PathBuf> {
-        self.character_device_of(vm, nic).ok()
     }
 
     /// Makes a machine, or has the one that is there be like this.

@@ -13,12 +13,9 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
-use bellhop_api::machine::{
-    EndReason, MigrationObstacle, MigrationRequest, MigrationTrial, SendConfig, TlsFiles,
-};
+use bellhop_api::machine::{EndReason, MigrationObstacle, MigrationRequest, MigrationTrial};
 use bellhop_api::node::{Awaited, SendToNode};
 use serde_json::Value;
-use vmm::migration::endpoint::Endpoint;
 
 use super::arrival::{Arrival, Coming};
 use super::error::{arriving, has_come, no_vm, unfinished};
@@ -30,20 +27,6 @@ use super::vmm::malformed;
 use super::{Change, Machines};
 use crate::node::error::{Error, ErrorKind, UNUSABLE};
 use crate::node::peers::{Peer, check, name_there};
-
-/// What the machine's own API is asked for a move to another node, whose process waits at `endpoint`.
-fn for_machine(wanted: &SendToNode, endpoint: Endpoint, tls: Option<TlsFiles>) -> SendConfig {
-    SendConfig {
-        destination: endpoint,
-        downtime_ms: wanted.downtime_ms,
-        timeout_s: wanted.timeout_s,
-        connections: wanted.connections,
-        tls,
-        plaintext: false,
-        verify_memory: wanted.verify_memory,
-        dry_run: wanted.dry_run,
-    }
-}
 
 /// An answer of this node's.
 fn passed(answer: &MigrationTrial) -> Result<Passed, Error> {
@@ -165,7 +148,7 @@ impl Machines {
             }
         };
         let tls = self.peers.tls(&endpoint).cloned();
-        let wanted_of_machine = MigrationRequest::Send(for_machine(wanted, endpoint, tls));
+        let wanted_of_machine = MigrationRequest::Send(wanted.to_endpoint(endpoint, tls, false));
         let body = serde_json::to_vec(&wanted_of_machine).map_err(malformed)?;
         let request = SendRequest {
             destination: peer.to_string(),

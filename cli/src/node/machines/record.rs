@@ -210,14 +210,9 @@ impl Record {
 
     /// The device that was made for a NIC, as its own or to stand by for that.
     pub(crate) fn made(&self, nic: &NicId, to_stand_by: bool) -> Option<&str> {
-        self.steps.iter().find_map(|step| match step {
-            Step::Nic {
-                id,
-                device,
-                stand_by,
-            } if id == nic && *stand_by == to_stand_by => Some(device.as_str()),
-            _ => None,
-        })
+        let mut all = self.all_made();
+        let found = all.find(|(id, _, stand_by)| *id == nic && *stand_by == to_stand_by);
+        found.map(|(_, device, _)| device)
     }
 
     /// All devices that were made for a NIC.
@@ -234,7 +229,7 @@ impl Record {
 
     /// Whether any device was made for a NIC.
     pub(crate) fn has_made(&self, nic: &NicId) -> bool {
-        self.made(nic, false).is_some() || self.made(nic, true).is_some()
+        self.all_made().any(|(id, ..)| id == nic)
     }
 
     /// Whether a NIC is on the device that stands by for it.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bellhop_api::machine::VmState;
+use bellhop_api::machine::{Handshake, VmState};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -134,5 +134,13 @@ impl Slot {
         {
             change(live);
         }
+    }
+
+    /// Which program its process says that it is.
+    pub(crate) fn is_of(&self, identity: Identity, who: &Handshake) {
+        self.update(identity, |live| {
+            live.version = Some(who.version.clone());
+            live.api = Some(who.api);
+        });
     }
 }

@@ -147,14 +147,9 @@ impl VmSpec {
     /// # Errors
     /// A path is relative, or a device's name would be too long.
     pub(crate) fn check(&self, vm: &VmName) -> Result<(), Error> {
-        let machine = &self.machine;
-        let kernel = [("kernel", &machine.kernel)].into_iter();
-        let initramfs = machine.initramfs.iter().map(|path| ("initramfs", path));
-        let disks = machine
-            .disks
-            .iter()
-            .map(|disk| ("a disk's path", &disk.path));
-        let files = kernel.chain(initramfs).chain(disks);
+        let disks = self.machine.disks.iter();
+        let disks = disks.map(|disk| ("a disk's path", &disk.path));
+        let files = self.boot_files().chain(disks);
         let nics = self.nics.iter().flat_map(NicSpec::paths);
         let mut paths = files.map(|(what, path)| (what, path.as_path())).chain(nics);
         if let Some((what, path)) = paths.find(|(_, path)| !path.is_absolute()) {
@@ -184,17 +179,16 @@ impl Serialize for VmSpec {
         #[derive(Serialize)]
         struct Flat<'a> {
             #[serde(flatten)]
-            machine: &'a Map<String, Value>,
+            machine: &'a Value,
             nics: &'a [NicSpec],
             state: Desired,
             restart: Restart,
         }
-        let mut machine = match serde_json::to_value(&self.machine) {
-            Ok(Value::Object(machine)) => machine,
-            Ok(_) => return Err(serde::ser::Error::custom("a machine is an object")),
-            Err(error) => return Err(serde::ser::Error::custom(error)),
-        };
-        machine.remove(VDPA);
+        let machine = serde_json::to_value(&self.machine);
+        let mut machine = machine.map_err(serde::ser::Error::custom)?;
+        if let Some(fields) = machine.as_object_mut() {
+            fields.remove(VDPA);
+        }
         Flat {
             machine: &machine,
             nics: &self.nics,

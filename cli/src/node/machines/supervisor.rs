@@ -245,10 +245,7 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
     loop {
         match vmm.handshake().await {
             Ok(who) if who.pid == identity.pid => {
-                slot.update(identity, |live| {
-                    live.version = Some(who.version);
-                    live.api = Some(who.api);
-                });
+                slot.is_of(identity, &who);
                 if !speaks(who.api) {
                     tracing::warn!(vm = %slot.name(), level = who.api, "a machine speaks another level of the API: it is left alone");
                     return std::future::pending().await;
@@ -288,10 +285,7 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
                 if let Ok(who) = vmm.handshake().await
                     && who.pid == identity.pid
                 {
-                    slot.update(identity, |live| {
-                        live.version = Some(who.version);
-                        live.api = Some(who.api);
-                    });
+                    slot.is_of(identity, &who);
                 }
                 // Any generation but the present one.
                 0

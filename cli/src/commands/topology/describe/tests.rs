@@ -96,6 +96,6 @@ fn nothing_points_at_the_doctor() {
 
 #[test]
 fn numbers_in_a_row_are_put_together() {
-    assert_eq!(ranges(&[]), "");
-    assert_eq!(ranges(&[0, 1, 2, 5, u32::MAX]), "0-2,5,4294967295");
+    assert_eq!(show_list([0_u32; 0]), "");
+    assert_eq!(show_list([0, 1, 2, 5, u32::MAX]), "0-2,5,4294967295");
 }

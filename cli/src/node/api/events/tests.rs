@@ -1,15 +1,16 @@
+use axum::http::StatusCode;
+
 use super::*;
 
 /// Events, and places for their readers.
 #[derive(Default)]
 struct Stage {
     events: Arc<Events>,
-    readers: Readers,
 }
 
 impl Stage {
     fn open(&self, last: Option<&str>) -> Result<Response, Error> {
-        stream_of(self.events.clone(), &self.readers, None, &headers(last))
+        stream_of(self.events.clone(), None, &headers(last))
     }
 }
 

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
 
 use vdpa_mgmt::Connection;
 use vdpa_mgmt::bus::Bus;
@@ -16,7 +17,7 @@ use vmm::config::{VdpaConfig, VdpaSource};
 
 use crate::node::error::{Error, HOST_FAILED, UNUSABLE};
 use crate::node::machines::Machines;
-use crate::node::machines::spec::{NicSource, NicSpec, OWNER, VmName};
+use crate::node::machines::spec::{ExistingDevice, NicSpec, OWNER, VmName};
 use crate::node::machines::steps::Host as _;
 
 /// Keeps the record of a NIC, and shows its steps.
@@ -53,15 +54,10 @@ impl nic::Observer for NicSteps<'_> {
 impl Machines {
     /// What owns the character device that a NIC has, to tell whether two are the same.
     pub(crate) fn device_of(&self, vm: &VmName, nic: &NicSpec) -> PathBuf {
-        let named = match nic.source() {
-            NicSource::From(_) => by_name(&vm.device(nic.id())),
-            NicSource::Device(name) => by_name(name),
-            NicSource::Path(path) => Ok(path.clone()),
-        };
-        let path = named.unwrap_or_else(|_| match nic.source() {
-            NicSource::From(_) => PathBuf::from(vm.device(nic.id())),
-            NicSource::Device(name) => PathBuf::from(name),
-            NicSource::Path(path) => path.clone(),
+        let path = self.character_device_of(vm, nic);
+        let path = path.unwrap_or_else(|_| match nic.device(vm) {
+            ExistingDevice::Name(name) => name.into(),
+            ExistingDevice::Path(path) => path,
         });
         fs::canonicalize(&path).unwrap_or(path)
     }
@@ -104,14 +100,10 @@ impl Machines {
 
     /// The vDPA device of a NIC; none if there is none now.
     pub(crate) fn vdpa_device(&self, vm: &VmName, nic: &NicSpec) -> Option<String> {
-        let path = match nic.source() {
-            NicSource::From(_) => return Some(vm.device(nic.id())),
-            NicSource::Device(name) => return Some(name.clone()),
-            NicSource::Path(path) => fs::canonicalize(path).ok()?,
-        };
-        let number = path.file_name()?.to_str()?.strip_prefix("vhost-vdpa-")?;
-        let found = Bus::default().behind(number.parse().ok()?).ok()?;
-        found.map(|device| device.name)
+        match nic.device(vm) {
+            ExistingDevice::Name(name) => Some(name),
+            ExistingDevice::Path(path) => device_at(&path),
+        }
     }
 
     /// How NICs were made, by the names of their devices; what cannot be read is not among them.
@@ -128,10 +120,8 @@ impl Machines {
 
     /// What a vDPA device of this host says of itself, by what a NIC is on; none if it is not known.
     pub(crate) fn net_config(&self, vm: &VmName, nic: &NicSpec) -> Option<NetConfig> {
-        let name = match nic.source() {
-            NicSource::From(_) => vm.device(nic.id()),
-            NicSource::Device(name) => name.clone(),
-            NicSource::Path(_) => return None,
+        let ExistingDevice::Name(name) = nic.device(vm) else {
+            return None;
         };
         self.config_of(vm, &name)
     }
@@ -241,10 +231,9 @@ impl Machines {
 
     /// The character device of a NIC, as it is now.
     pub(crate) fn character_device_of(&self, vm: &VmName, nic: &NicSpec) -> Result<PathBuf, Error> {
-        match nic.source() {
-            NicSource::From(_) => by_name(&vm.device(nic.id())),
-            NicSource::Device(name) => by_name(name),
-            NicSource::Path(path) => Ok(path.clone()),
+        match nic.device(vm) {
+            ExistingDevice::Name(name) => by_name(&name),
+            ExistingDevice::Path(path) => Ok(path),
         }
     }
 }
@@ -263,4 +252,29 @@ fn by_name(device: &str) -> Result<PathBuf, Error> {
         );
         Error::new(UNUSABLE, message)
     })
+}
+
+/// The vDPA device that has this character device.
+fn device_at(path: &Path) -> Option<String> {
+    let wanted = path.metadata().ok()?;
+    if !wanted.file_type().is_char_device() {
+        return None;
+    }
+    let mut devices = Bus::default().devices().ok()?.into_iter();
+    let found = devices.find(|device| {
+        let there = device.path().and_then(|path| path.metadata().ok());
+        there.is_some_and(|there| there.rdev() == wanted.rdev())
+    });
+    found.map(|device| device.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_device_is_none() {
+        assert_eq!(device_at(Path::new("/dev/null")), None);
+        assert_eq!(device_at(Path::new("/nowhere")), None);
+    }
 }

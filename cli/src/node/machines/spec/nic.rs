@@ -1,11 +1,13 @@
 //! A NIC of a virtual machine, as clients say it and as it is once it is checked.
 //!
-//! Owns which of its settings go together. It must not know the machine's other NICs.
-
-mod stand_by;
+//! Another vDPA device may stand by for it, which the NIC is on once its own has failed. One that is made (`from`) is as the
+//! NIC's own: address, MTU, queue pairs, what it is connected with, rates. So it can only stand by for one that is made, too.
+//!
+//! Owns which of its settings go together. It must not know the machine's other NICs, or when a device has failed.
 
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use bellhop_api::node::{NicKind, NicSettings, NicStandBy};
 use serde::{Deserialize, Serialize};
@@ -19,19 +21,20 @@ use vdpa_mgmt::sriov::Rates;
 use vdpa_mgmt::{Error as MgmtError, NetConfig};
 use vmm::config::{MacAddress, VdpaConfig, VdpaSource};
 
-use self::stand_by::{has_as, keeps_stand_by, stand_by_source};
 use super::{NicId, VmName, not_a_nic};
 use crate::node::error::Error;
+use crate::text::address;
+
+/// The MTU of Ethernet, in bytes.
+const MTU: u16 = 1500;
 
 /// Where a NIC's device comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NicSource {
     /// It is made for the machine, like this; name and owner are the machine's to give.
     From(Box<NicRequest>),
-    /// It is there: its character device.
-    Path(PathBuf),
-    /// It is there: its name.
-    Device(String),
+    /// It is there.
+    There(ExistingDevice),
 }
 
 /// A vDPA device that is there already.
@@ -70,14 +73,14 @@ impl NicSpec {
     /// The same NIC on a device that is there already. What is for devices that are made is gone, and so is what stands by for
     /// it if that is this device, or made.
     pub(crate) fn moved_to(&self, device: ExistingDevice) -> Self {
-        let stands_by = self.raw.failover.as_ref();
-        let failover = stands_by
-            .filter(|stands_by| keeps_stand_by(stands_by, &device))
-            .cloned();
-        let stand_by = self.stand_by.clone().filter(|_| failover.is_some());
-        let (source, path, name) = match device {
-            ExistingDevice::Path(path) => (NicSource::Path(path.clone()), Some(path), None),
-            ExistingDevice::Name(name) => (NicSource::Device(name.clone()), None, Some(name)),
+        let other = NicSource::There(device.clone());
+        let keeps =
+            |stand_by: &NicSource| matches!(stand_by, NicSource::There(_)) && *stand_by != other;
+        let stand_by = self.stand_by.clone().filter(keeps);
+        let failover = self.raw.failover.clone().filter(|_| stand_by.is_some());
+        let (path, name) = match device {
+            ExistingDevice::Path(path) => (Some(path), None),
+            ExistingDevice::Name(name) => (None, Some(name)),
         };
         let raw = NicSettings {
             id: Some(self.id.clone()),
@@ -91,7 +94,7 @@ impl NicSpec {
         };
         Self {
             id: self.id.clone(),
-            source,
+            source: other,
             stand_by,
             raw,
         }
@@ -144,8 +147,83 @@ impl NicSpec {
                 owner: Some(vm.owner(&self.id)),
                 ..(**request).clone()
             }),
-            NicSource::Path(_) | NicSource::Device(_) => None,
+            NicSource::There(_) => None,
         }
+    }
+
+    /// The device that it is on; one that is made has its name.
+    pub(crate) fn device(&self, vm: &VmName) -> ExistingDevice {
+        match &self.source {
+            NicSource::From(_) => ExistingDevice::Name(vm.device(&self.id)),
+            NicSource::There(device) => device.clone(),
+        }
+    }
+
+    /// Where the device comes from that stands by for it, if one does.
+    pub(crate) fn stand_by(&self) -> Option<&NicSource> {
+        self.stand_by.as_ref()
+    }
+
+    /// Whether its own device, or the one that stands by for it, is made for it.
+    pub(crate) fn is_made(&self, stand_by: bool) -> bool {
+        let source = if stand_by {
+            self.stand_by.as_ref()
+        } else {
+            Some(&self.source)
+        };
+        matches!(source, Some(NicSource::From(_)))
+    }
+
+    /// The same NIC once it is on the device that stands by for it; none if none does.
+    pub(crate) fn on_stand_by(&self, vm: &VmName) -> Option<Self> {
+        let device = match self.stand_by.as_ref()? {
+            NicSource::From(_) => ExistingDevice::Name(vm.stand_by(&self.id)),
+            NicSource::There(device) => device.clone(),
+        };
+        let mut nic = self.moved_to(device);
+        nic.raw.failover = None;
+        nic.stand_by = None;
+        Some(nic)
+    }
+
+    /// The device to be made for `vm` to stand by; none if it is there already, or none does. `own` is what the NIC's own device
+    /// says of itself: what that has without having been asked for is asked for here.
+    pub(crate) fn stand_by_request(
+        &self,
+        vm: &VmName,
+        own: Option<&NetConfig>,
+    ) -> Option<NicRequest> {
+        let NicSource::From(wanted) = self.stand_by.as_ref()? else {
+            return None;
+        };
+        let mut raw = self.raw.clone();
+        has_as(&mut raw, own);
+        Some(NicRequest {
+            name: vm.stand_by(&self.id),
+            owner: Some(vm.owner(&self.id)),
+            mac: raw.mac.map(MacAddress::bytes),
+            mtu: raw.mtu,
+            max_vqp: raw.queue_pairs,
+            ..(**wanted).clone()
+        })
+    }
+
+    /// The paths that it names, and what they are.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let own = (Some(&self.source), "a NIC's path");
+        let stand_by = (self.stand_by.as_ref(), "a NIC's failover.path");
+        let both = [own, stand_by].into_iter();
+        both.filter_map(|(source, what)| match source {
+            Some(NicSource::There(ExistingDevice::Path(path))) => Some((what, path.as_path())),
+            _ => None,
+        })
+    }
+
+    /// The names of the devices that are made for it.
+    pub(crate) fn made_names(&self, vm: &VmName) -> impl Iterator<Item = String> {
+        let own = self.is_made(false).then(|| vm.device(&self.id));
+        let stand_by = self.is_made(true).then(|| vm.stand_by(&self.id));
+        own.into_iter().chain(stand_by)
     }
 }
 
@@ -186,18 +264,8 @@ impl TryFrom<NicSettings> for NicSpec {
         // As serde says it of a field that is not optional.
         let no_id = || Error::invalid("missing field `id`");
         let id = raw.id.clone().ok_or_else(no_id)?;
-        let source = match (&raw.from, &raw.path, &raw.device) {
-            (Some(from), None, None) => NicSource::From(Box::new(request(&id, &raw, from)?)),
-            (None, Some(path), None) => NicSource::Path(path.clone()),
-            (None, None, Some(device)) => NicSource::Device(device.clone()),
-            (from, path, device) => {
-                let given = [from.is_some(), path.is_some(), device.is_some()];
-                let count = given.into_iter().filter(|given| *given).count();
-                return Err(Error::invalid(format!(
-                    "{id} has {count} of from, path and device: give one"
-                )));
-            }
-        };
+        let own = (&raw.from, &raw.path, &raw.device);
+        let source = source(own, &id, |from| request(&id, &raw, from))?;
         if !matches!(source, NicSource::From(_)) {
             let given = [
                 (raw.kind != NicKind::Auto, "kind"),
@@ -213,17 +281,55 @@ impl TryFrom<NicSettings> for NicSpec {
                 return Err(only_from(&id, what));
             }
         }
-        let stand_by = raw
-            .failover
-            .as_ref()
-            .map(|stand_by| stand_by_source(stand_by, &id, &raw, &source))
-            .transpose()?;
+        let stand_by = raw.failover.as_ref();
+        let stand_by = stand_by.map(|stand_by| stand_by_source(stand_by, &id, &raw, &source));
+        let stand_by = stand_by.transpose()?;
         Ok(Self {
             id,
             source,
             stand_by,
             raw,
         })
+    }
+}
+
+/// Where a device comes from, of which one of from, path and device is said, and `what` has it.
+fn source(
+    said: (&Option<String>, &Option<PathBuf>, &Option<String>),
+    what: impl fmt::Display,
+    request: impl FnOnce(&str) -> Result<NicRequest, Error>,
+) -> Result<NicSource, Error> {
+    let there = match said {
+        (Some(from), None, None) => return Ok(NicSource::From(Box::new(request(from)?))),
+        (None, Some(path), None) => ExistingDevice::Path(path.clone()),
+        (None, None, Some(name)) => ExistingDevice::Name(name.clone()),
+        (from, path, device) => {
+            let given = [from.is_some(), path.is_some(), device.is_some()];
+            let count = given.into_iter().filter(|given| *given).count();
+            return Err(Error::invalid(format!(
+                "{what} has {count} of from, path and device: give one"
+            )));
+        }
+    };
+    Ok(NicSource::There(there))
+}
+
+/// Where the device comes from that stands by, for the NIC `id` that is `raw` and comes from `own`.
+fn stand_by_source(
+    stand_by: &NicStandBy,
+    id: &NicId,
+    raw: &NicSettings,
+    own: &NicSource,
+) -> Result<NicSource, Error> {
+    let given = (&stand_by.from, &stand_by.path, &stand_by.device);
+    let what = format_args!("{id}: failover");
+    let source = source(given, what, |from| request(id, raw, from))?;
+    match (&source, own) {
+        (NicSource::From(_), NicSource::There(_)) => Err(only_from(id, "failover.from")),
+        (NicSource::There(_), own) if source == *own => Err(Error::invalid(format!(
+            "{id}: failover is the NIC's own device: name another one that can take its place"
+        ))),
+        _ => Ok(source),
     }
 }
 
@@ -266,4 +372,20 @@ fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, Erro
         request.device(any).map_err(wrong)?;
     }
     Ok(request)
+}
+
+/// Has a NIC ask for what its device has without having been asked for.
+fn has_as(nic: &mut NicSettings, device: Option<&NetConfig>) {
+    let Some(device) = device else {
+        return;
+    };
+    let mac = device.mac.filter(|mac| *mac != [0; 6]);
+    nic.mac = nic
+        .mac
+        .or_else(|| mac.and_then(|mac| address(&mac).parse().ok()));
+    // What every device has need not be asked for: not all take the request.
+    nic.mtu = nic.mtu.or(device.mtu.filter(|mtu| *mtu != MTU));
+    nic.queue_pairs = nic
+        .queue_pairs
+        .or(device.max_vq_pairs.filter(|pairs| *pairs > 1));
 }

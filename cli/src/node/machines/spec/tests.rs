@@ -227,7 +227,10 @@ fn what_stands_by_is_made_like_the_nics_own() {
         Some(9000)
     );
     let there = nic.on_stand_by(&vm).unwrap();
-    assert_eq!(there.source(), &NicSource::Device("web.a~".to_owned()));
+    assert_eq!(
+        there.source(),
+        &NicSource::There(ExistingDevice::Name("web.a~".to_owned()))
+    );
     assert_eq!(
         serde_json::to_value(&there).unwrap(),
         json!({ "id": "a", "device": "web.a~", "rescue": true })
@@ -240,7 +243,7 @@ fn what_stands_by_is_made_like_the_nics_own() {
     assert!(nic.stand_by_request(&vm, None).is_none());
     assert!(nic.moved_to(to("/dev/x")).stand_by().is_none());
     let moved = nic.moved_to(to("/dev/y"));
-    assert_eq!(moved.stand_by(), Some(&NicSource::Path("/dev/x".into())));
+    assert_eq!(moved.stand_by(), Some(&NicSource::There(to("/dev/x"))));
     let again: NicSpec = serde_json::from_value(serde_json::to_value(&moved).unwrap()).unwrap();
     assert_eq!(again, moved);
     // Its name has to fit, too.

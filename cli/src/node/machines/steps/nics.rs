@@ -116,7 +116,7 @@ impl Life<'_> {
         match now.source() {
             // It can have no other, unless it can come back from the one that stands by.
             NicSource::From(_) if nic.stand_by().is_none() => Ok(()),
-            NicSource::From(_) | NicSource::Path(_) | NicSource::Device(_) => self.swap(&now),
+            NicSource::From(_) | NicSource::There(_) => self.swap(&now),
         }
     }
 

@@ -51,8 +51,8 @@ impl Running {
 pub(super) fn device_of(vm: &VmName, nic: &NicSpec) -> String {
     match nic.source() {
         NicSource::From(_) => vm.device(nic.id()),
-        NicSource::Device(name) => name.clone(),
-        NicSource::Path(path) => path.display().to_string(),
+        NicSource::There(ExistingDevice::Name(name)) => name.clone(),
+        NicSource::There(ExistingDevice::Path(path)) => path.display().to_string(),
     }
 }
 
