@@ -12,8 +12,8 @@
 //!                                     └────── Handle (requests) ────> Machine::run
 //! ```
 //! **Two phases.** What can be asked before the machine is built needs `BeforeBoot`, what can be
-//! asked after it `Running` (`controller.rs`): one enum behind one lock. An action in a state that does not have it is answered
-//! with 409, the state, and the remedy.
+//! asked after it `Running` (`controller.rs`): one enum behind one lock. An action in a state that
+//! does not have it is answered with 409, the state, and the remedy.
 //!
 //! ```text
 //!               PATCH Running                  powered on           PATCH Paused

@@ -388,8 +388,8 @@ impl<C: Connection> Channel<C> {
         }
     }
 
-    /// As [`Channel::receive`], of one message, of which `take` makes a value. It gives the name of one
-    /// that may not come now.
+    /// As [`Channel::receive`]; `take` makes a value of the message, or gives the name of one that may
+    /// not come now.
     pub(super) fn receive_expected<T>(
         &mut self,
         phase: Phase,

@@ -221,13 +221,13 @@ pub enum Outcome {
     Source {
         /// Why it did not move.
         why: MigrationError,
-        /// At the source: it could not be resumed, for this reason. It stands still, and nobody else has it.
+        /// At the source: why it could not be resumed. It stands still, and no other host has it.
         not_resumed: Option<MachineError>,
     },
     /// The destination, where the guest runs. At the source it never does again.
     Destination,
-    /// Either, and neither may run it by itself: at this host the guest stands still until somebody who
-    /// knows about the other host says what to do.
+    /// Either, and neither may run it by itself: at this host the guest stands still until an operator
+    /// who knows about the other host says what to do.
     Unsettled {
         /// What went wrong.
         why: MigrationError,

@@ -204,7 +204,8 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
             not_resumed = self.machine.resume().err();
             progress.runs();
         }
-        // Before what may take long: it waits for GO, and is not to wait until it knows no longer whose the guest is.
+        // Before what may take long: the destination waits for GO, and must learn that none comes
+        // before it stops waiting and cannot tell where the guest is.
         let why = parting.tell();
         if self.logging {
             self.machine.stop_logging();
@@ -246,8 +247,8 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         ready
     }
 
-    /// Sends all memory: in rounds while the guest runs, and the rest once it stands still. Gives the time
-    /// that the destination may take to compare it.
+    /// Sends all memory: in rounds while the guest runs, and the rest once it stands still. Gives the
+    /// time that the destination may take to compare it.
     fn copy<C: Connection>(
         &mut self,
         copying: &mut Copying<C>,
@@ -292,8 +293,8 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         let progress = self.progress();
         let mut convergence = Convergence::new(self.options.limits);
         let mut pages = DirtyPages::all(self.ram.len());
-        // What is logged up to here goes over with everything. KVM's log begins with every page in it: left there, it would have
-        // all of them sent twice.
+        // What is logged up to here goes over with everything. KVM's log begins with every page in
+        // it: left there, it would have all of them sent twice.
         self.take_dirty(&mut pages)?;
         let mut begun = Instant::now();
         loop {
@@ -317,7 +318,7 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
                 forecast,
             );
             match decision {
-                // Who has nothing to send waits for something.
+                // Nothing to send: wait for the guest to write.
                 Decision::Round if pages.is_empty() => std::thread::sleep(IDLE),
                 Decision::Round => {}
                 Decision::Throttle(percent) => {

@@ -59,8 +59,8 @@ fn check_config(old: &VirtioNetConfig, new: &VirtioNetConfig, features: u64) -> 
 }
 
 impl Identity {
-    /// Whether a driver that relies on `features` and was told this can go on with a device that has the configuration `new`,
-    /// in which the address means nothing if it is not `addressed`.
+    /// Whether a driver that relies on `features` and was told this can continue with a device that
+    /// has the configuration `new`, in which the address means nothing if it is not `addressed`.
     pub(super) fn check(
         &self,
         mut new: [u8; VirtioNetConfig::LEN],

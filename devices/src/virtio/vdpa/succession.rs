@@ -8,8 +8,8 @@
 //!     reset                     (cannot, and its rings are split; or it has failed)
 //! ```
 //! What the guest has been told stays true: its MAC address is laid over the new device's
-//! configuration; where that is not possible (a smaller MTU, another place of the control
-//! queue) the new device is refused.
+//! configuration (`overlay.rs`); where that is not possible (a smaller MTU, another place of the
+//! control queue) the new device is refused (`identity.rs`).
 //!
 //! **Where the next device begins.** A suspended device may keep buffers that it has taken from
 //! a ring: a NIC that fetches receive buffers early does. They would be lost with it, so the next one begins at
@@ -177,7 +177,7 @@ impl Rings {
     }
 }
 
-/// A guest's ring on which no device works any more, or for which it does not matter.
+/// A guest's ring, read without the help of its device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ring<'a> {
     pub(super) memory: &'a SharedMemory,
@@ -186,8 +186,8 @@ pub(super) struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Where the next device begins, so that it takes again what the suspended one, which stopped at `base`, has
-    /// taken and not completed.
+    /// Where the next device begins, so that it takes again what the suspended one, which stopped at
+    /// `base`, has taken and not completed.
     fn taken_again(self, base: VringBase, in_order: bool) -> Result<VringBase, Error> {
         match base {
             VringBase::Split { index: position } => {
@@ -215,8 +215,8 @@ impl Ring<'_> {
         }
     }
 
-    /// Where a device that stopped at `base` goes on after another one, which is reset, had taken its place. Nothing was in
-    /// flight there but what the entries behind the position name.
+    /// Where a device that stopped at `base` continues after another one, which is reset, had taken its
+    /// place. Nothing was in flight there but what the entries behind the position name.
     fn after_another(self, base: VringBase, in_order: bool) -> Result<VringBase, Error> {
         match base {
             VringBase::Split { index: handed_over } => {
@@ -230,8 +230,8 @@ impl Ring<'_> {
         }
     }
 
-    /// From where another device takes what the last one of a packed ring, which is reset, has not used. `since`: that one
-    /// began there, with nothing in flight, which counts if it has used nothing.
+    /// From where another device takes what the last one of a packed ring, which is reset, has not
+    /// used. `since`: that one began there, with nothing in flight, which counts if it has used nothing.
     fn packed_used(self, since: Option<VringBase>) -> Result<VringBase, Error> {
         let (memory, vring) = (Arc::clone(self.memory), vring_addresses(&self.addresses));
         let ring = packed::GuestRing::new(memory, self.addresses.size, vring, false)
@@ -288,8 +288,9 @@ impl Ring<'_> {
         Err(self.broken(source.into()))
     }
 
-    /// Looks whether what the device of a split ring has taken and not completed are the entries
-    /// behind its used index: see [`split::GuestRing::check_order`]. `since`: only what was completed from there on.
+    /// Checks that what the device of a split ring has taken and not completed are the entries
+    /// behind its used index: see [`split::GuestRing::check_order`]. `since`: only what was completed
+    /// from there on.
     fn check_order(self, since: Option<u16>) -> Result<(), Error> {
         let (memory, vring) = (Arc::clone(self.memory), vring_addresses(&self.addresses));
         let ring = split::GuestRing::new(memory, self.addresses.size, vring, false)

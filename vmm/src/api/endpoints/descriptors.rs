@@ -7,8 +7,8 @@ use crate::config::VdpaConfig;
 use crate::http::HttpError;
 use crate::http::descriptors::Received;
 
-/// Gives each of `nics` the descriptor that it names, of those that came with the request, whose body is
-/// there. The others are closed.
+/// Gives each of `nics` the descriptor that it names, of those that came with the request, whose
+/// body is there. The others are closed.
 pub(super) fn give<'a>(
     received: &Received,
     nics: impl IntoIterator<Item = &'a mut VdpaConfig>,

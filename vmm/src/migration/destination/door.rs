@@ -45,8 +45,9 @@ impl<T: Send> Door<T> {
         }
     }
 
-    /// Has the next connection, `number` of those of a migration, if there is one and room for it, asked by `ask`, which gives nothing for a stranger and ends
-    /// soon after its [`Halt`] says so. Returns one that has answered, after a short while at most.
+    /// Has the next connection, `number` of those of a migration, if there is one and room for it,
+    /// asked by `ask`, which gives nothing for a stranger and ends soon after its [`Halt`] says so.
+    /// Returns one that has answered, after a short while at most.
     ///
     /// # Errors
     /// The kernel gives no connection, or no thread to ask on.
