@@ -18,6 +18,7 @@ mod listing;
 mod logging;
 mod manual;
 mod node;
+mod progress;
 mod report;
 mod signals;
 mod terminal;
@@ -28,6 +29,7 @@ mod virtio_names;
 use std::process::ExitCode;
 
 use clap::Parser;
+use tracing::level_filters::LevelFilter;
 
 /// Virtual machines whose NICs are vDPA devices of the host kernel.
 ///
@@ -50,10 +52,11 @@ struct Logs {
         long,
         global = true,
         value_name = "LEVEL",
+        value_parser = logging::level(),
         default_value = "warn",
         env = "BELLHOP_LOG"
     )]
-    log_level: logging::Level,
+    log_level: LevelFilter,
 
     /// How log lines look: text or json
     #[arg(

@@ -32,7 +32,8 @@ use crate::error::Error;
 
 /// How long an ordinary answer may take.
 const ORDINARY: Duration = Duration::from_secs(60);
-/// How long making or starting a machine may take: NICs are made, devices opened, all memory pinned.
+/// How long making or starting a machine may take: NICs are made, devices opened, all memory
+/// pinned.
 pub(crate) const MAKING: Duration = Duration::from_secs(600);
 
 /// A node's daemon.

@@ -1,6 +1,5 @@
 //! `bellhop probe`: what a vDPA device is, and whether it works.
 
-use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use vmm::config::MacAddress;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing;
+use crate::progress::ProgressLine;
 
 mod table;
 
@@ -64,9 +64,11 @@ pub(crate) struct Arguments {
 
 /// Probes and prints.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    let mut progress = Progress::new();
+    let mut progress = ProgressLine::new();
     let (text, good) = if arguments.conformance {
-        let report = conformance::report(&arguments.device, &mut |what| progress.show(what))?;
+        let report = conformance::report(&arguments.device, &mut |what| {
+            progress.show(format_args!("{what} …"))
+        })?;
         let text = arguments.show(&report, table::conformance)?;
         (text, report.is_good())
     } else {
@@ -74,7 +76,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             peer: arguments.peer.map(MacAddress::bytes),
             traffic: Duration::from_secs(arguments.seconds),
         };
-        let report = probe::probe(&arguments.device, &options, &mut |what| progress.show(what))?;
+        let report = probe::probe(&arguments.device, &options, &mut |what| {
+            progress.show(format_args!("{what} …"))
+        })?;
         let text = arguments.show(&report, table::probe)?;
         (text, report.is_good())
     };
@@ -94,33 +98,5 @@ impl Arguments {
         }
         let text = serde_json::to_string_pretty(report);
         Ok(text.map_err(Error::context("cannot write the result"))? + "\n")
-    }
-}
-
-/// What is being tried, on one line of a terminal that is replaced; nothing elsewhere.
-struct Progress {
-    interactive: bool,
-}
-
-impl Progress {
-    fn new() -> Self {
-        use std::io::IsTerminal;
-        Self {
-            interactive: io::stderr().is_terminal(),
-        }
-    }
-
-    fn show(&mut self, what: &str) {
-        if self.interactive {
-            eprint!("\r\x1b[K{what} …");
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.interactive {
-            eprint!("\r\x1b[K");
-        }
     }
 }

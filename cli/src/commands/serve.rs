@@ -3,12 +3,14 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use tracing::level_filters::LevelFilter;
+use vmm::migration::tls::TlsFiles;
+
 use crate::client::Credentials;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Code;
-use crate::logging::Level;
+use crate::logging;
 use crate::node::{self, AccessFiles, CertificateFiles, Options, Paths, Road};
-use vmm::migration::tls::TlsFiles;
 
 /// Serve this node: its NICs and its virtual machines, by an API
 ///
@@ -47,8 +49,8 @@ pub(crate) struct Arguments {
     runtime_dir: PathBuf,
 
     /// How much the machines' processes log, each to STATE-DIR/vms/NAME/vmm.log
-    #[arg(long, value_name = "LEVEL", default_value = "warn")]
-    machine_log_level: Level,
+    #[arg(long, value_name = "LEVEL", value_parser = logging::level(), default_value = "warn")]
+    machine_log_level: LevelFilter,
 
     /// Show each step to whoever listens on this Unix socket, and wait until that one lets it go on: for tests
     #[arg(long, value_name = "SOCKET", hide = true)]

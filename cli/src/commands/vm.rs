@@ -1,7 +1,7 @@
 //! `bellhop vm`: virtual machines of the node daemon.
 //!
-//! Each subcommand with more than a name is one file; what they have in common is here: the daemon that is asked, the state that
-//! is wanted, and how an error ends the command.
+//! Each subcommand that takes more than a name is one file. What they have in common is here: the
+//! daemon that is asked, the state that is wanted, and how an error ends the command.
 
 mod arguments;
 mod compat;
@@ -164,7 +164,7 @@ fn change_state(
     say(&answer, format)
 }
 
-/// Has a machine that is paused go on.
+/// Resumes a machine that is paused.
 fn resume(node: &Node, name: &str, format: Format) -> Result<Code, Error> {
     let (view, _) = vm(node, name)?;
     if view.pid.is_none() {
@@ -176,7 +176,7 @@ fn resume(node: &Node, name: &str, format: Format) -> Result<Code, Error> {
     change_state(node, name, WantedState::Running, format)
 }
 
-/// Looks until there is what is looked for, for `limit` at most; none if it is not there by then.
+/// Polls `look` until it returns something; none once `limit` has passed.
 pub(crate) fn until<T>(
     limit: Duration,
     mut look: impl FnMut() -> Result<Option<T>, Error>,

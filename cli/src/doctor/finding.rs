@@ -73,6 +73,11 @@ impl Finding {
         Self::unknown(name, in_one_line(why))
     }
 
+    /// What was found, or why it could not be found out.
+    pub(crate) fn or_unread(name: impl AsRef<str>, found: Result<Self, Error>) -> Self {
+        found.unwrap_or_else(|why| Self::unread(name, &why))
+    }
+
     /// Adds a line that mends it.
     pub(crate) fn mend(mut self, line: impl AsRef<str>) -> Self {
         self.remedy.push(clean(line.as_ref()));

@@ -6,7 +6,9 @@
 use super::finding::Finding;
 use super::host::Host;
 use super::nics;
+use crate::error::Error;
 
+const NAME: &str = "groups";
 const GROUPS: &str = "/sys/kernel/iommu_groups";
 
 /// Looks at groups and at the kernel's command line.
@@ -15,7 +17,7 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     let needs_it = functions
         .iter()
         .any(|function| function.parent.platform_iommu);
-    let mut findings = vec![groups(host, needs_it)];
+    let mut findings = vec![Finding::or_unread(NAME, groups(host, needs_it))];
     findings.extend(command_line(host));
     for function in functions
         .iter()
@@ -46,14 +48,13 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     findings
 }
 
-fn groups(host: &Host, needs_it: bool) -> Finding {
-    const NAME: &str = "groups";
-    let count = match host.sysfs_names(GROUPS) {
-        Ok(groups) => groups.len(),
-        Err(why) => return Finding::unread(NAME, &why),
-    };
+fn groups(host: &Host, needs_it: bool) -> Result<Finding, Error> {
+    let count = host.sysfs_names(GROUPS)?.len();
     if count > 0 {
-        return Finding::ok(NAME, format!("the IOMMU is on, {count} groups"));
+        return Ok(Finding::ok(
+            NAME,
+            format!("the IOMMU is on, {count} groups"),
+        ));
     }
     let (state, who): (fn(&'static str, String) -> Finding, _) = if needs_it {
         (Finding::missing, "a NIC of this host needs it")
@@ -63,9 +64,9 @@ fn groups(host: &Host, needs_it: bool) -> Finding {
             "all NICs but those of mlx5_core need it; simulators don't",
         )
     };
-    state(NAME, format!("the IOMMU is off ({who})"))
+    Ok(state(NAME, format!("the IOMMU is off ({who})"))
         .mend("switch VT-d or AMD-Vi (IOMMU) on in the firmware's setup")
-        .mend("kernel command line: intel_iommu=on iommu=pt    (AMD: iommu=pt)")
+        .mend("kernel command line: intel_iommu=on iommu=pt    (AMD: iommu=pt)"))
 }
 
 /// What the kernel was told. `None`: nothing that matters.

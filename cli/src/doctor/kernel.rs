@@ -4,31 +4,17 @@ use super::finding::Finding;
 use super::host::Host;
 use super::modules::{Build, Modules};
 
-/// A symbol of the configuration, and what for.
-struct Symbol {
-    name: &'static str,
-    purpose: &'static str,
-    needed: bool,
-}
-
-const fn symbol(name: &'static str, purpose: &'static str, needed: bool) -> Symbol {
-    Symbol {
-        name,
-        purpose,
-        needed,
-    }
-}
-
-/// What no module stands for. Modules have findings of their own.
-const SYMBOLS: [Symbol; 8] = [
-    symbol("KVM", "virtual machines", true),
-    symbol("EVENTFD", "kicks and interrupts", true),
-    symbol("MEMFD_CREATE", "guest memory", true),
-    symbol("IO_URING", "disks", false),
-    symbol("HUGETLBFS", "huge pages for guests", false),
-    symbol("IOMMU_API", "NICs that use the platform's IOMMU", false),
-    symbol("PCI_IOV", "virtual functions of NICs", false),
-    symbol("NET_SWITCHDEV", "representors of functions", false),
+/// Symbols of the configuration that no module stands for, what for, and whether they are needed.
+/// Modules have findings of their own.
+const SYMBOLS: [(&str, &str, bool); 8] = [
+    ("KVM", "virtual machines", true),
+    ("EVENTFD", "kicks and interrupts", true),
+    ("MEMFD_CREATE", "guest memory", true),
+    ("IO_URING", "disks", false),
+    ("HUGETLBFS", "huge pages for guests", false),
+    ("IOMMU_API", "NICs that use the platform's IOMMU", false),
+    ("PCI_IOV", "virtual functions of NICs", false),
+    ("NET_SWITCHDEV", "representors of functions", false),
 ];
 
 /// The first kernel with `VHOST_BACKEND_F_SUSPEND` and address spaces in vhost-vdpa.
@@ -71,9 +57,10 @@ fn configuration(modules: &Modules<'_>) -> Finding {
     let unset = |needed: bool| -> Vec<String> {
         SYMBOLS
             .iter()
-            .filter(|symbol| symbol.needed == needed)
-            .filter(|symbol| modules.symbol(symbol.name) == Some(Build::No))
-            .map(|symbol| format!("CONFIG_{} ({})", symbol.name, symbol.purpose))
+            .filter(|(name, _, is_needed)| {
+                *is_needed == needed && modules.symbol(name) == Some(Build::No)
+            })
+            .map(|(name, purpose, _)| format!("CONFIG_{name} ({purpose})"))
             .collect()
     };
     let (needed, useful) = (unset(true), unset(false));
@@ -105,7 +92,7 @@ mod tests {
     fn a_full_kernel_is_fine_and_a_small_one_is_not() {
         let all: String = SYMBOLS
             .iter()
-            .map(|symbol| format!("CONFIG_{}=y\n", symbol.name))
+            .map(|symbol| format!("CONFIG_{}=y\n", symbol.0))
             .collect();
         let findings = with("6.12.107+deb13-amd64\n", &all);
         assert!(findings.iter().all(|finding| finding.state == State::Ok));

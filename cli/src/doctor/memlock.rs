@@ -18,11 +18,9 @@ type Limit = Option<u64>;
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     const NAME: &str = "RLIMIT_MEMLOCK";
     let limit = match limit(host) {
-        Ok(limit) => limit,
+        Ok(Some(limit)) => limit,
+        Ok(None) => return vec![Finding::ok(NAME, "unlimited")],
         Err(why) => return vec![Finding::unread(NAME, &why)],
-    };
-    let Some(limit) = limit else {
-        return vec![Finding::ok(NAME, "unlimited")];
     };
     let pinned = devices::pin_memory(host);
     let found = format!(

@@ -29,29 +29,22 @@ pub(crate) use finding::{Finding, State};
 pub(crate) use host::Host;
 pub(crate) use table::table;
 
-/// A theme: the name of its group, and what looks.
-struct Check {
-    group: &'static str,
-    look: fn(&Host) -> Vec<Finding>,
-}
+/// What looks at a theme.
+type Look = fn(&Host) -> Vec<Finding>;
 
-const fn check(group: &'static str, look: fn(&Host) -> Vec<Finding>) -> Check {
-    Check { group, look }
-}
-
-/// All checks, in the order in which they are shown.
-const CHECKS: [Check; 11] = [
-    check("kvm", kvm::check),
-    check("kernel", kernel::check),
-    check("modules", modules::check),
-    check("iommu", iommu::check),
-    check("nics", nics::check),
-    check("devices", devices::check),
-    check("memlock", memlock::check),
-    check("hugepages", hugepages::check),
-    check("iotlb", iotlb::check),
-    check("numa", numa::check),
-    check("rights", rights::check),
+/// All checks, each with the name of its group, in the order in which they are shown.
+const CHECKS: [(&str, Look); 11] = [
+    ("kvm", kvm::check),
+    ("kernel", kernel::check),
+    ("modules", modules::check),
+    ("iommu", iommu::check),
+    ("nics", nics::check),
+    ("devices", devices::check),
+    ("memlock", memlock::check),
+    ("hugepages", hugepages::check),
+    ("iotlb", iotlb::check),
+    ("numa", numa::check),
+    ("rights", rights::check),
 ];
 
 /// A finding and the group it belongs to.
@@ -88,11 +81,10 @@ impl Report {
 pub(crate) fn report(host: &Host) -> Report {
     let findings: Vec<Line> = CHECKS
         .iter()
-        .flat_map(|check| {
-            (check.look)(host).into_iter().map(|finding| Line {
-                group: check.group,
-                finding,
-            })
+        .flat_map(|(group, look)| {
+            look(host)
+                .into_iter()
+                .map(|finding| Line { group, finding })
         })
         .collect();
     let fit = findings

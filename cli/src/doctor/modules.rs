@@ -230,49 +230,34 @@ fn gunzip(file: &[u8]) -> Option<Vec<u8>> {
     matches!(decoder.read(&mut [0]), Ok(0)).then_some(content)
 }
 
-/// A module in the list of findings, and who needs it.
-struct Wanted {
-    module: Module,
-    /// What it is for.
-    purpose: &'static str,
-    /// No VM on a vDPA NIC without it.
-    needed: bool,
-}
-
-const fn wanted(module: Module, purpose: &'static str, needed: bool) -> Wanted {
-    Wanted {
-        module,
-        purpose,
-        needed,
-    }
-}
-
 const VIRTIO_VDPA: Module = module("virtio_vdpa", "VIRTIO_VDPA");
 const VFIO_PCI: Module = module("vfio_pci", "VFIO_PCI");
 
-const WANTED: [Wanted; 6] = [
-    wanted(VDPA, "the vDPA bus", true),
-    wanted(VHOST_VDPA, "gives VMs /dev/vhost-vdpa-N", true),
-    wanted(
+/// What a host should have, what for, and whether it is needed.
+const WANTED: [(Module, &str, bool); 6] = [
+    (VDPA, "the vDPA bus", true),
+    (VHOST_VDPA, "gives VMs /dev/vhost-vdpa-N", true),
+    (
         VIRTIO_VDPA,
         "gives vDPA devices to this host and its containers",
         false,
     ),
-    wanted(VDUSE, "devices made by a process", false),
-    wanted(
+    (VDUSE, "devices made by a process", false),
+    (
         VDPA_SIM_NET,
         "the simulator, to try things without a NIC",
         false,
     ),
-    wanted(VFIO_PCI, "gives whole PCI functions to VMs", false),
+    (VFIO_PCI, "gives whole PCI functions to VMs", false),
 ];
 
 /// Looks at the modules that have nothing to do with one NIC. Those of parents are
 /// with the NICs.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let modules = Modules::of(host);
-    let describe = |one: &Wanted| describe(one.module, &modules, one.purpose, one.needed);
-    WANTED.iter().map(describe).collect()
+    WANTED
+        .map(|(module, purpose, needed)| describe(module, &modules, purpose, needed))
+        .into()
 }
 
 /// A module as a finding. `needed`: that it isn't loaded is a fault.

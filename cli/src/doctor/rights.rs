@@ -12,46 +12,47 @@ const CAP_NET_ADMIN: u32 = 12;
 const INITIAL_NETWORK: u64 = 0xeffffff9;
 const INITIAL_PROCESSES: u64 = 0xeffffffc;
 
+const CAPABILITY: &str = "CAP_NET_ADMIN";
+const NAMESPACE: &str = "network namespace";
+
 /// Looks at this process.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
-    vec![capability(host), namespace(host)]
+    vec![
+        Finding::or_unread(CAPABILITY, capability(host)),
+        Finding::or_unread(NAMESPACE, namespace(host)),
+    ]
 }
 
-fn capability(host: &Host) -> Finding {
-    const NAME: &str = "CAP_NET_ADMIN";
+fn capability(host: &Host) -> Result<Finding, Error> {
     const STATUS: &str = "/proc/self/status";
     let capabilities = host.text(STATUS).and_then(|text| {
         text.lines()
             .find_map(|line| line.strip_prefix("CapEff:"))
             .and_then(|value| u64::from_str_radix(value.trim(), 16).ok())
             .ok_or_else(|| odd(STATUS))
-    });
-    let capabilities = match capabilities {
-        Ok(capabilities) => capabilities,
-        Err(why) => return Finding::unread(NAME, &why),
-    };
+    })?;
     if capabilities >> CAP_NET_ADMIN & 1 == 0 {
-        return Finding::warning(
-            NAME,
+        return Ok(Finding::warning(
+            CAPABILITY,
             "no: this user can run VMs, but not make or delete vDPA devices",
         )
-        .mend("run `bellhop dev add …` as root, or once: setcap cap_net_admin+ep $(command -v bellhop)");
+        .mend("run `bellhop dev add …` as root, or once: setcap cap_net_admin+ep $(command -v bellhop)"));
     }
     // Capabilities of a user namespace don't count for the family.
     let whole = host.text("/proc/self/uid_map").map(|map| {
         let numbers: Vec<&str> = map.split_whitespace().collect();
         numbers == ["0", "0", "4294967295"]
     });
-    match whole {
+    Ok(match whole {
         Ok(false) => Finding::warning(
-            NAME,
+            CAPABILITY,
             "only inside a user namespace (a rootless container?): vDPA devices can't be made here",
         )
         .mend("make them outside, as root"),
-        Ok(true) => Finding::ok(NAME, "yes: vDPA devices can be made and deleted"),
-        Err(why) if why.is_absent() => Finding::ok(NAME, "yes"),
-        Err(why) => Finding::unread(NAME, &why),
-    }
+        Ok(true) => Finding::ok(CAPABILITY, "yes: vDPA devices can be made and deleted"),
+        Err(why) if why.is_absent() => Finding::ok(CAPABILITY, "yes"),
+        Err(why) => return Err(why),
+    })
 }
 
 /// The number in `net:[4026531833]`.
@@ -62,37 +63,30 @@ fn inode(host: &Host, path: &str) -> Result<u64, Error> {
         .ok_or_else(|| odd(path))
 }
 
-fn namespace(host: &Host) -> Finding {
-    const NAME: &str = "network namespace";
-    let own = match inode(host, "/proc/self/ns/net") {
-        Ok(own) => own,
-        Err(why) => return Finding::unread(NAME, &why),
-    };
+fn namespace(host: &Host) -> Result<Finding, Error> {
+    let own = inode(host, "/proc/self/ns/net")?;
     if own == INITIAL_NETWORK {
-        return Finding::ok(NAME, "the initial one");
+        return Ok(Finding::ok(NAMESPACE, "the initial one"));
     }
-    let not_initial = || {
-        Finding::warning(
-            NAME,
-            "not the initial one: the vDPA netlink family is not there",
-        )
-        .mend("nsenter --net --target 1 bellhop dev show    (on the host, as root)")
-        .mend("VMs run in any namespace; only management needs the initial one")
-    };
     // PID 1 tells only where it is the host's own.
     if inode(host, "/proc/self/ns/pid").is_ok_and(|pid| pid != INITIAL_PROCESSES) {
-        return Finding::unknown(
-            NAME,
+        return Ok(Finding::unknown(
+            NAMESPACE,
             "this is a container, so it can't be told; the vDPA netlink family is only in the \
              host's own",
         )
-        .mend("in a container: start it with --network host to manage devices");
+        .mend("in a container: start it with --network host to manage devices"));
     }
-    match inode(host, "/proc/1/ns/net") {
-        Ok(first) if first == own => Finding::ok(NAME, "the initial one, that of PID 1"),
-        Ok(_) => not_initial(),
-        Err(why) => Finding::unread(NAME, &why),
+    let first = inode(host, "/proc/1/ns/net")?;
+    if first == own {
+        return Ok(Finding::ok(NAMESPACE, "the initial one, that of PID 1"));
     }
+    Ok(Finding::warning(
+        NAMESPACE,
+        "not the initial one: the vDPA netlink family is not there",
+    )
+    .mend("nsenter --net --target 1 bellhop dev show    (on the host, as root)")
+    .mend("VMs run in any namespace; only management needs the initial one"))
 }
 
 #[cfg(test)]

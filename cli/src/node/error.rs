@@ -47,6 +47,15 @@ impl Default for ErrorKind {
 }
 
 impl Error {
+    /// An error that is answered so.
+    pub(crate) fn answered(
+        status: StatusCode,
+        code: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self::new(ErrorKind::Answer(status, code), message)
+    }
+
     /// A conflict with the present state of the host or the machine.
     pub(crate) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(conflict(code), message)
@@ -54,14 +63,12 @@ impl Error {
 
     /// The request cannot be served now.
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
-        let kind = ErrorKind::Answer(StatusCode::SERVICE_UNAVAILABLE, code);
-        Self::new(kind, message)
+        Self::answered(StatusCode::SERVICE_UNAVAILABLE, code, message)
     }
 
     /// A value that the client gave is wrong.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
-        let kind = ErrorKind::Answer(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body");
-        Self::new(kind, message)
+        Self::answered(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", message)
     }
 
     /// For `map_err`: the failure of a larger operation, with the answer of its source.

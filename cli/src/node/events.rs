@@ -1,7 +1,7 @@
 //! The node's one stream of events.
 //!
-//! Owns the order and the number (generation) of events, the last of them for those who were away, and the places for
-//! readers. It must not know who reads them.
+//! Owns the order and the number (generation) of events, the last of them for those who were away,
+//! and the places for readers. It must not know who reads them.
 //!
 //! ```text
 //!   publish ──> history (the last 1024) ──> newest generation (watched)

@@ -20,7 +20,7 @@ use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 use vmm::migration::tls::TlsFiles;
 
 use super::error::{Error, ErrorKind};
-use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode, VmName, VmSpec};
+use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode, VmSpec};
 use crate::client::{self, Address, Credentials, Http, MAKING, Refusal, STRANGE};
 use crate::error::{Error as ClientError, ErrorKind as ClientErrorKind};
 
@@ -224,11 +224,6 @@ fn failed(peer: &Peer, error: ClientError) -> Error {
             Error::new(ErrorKind::UnclearThere("no_answer"), message).because(error)
         }
     }
-}
-
-/// The name that a machine is to have there, if another than here is wanted.
-pub(crate) fn name_there(wanted: Option<&VmName>, here: &VmName) -> String {
-    wanted.unwrap_or(here).to_string()
 }
 
 #[cfg(test)]

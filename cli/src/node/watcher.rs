@@ -179,39 +179,26 @@ fn take_devlink(events: &Events, listener: &Listener, source: &mut devlink::Even
 
 fn devlink_event(events: &Events, event: &devlink::Event) {
     use devlink::Event;
-    let of = |handle: &Handle, change: &str, detail: Option<String>| {
-        events.publish(&format!("/v1/ports/{handle}"), change, detail);
-    };
     let rate = |object: &RateObject, went: &str| {
-        of(
-            object.handle(),
-            "rate",
-            Some(format!("the rate of {object} {went}")),
-        );
+        let detail = format!("the rate of {object} {went}");
+        (object.handle().to_string(), "rate", Some(detail))
     };
-    match event {
-        Event::Instance(instance) => of(&instance.handle, "changed", None),
-        Event::InstanceGone(handle) => of(handle, "removed", None),
-        Event::Port(port) => {
-            events.publish(&format!("/v1/ports/{}", port.handle), "changed", None);
-        }
-        Event::PortGone(port) => events.publish(&format!("/v1/ports/{port}"), "removed", None),
-        Event::Param(param) => of(
-            &param.handle,
-            "parameter",
-            Some(format!("{} is set", param.name)),
-        ),
-        Event::ParamGone(param) => {
-            of(
-                &param.handle,
-                "parameter",
-                Some(format!("{} is gone", param.name)),
-            );
-        }
+    let parameter = |handle: &Handle, name: &str, went: &str| {
+        let detail = format!("{name} {went}");
+        (handle.to_string(), "parameter", Some(detail))
+    };
+    let (subject, change, detail) = match event {
+        Event::Instance(instance) => (instance.handle.to_string(), "changed", None),
+        Event::InstanceGone(handle) => (handle.to_string(), "removed", None),
+        Event::Port(port) => (port.handle.to_string(), "changed", None),
+        Event::PortGone(port) => (port.to_string(), "removed", None),
+        Event::Param(one) => parameter(&one.handle, &one.name, "is set"),
+        Event::ParamGone(one) => parameter(&one.handle, &one.name, "is gone"),
         Event::Rate(one) => rate(&one.object, "is set"),
         Event::RateGone(one) => rate(&one.object, "is gone"),
-        Event::Health(reporter) => of(&reporter.handle, "health", Some(health(reporter))),
-    }
+        Event::Health(one) => (one.handle.to_string(), "health", Some(health(one))),
+    };
+    events.publish(&format!("/v1/ports/{subject}"), change, detail);
 }
 
 fn health(reporter: &HealthReporter) -> String {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
-use super::{Bundle, Context};
+use super::{Bundle, Context, of_each_machine};
 
 /// The end of each log that is taken, in bytes.
 const LOG_MAX: u64 = 256 << 10;
@@ -32,15 +32,8 @@ pub(super) fn add(context: &Context, bundle: &mut Bundle) {
 
 fn of_machines(context: &Context, bundle: &mut Bundle) {
     let vms = context.state_dir.join("vms");
-    let entries = match std::fs::read_dir(&vms) {
-        Ok(entries) => entries,
-        // No daemon has ever had a machine here.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return,
-        Err(error) => return bundle.miss("logs/vms", &format!("{}: {error}", vms.display())),
-    };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let files = match std::fs::read_dir(entry.path()) {
+    for (name, directory) in of_each_machine(&vms, "logs/vms", bundle) {
+        let files = match std::fs::read_dir(directory) {
             Ok(files) => files,
             Err(error) => {
                 bundle.miss(&format!("logs/vms/{name}"), &error.to_string());

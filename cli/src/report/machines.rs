@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use vdpa::causes::in_one_line;
 
-use super::{Bundle, Context};
+use super::{Bundle, Context, of_each_machine};
 use crate::client::{Address, Credentials, Http, Node, path};
 use crate::error::ErrorKind;
 
@@ -112,15 +112,9 @@ fn each_nic(node: &Node, name: &str, of_vm: &str, nics: &[u8], bundle: &mut Bund
 /// Machines at their own sockets.
 fn alone(context: &Context, bundle: &mut Bundle) {
     let vms = context.runtime_dir.join("vms");
-    let entries = match std::fs::read_dir(&vms) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
-        Err(error) => return bundle.miss("vms", &format!("{}: {error}", vms.display())),
-    };
     let start = Instant::now();
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let socket = Address::Socket(entry.path().join("api.socket"));
+    for (name, directory) in of_each_machine(&vms, "vms", bundle) {
+        let socket = Address::Socket(directory.join("api.socket"));
         let node = match Http::new(&socket, &Credentials::default()).map(Node::new) {
             Ok(node) => node,
             Err(error) => {

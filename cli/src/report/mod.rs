@@ -13,7 +13,9 @@ mod host;
 mod logs;
 mod machines;
 
-use std::path::PathBuf;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::client::{Address, Credentials};
@@ -51,6 +53,28 @@ pub(crate) fn collect(context: &Context, now: SystemTime) -> Bundle {
         source(context, &mut bundle);
     }
     bundle
+}
+
+/// The entries of a directory with one for each machine, by name; nothing is missing if it is not
+/// there.
+fn of_each_machine(directory: &Path, what: &str, bundle: &mut Bundle) -> Vec<(String, PathBuf)> {
+    match fs::read_dir(directory) {
+        Ok(entries) => entries
+            .flatten()
+            .map(|entry| {
+                (
+                    entry.file_name().to_string_lossy().into_owned(),
+                    entry.path(),
+                )
+            })
+            .collect(),
+        Err(error) => {
+            if error.kind() != io::ErrorKind::NotFound {
+                bundle.miss(what, &format!("{}: {error}", directory.display()));
+            }
+            Vec::new()
+        }
+    }
 }
 
 #[cfg(test)]

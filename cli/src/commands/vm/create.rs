@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use bellhop_api::node::{Desired, NicId, NicSettings, Restart};
+use bellhop_api::node::{Desired, NicId, NicSettings};
 use hyper::{Method, StatusCode};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::arguments::{absolute, free_nic_id, nic_body, unwritable};
@@ -57,7 +58,8 @@ pub(crate) struct Arguments {
     stopped: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+/// As the API's `Restart`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 enum RestartWord {
     /// It stays stopped
     Never,
@@ -65,16 +67,6 @@ enum RestartWord {
     OnFailure,
     /// It is started again in any case
     Always,
-}
-
-impl From<RestartWord> for Restart {
-    fn from(word: RestartWord) -> Self {
-        match word {
-            RestartWord::Never => Self::Never,
-            RestartWord::OnFailure => Self::OnFailure,
-            RestartWord::Always => Self::Always,
-        }
-    }
 }
 
 const HELP: &str = "\
@@ -138,7 +130,7 @@ pub(super) fn body(arguments: &Arguments, node: &Address) -> Result<Value, Error
         body.insert("state".to_owned(), json!(Desired::Stopped));
     }
     if let Some(restart) = arguments.restart {
-        body.insert("restart".to_owned(), json!(Restart::from(restart)));
+        body.insert("restart".to_owned(), json!(restart));
     }
     Ok(Value::Object(body))
 }

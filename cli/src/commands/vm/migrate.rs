@@ -3,7 +3,6 @@
 pub(super) mod trial;
 
 use std::fmt;
-use std::io::{self, IsTerminal as _, Write as _};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -24,6 +23,7 @@ use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::{self, Format};
 use crate::node::peers;
+use crate::progress::ProgressLine;
 use crate::text::printable;
 
 /// How long a process may take to end that does not answer any more.
@@ -344,22 +344,16 @@ fn why(status: &MigrationStatus) -> String {
 
 /// Looks until it is over, and shows how far it is where somebody can see it.
 fn follow(node: &Node, at: &str, name: &str) -> Result<Value, Error> {
-    let shown = io::stderr().is_terminal();
+    let mut progress = ProgressLine::new();
     loop {
         let started = Instant::now();
         let answer: Value = node.get(at)?;
         let status: MigrationStatus = read(&answer)?;
-        if shown {
-            // A terminal that went away must not end what is under way.
-            let _ = write!(io::stderr(), "\r\x1b[K{}", line(name, &status));
-        }
+        progress.show(line(name, &status));
         if matches!(
             status.phase,
             MigrationPhase::Moved | MigrationPhase::Stayed | MigrationPhase::Unsettled
         ) {
-            if shown {
-                let _ = write!(io::stderr(), "\r\x1b[K");
-            }
             return Ok(answer);
         }
         std::thread::sleep(PERIOD.saturating_sub(started.elapsed()));

@@ -173,10 +173,8 @@ fn nic_branch(nic: &VmNic, details: &Value, spec: &Value) -> Branch {
         text.push_str(&format!(" at {address} in the guest"));
     }
     let asked = spec.get("nics").and_then(Value::as_array);
-    let asked = asked.into_iter().flatten();
-    let asked = asked
-        .into_iter()
-        .find(|one| word(one, "id") == Some(&nic.id));
+    let mut asked = asked.into_iter().flatten();
+    let asked = asked.find(|one| word(one, "id") == Some(&nic.id));
     let mut children = Vec::new();
     if let Some(Value::Object(asked)) = asked {
         children.push(Branch::new(as_asked(asked)));

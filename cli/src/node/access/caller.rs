@@ -13,7 +13,7 @@ use vmm::http::server::UnixPeer;
 use super::Access;
 use super::listener::TlsPeer;
 use super::role::Role;
-use crate::node::error::{Error, ErrorKind};
+use crate::node::error::Error;
 
 /// Who is at the other end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,12 +73,12 @@ pub(super) struct Caller {
 const UNKNOWN_TOKEN: &str = "unknown_token";
 
 fn unauthorized(code: &'static str, message: &str) -> Error {
-    Error::new(ErrorKind::Answer(StatusCode::UNAUTHORIZED, code), message)
+    Error::answered(StatusCode::UNAUTHORIZED, code, message)
 }
 
 fn unknown_caller() -> Error {
-    let kind = ErrorKind::Answer(StatusCode::FORBIDDEN, "unknown_caller");
-    Error::new(kind, "it is not known who calls")
+    let message = "it is not known who calls";
+    Error::answered(StatusCode::FORBIDDEN, "unknown_caller", message)
 }
 
 /// The answer to a request that is not allowed.
@@ -132,9 +132,8 @@ impl Caller {
             Ok(())
         } else {
             let (name, has) = (self.token.as_deref().unwrap_or_default(), self.role);
-            let kind = ErrorKind::Answer(StatusCode::FORBIDDEN, "role_too_low");
             let message = format!("this needs the role {needed}, and the token {name} has {has}");
-            Err(Error::new(kind, message).hint(
+            Err(Error::answered(StatusCode::FORBIDDEN, "role_too_low", message).hint(
                 "use another token, or give this one another role in the file given with --tokens",
             ))
         }

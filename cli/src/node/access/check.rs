@@ -88,14 +88,9 @@ impl Drop for Line {
             Some((status, error)) => (Some(status.as_u16()), error.as_deref()),
             None => (None, Some("the client went before there was an answer")),
         };
-        let (who, role) = (
-            self.peer.to_string(),
-            self.role.map(|role| role.to_string()),
-        );
-        let done = self
-            .outcome
-            .as_ref()
-            .is_some_and(|(status, _)| status.is_success());
+        let who = self.peer.to_string();
+        let role = self.role.map(|role| role.to_string());
+        let done = status.is_some_and(|status| (200..300).contains(&status));
         tracing::info!(
             target: "audit",
             who,

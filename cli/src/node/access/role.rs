@@ -26,13 +26,17 @@ pub(crate) enum Role {
     Admin,
 }
 
+/// How roles are said.
+const WORDS: [(Role, &str); 3] = [
+    (Role::Read, "read"),
+    (Role::Operate, "operate"),
+    (Role::Admin, "admin"),
+];
+
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Read => "read",
-            Self::Operate => "operate",
-            Self::Admin => "admin",
-        })
+        let said = WORDS.iter().find(|(role, _)| role == self);
+        f.write_str(said.map_or("", |(_, word)| word))
     }
 }
 
@@ -40,14 +44,9 @@ impl FromStr for Role {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        match text {
-            "read" => Ok(Self::Read),
-            "operate" => Ok(Self::Operate),
-            "admin" => Ok(Self::Admin),
-            _ => Err(Error::failed(format!(
-                "{text:?} is no role: they are read, operate and admin"
-            ))),
-        }
+        let meant = WORDS.iter().find(|(_, word)| *word == text);
+        let unknown = || format!("{text:?} is no role: they are read, operate and admin");
+        meant.map_or_else(|| Err(Error::failed(unknown())), |(role, _)| Ok(*role))
     }
 }
 

@@ -93,18 +93,14 @@ pub(super) async fn change(
 
 /// Whether a NIC is made on a virtual function of this one.
 fn is_on(nic: &MadeNic, function: &Function) -> bool {
-    let has = |wanted: &dyn Fn(&Address) -> bool| {
-        function
-            .virtual_functions
-            .iter()
-            .any(|(_, address)| wanted(address))
-    };
+    let virtual_ones = function.virtual_functions.iter();
+    let virtual_ones: Vec<String> = virtual_ones.map(|(_, one)| one.to_string()).collect();
     nic.steps().iter().any(|step| match step {
         Step::CountVirtualFunctions { physical, .. }
         | Step::SetVirtualFunction { physical, .. } => *physical == function.address,
-        Step::BindFunction { function, .. } => has(&|address| address == function),
+        Step::BindFunction { function, .. } => virtual_ones.contains(&function.to_string()),
         Step::AddDevice { mgmtdev } => {
-            mgmtdev.bus() == Some("pci") && has(&|address| address.to_string() == mgmtdev.name())
+            mgmtdev.bus() == Some("pci") && virtual_ones.iter().any(|one| one == mgmtdev.name())
         }
         Step::AddPort { .. } | Step::ActivatePort { .. } | Step::Connect { .. } => false,
     })

@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use tokio::sync::Semaphore;
 use vdpa_mgmt::nic::StoreError;
-use vdpa_mgmt::{Error as MgmtError, ErrorKind as MgmtErrorKind};
+use vdpa_mgmt::{Connection, Error as MgmtError, ErrorKind as MgmtErrorKind};
 use vmm::http::on_worker;
 
 use crate::node::error::{Error, ErrorKind, HOST_FAILED, UNUSABLE, conflict};
@@ -126,8 +126,15 @@ pub(super) fn or_none<T, E>(
     }
 }
 
+/// All of a kind that vDPA management knows; none without it.
+pub(super) fn of_vdpa<T>(
+    list: impl FnOnce(&Connection) -> Result<Vec<T>, MgmtError>,
+) -> Result<Vec<T>, MgmtError> {
+    or_none(Connection::open().and_then(|open| list(&open)), no_vdpa)
+}
+
 /// Whether this host, as it is, has no vDPA management.
-pub(super) fn no_vdpa(error: &MgmtError) -> bool {
+fn no_vdpa(error: &MgmtError) -> bool {
     matches!(
         error.kind(),
         MgmtErrorKind::NoVdpa | MgmtErrorKind::OtherNamespace

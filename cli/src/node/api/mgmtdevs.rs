@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use vdpa_mgmt::Connection;
 
 use super::Api;
-use super::management::{no_vdpa, or_none};
+use super::management::of_vdpa;
 use crate::commands::mgmtdev;
 use crate::listing::Listing;
 use crate::node::error::Error;
@@ -50,15 +50,7 @@ pub(super) struct MgmtdevInfo {
     KernelErrors,
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
-    let devices = node
-        .turns
-        .run(|| {
-            or_none(
-                Connection::open().and_then(|open| open.mgmt_devices()),
-                no_vdpa,
-            )
-        })
-        .await?;
+    let devices = node.turns.run(|| of_vdpa(Connection::mgmt_devices)).await?;
     Ok(Json(mgmtdev::listing(&devices)))
 }
 

@@ -6,8 +6,8 @@
 use axum::Json;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Extension, Request, State};
+use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::{MigrationStatus, Place, SettleRequest};
 use bellhop_api::node::Awaited;
@@ -105,11 +105,8 @@ pub(super) async fn begin(
             node.machines.send(&name, request).await?
         }
     };
-    let mut response = Response::new(Body::from(passed.body));
-    *response.status_mut() = passed.status;
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(CONTENT_TYPE, json);
-    Ok(response)
+    let json = [(CONTENT_TYPE, "application/json")];
+    Ok((passed.status, json, passed.body).into_response())
 }
 
 /// End a migration

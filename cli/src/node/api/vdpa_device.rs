@@ -68,39 +68,44 @@ impl VdpaDeviceSpec {
 
     /// Whether a device that is there is as it is wanted.
     fn compare(&self, device: &VdpaDevice, config: Option<&DeviceConfig>) -> Result<(), Error> {
-        let differs = |what, is: String, wanted: String| {
-            let name = &device.name;
-            let message =
-                format!("there is another vDPA device {name}: its {what} is {is}, not {wanted}");
-            let error = Error::conflict("differs", message);
-            error.hint("give another name, or delete that device first")
-        };
-        if device.mgmtdev != self.mgmtdev {
-            let (is, wanted) = (device.mgmtdev.to_string(), self.mgmtdev.to_string());
-            return Err(differs("mgmtdev", is, wanted));
-        }
         let (mac, mtu, pairs) = match config.map(|config| &config.class) {
             Some(ClassConfig::Net(net)) => (net.mac, net.mtu, net.max_vq_pairs),
             Some(ClassConfig::Block(_) | ClassConfig::Other) | None => (None, None, None),
         };
-        let unknown = || "not known".to_owned();
-        if let Some(wanted) = self.mac.filter(|wanted| mac != Some(wanted.bytes())) {
-            let is = mac.map_or_else(unknown, |mac| address(&mac));
-            return Err(differs("mac", is, wanted.to_string()));
-        }
-        for (what, is, wanted) in [("mtu", mtu, self.mtu), ("max_vqp", pairs, self.max_vqp)] {
-            if let Some(wanted) = wanted.filter(|wanted| is != Some(*wanted)) {
-                let is = is.map_or_else(unknown, |is| is.to_string());
-                return Err(differs(what, is, wanted.to_string()));
+        let number = |number: u16| number.to_string();
+        let mask = |mask: u64| format!("{mask:#x}");
+        // Features of which nothing is said cannot differ.
+        let is_features = config.and_then(|config| config.device_features);
+        let features = self.device_features.filter(|_| is_features.is_some());
+        let mgmtdevs = [&device.mgmtdev, &self.mgmtdev].map(|mgmtdev| Some(mgmtdev.to_string()));
+        for (what, [is, wanted]) in [
+            ("mgmtdev", mgmtdevs),
+            (
+                "mac",
+                [
+                    mac.map(|mac| address(&mac)),
+                    self.mac.map(|mac| mac.to_string()),
+                ],
+            ),
+            ("mtu", [mtu, self.mtu].map(|mtu| mtu.map(number))),
+            (
+                "max_vqp",
+                [pairs, self.max_vqp].map(|pairs| pairs.map(number)),
+            ),
+            (
+                "device_features",
+                [is_features, features].map(|features| features.map(mask)),
+            ),
+        ] {
+            if let Some(wanted) = wanted.filter(|wanted| is.as_ref() != Some(wanted)) {
+                let name = &device.name;
+                let is = is.as_deref().unwrap_or("not known");
+                let message = format!(
+                    "there is another vDPA device {name}: its {what} is {is}, not {wanted}"
+                );
+                let error = Error::conflict("differs", message);
+                return Err(error.hint("give another name, or delete that device first"));
             }
-        }
-        // Kernels before 6.1 do not tell.
-        let features = config.and_then(|config| config.device_features);
-        if let (Some(is), Some(wanted)) = (features, self.device_features)
-            && is != wanted
-        {
-            let (is, wanted) = (format!("{is:#x}"), format!("{wanted:#x}"));
-            return Err(differs("device_features", is, wanted));
         }
         Ok(())
     }

@@ -9,7 +9,6 @@ use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::node::{BadNicId, NicMove, VmInfo};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
-use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::IntoParams;
 use vmm::http::body::JsonBody;
@@ -17,7 +16,7 @@ use vmm::http::body::JsonBody;
 use super::Api;
 use super::vm::info;
 use super::vm_path::VmPath;
-use crate::node::error::{Error, ErrorKind};
+use crate::node::error::Error;
 use crate::node::machines::spec::{ExistingDevice, NicId, NicSpec, VmName, not_a_nic};
 use crate::node::machines::{Put, Removed};
 
@@ -37,13 +36,8 @@ impl<S: Send + Sync> FromRequestParts<S> for NicPath {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        #[derive(Deserialize)]
-        struct Names {
-            name: String,
-            id: String,
-        }
         let names = Path::from_request_parts(parts, state).await;
-        let Path(Names { name, id }) = names.map_err(|_| BadNicId)?;
+        let Path::<(String, String)>((name, id)) = names.map_err(|_| BadNicId)?;
         Ok(Self {
             name: name.parse()?,
             id: id.parse()?,
@@ -112,10 +106,10 @@ pub(super) async fn change(
         (None, Some(name)) => ExistingDevice::Name(name),
         _ => {
             // Each of them is right by itself.
-            let kind = ErrorKind::Answer(StatusCode::UNPROCESSABLE_ENTITY, "one_device");
             let message =
                 "give the vDPA device that the NIC is to be on, as either `path` or `device`";
-            return Err(Error::new(kind, message));
+            let status = StatusCode::UNPROCESSABLE_ENTITY;
+            return Err(Error::answered(status, "one_device", message));
         }
     };
     node.machines.swap_nic(&name, &id, device).await?;

@@ -10,14 +10,14 @@ use super::spec::{NicId, VmName};
 use crate::node::error::{Error, ErrorKind, HOST_FAILED, UNUSABLE, conflict};
 
 pub(crate) fn no_vm(vm: &VmName) -> Error {
-    let kind = ErrorKind::Answer(StatusCode::NOT_FOUND, "no_such_vm");
-    let error = Error::new(kind, format!("there is no virtual machine {vm}"));
+    let message = format!("there is no virtual machine {vm}");
+    let error = Error::answered(StatusCode::NOT_FOUND, "no_such_vm", message);
     error.hint("GET /v1/vms lists them")
 }
 
 pub(super) fn no_nic(vm: &VmName, id: &NicId) -> Error {
-    let kind = ErrorKind::Answer(StatusCode::NOT_FOUND, "no_such_device");
-    Error::new(kind, format!("{vm} has no NIC {id}"))
+    let message = format!("{vm} has no NIC {id}");
+    Error::answered(StatusCode::NOT_FOUND, "no_such_device", message)
 }
 
 pub(super) fn other_nic(vm: &VmName, id: &NicId) -> Error {
@@ -51,8 +51,8 @@ pub(super) fn not_running(vm: &VmName) -> Error {
 
 /// A worker thread failed.
 pub(super) fn unfinished(source: tokio::task::JoinError) -> Error {
-    let kind = ErrorKind::Answer(StatusCode::INTERNAL_SERVER_ERROR, "internal");
-    Error::new(kind, "the request was not finished").because(source)
+    let message = "the request was not finished";
+    Error::answered(StatusCode::INTERNAL_SERVER_ERROR, "internal", message).because(source)
 }
 
 impl From<BadNicId> for Error {

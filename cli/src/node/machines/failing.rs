@@ -84,14 +84,7 @@ impl Machines {
             }
         });
     }
-}
 
-/// Whether a machine has NICs that can be moved: it runs here.
-fn is_concerned(record: &Record) -> bool {
-    record.phase == Phase::Present && record.process().is_some() && record.arrival.is_none()
-}
-
-impl Machines {
     /// What the device of a NIC hangs on; nothing, if it is not known.
     fn place_of(&self, vm: &VmName, nic: &NicSpec, made: &BTreeMap<String, MadeNic>) -> Place {
         match self.vdpa_device(vm, nic) {
@@ -132,6 +125,11 @@ impl Machines {
         tracing::error!(%vm, nic = %id, why, "failover: a NIC stays on the device that has failed");
         self.tell(vm, Change::NicNotFailedOver(id.clone(), why));
     }
+}
+
+/// Whether a machine has NICs that can be moved: it runs here.
+fn is_concerned(record: &Record) -> bool {
+    record.phase == Phase::Present && record.process().is_some() && record.arrival.is_none()
 }
 
 /// Where [`Machines`] remembers it.

@@ -104,13 +104,11 @@ pub(crate) fn judge(reporter: &HealthReporter, own: &Place, stand_by: &Place) ->
 /// What failed, in a sentence for people.
 pub(crate) fn reason(reporter: &HealthReporter) -> String {
     let (name, handle) = (&reporter.name, &reporter.handle);
-    match reporter.port_index {
-        Some(index) => format!(
-            "devlink says that {name} of {} is in error",
-            handle.port(index)
-        ),
-        None => format!("devlink says that {name} of {handle} is in error"),
-    }
+    let port = reporter
+        .port_index
+        .map(|index| handle.port(index).to_string());
+    let of = port.unwrap_or_else(|| handle.to_string());
+    format!("devlink says that {name} of {of} is in error")
 }
 
 /// Reporters that say that what they watch is in error.

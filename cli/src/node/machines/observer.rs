@@ -5,8 +5,9 @@
 //!   daemon ── "web do nic net0\n" ──> observer      the step waits
 //!          <────────── one byte ───── observer      it goes on; so it does when the observer is gone
 //! ```
-//! Tests also hold a daemon at any line of its log (`lab::node`), without the daemon's help: there the line is known only once
-//! it has passed, so a test that needs a certain step needs this.
+//! Tests also hold a daemon at any line of its log (`lab::node`), without the daemon's help. There
+//! they see which line it is only once it has passed, so a test that needs a certain step needs
+//! this.
 //!
 //! Owns the connection. It must not know what a step is.
 

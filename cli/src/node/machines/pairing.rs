@@ -26,16 +26,7 @@ use super::steps::{Host as _, Passed, SendRequest};
 use super::vmm::malformed;
 use super::{Change, Machines};
 use crate::node::error::{Error, ErrorKind, UNUSABLE};
-use crate::node::peers::{Peer, check, name_there};
-
-/// An answer of this node's.
-fn passed(answer: &MigrationTrial) -> Result<Passed, Error> {
-    let body = serde_json::to_vec(answer).map_err(malformed)?;
-    Ok(Passed {
-        status: StatusCode::OK,
-        body: body.into(),
-    })
-}
+use crate::node::peers::{Peer, check};
 
 /// The answer about this node instead of the process there, which is gone again.
 fn about(peer: &Peer, answered: Passed) -> Passed {
@@ -117,10 +108,14 @@ impl Machines {
         let vm = slot.name();
         let mut record = self.sendable(slot)?;
         check(&wanted.destination)?;
-        let name = wanted.name.as_deref().map(str::parse).transpose()?;
+        let name = wanted
+            .name
+            .as_deref()
+            .map(str::parse::<VmName>)
+            .transpose()?;
         let peer = Peer {
             node: wanted.destination.clone(),
-            name: name_there(name.as_ref(), vm),
+            name: name.as_ref().unwrap_or(vm).to_string(),
         };
         let spec = record.spec.elsewhere(wanted.from.as_deref(), |nic| {
             self.net_config(vm, &record.nic_now(vm, nic))
@@ -139,11 +134,15 @@ impl Machines {
                     ErrorKind::NoCertificates if wanted.dry_run => (error.to_string(), None),
                     _ => return Err(error),
                 };
-                return passed(&MigrationTrial {
+                let trial = MigrationTrial {
                     destination: peer.to_string(),
                     movable: false,
                     obstacles: vec![MigrationObstacle { reason, remedy }],
                     forecast: None,
+                };
+                return Ok(Passed {
+                    status: StatusCode::OK,
+                    body: serde_json::to_vec(&trial).map_err(malformed)?.into(),
                 });
             }
         };

@@ -8,6 +8,7 @@ mod name;
 mod nic;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -212,14 +213,9 @@ impl<'de> Deserialize<'de> for VmSpec {
         if fields.contains_key(VDPA) {
             return Err(de::Error::custom("unknown field `vdpa`: give `nics`"));
         }
-        for (position, nic) in nics.iter().enumerate() {
-            if nics
-                .iter()
-                .skip(position + 1)
-                .any(|other| other.id() == nic.id())
-            {
-                return Err(de::Error::custom(two_nics(nic.id())));
-            }
+        let mut ids = BTreeSet::new();
+        if let Some(nic) = nics.iter().find(|nic| !ids.insert(nic.id())) {
+            return Err(de::Error::custom(two_nics(nic.id())));
         }
         Ok(Self {
             machine: place("", Value::Object(fields))?,

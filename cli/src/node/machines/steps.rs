@@ -355,10 +355,7 @@ impl Life<'_> {
             record.forget_process();
             // Their own devices are made again.
             record.leave_stand_by();
-            let end = End {
-                reason: EndReason::HostRebooted,
-                detail: "the host was rebooted".to_owned(),
-            };
+            let end = End::new(EndReason::HostRebooted, "the host was rebooted");
             self.waited(record, &end);
             record.last_end = Some(leaving::account_of(record, end));
             self.note(record);
@@ -387,10 +384,10 @@ impl Life<'_> {
             }
             (Found::Gone, _) => {
                 self.stop(record)?;
-                let end = End {
-                    reason: EndReason::Killed,
-                    detail: "its process ended while no daemon looked".to_owned(),
-                };
+                let end = End::new(
+                    EndReason::Killed,
+                    "its process ended while no daemon looked",
+                );
                 if self.ends(record, end)?.is_none() {
                     return Ok(Settled::None);
                 }
@@ -433,10 +430,7 @@ impl Life<'_> {
     /// # Errors
     /// As [`Self::ends`].
     pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<End>, Error> {
-        let end = End {
-            reason: EndReason::Stopped,
-            detail: "it was told to stop".to_owned(),
-        };
+        let end = End::new(EndReason::Stopped, "it was told to stop");
         let peer = record.peer();
         let end = leaving::account_of(record, end);
         record.last_end = Some(end.clone());

@@ -186,10 +186,7 @@ impl AsRawFd for Watched {
 
 /// Waits for the end of a process, and says why it ended.
 async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> End {
-    let killed = |detail: &str| End {
-        reason: EndReason::Killed,
-        detail: detail.to_owned(),
-    };
+    let killed = |detail: &str| End::new(EndReason::Killed, detail);
     let gone = || killed("its process ended without a word");
     let watched = match Process::open(identity) {
         Ok(Some(process)) => {
@@ -218,18 +215,14 @@ async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identit
         never = attend(machines, slot) => match never {},
     };
     let status = watched.get_ref().0.reap();
+    let awaited = slot.record().is_some_and(|record| record.arrival.is_some());
     match (said, status) {
         (Some(end), _) => end,
         // 0 is also the code of one that was stopped while it waited for its guest.
-        (None, Some(status)) if status.success() && is_awaited(slot) => gone(),
+        (None, Some(status)) if status.success() && awaited => gone(),
         (None, Some(status)) => from_status(status),
         (None, None) => gone(),
     }
-}
-
-/// Whether its guest is to come from another node.
-fn is_awaited(slot: &Slot) -> bool {
-    slot.record().is_some_and(|record| record.arrival.is_some())
 }
 
 /// Without a descriptor left nothing can be watched: as if it had ended, so that the next look tells.
@@ -369,27 +362,22 @@ async fn failed_over(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[NicSum
 
 /// Why a process of ours ended that did not say it. See `bellhop --help` for the codes.
 fn from_status(status: ExitStatus) -> End {
-    let (reason, detail) = match (status.code(), status.signal()) {
-        (Some(0), _) => (EndReason::PoweredOff, "its process ended".to_owned()),
-        (Some(7), _) => (
-            EndReason::Moved,
-            "it was sent to another process".to_owned(),
-        ),
-        (Some(8), _) => (
+    match (status.code(), status.signal()) {
+        (Some(0), _) => End::new(EndReason::PoweredOff, "its process ended"),
+        (Some(7), _) => End::new(EndReason::Moved, "it was sent to another process"),
+        (Some(8), _) => End::new(
             EndReason::Unsettled,
-            "it was being sent to another process, and nobody knows whether its guest runs there"
-                .to_owned(),
+            "it was being sent to another process, and nobody knows whether its guest runs there",
         ),
-        (Some(3), _) => (EndReason::Crashed, "its guest crashed".to_owned()),
-        (Some(code), _) => (
+        (Some(3), _) => End::new(EndReason::Crashed, "its guest crashed"),
+        (Some(code), _) => End::new(
             EndReason::Failed,
             format!("its process ended with code {code}"),
         ),
-        (None, Some(signal)) => (
-            EndReason::Killed,
-            format!("its process was killed by signal {signal}"),
-        ),
-        (None, None) => (EndReason::Killed, "its process ended".to_owned()),
-    };
-    End { reason, detail }
+        (None, Some(signal)) => {
+            let detail = format!("its process was killed by signal {signal}");
+            End::new(EndReason::Killed, detail)
+        }
+        (None, None) => End::new(EndReason::Killed, "its process ended"),
+    }
 }

@@ -66,18 +66,14 @@ const ENDED: &str = "GET the virtual machine: it may have ended";
 
 /// A machine's process does not answer.
 pub(crate) fn no_answer(message: &str) -> Error {
-    Error::new(
-        ErrorKind::Answer(StatusCode::BAD_GATEWAY, "no_answer"),
-        message,
-    )
+    Error::answered(StatusCode::BAD_GATEWAY, "no_answer", message)
 }
 
 /// A machine's process does not answer within this time.
 pub(crate) fn not_in_time(limit: Duration) -> Error {
-    let kind = ErrorKind::Answer(StatusCode::GATEWAY_TIMEOUT, "no_answer");
     let seconds = limit.as_secs();
     let message = format!("the machine's process did not answer in {seconds} s");
-    Error::new(kind, message).hint(ENDED)
+    Error::answered(StatusCode::GATEWAY_TIMEOUT, "no_answer", message).hint(ENDED)
 }
 
 /// A message to or from a machine's process has no JSON, or wrong JSON.

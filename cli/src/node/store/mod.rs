@@ -25,7 +25,7 @@ use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition,
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::error::{Error, ErrorKind};
+use super::error::Error;
 
 /// The version of what this program writes. 2: a machine's record tells that it was sent elsewhere; a program that does not
 /// know it would start it again. 3: it tells of the machine that had its place before. 4: it no longer tells of devices that were
@@ -40,8 +40,7 @@ const VMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("vms");
 
 /// The node's memory cannot be used.
 fn failed(message: impl Into<String>) -> Error {
-    let kind = ErrorKind::Answer(StatusCode::INTERNAL_SERVER_ERROR, "store_failed");
-    Error::new(kind, message)
+    Error::answered(StatusCode::INTERNAL_SERVER_ERROR, "store_failed", message)
 }
 
 /// The file, open.

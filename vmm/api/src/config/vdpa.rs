@@ -192,10 +192,12 @@ impl VdpaConfig {
             Ok(fd) => fd,
             Err(reason) => return Err(DescriptorError::Missing { id, number, reason }),
         };
-        match VdpaDescriptor::new(fd) {
-            Ok(descriptor) => self.source = VdpaSource::Descriptor(descriptor),
-            Err(source) => return Err(DescriptorError::Unusable { id, number, source }),
-        }
+        let descriptor = VdpaDescriptor::new(fd).map_err(|source| DescriptorError::Unusable {
+            id,
+            number,
+            source,
+        })?;
+        self.source = VdpaSource::Descriptor(descriptor);
         Ok(())
     }
 

@@ -74,6 +74,17 @@ pub struct End {
     pub detail: String,
 }
 
+impl End {
+    /// An end for this reason, in more words.
+    #[must_use]
+    pub fn new(reason: EndReason, detail: impl Into<String>) -> Self {
+        Self {
+            reason,
+            detail: detail.into(),
+        }
+    }
+}
+
 /// The machine at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmStatus {

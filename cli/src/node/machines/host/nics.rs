@@ -182,28 +182,23 @@ impl Machines {
     pub(super) fn make(&self, vm: &VmName, request: &NicRequest) -> Result<(), Error> {
         let _one = self.nics.lock();
         let store = self.nic_store()?;
-        let others = store.nics().map_err(unread)?;
+        let mut others = store.nics().map_err(unread)?;
         let mut steps = NicSteps {
             store,
             machines: self,
             vm,
         };
         let nics = Nics::open()?;
-        let ours = others.iter().find(|other| {
+        let is_ours = |other: &MadeNic| {
             other.name() == request.name && other.owner() == request.owner.as_deref()
-        });
-        if let Some(ours) = ours {
+        };
+        if let Some(ours) = others.iter().find(|other| is_ours(other)) {
             if ours.state() == State::Made && by_name(&request.name).is_ok() {
                 return Ok(());
             }
             nics.remove(ours, &mut steps)?;
         }
-        let others: Vec<_> = others
-            .into_iter()
-            .filter(|other| {
-                other.name() != request.name || other.owner() != request.owner.as_deref()
-            })
-            .collect();
+        others.retain(|other| !is_ours(other));
         nics.make(request, &others, &mut steps)?;
         Ok(())
     }

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use bellhop_api::node::NicId;
 use serde::Serialize;
 
-use crate::node::error::{Error, ErrorKind};
+use crate::node::error::Error;
 
 /// The longest name of a virtual machine, in bytes.
 const VM_NAME_MAX: usize = 63;
@@ -18,8 +18,9 @@ pub(crate) struct VmName(String);
 
 /// A text that is no name of a virtual machine.
 pub(crate) fn bad_vm_name() -> Error {
-    Error::new(
-        ErrorKind::Answer(StatusCode::BAD_REQUEST, "bad_name"),
+    Error::answered(
+        StatusCode::BAD_REQUEST,
+        "bad_name",
         format!(
             "a virtual machine's name has 1 to {VM_NAME_MAX} lower-case letters, digits and \
              hyphens, and does not begin with a hyphen"

@@ -1,9 +1,11 @@
 //! A NIC of a virtual machine, as clients say it and as it is once it is checked.
 //!
-//! Another vDPA device may stand by for it, which the NIC is on once its own has failed. One that is made (`from`) is as the
-//! NIC's own: address, MTU, queue pairs, what it is connected with, rates. So it can only stand by for one that is made, too.
+//! It may have a backup: another vDPA device, which the NIC moves to once its own has failed. A
+//! backup that is made (`from`) has the settings of the NIC's own device: address, MTU, queue
+//! pairs, connection, rates. So only a NIC that is made, too, can have it.
 //!
-//! Owns which of its settings go together. It must not know the machine's other NICs, or when a device has failed.
+//! Owns which of its settings go together. It must not know the machine's other NICs, or when a
+//! device has failed.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -186,8 +188,9 @@ impl NicSpec {
         Some(nic)
     }
 
-    /// The device to be made for `vm` to stand by; none if it is there already, or none does. `own` is what the NIC's own device
-    /// says of itself: what that has without having been asked for is asked for here.
+    /// The device to be made for `vm` to stand by; none if it is there already, or none does. `own`
+    /// is what the NIC's own device says of itself: what that has without having been asked for is
+    /// asked for here.
     pub(crate) fn stand_by_request(
         &self,
         vm: &VmName,

@@ -136,10 +136,10 @@ impl Life<'_> {
         } else {
             after.arrival = None;
             after.spec.state = Desired::Stopped;
-            after.last_end = Some(End {
-                reason: EndReason::Moved,
-                detail: "somebody said that its guest runs elsewhere".to_owned(),
-            });
+            after.last_end = Some(End::new(
+                EndReason::Moved,
+                "somebody said that its guest runs elsewhere",
+            ));
         }
         let unkept = "what was said of where the guest is cannot be kept";
         self.keep(&after).map_err(Error::wrap(unkept))?;
@@ -176,15 +176,11 @@ fn answered(passed: &Result<Passed, Error>) -> Answered {
     match passed {
         Ok(passed) if passed.status == StatusCode::ACCEPTED => Answered::Accepted,
         // With `dry_run` it was only asked.
-        Ok(passed) if passed.status == StatusCode::OK || refuses(passed.status) => {
+        Ok(passed) if passed.status == StatusCode::OK || passed.status.is_client_error() => {
             Answered::Refused
         }
         // Nobody was there to get it.
         Err(error) if error.is_not_listening() => Answered::Refused,
         Ok(_) | Err(_) => Answered::Unknown,
     }
-}
-
-fn refuses(status: StatusCode) -> bool {
-    status.is_client_error()
 }

@@ -205,12 +205,7 @@ impl Life<'_> {
             return;
         };
         if let Err(error) = self.swap(&record.nic_now(self.vm, nic)) {
-            tracing::warn!(
-                vm = %self.vm,
-                nic = %id,
-                error = &error as &dyn std::error::Error,
-                "it is not known on which device a NIC is"
-            );
+            self.warn(id, &error, "it is not known on which device a NIC is");
         }
     }
 
@@ -258,14 +253,14 @@ impl Life<'_> {
     /// As [`Self::give_up`], where nobody can be told that it failed.
     fn take(&self, record: &mut Record, id: &NicId) -> bool {
         self.give_up(record, id).unwrap_or_else(|error| {
-            tracing::warn!(
-                vm = %self.vm,
-                nic = %id,
-                error = &error as &dyn std::error::Error,
-                "a NIC stays until the machine ends"
-            );
+            self.warn(id, &error, "a NIC stays until the machine ends");
             false
         })
+    }
+
+    fn warn(&self, nic: &NicId, error: &Error, what: &str) {
+        let error = error as &dyn std::error::Error;
+        tracing::warn!(vm = %self.vm, %nic, error, "{what}");
     }
 
     /// Takes back the devices of a NIC that nobody has any more, if any were made.
@@ -299,11 +294,10 @@ impl Life<'_> {
     pub(super) fn drop_made(&self, record: &mut Record) {
         for id in record.nics_made() {
             if let Err(error) = self.drop_devices(record, &id) {
-                tracing::warn!(
-                    vm = %self.vm,
-                    nic = %id,
-                    error = &error as &dyn std::error::Error,
-                    "the device of a NIC stays, whose guest is elsewhere"
+                self.warn(
+                    &id,
+                    &error,
+                    "the device of a NIC stays, whose guest is elsewhere",
                 );
             }
         }
