@@ -5,7 +5,7 @@ use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
 use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 
 use super::netlink::attributes::Attributes;
-use super::netlink::exchange::Malformed;
+use super::netlink::error::Malformed;
 use super::netlink::message::Message;
 use super::uapi::*;
 
@@ -133,7 +133,6 @@ fn net(attributes: &Attributes<'_>) -> Result<NetConfig, Malformed> {
 }
 
 fn block(attributes: &Attributes<'_>) -> Result<BlkConfig, Malformed> {
-    let flag = |kind| Ok(attributes.u8(kind)?.map(|value| value != 0));
     Ok(BlkConfig {
         capacity: attributes.u64(VDPA_ATTR_DEV_BLK_CFG_CAPACITY)?,
         size_max: attributes.u32(VDPA_ATTR_DEV_BLK_CFG_SIZE_MAX)?,
@@ -149,7 +148,7 @@ fn block(attributes: &Attributes<'_>) -> Result<BlkConfig, Malformed> {
         discard_sector_alignment: attributes.u32(VDPA_ATTR_DEV_BLK_CFG_DISCARD_SEC_ALIGN)?,
         max_write_zeroes_sectors: attributes.u32(VDPA_ATTR_DEV_BLK_CFG_MAX_WRITE_ZEROES_SEC)?,
         max_write_zeroes_seg: attributes.u32(VDPA_ATTR_DEV_BLK_CFG_MAX_WRITE_ZEROES_SEG)?,
-        read_only: flag(VDPA_ATTR_DEV_BLK_READ_ONLY)?,
-        flush: flag(VDPA_ATTR_DEV_BLK_FLUSH)?,
+        read_only: attributes.flag(VDPA_ATTR_DEV_BLK_READ_ONLY)?,
+        flush: attributes.flag(VDPA_ATTR_DEV_BLK_FLUSH)?,
     })
 }

@@ -21,9 +21,8 @@ use super::bus::Bus;
 use super::config::DeviceConfig;
 use super::device::{MgmtDevice, VdpaDevice};
 use super::error::{Error, ErrorKind, Texts};
-use super::in_use;
 use super::name::{self, MgmtDeviceName};
-use super::netlink::exchange::Refusal;
+use super::netlink::error::Refusal;
 use super::netlink::family::{self, Description, Family};
 use super::netlink::message::{Mode, string, value};
 use super::new_device::{NewDevice, unicast};
@@ -107,7 +106,7 @@ impl Connection {
     /// # Errors
     /// `NoMgmtDevice`, or another one.
     pub fn mgmt_device(&self, name: &MgmtDeviceName) -> Result<MgmtDevice, Error> {
-        let operation = Operation::ShowMgmtDevice(name.to_string());
+        let operation = Operation::ShowMgmtDevice(name);
         self.family
             .get(&operation, MGMT_DEVICE, name.attributes(), MgmtDevice::of)
     }
@@ -130,7 +129,7 @@ impl Connection {
     /// # Errors
     /// `NotFound`, `BadName`, or another one.
     pub fn device(&self, name: &str) -> Result<VdpaDevice, Error> {
-        let operation = Operation::ShowDevice(name.to_owned());
+        let operation = Operation::ShowDevice(name);
         let attributes = vec![device_name(name)?];
         self.family
             .get(&operation, DEVICE, attributes, VdpaDevice::of)
@@ -143,8 +142,8 @@ impl Connection {
     /// `NotPermitted`, or another one. After `NoAnswer` with `sent` it may exist all the same.
     pub fn add(&self, device: &NewDevice) -> Result<(), Error> {
         let operation = Operation::Add {
-            name: device.name().to_owned(),
-            mgmtdev: device.mgmtdev().to_string(),
+            name: device.name(),
+            mgmtdev: device.mgmtdev(),
         };
         let attributes = device.attributes()?;
         self.refuse_second_on_vp_vdpa(device.mgmtdev())?;
@@ -160,7 +159,7 @@ impl Connection {
     /// # Errors
     /// `InUse` with the holders, `NotFound`, `NotPermitted`, or another one.
     pub fn delete(&self, name: &str) -> Result<(), Error> {
-        let operation = Operation::Delete(name.to_owned());
+        let operation = Operation::Delete(name);
         let attributes = vec![device_name(name)?];
         self.refuse_if_open(name)?;
         self.family.change(&operation, VDPA_CMD_DEV_DEL, attributes)
@@ -171,7 +170,7 @@ impl Connection {
     /// # Errors
     /// `NotFound`; `Refused` for a class that the kernel does not describe; or another one.
     pub fn config(&self, name: &str) -> Result<DeviceConfig, Error> {
-        let operation = Operation::ShowConfig(name.to_owned());
+        let operation = Operation::ShowConfig(name);
         let attributes = vec![device_name(name)?];
         self.family
             .get(&operation, CONFIG, attributes, DeviceConfig::of)
@@ -195,10 +194,7 @@ impl Connection {
     /// # Errors
     /// `NotNegotiated` before FEATURES_OK, `NotFound`, `NotPermitted`, or another one.
     pub fn vendor_stats(&self, name: &str, queue_index: u32) -> Result<VendorStats, Error> {
-        let operation = Operation::ShowVendorStats {
-            name: name.to_owned(),
-            queue_index,
-        };
+        let operation = Operation::ShowVendorStats { name, queue_index };
         let attributes = vec![
             device_name(name)?,
             value(VDPA_ATTR_DEV_QUEUE_INDEX, &queue_index.to_ne_bytes()),
@@ -214,7 +210,7 @@ impl Connection {
     /// `Invalid` for one that is not unicast, `NotFound`, `NotPermitted`, or `Refused` if the
     /// device cannot, or another one.
     pub fn set_mac(&self, name: &str, mac: [u8; 6]) -> Result<(), Error> {
-        let operation = Operation::Set(name.to_owned());
+        let operation = Operation::Set(name);
         let mac = value(VDPA_ATTR_DEV_NET_CFG_MACADDR, &unicast(mac)?);
         let attributes = vec![device_name(name)?, mac];
         let command = VDPA_CMD_DEV_ATTR_SET;
@@ -293,7 +289,7 @@ impl Connection {
 
     fn refuse_if_open(&self, name: &str) -> Result<(), Error> {
         match self.bus.device(name) {
-            Ok(device) => in_use::check(&device),
+            Ok(device) => device.check_unused(),
             // The kernel says it better.
             Err(error) if error.is_missing() => Ok(()),
             Err(error) => {
@@ -306,21 +302,27 @@ impl Connection {
 
 /// The operation that failed, as part of a sentence: "cannot …".
 #[derive(Debug)]
-pub(super) enum Operation {
+pub(super) enum Operation<'a> {
     Connect,
     ListMgmtDevices,
-    ShowMgmtDevice(String),
+    ShowMgmtDevice(&'a MgmtDeviceName),
     ListDevices,
-    ShowDevice(String),
+    ShowDevice(&'a str),
     ListConfigs,
-    ShowConfig(String),
-    ShowVendorStats { name: String, queue_index: u32 },
-    Add { name: String, mgmtdev: String },
-    Delete(String),
-    Set(String),
+    ShowConfig(&'a str),
+    ShowVendorStats {
+        name: &'a str,
+        queue_index: u32,
+    },
+    Add {
+        name: &'a str,
+        mgmtdev: &'a MgmtDeviceName,
+    },
+    Delete(&'a str),
+    Set(&'a str),
 }
 
-impl fmt::Display for Operation {
+impl fmt::Display for Operation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connect => f.write_str("find the kernel's vDPA management"),
@@ -344,14 +346,14 @@ fn device_name(name: &str) -> Result<DefaultNla, Error> {
     Ok(string(VDPA_ATTR_DEV_NAME, name::device(name)?))
 }
 
-impl family::Operation for Operation {
+impl family::Operation for Operation<'_> {
     fn refused(&self, _: &Family, refusal: Refusal) -> Error {
         refused(self, refusal)
     }
 }
 
 /// A refusal with its remedy.
-fn refused(operation: &Operation, source: Refusal) -> Error {
+fn refused(operation: &Operation<'_>, source: Refusal) -> Error {
     use ErrorKind as Kind;
     use Operation as Of;
     let (kind, message) = match (source.errno(), operation) {

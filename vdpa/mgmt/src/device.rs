@@ -2,7 +2,7 @@
 
 use super::name::MgmtDeviceName;
 use super::netlink::attributes::Attributes;
-use super::netlink::exchange::Malformed;
+use super::netlink::error::Malformed;
 use super::netlink::message::Message;
 use super::uapi::*;
 

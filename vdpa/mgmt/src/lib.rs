@@ -50,7 +50,6 @@ pub mod devlink;
 mod error;
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
-mod in_use;
 pub mod journal;
 pub mod link;
 mod name;
@@ -59,6 +58,7 @@ mod new_device;
 pub mod nic;
 pub mod pci;
 pub mod sriov;
+mod sysfs;
 pub mod topology;
 mod uapi;
 pub mod uevent;
@@ -71,6 +71,6 @@ pub use error::{Error, ErrorKind};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::decode_anything;
 pub use name::MgmtDeviceName;
-pub use netlink::exchange::Refusal;
+pub use netlink::error::Refusal;
 pub use new_device::NewDevice;
 pub use vendor_stats::{QueueType, VendorStats};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Error, ErrorKind};
 use super::netlink::attributes::Attributes;
-use super::netlink::exchange::Malformed;
+use super::netlink::error::Malformed;
 use super::netlink::message::string;
 use super::uapi::{VDPA_ATTR_MGMTDEV_BUS_NAME, VDPA_ATTR_MGMTDEV_DEV_NAME};
 

@@ -36,9 +36,7 @@ impl NewDevice {
     /// # Errors
     /// `Invalid`.
     pub fn new(name: &str, mgmtdev: MgmtDeviceName) -> Result<Self, Error> {
-        if !is_name(name) || name.len() > NAME_MAX || name.contains(char::is_whitespace) {
-            return Err(Self::bad_name(name));
-        }
+        check_name(name)?;
         Ok(Self {
             name: name.to_owned(),
             mgmtdev,
@@ -47,14 +45,6 @@ impl NewDevice {
             max_vqp: None,
             device_features: None,
         })
-    }
-
-    pub(super) fn bad_name(name: &str) -> Error {
-        let message = format!(
-            "{name:?} is no name for a vDPA device: use 1 to 63 bytes without slashes, spaces and \
-             control characters"
-        );
-        Error::new(ErrorKind::Invalid, message)
     }
 
     /// Gives it an address; `None`, here and below: as the management device chooses.
@@ -151,6 +141,18 @@ impl NewDevice {
         }
         Ok(())
     }
+}
+
+/// Fails for what cannot name a new vDPA device.
+pub(super) fn check_name(name: &str) -> Result<(), Error> {
+    if is_name(name) && name.len() <= NAME_MAX && !name.contains(char::is_whitespace) {
+        return Ok(());
+    }
+    let message = format!(
+        "{name:?} is no name for a vDPA device: use 1 to 63 bytes without slashes, spaces and \
+         control characters"
+    );
+    Err(Error::new(ErrorKind::Invalid, message))
 }
 
 /// The address, if a NIC can have it.

@@ -4,7 +4,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 
 use super::netlink::attributes::{Attributes, number, text};
-use super::netlink::exchange::Malformed;
+use super::netlink::error::Malformed;
 use super::netlink::message::Message;
 use super::uapi::*;
 

@@ -11,10 +11,9 @@
 //!                                     │     └── started, failed ──────┘
 //!                                     └────── Handle (requests) ────> Machine::run
 //! ```
-//! **Two controllers.** What can be asked before the machine is built is
-//! `BeforeBoot`'s, what can be asked after it `Running`'s (`controller.rs`); which of them there
-//! is, is one enum behind one lock. An action in a state that does not have it is answered
-//! with 409, the state, and the remedy.
+//! **Two phases.** What can be asked before the machine is built needs `BeforeBoot`, what can be
+//! asked after it `Running` (`controller.rs`): one enum behind one lock. An action in a state that
+//! does not have it is answered with 409, the state, and the remedy.
 //!
 //! ```text
 //!               PATCH Running                  powered on           PATCH Paused
@@ -54,6 +53,9 @@ use std::time::Duration;
 /// |---|---|---|
 /// | 1 | 0.1.0 | the first |
 pub const API_LEVEL: u32 = 1;
+
+/// Clients that may wait for changes at a time: others must be able to ask meanwhile.
+const WATCHERS_MAX: usize = 32;
 
 /// In milliseconds, with their fraction.
 fn exactly(duration: Duration) -> f64 {

@@ -11,9 +11,10 @@ use devices::pci::Slot;
 use devices::virtio::pci::DeviceDescription;
 use parking_lot::Mutex;
 
-use super::End;
+use super::end::End;
 use super::pluggable::{DiskStatus, NicStatus};
 use super::ring_watch::WatchStatus;
+use crate::kvm::msi::MsiCounts;
 
 /// A device of a machine, whether it can go or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +27,20 @@ pub struct DeviceStatus {
     pub description: DeviceDescription,
     /// What the watch of its rings saw last, by queue; empty where nobody watches.
     pub watch: Vec<WatchStatus>,
+}
+
+/// What a machine holds of KVM; the same before and after any number of
+/// reboots, once the guest has let go of its devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resources {
+    /// Memory slots.
+    pub memory_slots: usize,
+    /// ioeventfds.
+    pub doorbells: usize,
+    /// Doorbells of devices that the guest sees; they are among the memory slots.
+    pub mapped_doorbells: usize,
+    /// Interrupt vectors, routes and irqfds.
+    pub msi: MsiCounts,
 }
 
 /// What a machine does.
@@ -83,7 +98,7 @@ impl MachineStatus {
     }
 }
 
-/// Called with each new status; see [`Handle::on_change`].
+/// Called with each new status; see [`Handle::on_change`](super::Handle::on_change).
 pub(super) type Listener = Box<dyn Fn(&MachineStatus) + Send + Sync>;
 
 /// What the machine publishes.

@@ -1,9 +1,9 @@
 //! Requests to a running machine, from other threads.
 //!
-//! Owns the queue of requests, and gives out what the machine publishes (`board.rs`)
-//! of itself. Everything that is asked of a running machine comes this way: a variant of
-//! [`Request`] or [`Action`], a method of [`Handle`], and an arm in `requests.rs`; of a migration,
-//! a closure. It must not know how a request is carried out.
+//! Owns the way into the queue (`queue.rs`), and gives out what the machine publishes (`board.rs`).
+//! Each request to a running machine is a variant of [`Request`] or [`Action`], a method of
+//! [`Handle`] and an arm in `requests.rs`; each step of a migration is a closure. It must not know
+//! how a request is carried out.
 //!
 //! ```text
 //!   any thread                               vmm thread
@@ -17,141 +17,56 @@
 //! it. What a request leaves over and takes long to close comes back to that thread. What only the guest can finish (an unplug) is answered at once and shows on
 //! the board when it is done. The life of a NIC or a disk is drawn in `pluggable.rs`.
 
-mod error;
 mod swap;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
-use std::sync::{Arc, Weak};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, TrySendError};
 use std::time::Instant;
 
-use bellhop_api::machine::AlarmInfo;
-use devices::virtio::backend::{Backend, SharedMemory};
-use vdpa::memory::GuestMemory;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use devices::virtio::backend::SharedMemory;
 
-pub use self::error::RequestError;
-pub use self::swap::NicSwapped;
-pub(super) use self::swap::SwapAnswer;
-use super::board::{Board, DeviceStatus, MachineStatus, RunState, UpgradeStatus};
-use super::inventory::Device;
+use super::board::{DeviceStatus, MachineStatus, Resources};
+use super::devices::{Device, open_disk, open_vdpa};
+use super::error::RequestError;
+use super::parts::Machine;
 use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
-use super::saved::SavedMachine;
+use super::queue::{Action, Answer, Request, Requests, Shared};
 use super::snapshot::{SnapshotWriter, Written};
-use super::{End, Machine, Resources, devices as backends};
 use crate::Error;
 use crate::config::{DiskConfig, VdpaConfig};
 use crate::console::ConsoleLoss;
 use crate::memory::GuestRam;
-
-/// Requests that may wait for the machine.
-const WAITING_MAX: usize = 16;
-
-/// Where the answer to a request goes.
-pub(super) type Answer<T> = SyncSender<T>;
-
-/// What can be asked of a running machine.
-pub(super) enum Request {
-    /// Show this opened device to the guest.
-    Plug {
-        device: Device,
-        answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
-    },
-    /// Ask the guest to give this device up, if it is of this kind.
-    Unplug {
-        id: String,
-        kind: DeviceKind,
-        answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
-    },
-    /// Put this opened device behind the NIC of its name, whose driver goes on.
-    Swap {
-        device: Device,
-        answer: Answer<SwapAnswer>,
-    },
-    /// The device of this NIC has failed: put this one in its place, or know why it can't be had.
-    FailOver {
-        id: String,
-        serial: u64,
-        device: Result<Device, RequestError>,
-        answer: Answer<Option<Box<dyn Backend>>>,
-    },
-    /// Have this device stand by for the one of this NIC, or none.
-    StandBy {
-        id: String,
-        failover: Option<PathBuf>,
-        answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
-    },
-    /// What does the machine hold?
-    Resources { answer: Answer<Resources> },
-    /// What are its devices like?
-    Devices { answer: Answer<Vec<DeviceStatus>> },
-    /// What has KVM counted?
-    Statistics {
-        answer: Answer<Result<BTreeMap<String, u64>, RequestError>>,
-    },
-    /// Park the vCPUs, stop the devices and give the machine's state.
-    Save {
-        answer: Answer<Result<SavedMachine, RequestError>>,
-    },
-    /// Carry out a step of a migration, which answers by itself.
-    Migration(Box<dyn FnOnce(&mut Machine) + Send>),
-    /// What did the console lose?
-    ConsoleLoss { answer: Answer<ConsoleLoss> },
-    /// Do this.
-    Act {
-        action: Action,
-        answer: Answer<Result<(), RequestError>>,
-    },
-}
-
-/// What a machine does on request, with no result but success.
-#[derive(Debug)]
-pub(super) enum Action {
-    /// Ask the guest to announce this NIC on its network.
-    Announce(String),
-    /// Record which pages devices write, or no longer.
-    DirtyLog(bool),
-    /// Press the power button.
-    PowerButton,
-    /// Reset the machine.
-    Reset,
-    /// After a [`Request::Save`]: let everything go on as it was.
-    GoOn,
-    /// Stand still for this program.
-    HandOver(PathBuf),
-    /// Send an NMI.
-    Nmi,
-    /// Park the vCPUs.
-    Pause,
-    /// Let the vCPUs go on.
-    Resume,
-}
-
-struct Shared {
-    requests: SyncSender<Request>,
-    wake: Arc<EventFd>,
-    board: Arc<Board>,
-    /// Weak: a handle must not keep the memory of a machine that is gone.
-    memory: Weak<GuestMemory>,
-    ram: Weak<GuestRam>,
-    ram_end: u64,
-}
 
 /// Asks a machine, from any thread but the vmm thread. Clones ask the same machine.
 ///
 /// Requests are carried out while the machine runs; before that (and after
 /// [`Machine::run`](super::Machine::run) returned) they wait, until the machine is dropped.
 #[derive(Clone)]
-pub struct Handle(Arc<Shared>);
+pub struct Handle(Arc<Shared<Machine>>);
 
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handle")
             .field("board", &self.0.board)
             .finish_non_exhaustive()
+    }
+}
+
+impl Requests<Machine> {
+    pub(super) fn handle(&self) -> Handle {
+        Handle(self.shared.clone())
+    }
+}
+
+impl Machine {
+    /// For asking this machine for something while it runs.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        self.requests.handle()
     }
 }
 
@@ -164,10 +79,10 @@ impl Handle {
     /// [`RequestError`]: the name is in use, the device cannot be opened (busy, no
     /// such file, locked memory too low, …), no slot is free.
     pub fn plug_nic(&self, config: &VdpaConfig) -> Result<NicStatus, RequestError> {
-        self.plug(&config.name(), |memory| {
-            backends::open_vdpa(config, memory, self.0.ram_end)
-        })?
-        .of()
+        let nic = self.plug(&config.name(), |memory| {
+            open_vdpa(config, memory, self.0.ram_end)
+        })?;
+        Ok(nic.of()?)
     }
 
     /// Opens a disk image and gives it to the guest under the name `id`, whatever that of
@@ -178,8 +93,8 @@ impl Handle {
     /// [`RequestError`]: the name is in use or none of a disk, the image cannot be opened (no
     /// such file, in use, …), no slot is free.
     pub fn plug_disk(&self, id: &str, config: &DiskConfig) -> Result<DiskStatus, RequestError> {
-        self.plug(id, |memory| backends::open_disk(id, config, memory))?
-            .of()
+        let disk = self.plug(id, |memory| open_disk(id, config, memory))?;
+        Ok(disk.of()?)
     }
 
     fn plug(
@@ -191,9 +106,7 @@ impl Handle {
         if self.0.board.status.lock().has(id) {
             return Err(RequestError::IdInUse(id.to_owned()));
         }
-        let memory: SharedMemory = self.0.memory.upgrade().ok_or(RequestError::Ended)?;
-        let device = open(&memory)?;
-        drop(memory);
+        let device = open(&self.0.memory.upgrade().ok_or(RequestError::Ended)?)?;
         if device.config.is_none() {
             // Only a vDPA device can turn out to be something else than was wanted.
             return Err(RequestError::OtherKind {
@@ -211,7 +124,7 @@ impl Handle {
     /// # Errors
     /// [`RequestError`]: there is no such device, or it is no NIC.
     pub fn unplug_nic(&self, id: &str) -> Result<NicStatus, RequestError> {
-        self.unplug(id, DeviceKind::Nic)?.of()
+        Ok(self.unplug(id, DeviceKind::Nic)?.of()?)
     }
 
     /// Asks the guest to give a disk up, as [`Handle::unplug_nic`] does. What the guest has begun
@@ -220,7 +133,7 @@ impl Handle {
     /// # Errors
     /// [`RequestError`]: there is no such device, or it is no disk.
     pub fn unplug_disk(&self, id: &str) -> Result<DiskStatus, RequestError> {
-        self.unplug(id, DeviceKind::Disk)?.of()
+        Ok(self.unplug(id, DeviceKind::Disk)?.of()?)
     }
 
     fn unplug(&self, id: &str, kind: DeviceKind) -> Result<Pluggable<DeviceConfig>, RequestError> {
@@ -314,9 +227,10 @@ impl Handle {
         self.ask(|answer| Request::ConsoleLoss { answer })
     }
 
-    /// Parks the vCPUs and returns when they are parked. Devices go on: see
-    /// [`RunState::Paused`]. Nothing changes if they are parked already. One that is being sent arrives paused; one that stands
-    /// still for a snapshot, or because it is not settled where its guest is, will be paused when it goes on.
+    /// Parks the vCPUs and returns when they are parked. Devices keep working: see
+    /// [`RunState::Paused`](super::RunState::Paused). Nothing changes if they are parked already. A
+    /// machine that is being sent arrives paused. One that stands still, for a snapshot or because
+    /// its guest's place is not settled, is paused when it resumes.
     ///
     /// # Errors
     /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: its state is on the way to another
@@ -423,7 +337,7 @@ impl Handle {
     /// Sends a request and waits for its answer.
     pub(super) fn ask<T>(
         &self,
-        request: impl FnOnce(Answer<T>) -> Request,
+        request: impl FnOnce(Answer<T>) -> Request<Machine>,
     ) -> Result<T, RequestError> {
         let (answer, answered) = mpsc::sync_channel(1);
         match self.0.requests.try_send(request(answer)) {
@@ -438,7 +352,7 @@ impl Handle {
     /// lot: a machine that stands still would do so for ever.
     pub(super) fn ask_surely<T>(
         &self,
-        request: impl FnOnce(Answer<T>) -> Request,
+        request: impl FnOnce(Answer<T>) -> Request<Machine>,
     ) -> Result<T, RequestError> {
         let (answer, answered) = mpsc::sync_channel(1);
         // Those who wait have woken the machine.
@@ -455,122 +369,6 @@ impl Handle {
             Err(error) => return Err(RequestError::Wake(error)),
         }
         answered.recv().map_err(|_| RequestError::Ended)
-    }
-}
-
-/// The machine's end of the queue. When it is dropped, waiting requests are answered with
-/// [`RequestError::Ended`].
-pub(super) struct Requests {
-    queue: Receiver<Request>,
-    wake: Arc<EventFd>,
-    board: Arc<Board>,
-    handle: Handle,
-}
-
-impl Requests {
-    /// A queue for the machine with this memory; see [`backends::open`] for `ram_end`.
-    ///
-    /// # Errors
-    /// The process has no descriptor left.
-    pub(super) fn new(
-        memory: &SharedMemory,
-        ram: &Arc<GuestRam>,
-        ram_end: u64,
-    ) -> io::Result<Self> {
-        let (requests, queue) = mpsc::sync_channel(WAITING_MAX);
-        let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
-        let board = Arc::new(Board::default());
-        let handle = Handle(Arc::new(Shared {
-            requests,
-            wake: wake.clone(),
-            board: board.clone(),
-            memory: Arc::downgrade(memory),
-            ram: Arc::downgrade(ram),
-            ram_end,
-        }));
-        Ok(Self {
-            queue,
-            wake,
-            board,
-            handle,
-        })
-    }
-
-    pub(super) fn handle(&self) -> Handle {
-        self.handle.clone()
-    }
-
-    /// Readable when requests wait.
-    pub(super) fn eventfd(&self) -> &EventFd {
-        &self.wake
-    }
-
-    /// Takes the requests that wait now.
-    pub(super) fn take(&self) -> Vec<Request> {
-        // In this order a request in between is seen now or signalled again.
-        let _ = self.wake.read();
-        self.queue.try_iter().take(WAITING_MAX).collect()
-    }
-
-    /// What the machine was last said to do.
-    pub(super) fn run_state(&self) -> RunState {
-        self.board.status.lock().run
-    }
-
-    /// Shows which NICs and disks there are now.
-    pub(super) fn publish_devices(&self, nics: Vec<NicStatus>, disks: Vec<DiskStatus>) {
-        self.board.update(|status| {
-            status.nics = nics;
-            status.disks = disks;
-        });
-    }
-
-    /// Shows what is wrong with queues now.
-    pub(super) fn publish_alarms(&self, alarms: Vec<AlarmInfo>) {
-        self.board.update(|status| status.alarms = alarms);
-    }
-
-    /// Shows that the machine was powered on.
-    pub(super) fn publish_boot(&self, paused: bool) {
-        self.board.update(|status| {
-            status.run = if paused {
-                RunState::Paused
-            } else {
-                RunState::Running
-            };
-            status.boots = status.boots.saturating_add(1);
-            status.end = None;
-        });
-    }
-
-    /// Shows that the run is over, and why.
-    pub(super) fn publish_end(&self, end: End) {
-        self.board.update(|status| {
-            status.run = RunState::Off;
-            status.end = Some(end);
-        });
-    }
-
-    /// Shows which programs went on with the machine.
-    pub(super) fn publish_upgrade(&self, upgrade: &UpgradeStatus) {
-        self.board
-            .update(|status| status.upgrade.clone_from(upgrade));
-    }
-
-    /// Shows what the machine does now.
-    pub(super) fn publish_run(&self, run: RunState) {
-        self.board.update(|status| status.run = run);
-    }
-}
-
-impl Drop for Requests {
-    fn drop(&mut self) {
-        self.board.update(|status| {
-            status.nics.clear();
-            status.disks.clear();
-            status.alarms.clear();
-            status.run = RunState::Ended;
-        });
     }
 }
 

@@ -11,8 +11,9 @@ use devices::virtio::backend::SharedMemory;
 use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
 use parking_lot::Mutex;
 
-use super::handle::{Action, Request, Requests, SwapAnswer};
+use super::parts::Machine;
 use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
+use super::queue::{Action, Request, Requests, SwapAnswer};
 use super::{
     Alarm, DeviceStatus, DiskStatus, End, Handle, NicStatus, PlugState, RequestError, Resources,
     RunState, WatchState, WatchStatus,
@@ -167,7 +168,7 @@ impl Drop for PretendMachine {
     }
 }
 
-fn answer(requests: &Requests, request: Request) {
+fn answer(requests: &Requests<Machine>, request: Request<Machine>) {
     // Nobody may wait any more.
     let _ = match request {
         Request::Plug { device, answer } => {
@@ -245,7 +246,7 @@ fn answer(requests: &Requests, request: Request) {
     };
 }
 
-fn act(requests: &Requests, action: Action) -> Result<(), RequestError> {
+fn act(requests: &Requests<Machine>, action: Action) -> Result<(), RequestError> {
     match action {
         Action::Announce(id) => match id.as_str() {
             // A way for tests to have something happen.

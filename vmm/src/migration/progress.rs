@@ -1,13 +1,15 @@
-//! What can be seen of a migration while it goes on.
+//! What other threads see of a migration while it runs.
 //!
 //! Owns the counters. Those that change with every frame are atomic; the rest is behind a lock that is held
 //! for a copy. Knows nothing of connections.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::channel::Cancel;
 use super::convergence::Forecast;
 use super::error::Phase;
 
@@ -83,6 +85,15 @@ pub struct Snapshot {
     pub downtime: Option<Duration>,
     /// What of that took how long.
     pub downtime_parts: DowntimeParts,
+}
+
+/// What other threads see of a migration, and how they end it.
+#[derive(Debug, Clone, Default)]
+pub struct Monitor {
+    /// How far it is.
+    pub progress: Arc<Progress>,
+    /// Its end, until GO.
+    pub cancel: Cancel,
 }
 
 impl Default for Progress {

@@ -227,19 +227,19 @@ proptest! {
     }
 }
 
-fn add() -> Operation {
-    Operation::Add {
-        name: "nic0".to_owned(),
-        mgmtdev: "m".to_owned(),
-    }
+fn add(mgmtdev: &MgmtDeviceName) -> Operation<'_> {
+    let name = "nic0";
+    Operation::Add { name, mgmtdev }
 }
 
 #[test]
 fn refusals_become_remedies() {
-    let sentence = |operation: Operation, errno, words| {
+    let mgmtdev = "m".parse().unwrap();
+    let add = || add(&mgmtdev);
+    let sentence = |operation: Operation<'_>, errno, words| {
         refused(&operation, Refusal::of(errno, words)).to_string()
     };
-    let delete = || Operation::Delete("nic0".to_owned());
+    let delete = || Operation::Delete("nic0");
     assert!(sentence(delete(), libc::ENODEV, None).contains("bellhop dev show"));
     assert!(sentence(delete(), libc::EPERM, None).contains("CAP_NET_ADMIN"));
     assert!(sentence(add(), libc::ENODEV, None).contains("bellhop mgmtdev show"));
@@ -252,7 +252,7 @@ fn refusals_become_remedies() {
         assert_eq!(text, "cannot add nic0 on m");
     }
     let stats = Operation::ShowVendorStats {
-        name: "nic0".to_owned(),
+        name: "nic0",
         queue_index: 1,
     };
     assert!(sentence(stats, libc::EAGAIN, None).contains("no driver"));
@@ -260,7 +260,10 @@ fn refusals_become_remedies() {
 
 #[test]
 fn the_source_is_the_kernels_answer_and_said_once() {
-    let error = refused(&add(), Refusal::of(libc::EINVAL, Some("vdpa: why")));
+    let error = refused(
+        &add(&"m".parse().unwrap()),
+        Refusal::of(libc::EINVAL, Some("vdpa: why")),
+    );
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert!(source.contains("vdpa: why"));
     assert!(!error.to_string().contains("why"));

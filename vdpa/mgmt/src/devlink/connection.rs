@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::eswitch::{Eswitch, EswitchMode};
 use super::handle::Handle;
 use super::operation::{Operation, no_instance, not_switchdev, refused};
 use super::uapi::*;
 use crate::error::{Error, ErrorKind, Texts};
-use crate::netlink::exchange::Refusal;
+use crate::netlink::attributes::Attributes;
+use crate::netlink::error::{CallError, Refusal};
 use crate::netlink::family::{self, Description, Family};
-use crate::netlink::worker::CallError;
+use crate::netlink::message::Message;
 
 /// How long an answer is waited for, unless something else is asked for. Drivers change the mode of an
 /// eswitch, and reload, in tens of seconds.
@@ -56,7 +56,7 @@ impl Devlink {
     }
 }
 
-impl family::Operation for Operation {
+impl family::Operation for Operation<'_> {
     /// A refusal with its remedy. Looks up the cause of an errno that the kernel uses for several
     /// causes.
     fn refused(&self, family: &Family, refusal: Refusal) -> Error {
@@ -86,8 +86,9 @@ fn exists(family: &Family, handle: &Handle) -> bool {
 /// Whether the eswitch of the instance is in legacy mode.
 fn is_legacy(family: &Family, handle: &Handle) -> bool {
     let command = DEVLINK_CMD_ESWITCH_GET;
+    let mode =
+        |message: &Message| Attributes::parse(&message.attributes)?.u16(DEVLINK_ATTR_ESWITCH_MODE);
     let answer = family.ask(command, handle.attributes()).ok();
-    let eswitch =
-        answer.and_then(|answer| family::one(&answer.messages, command, Eswitch::of).ok());
-    eswitch.and_then(|eswitch| eswitch.mode) == Some(EswitchMode::Legacy)
+    let mode = answer.and_then(|answer| family::one(&answer.messages, command, mode).ok());
+    mode.flatten() == Some(DEVLINK_ESWITCH_MODE_LEGACY)
 }

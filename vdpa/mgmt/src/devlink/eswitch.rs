@@ -10,7 +10,7 @@ use super::operation::{Operation, nothing};
 use super::uapi::*;
 use crate::error::Error;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, value};
 
 numbered! {
@@ -92,7 +92,7 @@ impl Devlink {
     pub fn eswitch(&self, handle: &Handle) -> Result<Eswitch, Error> {
         let operation = Operation::Show {
             what: "eswitch",
-            handle: handle.clone(),
+            handle,
         };
         let commands = (DEVLINK_CMD_ESWITCH_GET, DEVLINK_CMD_ESWITCH_GET);
         self.family
@@ -110,7 +110,7 @@ impl Devlink {
         if changes.is_empty() {
             return Err(nothing());
         }
-        let operation = Operation::SetEswitch(handle.clone());
+        let operation = Operation::SetEswitch(handle);
         let attributes = [handle.attributes(), changes].concat();
         self.family
             .change(&operation, DEVLINK_CMD_ESWITCH_SET, attributes)

@@ -10,7 +10,7 @@ use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::name::{as_text, is_name};
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{string, value};
 
 /// A devlink instance: `pci/0000:06:00.0`, `auxiliary/mlx5_core.sf.4`, `netdevsim/netdevsim10`.

@@ -8,7 +8,7 @@ use super::uapi::*;
 use crate::error::Error;
 use crate::name::is_name;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, string, value};
 
 numbered! {
@@ -50,7 +50,6 @@ impl HealthReporter {
     pub(super) fn of(message: &Message) -> Result<Self, Malformed> {
         let attributes = Attributes::parse(&message.attributes)?;
         let reporter = attributes.needed_nested(DEVLINK_ATTR_HEALTH_REPORTER)?;
-        let flag = |kind| Ok(reporter.u8(kind)?.map(|flag| flag != 0));
         let count = |kind| Ok(reporter.u64(kind)?.unwrap_or(0));
         Ok(Self {
             handle: Handle::of(&attributes)?,
@@ -60,8 +59,8 @@ impl HealthReporter {
             error_count: count(DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT)?,
             recover_count: count(DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT)?,
             graceful_period: reporter.u64(DEVLINK_ATTR_HEALTH_REPORTER_GRACEFUL_PERIOD)?,
-            auto_recover: flag(DEVLINK_ATTR_HEALTH_REPORTER_AUTO_RECOVER)?,
-            auto_dump: flag(DEVLINK_ATTR_HEALTH_REPORTER_AUTO_DUMP)?,
+            auto_recover: reporter.flag(DEVLINK_ATTR_HEALTH_REPORTER_AUTO_RECOVER)?,
+            auto_dump: reporter.flag(DEVLINK_ATTR_HEALTH_REPORTER_AUTO_DUMP)?,
             dump_time: reporter.u64(DEVLINK_ATTR_HEALTH_REPORTER_DUMP_TS_NS)?,
         })
     }
@@ -99,10 +98,7 @@ impl Devlink {
                 "{reporter:?} does not name a health reporter"
             )));
         }
-        let operation = Operation::Recover {
-            handle: handle.clone(),
-            reporter: reporter.to_owned(),
-        };
+        let operation = Operation::Recover { handle, reporter };
         let mut attributes = handle.attributes();
         attributes
             .extend(port_index.map(|port| value(DEVLINK_ATTR_PORT_INDEX, &port.to_ne_bytes())));

@@ -7,7 +7,7 @@ use super::reload::{ReloadStat, reload_stats};
 use super::uapi::*;
 use crate::error::Error;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
 /// A devlink instance (`DEVLINK_CMD_GET`).
@@ -33,18 +33,14 @@ impl Instance {
             Some(stats) => reload_stats(stats, kind),
             None => Ok(Vec::new()),
         };
-        let mut nested = Vec::new();
-        for (kind, value) in attributes.iter() {
-            if kind == DEVLINK_ATTR_NESTED_DEVLINK {
-                nested.push(NestedDevlink::of(&Attributes::parse(value)?)?);
-            }
-        }
+        let nested = attributes.each(DEVLINK_ATTR_NESTED_DEVLINK);
+        let nested = nested.map(|value| NestedDevlink::of(&Attributes::parse(value)?));
         Ok(Self {
             handle: Handle::of(&attributes)?,
-            reload_failed: attributes.u8(DEVLINK_ATTR_RELOAD_FAILED)?.unwrap_or(0) != 0,
+            reload_failed: attributes.flag(DEVLINK_ATTR_RELOAD_FAILED)? == Some(true),
             reloads: of(DEVLINK_ATTR_RELOAD_STATS)?,
             remote_reloads: of(DEVLINK_ATTR_REMOTE_RELOAD_STATS)?,
-            nested,
+            nested: nested.collect::<Result<_, _>>()?,
         })
     }
 }
@@ -73,10 +69,7 @@ impl Info {
         let attributes = Attributes::parse(&message.attributes)?;
         let versions = |wanted| {
             let mut found = Vec::new();
-            for (kind, value) in attributes.iter() {
-                if kind != wanted {
-                    continue;
-                }
+            for value in attributes.each(wanted) {
                 let version = Attributes::parse(value)?;
                 found.push((
                     version.needed_string(DEVLINK_ATTR_INFO_VERSION_NAME)?,
@@ -120,7 +113,7 @@ impl Devlink {
     pub fn instance(&self, handle: &Handle) -> Result<Instance, Error> {
         let operation = Operation::Show {
             what: "instance",
-            handle: handle.clone(),
+            handle,
         };
         self.family
             .get(&operation, GET, handle.attributes(), Instance::of)
@@ -133,7 +126,7 @@ impl Devlink {
     pub fn info(&self, handle: &Handle) -> Result<Info, Error> {
         let operation = Operation::Show {
             what: "information",
-            handle: handle.clone(),
+            handle,
         };
         self.family
             .get(&operation, INFO, handle.attributes(), Info::of)

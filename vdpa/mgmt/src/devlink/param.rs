@@ -11,8 +11,8 @@ use super::numbered::numbered;
 use super::operation::{Operation, invalid};
 use super::uapi::*;
 use crate::error::{Error, ErrorKind};
-use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::attributes::{Attributes, needed};
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, string, value};
 
 numbered! {
@@ -54,13 +54,12 @@ pub enum ParamValue {
 impl ParamValue {
     fn of(kind: u8, attributes: &Attributes<'_>) -> Result<Self, Malformed> {
         let data = DEVLINK_ATTR_PARAM_VALUE_DATA;
-        let missing = || Malformed::attribute(data, "it is missing");
         Ok(match kind {
             NLA_U8 => Self::U8(attributes.needed_u8(data)?),
             NLA_U16 => Self::U16(attributes.needed_u16(data)?),
             NLA_U32 => Self::U32(attributes.needed_u32(data)?),
-            NLA_U64 => Self::U64(attributes.u64(data)?.ok_or_else(missing)?),
-            NLA_STRING => Self::String(attributes.string(data).ok_or_else(missing)?),
+            NLA_U64 => Self::U64(needed(data, attributes.u64(data)?)?),
+            NLA_STRING => Self::String(needed(data, attributes.string(data))?),
             NLA_FLAG => Self::Flag(attributes.has(data)),
             kind => Self::Other {
                 kind,
@@ -160,12 +159,10 @@ impl Param {
         let kind = param.needed_u8(DEVLINK_ATTR_PARAM_TYPE)?;
         let mut values = Vec::new();
         let list = param.needed_nested(DEVLINK_ATTR_PARAM_VALUES_LIST)?;
-        for (attribute, value) in list.iter() {
-            if attribute == DEVLINK_ATTR_PARAM_VALUE {
-                let value = Attributes::parse(value)?;
-                let cmode = value.needed_u8(DEVLINK_ATTR_PARAM_VALUE_CMODE)?;
-                values.push((Cmode::from(cmode), ParamValue::of(kind, &value)?));
-            }
+        for value in list.each(DEVLINK_ATTR_PARAM_VALUE) {
+            let value = Attributes::parse(value)?;
+            let cmode = value.needed_u8(DEVLINK_ATTR_PARAM_VALUE_CMODE)?;
+            values.push((Cmode::from(cmode), ParamValue::of(kind, &value)?));
         }
         Ok(Self {
             handle: Handle::of(&attributes)?,
@@ -217,10 +214,7 @@ impl Devlink {
     /// # Errors
     /// `NoParam` if the driver has no such one, `NotFound`, or another one.
     pub fn param(&self, handle: &Handle, name: &str) -> Result<Param, Error> {
-        let operation = Operation::ShowParam {
-            handle: handle.clone(),
-            name: name.to_owned(),
-        };
+        let operation = Operation::ShowParam { handle, name };
         self.family
             .get(&operation, GET, named(handle, name)?, Param::of)
     }
@@ -239,10 +233,7 @@ impl Devlink {
         value: &ParamValue,
     ) -> Result<(), Error> {
         self.param(handle, name)?.check(cmode, value)?;
-        let operation = Operation::SetParam {
-            handle: handle.clone(),
-            name: name.to_owned(),
-        };
+        let operation = Operation::SetParam { handle, name };
         let mut attributes = named(handle, name)?;
         attributes.extend(setting(cmode, value)?);
         self.family

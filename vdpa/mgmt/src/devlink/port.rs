@@ -7,7 +7,7 @@ use super::numbered::numbered;
 use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::{Attributes, Bitfield32};
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
 /// A port (`DEVLINK_CMD_PORT_GET`). None is what the driver does not tell.
@@ -214,7 +214,6 @@ impl Port {
         let index = attributes.u32(DEVLINK_ATTR_PORT_NETDEV_IFINDEX)?;
         let name = attributes.string(DEVLINK_ATTR_PORT_NETDEV_NAME);
         let function = attributes.nested(DEVLINK_ATTR_PORT_FUNCTION)?;
-        let splittable = attributes.u8(DEVLINK_ATTR_PORT_SPLITTABLE)?;
         Ok(Self {
             handle: PortHandle::of(&attributes)?,
             port_type: port_type(DEVLINK_ATTR_PORT_TYPE)?,
@@ -222,10 +221,18 @@ impl Port {
             netdev: name.map(|name| Netdev { index, name }),
             ibdev: attributes.string(DEVLINK_ATTR_PORT_IBDEV_NAME),
             flavour: Flavour::of(&attributes)?,
-            splittable: splittable.map(|flag| flag != 0),
+            splittable: attributes.flag(DEVLINK_ATTR_PORT_SPLITTABLE)?,
             lanes: attributes.u32(DEVLINK_ATTR_PORT_LANES)?,
             function: function.as_ref().map(PortFunction::of).transpose()?,
         })
+    }
+
+    /// The number of its subfunction, if it leads to one of this physical function.
+    pub(crate) fn sfnum(&self, of: u16) -> Option<u32> {
+        match &self.flavour {
+            Some(Flavour::PciSf { pci, sfnum }) if pci.pfnum == of => Some(*sfnum),
+            _ => None,
+        }
     }
 }
 
@@ -242,11 +249,10 @@ impl Flavour {
             })
         };
         let pci = || -> Result<PciNumbers, Malformed> {
-            let external = attributes.u8(DEVLINK_ATTR_PORT_EXTERNAL)?;
             Ok(PciNumbers {
                 controller: attributes.u32(DEVLINK_ATTR_PORT_CONTROLLER_NUMBER)?,
                 pfnum: attributes.needed_u16(DEVLINK_ATTR_PORT_PCI_PF_NUMBER)?,
-                external: external.map(|flag| flag != 0),
+                external: attributes.flag(DEVLINK_ATTR_PORT_EXTERNAL)?,
             })
         };
         Ok(Some(match number {

@@ -63,6 +63,16 @@ pub struct FunctionSettings {
     pub state: Option<FunctionState>,
 }
 
+impl From<FunctionState> for FunctionSettings {
+    /// The state alone.
+    fn from(state: FunctionState) -> Self {
+        Self {
+            state: Some(state),
+            ..Self::default()
+        }
+    }
+}
+
 impl FunctionSettings {
     /// The requests that make it, one after the other: what each is about, and the attributes in
     /// DEVLINK_ATTR_PORT_FUNCTION. A driver may refuse settings of a function that is active, so the state
@@ -131,7 +141,7 @@ impl Devlink {
         self.instance(handle)?;
         let operation = Operation::Show {
             what: "ports",
-            handle: handle.clone(),
+            handle,
         };
         let mut ports = self
             .family
@@ -145,7 +155,7 @@ impl Devlink {
     /// # Errors
     /// `NotFound`, or another one.
     pub fn port(&self, port: &PortHandle) -> Result<Port, Error> {
-        let operation = Operation::ShowPort(port.clone());
+        let operation = Operation::ShowPort(port);
         self.family
             .get(&operation, GET, port.attributes(), Port::of)
     }
@@ -157,7 +167,7 @@ impl Devlink {
     /// `NoAnswer` with `sent` and after `Malformed` it may exist all the same.
     pub fn add_port(&self, handle: &Handle, subfunction: &NewSubfunction) -> Result<Port, Error> {
         let operation = Operation::AddPort {
-            handle: handle.clone(),
+            handle,
             sfnum: subfunction.sfnum,
         };
         let attributes = [handle.attributes(), subfunction.attributes()].concat();
@@ -169,7 +179,7 @@ impl Devlink {
     /// # Errors
     /// `NotFound`, `NotSupported`, `NotPermitted`, or another one.
     pub fn delete_port(&self, port: &PortHandle) -> Result<(), Error> {
-        let operation = Operation::DeletePort(port.clone());
+        let operation = Operation::DeletePort(port);
         let command = DEVLINK_CMD_PORT_DEL;
         self.family.change(&operation, command, port.attributes())
     }
@@ -186,10 +196,7 @@ impl Devlink {
         settings: &FunctionSettings,
     ) -> Result<(), Error> {
         for (setting, function) in settings.requests()? {
-            let operation = Operation::SetFunction {
-                port: port.clone(),
-                setting,
-            };
+            let operation = Operation::SetFunction { port, setting };
             let mut attributes = port.attributes();
             attributes.push(nested_flagged(DEVLINK_ATTR_PORT_FUNCTION, &function));
             self.family

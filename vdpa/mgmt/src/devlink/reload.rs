@@ -8,7 +8,7 @@ use super::operation::Operation;
 use super::uapi::*;
 use crate::error::Error;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, value};
 
 numbered! {
@@ -51,17 +51,11 @@ pub(super) fn reload_stats(
     let Some(actions) = stats.nested(kind)? else {
         return Ok(found);
     };
-    for (kind, value) in actions.iter() {
-        if kind != DEVLINK_ATTR_RELOAD_ACTION_INFO {
-            continue;
-        }
+    for value in actions.each(DEVLINK_ATTR_RELOAD_ACTION_INFO) {
         let info = Attributes::parse(value)?;
         let action = info.needed_u8(DEVLINK_ATTR_RELOAD_ACTION)?;
         let entries = info.needed_nested(DEVLINK_ATTR_RELOAD_ACTION_STATS)?;
-        for (kind, value) in entries.iter() {
-            if kind != DEVLINK_ATTR_RELOAD_STATS_ENTRY {
-                continue;
-            }
+        for value in entries.each(DEVLINK_ATTR_RELOAD_STATS_ENTRY) {
             let entry = Attributes::parse(value)?;
             let limit = entry.needed_u8(DEVLINK_ATTR_RELOAD_STATS_LIMIT)?;
             found.push(ReloadStat {
@@ -96,7 +90,7 @@ impl Devlink {
         handle: &Handle,
         action: ReloadAction,
     ) -> Result<Vec<ReloadAction>, Error> {
-        let operation = Operation::Reload(handle.clone());
+        let operation = Operation::Reload(handle);
         let mut attributes = handle.attributes();
         attributes.push(value(DEVLINK_ATTR_RELOAD_ACTION, &[action.into()]));
         let commands = (DEVLINK_CMD_RELOAD, DEVLINK_CMD_RELOAD);

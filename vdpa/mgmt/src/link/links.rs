@@ -14,11 +14,12 @@ use super::uapi::*;
 use super::vlan::{self, PortVlan, VlanId};
 use super::{Link, decode};
 use crate::DEFAULT_PATIENCE;
-use crate::error::{self, Error, ErrorKind, Texts};
+use crate::error::{self, Error, ErrorKind, Texts, existing};
 use crate::name::is_name;
-use crate::netlink::exchange::{Answer, Malformed, Refusal};
+use crate::netlink::error::{CallError, Malformed, Refusal};
+use crate::netlink::exchange::Answer;
 use crate::netlink::message::{Message, Mode, Protocol, Request, string, value};
-use crate::netlink::worker::{CallError, Worker};
+use crate::netlink::worker::Worker;
 
 pub(crate) const TEXTS: Texts = Texts {
     listed: "interfaces",
@@ -54,7 +55,7 @@ impl Links {
     /// # Errors
     /// As [`Self::open`].
     pub fn with_patience(patience: Duration) -> Result<Self, Error> {
-        let worker = Worker::start(Protocol::Route, patience).map_err(Error::netlink)?;
+        let worker = Worker::start(Protocol::Route, patience)?;
         Ok(Self::of(worker, "this network namespace"))
     }
 
@@ -65,8 +66,7 @@ impl Links {
     pub fn in_namespace(namespace: &Namespace) -> Result<Self, Error> {
         let entered = namespace.duplicate()?;
         let worker =
-            Worker::start_after(Protocol::Route, DEFAULT_PATIENCE, move || entered.enter())
-                .map_err(Error::netlink)??;
+            Worker::start_after(Protocol::Route, DEFAULT_PATIENCE, move || entered.enter())?;
         Ok(Self::of(
             worker,
             &format!("the network namespace {namespace}"),
@@ -233,10 +233,8 @@ impl Links {
             ..Operation::new(text, Some(&link.name))
         };
         // The kernel moves first and renames then, so a name that is taken would be found out too late.
-        match there.link(name) {
-            Ok(_) => return Err(operation.name_taken(&there.place)),
-            Err(error) if error.is_missing() => {}
-            Err(error) => return Err(error),
+        if existing(there.link(name))?.is_some() {
+            return Err(operation.name_taken(&there.place));
         }
         let descriptor = namespace.duplicate()?;
         let file = descriptor.as_fd().as_raw_fd();

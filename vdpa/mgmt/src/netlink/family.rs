@@ -10,9 +10,10 @@ use std::time::Duration;
 use netlink_packet_core::DefaultNla;
 
 use super::attributes::Attributes;
-use super::exchange::{Answer, Malformed, Refusal};
+use super::error::{CallError, Malformed, Refusal};
+use super::exchange::Answer;
 use super::message::{Message, Mode, Protocol, Request, string};
-use super::worker::{CallError, Worker};
+use super::worker::Worker;
 use crate::error::{Error, Texts};
 
 /// The controller's own number.
@@ -64,7 +65,7 @@ impl Family {
     ) -> Result<Self, Error> {
         let family = Self {
             description,
-            worker: Worker::start(Protocol::Generic, patience).map_err(Error::netlink)?,
+            worker: Worker::start(Protocol::Generic, patience)?,
             number: AtomicU16::new(0),
         };
         family.resolve(operation)?;
@@ -216,8 +217,7 @@ fn request(name: &str) -> Request {
 
 /// The number in the answer.
 pub(crate) fn number(answer: &[Message], name: &str) -> Result<u16, Malformed> {
-    let number = description(answer, name)?.u16(CTRL_ATTR_FAMILY_ID)?;
-    number.ok_or_else(|| Malformed::attribute(CTRL_ATTR_FAMILY_ID, "it is missing"))
+    description(answer, name)?.needed_u16(CTRL_ATTR_FAMILY_ID)
 }
 
 /// The number of one of the family's multicast groups in the answer.

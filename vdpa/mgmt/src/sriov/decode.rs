@@ -6,7 +6,7 @@ use super::uapi::*;
 use super::{Link, VirtualFunction};
 use crate::link::uapi::IFLA_IFNAME;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
 /// Bits of an attribute's type that are flags (NLA_F_NESTED, NLA_F_NET_BYTEORDER).

@@ -11,7 +11,8 @@ use crate::DEFAULT_PATIENCE;
 use crate::error::{Error, ErrorKind};
 use crate::link;
 use crate::link::uapi::*;
-use crate::netlink::exchange::{Answer, Refusal};
+use crate::netlink::error::Refusal;
+use crate::netlink::exchange::Answer;
 use crate::netlink::message::{Mode, Request, nested, string, value};
 
 /// Virtual functions through the kernel's network interfaces, those of this network namespace. All

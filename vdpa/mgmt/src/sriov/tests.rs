@@ -6,7 +6,8 @@ use super::links::refused;
 use super::uapi::*;
 use super::*;
 use crate::link::uapi::{IFLA_IFNAME, RTM_NEWLINK};
-use crate::netlink::exchange::{Answer, Refusal};
+use crate::netlink::error::Refusal;
+use crate::netlink::exchange::Answer;
 use crate::netlink::message::{Message, nested, string};
 use crate::pci::tests::Sysfs;
 

@@ -6,7 +6,6 @@ use bellhop_api::responses::{BusyErrors, NameErrors};
 
 use super::Api;
 use crate::api::error::ApiError;
-use crate::http::on_worker;
 use crate::http::parameters::DeviceName;
 
 /// Have the guest announce a NIC
@@ -22,7 +21,6 @@ pub(super) async fn announce(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<StatusCode, ApiError> {
-    let machine = api.running()?;
-    on_worker(move || machine.announce(&id)).await??;
+    api.ask(move |machine| machine.announce(&id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

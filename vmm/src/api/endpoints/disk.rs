@@ -3,8 +3,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use bellhop_api::machine::{DiskChange, DiskInfo};
 use bellhop_api::responses::{
     BusyErrors, HostErrors, NameErrors, NamedBodyErrors, NamedChangeErrors, StateErrors,
@@ -26,8 +25,7 @@ pub(super) async fn show(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Json<DiskInfo>, ApiError> {
-    let disk = pluggable::show::<DiskConfig>(&api, &id).await?;
-    Ok(Json(disk.into()))
+    pluggable::show::<DiskConfig>(&api, &id).await
 }
 
 /// Give the machine a disk
@@ -47,8 +45,7 @@ pub(super) async fn put(
     DeviceName(id): DeviceName,
     JsonBody(wanted): JsonBody<DiskConfig>,
 ) -> Result<Response, ApiError> {
-    let (status, disk) = pluggable::put(&api, id, wanted).await?;
-    Ok((status, Json(DiskInfo::from(disk))).into_response())
+    pluggable::put(&api, id, wanted).await
 }
 
 /// Change a disk before the machine starts
@@ -62,14 +59,13 @@ pub(super) async fn change(
     DeviceName(id): DeviceName,
     JsonBody(change): JsonBody<DiskChange>,
 ) -> Result<Json<DiskInfo>, ApiError> {
-    let disk = pluggable::change(&api, &id, |disk: &mut DiskConfig| {
+    pluggable::change(&api, &id, |disk: &mut DiskConfig| {
         if let Some(path) = change.path {
             disk.path = path;
         }
         disk.readonly = change.readonly.unwrap_or(disk.readonly);
         Ok(())
-    })?;
-    Ok(Json(disk.into()))
+    })
 }
 
 /// Take a disk away
@@ -87,8 +83,5 @@ pub(super) async fn remove(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Response, ApiError> {
-    Ok(match pluggable::remove::<DiskConfig>(&api, id).await? {
-        Some(disk) => (StatusCode::ACCEPTED, Json(DiskInfo::from(disk))).into_response(),
-        None => StatusCode::NO_CONTENT.into_response(),
-    })
+    pluggable::remove::<DiskConfig>(&api, id).await
 }

@@ -9,7 +9,6 @@ use super::Api;
 use super::pluggable::Known;
 use crate::api::error::ApiError;
 use crate::config::DiskConfig;
-use crate::http::on_worker;
 use crate::machine::DiskStatus;
 
 impl From<&DiskStatus> for DiskSummary {
@@ -66,8 +65,7 @@ pub(super) async fn list(State(api): Api) -> Result<Json<Vec<DiskInfo>>, ApiErro
         return Ok(Json(disks.iter().enumerate().map(info).collect()));
     }
     let disks = api.view().disks;
-    let machine = api.running()?;
-    let devices = on_worker(move || machine.devices()).await??;
+    let devices = api.ask(|machine| machine.devices()).await?;
     let info = |summary: DiskSummary| {
         let device = devices.iter().find(|device| device.id == summary.id);
         DiskInfo {

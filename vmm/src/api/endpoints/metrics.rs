@@ -16,7 +16,6 @@ use devices::virtio::status::DRIVER_OK;
 use super::Api;
 use crate::api::error::ApiError;
 use crate::console::ConsoleLoss;
-use crate::http::on_worker;
 use crate::machine::{DeviceStatus, Handle, RequestError, Resources, WatchState, WatchStatus};
 
 /// The version of the format is a part of its type.
@@ -33,9 +32,7 @@ pub(super) async fn show(State(api): Api) -> Result<Response, ApiError> {
     let mut text = Text::default();
     view(&mut text, &api.view());
     if api.is_built() {
-        let machine = api.running()?;
-        let counted = on_worker(move || Counted::ask(&machine)).await??;
-        counted.write(&mut text);
+        api.ask(Counted::ask).await?.write(&mut text);
     }
     Ok(([(CONTENT_TYPE, FORMAT)], text.0).into_response())
 }

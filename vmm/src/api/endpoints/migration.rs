@@ -10,8 +10,7 @@ use bellhop_api::machine::{
 };
 use bellhop_api::responses::{BodyErrors, HostErrors, MigrationErrors};
 
-use super::Api;
-use super::descriptors::Descriptors;
+use super::{Api, descriptors};
 use crate::api::error::ApiError;
 use crate::api::exactly;
 use crate::http::body::JsonBody;
@@ -127,11 +126,7 @@ pub(super) async fn begin(
             api.send(config, tls)?
         }
         MigrationRequest::Receive(mut config) => {
-            let mut descriptors = Descriptors::of(&received)?;
-            for nic in &mut config.vdpa {
-                nic.take_descriptor(|number| descriptors.take(number))?;
-            }
-            drop(descriptors);
+            descriptors::give(&received, &mut config.vdpa)?;
             api.before_boot("a machine can come only where none is")?;
             let arriving = on_worker(move || Arriving::new(config)).await??;
             api.receive(arriving)?

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use bellhop_api::machine::{
     DeviceInfo, FailoverInfo, FailoverPhase, NicChange, NicInfo, NicSummary,
 };
@@ -14,15 +13,14 @@ use bellhop_api::responses::{
     BusyErrors, HostErrors, NameErrors, NamedBodyErrors, NamedChangeErrors,
 };
 
-use super::descriptors::Descriptors;
 use super::pluggable::Known;
-use super::{Api, pluggable};
+use super::{Api, descriptors, pluggable};
 use crate::api::error::ApiError;
 use crate::config::{DoorbellMode, VdpaConfig, VdpaSource};
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::parameters::DeviceName;
-use crate::http::{ErrorBody, HttpError, on_worker};
+use crate::http::{ErrorBody, HttpError};
 use crate::machine::{Failover, FailoverState, Handle, NicStatus, RequestError};
 
 impl From<&Failover> for FailoverInfo {
@@ -117,8 +115,7 @@ pub(super) async fn show(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Json<NicInfo>, ApiError> {
-    let nic = pluggable::show::<VdpaConfig>(&api, &id).await?;
-    Ok(Json(nic.into()))
+    pluggable::show::<VdpaConfig>(&api, &id).await
 }
 
 /// Give the machine a NIC
@@ -140,11 +137,8 @@ pub(super) async fn put(
 ) -> Result<Response, ApiError> {
     // One that comes as a descriptor has no other name.
     wanted.id.get_or_insert_with(|| id.clone());
-    let mut descriptors = Descriptors::of(&received)?;
-    wanted.take_descriptor(|number| descriptors.take(number))?;
-    drop(descriptors);
-    let (status, nic) = pluggable::put(&api, id, wanted).await?;
-    Ok((status, Json(NicInfo::from(nic))).into_response())
+    descriptors::give(&received, [&mut wanted])?;
+    pluggable::put(&api, id, wanted).await
 }
 
 /// Change a NIC; while the machine runs, move it to another vDPA device
@@ -171,24 +165,19 @@ pub(super) async fn change(
     JsonBody(change): JsonBody<NicChange>,
 ) -> Result<Json<NicInfo>, ApiError> {
     let mut device = source(&change)?.map(|source| on_device(&id, source));
-    let mut descriptors = Descriptors::of(&received)?;
-    if let Some(device) = &mut device {
-        device.take_descriptor(|number| descriptors.take(number))?;
-    }
-    drop(descriptors);
+    descriptors::give(&received, &mut device)?;
     // Before anything moves.
     if let (Some(device), Some(failover)) = (&device, &change.failover) {
         check_failover(device, failover.as_deref())?;
     }
     if api.is_built() && is_devices_alone(&change) {
-        let machine = api.running()?;
         let source = device.map(|device| device.source);
-        let changed = on_worker(move || change_devices(&machine, &id, source, change.failover));
-        let nic = changed.await??;
+        let changed = api.ask(move |machine| change_devices(machine, &id, source, change.failover));
+        let nic = changed.await?;
         let nic = nic.ok_or_else(|| api.wrong_state(pluggable::UNCHANGING))?;
         return Ok(Json(Known::from(nic).into()));
     }
-    let nic = pluggable::change(&api, &id, |nic: &mut VdpaConfig| {
+    pluggable::change(&api, &id, |nic: &mut VdpaConfig| {
         if let Some(device) = device {
             nic.source = device.source;
         }
@@ -200,8 +189,7 @@ pub(super) async fn change(
             nic.failover = failover;
         }
         Ok(check_failover(nic, nic.failover.as_deref())?)
-    })?;
-    Ok(Json(nic.into()))
+    })
 }
 
 /// Another device is to take a NIC's place.
@@ -267,8 +255,5 @@ pub(super) async fn remove(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Response, ApiError> {
-    Ok(match pluggable::remove::<VdpaConfig>(&api, id).await? {
-        Some(nic) => (StatusCode::ACCEPTED, Json(NicInfo::from(nic))).into_response(),
-        None => StatusCode::NO_CONTENT.into_response(),
-    })
+    pluggable::remove::<VdpaConfig>(&api, id).await
 }

@@ -6,7 +6,6 @@ use bellhop_api::responses::HostErrors;
 
 use super::Api;
 use crate::api::error::ApiError;
-use crate::http::on_worker;
 
 /// Press the power button
 ///
@@ -17,7 +16,6 @@ use crate::http::on_worker;
     HostErrors,
 ))]
 pub(super) async fn press(State(api): Api) -> Result<StatusCode, ApiError> {
-    let machine = api.running()?;
-    on_worker(move || machine.power_button()).await??;
+    api.ask(|machine| machine.power_button()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -6,7 +6,6 @@ use bellhop_api::responses::HostErrors;
 
 use super::Api;
 use crate::api::error::ApiError;
-use crate::http::on_worker;
 
 /// Reset the machine
 ///
@@ -17,7 +16,6 @@ use crate::http::on_worker;
     HostErrors,
 ))]
 pub(super) async fn reset(State(api): Api) -> Result<StatusCode, ApiError> {
-    let machine = api.running()?;
-    on_worker(move || machine.reset()).await??;
+    api.ask(|machine| machine.reset()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

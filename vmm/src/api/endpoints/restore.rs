@@ -5,8 +5,7 @@ use axum::http::StatusCode;
 use bellhop_api::machine::RestoreRequest;
 use bellhop_api::responses::{BodyErrors, HostErrors};
 
-use super::Api;
-use super::descriptors::Descriptors;
+use super::{Api, descriptors};
 use crate::Error;
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
@@ -34,11 +33,7 @@ pub(super) async fn restore(
         mut vdpa,
         paused,
     } = wanted;
-    let mut descriptors = Descriptors::of(&received)?;
-    for nic in &mut vdpa {
-        nic.take_descriptor(|number| descriptors.take(number))?;
-    }
-    drop(descriptors);
+    descriptors::give(&received, &mut vdpa)?;
     api.before_boot("it is restored before it starts")?;
     let opened = on_worker(move || {
         let mut snapshot = Snapshot::open(&path)?;

@@ -9,7 +9,6 @@ use bellhop_api::responses::{BodyErrors, HostErrors};
 use super::Api;
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
-use crate::http::on_worker;
 use crate::machine::milliseconds;
 
 /// Write a snapshot of the machine
@@ -27,9 +26,8 @@ pub(super) async fn write(
     State(api): Api,
     JsonBody(wanted): JsonBody<SnapshotRequest>,
 ) -> Result<(StatusCode, Json<SnapshotInfo>), ApiError> {
-    let machine = api.running()?;
     let path = wanted.path.clone();
-    let written = on_worker(move || machine.snapshot(&path)).await??;
+    let written = api.ask(move |machine| machine.snapshot(&path)).await?;
     let info = SnapshotInfo {
         path: wanted.path,
         memory_bytes: written.memory_bytes,

@@ -6,13 +6,11 @@ use axum::http::StatusCode;
 use bellhop_api::machine::{VmChange, VmStatus, WantedState};
 use bellhop_api::responses::{BodyErrors, HostErrors, StateErrors};
 
-use super::Api;
-use super::descriptors::Descriptors;
+use super::{Api, descriptors};
 use crate::api::error::ApiError;
 use crate::config::VmConfig;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
-use crate::http::on_worker;
 
 /// The machine's state
 #[utoipa::path(get, path = "/v1/vm", operation_id = "get_vm",
@@ -36,8 +34,7 @@ pub(super) async fn configure(
     received: Received,
     JsonBody(mut config): JsonBody<VmConfig>,
 ) -> Result<StatusCode, ApiError> {
-    let mut descriptors = Descriptors::of(&received)?;
-    config.take_descriptors(|number| descriptors.take(number))?;
+    descriptors::give(&received, &mut config.vdpa)?;
     api.configure(config)?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -54,14 +51,8 @@ pub(super) async fn change(
 ) -> Result<StatusCode, ApiError> {
     match change.state {
         WantedState::Running if !api.is_built() => api.start().await?,
-        WantedState::Running => {
-            let machine = api.running()?;
-            on_worker(move || machine.resume()).await??;
-        }
-        WantedState::Paused => {
-            let machine = api.running()?;
-            on_worker(move || machine.pause()).await??;
-        }
+        WantedState::Running => api.ask(|machine| machine.resume()).await?,
+        WantedState::Paused => api.ask(|machine| machine.pause()).await?,
         WantedState::Stopped => api.stop(),
     }
     Ok(StatusCode::NO_CONTENT)

@@ -10,7 +10,9 @@ use super::*;
 use crate::config::VdpaSource;
 use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
-use crate::machine::PlugState;
+use crate::machine::board::RunState;
+use crate::machine::error::WAITING_MAX;
+use crate::machine::pluggable::PlugState;
 use crate::memory::GuestRam;
 
 fn memory() -> SharedMemory {
@@ -22,7 +24,7 @@ fn ram() -> Arc<GuestRam> {
     Arc::new(GuestRam::new(&layout, None).unwrap())
 }
 
-fn requests(memory: &SharedMemory) -> Requests {
+fn requests(memory: &SharedMemory) -> Requests<Machine> {
     Requests::new(memory, &ram(), 16 << 20).unwrap()
 }
 
@@ -53,7 +55,7 @@ fn config(path: &str) -> VdpaConfig {
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn go_on(answer: Answer<Result<(), RequestError>>) -> Request {
+fn go_on(answer: Answer<Result<(), RequestError>>) -> Request<Machine> {
     Request::Act {
         action: Action::GoOn,
         answer,

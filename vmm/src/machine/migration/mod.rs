@@ -33,7 +33,6 @@ use parking_lot::{Condvar, Mutex};
 pub use bellhop_api::machine::{Direction, InFlight, ReceiveConfig, SendConfig};
 
 pub use arrival::Arriving;
-pub use compat::NotMovable;
 pub(super) use leaving::Leaving;
 pub(super) use throttle::Throttle;
 

@@ -18,14 +18,14 @@ const TURN: Duration = Duration::from_millis(50);
 
 /// Whether vCPUs are to run now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Turn {
+pub(in crate::machine) enum Turn {
     Hold,
     Run,
 }
 
 /// A timer that says when vCPUs are to be held and when to run.
 #[derive(Debug)]
-pub(in super::super) struct Throttle {
+pub(in crate::machine) struct Throttle {
     timer: Timer,
     percent: u8,
     turn: Turn,
@@ -36,7 +36,7 @@ impl Throttle {
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub(in super::super) fn new(percent: u8) -> io::Result<Self> {
+    pub(in crate::machine) fn new(percent: u8) -> io::Result<Self> {
         let this = Self {
             timer: Timer::new()?,
             percent: percent.clamp(1, 99),
@@ -47,12 +47,12 @@ impl Throttle {
     }
 
     /// Another share, from the next turn on.
-    pub(in super::super) fn set(&mut self, percent: u8) {
+    pub(in crate::machine) fn set(&mut self, percent: u8) {
         self.percent = percent.clamp(1, 99);
     }
 
     /// What is to be done after the timer's event.
-    pub(in super::super) fn next(&mut self) -> Turn {
+    pub(in crate::machine) fn next(&mut self) -> Turn {
         self.timer.take();
         let held = TURN / 100 * u32::from(self.percent);
         let (turn, time) = match self.turn {

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use bellhop_api::machine::{Forecast, MigrationObstacle, MigrationTrial};
 use vdpa::causes::in_one_line;
 
-use super::compat::NotMovable;
 use super::departure::{CONNECT, SWITCH};
 use super::requests::Offer;
 use super::{Endpoint, SendConfig, milliseconds};
-use crate::machine::handle::{Handle, RequestError};
+use crate::machine::error::{NotMovable, RequestError};
+use crate::machine::handle::Handle;
 use crate::migration::endpoint::connect;
 use crate::migration::protocol::Refusal;
 use crate::migration::tls::Tls;

@@ -3,11 +3,11 @@
 //! Owns what is looked at before a state is taken: all that a guest could see must be possible, for it comes from a file or
 //! from another host. It must not know where states are kept.
 
-use super::super::state::{VIRTIO_PCI_STATE_VERSION, VirtioPciState};
-use super::{
-    CommonConfig, ConfigSpace, ISR_CONFIG_CHANGED, MSIX_CONTROL_OFFSET, Phase, Transport, relied_on,
-};
+use super::common::CommonConfig;
+use super::state::{VIRTIO_PCI_STATE_VERSION, VirtioPciState};
+use super::transport::{ISR_CONFIG_CHANGED, Phase, Transport, relied_on};
 use crate::Error;
+use crate::pci::{ConfigSpace, MSIX_CONTROL_OFFSET};
 use crate::virtio::backend::SavedState;
 use crate::virtio::status::{DRIVER_OK, DeviceStatus, FEATURES_OK, NEEDS_RESET};
 
@@ -15,7 +15,7 @@ const BEHIND: &str = "cannot restore the device behind virtio-pci";
 
 /// Whether a device may have worked on the rings since they were saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Attempt {
+pub(super) enum Attempt {
     /// None has.
     First,
     /// One may have: the state was restored before, and that failed.
@@ -23,7 +23,7 @@ pub(in super::super) enum Attempt {
 }
 
 impl Transport {
-    pub(in super::super) fn save(&mut self) -> Result<VirtioPciState, Error> {
+    pub(super) fn save(&mut self) -> Result<VirtioPciState, Error> {
         // What cannot wait for another device.
         self.give_up();
         let backend = match self.phase {
@@ -66,7 +66,7 @@ impl Transport {
         }
     }
 
-    pub(in super::super) fn check(&mut self, state: &VirtioPciState) -> Result<(), Error> {
+    pub(super) fn check(&mut self, state: &VirtioPciState) -> Result<(), Error> {
         self.checked(state).map(drop)
     }
 
@@ -127,7 +127,7 @@ impl Transport {
         Ok((config_space, common, phase))
     }
 
-    pub(in super::super) fn restore(
+    pub(super) fn restore(
         &mut self,
         state: &VirtioPciState,
         attempt: Attempt,
