@@ -1,6 +1,6 @@
 //! Exit codes, and how an error is shown.
 //!
-//! Owns the one table of codes ([`TABLE`]) and the layout of an error: what went wrong, its causes, each
+//! Owns the one table of codes (`TABLE`) and the layout of an error: what went wrong, its causes, each
 //! once, and what can be done. Must not know what was asked for.
 
 mod report;

@@ -1,7 +1,7 @@
 //! Is this host fit for virtual machines on vDPA NICs, and what mends it?
 //!
 //! Each theme is one file with a function `check` that reads the [`Host`] and
-//! returns [`Finding`]s; [`CHECKS`] is the list of them. A new check is a file
+//! returns [`Finding`]s; `CHECKS` is the list of them. A new check is a file
 //! and a line there. Checks change nothing, open no vDPA device (opening one
 //! resets it) and need no rights: what can't be read becomes
 //! [`State::Unknown`] with the reason. Must not know how a report is asked for.

@@ -1,7 +1,7 @@
 //! A bundle for a support ticket: what is known about this host, its devices and its machines, in one
 //! `.tar.gz`.
 //!
-//! Each source is one file with a function that adds to the [`Bundle`]; [`SOURCES`] is the list of them.
+//! Each source is one file with a function that adds to the [`Bundle`]; `SOURCES` is the list of them.
 //! A part that cannot be had is said in `errors.txt` with the reason, and the others come all the same:
 //! a bundle is asked for when something does not work. Sources change nothing, open no vDPA device, and
 //! wait for a limited time. Secrets are not in what they read: tokens and keys are in files that no source
