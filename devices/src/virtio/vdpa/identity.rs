@@ -15,8 +15,8 @@ use crate::virtio::backend::SavedState;
 use crate::virtio::saved_state;
 
 /// Name and version of an identity.
-pub(in crate::virtio) const IDENTITY_NAME: &str = "virtio-vdpa-identity";
-pub(in crate::virtio) const IDENTITY_VERSION: u32 = 1;
+pub(super) const IDENTITY_NAME: &str = "virtio-vdpa-identity";
+pub(super) const IDENTITY_VERSION: u32 = 1;
 
 /// What a guest was told of a network device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

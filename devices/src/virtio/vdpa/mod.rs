@@ -1,5 +1,5 @@
-//! A vhost-vdpa device as a virtio [`Backend`](crate::virtio::backend::Backend): what the guest programs is
-//! handed to the device, and then the device works alone.
+//! A vhost-vdpa device as a virtio [`Backend`](crate::virtio::backend::Backend): what the guest
+//! programs is handed to the device, and then the device works alone.
 //!
 //! ```text
 //!   transport (what the guest programmed)
@@ -43,5 +43,9 @@ mod write_log;
 pub use self::device::{VdpaBackend, VdpaOptions};
 pub use self::doorbells::DoorbellMode;
 pub use self::identity::not_replaceable;
-pub(super) use self::identity::{IDENTITY_NAME, IDENTITY_VERSION};
-pub(super) use self::saved::{STATE_NAME, STATE_VERSION};
+
+/// Names and versions of the saved states: of a device and of an identity.
+pub(super) const STATE_VERSIONS: [(&str, u32); 2] = [
+    (saved::STATE_NAME, saved::STATE_VERSION),
+    (identity::IDENTITY_NAME, identity::IDENTITY_VERSION),
+];

@@ -10,8 +10,8 @@ use crate::virtio::saved_state;
 use crate::virtio::userspace_queue::SavedQueue;
 
 /// Name and version of the saved state.
-pub(in crate::virtio) const STATE_NAME: &str = "virtio-vdpa";
-pub(in crate::virtio) const STATE_VERSION: u32 = 2;
+pub(super) const STATE_NAME: &str = "virtio-vdpa";
+pub(super) const STATE_VERSION: u32 = 2;
 
 /// Where one ring goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

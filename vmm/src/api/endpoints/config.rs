@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use bellhop_api::responses::StateErrors;
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::config::VmConfig;
 

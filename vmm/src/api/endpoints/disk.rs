@@ -9,7 +9,8 @@ use bellhop_api::responses::{
     BusyErrors, HostErrors, NameErrors, NamedBodyErrors, NamedChangeErrors, StateErrors,
 };
 
-use super::{Api, pluggable};
+use super::pluggable;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::config::DiskConfig;
 use crate::http::body::JsonBody;
@@ -35,8 +36,10 @@ pub(super) async fn show(
 /// same disk again changes nothing. The name is also the disk's serial number, so the guest's
 /// limit of 20 characters holds for it.
 #[utoipa::path(put, path = "/v1/vm/disks/{id}", operation_id = "put_disk",
-    params(("id" = String, Path, description = "The disk's name")), request_body = DiskConfig, responses(
-    (status = 200, description = "There was one of this name: before the machine starts it is replaced, later it is the same", body = DiskInfo),
+    params(("id" = String, Path, description = "The disk's name")),
+    request_body = DiskConfig, responses(
+    (status = 200, description = "There was one of this name: before the machine starts it is \
+        replaced, later it is the same", body = DiskInfo),
     (status = 201, description = "It is there now", body = DiskInfo),
     NamedBodyErrors, HostErrors,
 ))]
@@ -50,7 +53,8 @@ pub(super) async fn put(
 
 /// Change a disk before the machine starts
 #[utoipa::path(patch, path = "/v1/vm/disks/{id}", operation_id = "patch_disk",
-    params(("id" = String, Path, description = "The disk's name")), request_body = DiskChange, responses(
+    params(("id" = String, Path, description = "The disk's name")),
+    request_body = DiskChange, responses(
     (status = 200, description = "The disk as it is now", body = DiskInfo),
     NamedChangeErrors, StateErrors,
 ))]

@@ -5,8 +5,8 @@ use axum::extract::State;
 use bellhop_api::machine::{DeviceInfo, DiskInfo, DiskSummary, PlugPhase};
 use bellhop_api::responses::BusyErrors;
 
-use super::Api;
 use super::pluggable::Known;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::config::DiskConfig;
 use crate::machine::DiskStatus;

@@ -13,7 +13,7 @@ use bellhop_api::responses::HostErrors;
 use devices::virtio::pci::KickPath;
 use devices::virtio::status::DRIVER_OK;
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::console::ConsoleLoss;
 use crate::machine::{DeviceStatus, Handle, RequestError, Resources, WatchState, WatchStatus};
@@ -150,7 +150,8 @@ impl Counted {
         text.family(
             "bellhop_console_lost_bytes_total",
             "counter",
-            "Output of the guest that a console on a socket lost: the log could not be written, or a client did not read",
+            "Output of the guest that a console on a socket lost: the log could not be written, \
+             or a client did not read",
         )
         .sample(&[("to", "log")], self.console.log)
         .sample(&[("to", "client")], self.console.clients);
@@ -275,7 +276,8 @@ mod tests {
             .sample(&[], u64::MAX);
         assert_eq!(
             text.0,
-            "# HELP x help\n# TYPE x gauge\nx{a=\"q\\\"\\\\\\n\",b=\"\"} 7\nx 18446744073709551615\n"
+            "# HELP x help\n# TYPE x gauge\nx{a=\"q\\\"\\\\\\n\",b=\"\"} 7\n\
+             x 18446744073709551615\n"
         );
     }
 }

@@ -10,7 +10,8 @@ use bellhop_api::machine::{
 };
 use bellhop_api::responses::{BodyErrors, HostErrors, MigrationErrors};
 
-use super::{Api, descriptors};
+use super::descriptors;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::api::exactly;
 use crate::http::body::JsonBody;

@@ -14,7 +14,8 @@ use bellhop_api::responses::{
 };
 
 use super::pluggable::Known;
-use super::{Api, descriptors, pluggable};
+use super::state::Api;
+use super::{descriptors, pluggable};
 use crate::api::error::ApiError;
 use crate::config::{DoorbellMode, VdpaConfig, VdpaSource};
 use crate::http::body::JsonBody;
@@ -124,8 +125,10 @@ pub(super) async fn show(
 /// plugged in; the guest finds it by itself. The same NIC again changes nothing. With `fd` the device comes as a
 /// descriptor with the request (SCM_RIGHTS); what `PUT /v1/vm` says of those holds here too.
 #[utoipa::path(put, path = "/v1/vm/nics/{id}", operation_id = "put_nic",
-    params(("id" = String, Path, description = "The NIC's name")), request_body = VdpaConfig, responses(
-    (status = 200, description = "There was one of this name: before the machine starts it is replaced, later it is the same", body = NicInfo),
+    params(("id" = String, Path, description = "The NIC's name")),
+    request_body = VdpaConfig, responses(
+    (status = 200, description = "There was one of this name: before the machine starts it is \
+        replaced, later it is the same", body = NicInfo),
     (status = 201, description = "It is there now", body = NicInfo),
     NamedBodyErrors, HostErrors,
 ))]
@@ -153,10 +156,12 @@ pub(super) async fn put(
 /// there by itself, in the same way, once; afterwards none stands by. What came of it is `last_failover`, and the machine's
 /// generation grows. If it fails the guest's driver is told what its device said.
 #[utoipa::path(patch, path = "/v1/vm/nics/{id}", operation_id = "patch_nic",
-    params(("id" = String, Path, description = "The NIC's name")), request_body = NicChange, responses(
+    params(("id" = String, Path, description = "The NIC's name")),
+    request_body = NicChange, responses(
     (status = 200, description = "The NIC as it is now", body = NicInfo),
     NamedChangeErrors, HostErrors,
-    (status = 500, description = "The host cannot do it; or the new device did not start and the old one not again: the guest's driver has to reset the NIC", body = ErrorBody),
+    (status = 500, description = "The host cannot do it; or the new device did not start and \
+        the old one not again: the guest's driver has to reset the NIC", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(api): Api,

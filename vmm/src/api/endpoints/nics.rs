@@ -5,7 +5,7 @@ use axum::extract::State;
 use bellhop_api::machine::NicSummary;
 use bellhop_api::responses::StateErrors;
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::machine::NicStatus;
 

@@ -4,7 +4,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use bellhop_api::responses::HostErrors;
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
 
 /// Press the power button

@@ -5,7 +5,8 @@ use axum::http::StatusCode;
 use bellhop_api::machine::RestoreRequest;
 use bellhop_api::responses::{BodyErrors, HostErrors};
 
-use super::{Api, descriptors};
+use super::descriptors;
+use super::state::Api;
 use crate::Error;
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;

@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use bellhop_api::machine::{SnapshotInfo, SnapshotRequest};
 use bellhop_api::responses::{BodyErrors, HostErrors};
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
 use crate::machine::milliseconds;

@@ -7,12 +7,12 @@ use axum::http::StatusCode;
 use bellhop_api::machine::UpgradeRequest;
 use bellhop_api::responses::{BodyErrors, StateErrors};
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
 use crate::http::on_worker;
 
-/// What the answer needs to get to the client: the program that sends it is not there any more afterwards.
+/// The time for the answer to reach the client, before the program that sends it is replaced.
 const ANSWER: Duration = Duration::from_millis(100);
 
 /// Have another version of Bellhop go on with the machine

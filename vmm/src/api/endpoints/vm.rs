@@ -6,7 +6,8 @@ use axum::http::StatusCode;
 use bellhop_api::machine::{VmChange, VmStatus, WantedState};
 use bellhop_api::responses::{BodyErrors, HostErrors, StateErrors};
 
-use super::{Api, descriptors};
+use super::descriptors;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::config::VmConfig;
 use crate::http::body::JsonBody;

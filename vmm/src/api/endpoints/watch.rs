@@ -7,7 +7,7 @@ use axum::extract::State;
 use bellhop_api::machine::{VmState, VmStatus, Watch};
 use bellhop_api::responses::WatchErrors;
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::http::HttpError;
 use crate::http::parameters::Parameters;
