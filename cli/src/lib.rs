@@ -5,28 +5,20 @@
 //! and a variant of `commands::Command`. Knows the terminal, files and
 //! signals; must not know ring layouts or KVM.
 
-mod client;
-mod colour;
 mod columns;
 mod commands;
 mod config_file;
-mod doctor;
-mod error;
-mod exit;
-mod groups;
-mod listing;
 mod logging;
 mod manual;
-mod node;
-mod report;
+mod progress;
 mod signals;
 mod terminal;
-mod tree;
-mod virtio_names;
 
 use std::process::ExitCode;
 
+use bellhop_common::{client, colour, error, exit, listing, text, tree};
 use clap::Parser;
+use tracing::level_filters::LevelFilter;
 
 /// Virtual machines whose NICs are vDPA devices of the host kernel.
 ///
@@ -49,10 +41,11 @@ struct Logs {
         long,
         global = true,
         value_name = "LEVEL",
+        value_parser = logging::level(),
         default_value = "warn",
         env = "BELLHOP_LOG"
     )]
-    log_level: logging::Level,
+    log_level: LevelFilter,
 
     /// How log lines look: text or json
     #[arg(

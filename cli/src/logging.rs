@@ -1,8 +1,7 @@
 //! Log lines on standard error.
 
-use std::fmt;
-
 use clap::ValueEnum;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::layer;
@@ -14,39 +13,10 @@ const AUDIT: &str = "audit";
 
 use crate::colour;
 
-/// How much is logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Level {
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
-impl fmt::Display for Level {
-    /// As the command line takes it.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-            Self::Trace => "trace",
-        })
-    }
-}
-
-impl From<Level> for LevelFilter {
-    fn from(level: Level) -> Self {
-        match level {
-            Level::Error => Self::ERROR,
-            Level::Warn => Self::WARN,
-            Level::Info => Self::INFO,
-            Level::Debug => Self::DEBUG,
-            Level::Trace => Self::TRACE,
-        }
-    }
+/// Reads how much is logged.
+pub(crate) fn level() -> impl TypedValueParser<Value = LevelFilter> {
+    PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"])
+        .try_map(|level| level.parse::<LevelFilter>())
 }
 
 /// How a line looks.
@@ -59,10 +29,10 @@ pub(crate) enum LogFormat {
 }
 
 /// Sends log lines of `level` and above, and those of the audit, to standard error from now on.
-pub(crate) fn start(level: Level, format: LogFormat) {
+pub(crate) fn start(level: LevelFilter, format: LogFormat) {
     let lines = Targets::new()
-        .with_default(LevelFilter::from(level))
-        .with_target(AUDIT, LevelFilter::from(level).max(LevelFilter::INFO));
+        .with_default(level)
+        .with_target(AUDIT, level.max(LevelFilter::INFO));
     let registry = tracing_subscriber::registry().with(lines);
     match format {
         LogFormat::Text => registry

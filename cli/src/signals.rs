@@ -8,23 +8,34 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use vmm::machine::{StatisticsHandle, StopHandle};
 
+/// Signals that ask a process to stop.
+const STOP: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+
 /// Which signal asked us to stop, if one did.
 #[derive(Debug, Clone)]
 pub(crate) struct StopSignals(Arc<AtomicUsize>);
 
 impl StopSignals {
-    /// From now on the signals ask `stop` instead of ending the process.
-    pub(crate) fn install(stop: &StopHandle) -> io::Result<Self> {
+    /// From now on the signals are noted instead of ending the process.
+    pub(crate) fn note() -> io::Result<Self> {
         let received = Arc::new(AtomicUsize::new(0));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        for signal in STOP {
             let number = usize::try_from(signal).map_err(io::Error::other)?;
             signal_hook::flag::register_usize(signal, Arc::clone(&received), number)?;
+        }
+        Ok(Self(received))
+    }
+
+    /// The same; they ask `stop`, too.
+    pub(crate) fn install(stop: &StopHandle) -> io::Result<Self> {
+        let signals = Self::note()?;
+        for signal in STOP {
             let stop = stop.clone();
             // SAFETY: the handler may only do what is safe in a signal
             // handler; `StopHandle::stop` is one write to an eventfd.
             unsafe { signal_hook::low_level::register(signal, move || stop.stop()) }?;
         }
-        Ok(Self(received))
+        Ok(signals)
     }
 
     /// The number of the last signal that came.

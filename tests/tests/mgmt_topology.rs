@@ -305,7 +305,7 @@ fn what_stays_is_whole_while_others_come_and_go() {
     let _leftovers = Leftovers("lab-t");
     let new = |name: &str| {
         let new = NewDevice::new(name, "vdpasim_net".parse().unwrap()).unwrap();
-        new.mtu(1400).unwrap()
+        new.mtu(Some(1400)).unwrap()
     };
     let going: Vec<String> = (0..4).map(|number| format!("lab-tgo-{number}")).collect();
     let staying: BTreeSet<String> = (0..STAYING)

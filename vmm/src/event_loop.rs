@@ -6,8 +6,13 @@
 //! event reads its descriptor, or it comes again.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 /// What became readable (or writable, where it says so).
@@ -203,6 +208,49 @@ impl EventLoop {
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+/// A timer that the loop waits for.
+#[derive(Debug)]
+pub(crate) struct Timer(OwnedFd);
+
+impl Timer {
+    /// A timer that does not run.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub(crate) fn new() -> io::Result<Self> {
+        // Not blocking: it may be stopped between the event and the read.
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Self(timerfd_create(TimerfdClockId::Monotonic, flags)?))
+    }
+
+    /// Has it expire after `first`, and then each `period` unless that is zero. Zero as `first` stops
+    /// it.
+    ///
+    /// # Errors
+    /// The times are longer than the kernel can count.
+    pub(crate) fn set(&self, first: Duration, period: Duration) -> io::Result<()> {
+        let time = |time| Timespec::try_from(time).map_err(io::Error::other);
+        let timer = Itimerspec {
+            it_interval: time(period)?,
+            it_value: time(first)?,
+        };
+        timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &timer)?;
+        Ok(())
+    }
+
+    /// Takes the event, however often it has expired.
+    pub(crate) fn take(&self) {
+        // An error only says that there is none.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}
+
+impl AsRawFd for Timer {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 }
 

@@ -6,10 +6,10 @@ use vdpa_mgmt::Error as MgmtError;
 use vdpa_mgmt::bus::{Bus, BusDevice};
 use vdpa_mgmt::pci::{Address, Function, Pci};
 
-use super::vf::function_entry;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::{Entry, Format, Layout, Listing};
+use bellhop_common::management::vf::function_entry;
 
 /// Show which driver has a vDPA device or a PCI function, or give it to another one
 ///
@@ -77,8 +77,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         layout: Layout::Line,
         entries: vec![entry],
     }
-    .print(arguments.format)?;
-    Ok(Code::Success)
+    .print(arguments.format)
 }
 
 fn vdpa(device: &str, driver: Option<&str>) -> Result<Entry, Error> {
@@ -114,13 +113,8 @@ fn find(bus: &Bus, text: &str) -> Result<BusDevice, Error> {
 }
 
 fn entry(device: &BusDevice) -> Entry {
-    let entry = Entry::new(&device.name);
-    let entry = match &device.driver {
-        Some(driver) => entry.with_text("driver", driver),
-        None => entry,
-    };
-    match device.path() {
-        Some(path) => entry.with_text("path", path.display().to_string()),
-        None => entry,
-    }
+    let path = device.path().map(|path| path.display().to_string());
+    Entry::new(&device.name)
+        .with_some("driver", device.driver.as_deref())
+        .with_some("path", path)
 }

@@ -22,33 +22,22 @@ For this shell only:
   source <(bellhop completions bash)")]
 pub(crate) struct Arguments {
     /// The shell
-    #[arg(value_enum)]
-    shell: ShellWord,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum ShellWord {
-    Bash,
-    Zsh,
-    Fish,
+    #[arg(value_parser = ["bash", "zsh", "fish"])]
+    shell: String,
 }
 
 /// Prints the script.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let mut output = io::stdout().lock();
     output
-        .write_all(&script(arguments.shell))
+        .write_all(&script(&arguments.shell)?)
         .and_then(|()| output.flush())
         .map_err(Error::context("cannot write the script"))?;
     Ok(Code::Success)
 }
 
-fn script(shell: ShellWord) -> Vec<u8> {
-    let shell = match shell {
-        ShellWord::Bash => Shell::Bash,
-        ShellWord::Zsh => Shell::Zsh,
-        ShellWord::Fish => Shell::Fish,
-    };
+fn script(shell: &str) -> Result<Vec<u8>, Error> {
+    let shell: Shell = shell.parse().map_err(|why: String| Error::wrong(why))?;
     // Into memory first: the generator panics when what it writes to fails.
     let mut script = Vec::new();
     clap_complete::generate(
@@ -57,7 +46,7 @@ fn script(shell: ShellWord) -> Vec<u8> {
         "bellhop",
         &mut script,
     );
-    script
+    Ok(script)
 }
 
 #[cfg(test)]
@@ -66,10 +55,10 @@ mod tests {
 
     #[test]
     fn each_shell_gets_all_subcommands() {
-        for shell in [ShellWord::Bash, ShellWord::Zsh, ShellWord::Fish] {
-            let script = String::from_utf8(script(shell)).unwrap();
+        for shell in ["bash", "zsh", "fish"] {
+            let script = String::from_utf8(script(shell).unwrap()).unwrap();
             for command in crate::Arguments::command().get_subcommands() {
-                assert!(script.contains(command.get_name()), "{shell:?}");
+                assert!(script.contains(command.get_name()), "{shell}");
             }
         }
     }

@@ -1,13 +1,12 @@
 //! `bellhop dev`: vDPA devices, made, shown, changed and taken away.
 
-mod describe;
-
-use vdpa_mgmt::{Connection, DeviceConfig, NewDevice, VdpaDevice};
+use bellhop_common::management::dev::{config_listing, listing, stats_listing};
+use vdpa_mgmt::{Connection, NewDevice};
 
 use super::words::{self, Words};
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Format, Layout, Listing};
+use crate::listing::{Format, Listing};
 
 /// Make, show, change and delete vDPA devices
 ///
@@ -152,10 +151,6 @@ enum VstatsCommand {
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    carry_out(arguments).map_err(Error::blame_arguments)
-}
-
-fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     let show = |listing: Listing| listing.print(arguments.format);
     match &arguments.command {
         Command::Show { device } => {
@@ -178,11 +173,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
             let words = Words::parse(words, &["qidx"])?;
             let queue_index = words.needed("qidx", words::number)?;
             let stats = Connection::open()?.vendor_stats(device, queue_index)?;
-            show(Listing {
-                section: "vstats",
-                layout: Layout::LineThenLists,
-                entries: vec![describe::vendor_stats(&stats)],
-            })?;
+            show(stats_listing(&stats))?;
         }
         Command::Add { words } => {
             let device = new_device(words)?;
@@ -199,34 +190,6 @@ fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     Ok(Code::Success)
 }
 
-/// All of them, for reports.
-pub(crate) fn all() -> Result<Listing, vdpa_mgmt::Error> {
-    Ok(listing(&Connection::open()?.devices()?))
-}
-
-/// The configurations of all of them, for reports.
-pub(crate) fn all_configs() -> Result<Listing, vdpa_mgmt::Error> {
-    Ok(config_listing(&Connection::open()?.configs()?))
-}
-
-/// Devices as they are shown.
-pub(crate) fn listing(devices: &[VdpaDevice]) -> Listing {
-    Listing {
-        section: "dev",
-        layout: Layout::Line,
-        entries: devices.iter().map(describe::device).collect(),
-    }
-}
-
-/// Configurations of devices as they are shown.
-pub(crate) fn config_listing(configs: &[DeviceConfig]) -> Listing {
-    Listing {
-        section: "config",
-        layout: Layout::LineThenLists,
-        entries: configs.iter().map(describe::config).collect(),
-    }
-}
-
 fn new_device(words: &[String]) -> Result<NewDevice, Error> {
     let known = [
         "name",
@@ -239,18 +202,10 @@ fn new_device(words: &[String]) -> Result<NewDevice, Error> {
     let words = Words::parse(words, &known)?;
     let name: String = words.needed("name", words::text)?;
     let mgmtdev = words.needed("mgmtdev", words::mgmtdev)?;
-    let mut device = NewDevice::new(&name, mgmtdev)?;
-    if let Some(features) = words.take("device_features", words::mask)? {
-        device = device.device_features(features);
-    }
-    if let Some(mac) = words.take("mac", words::mac)? {
-        device = device.mac(mac)?;
-    }
-    if let Some(mtu) = words.take("mtu", words::number)? {
-        device = device.mtu(mtu)?;
-    }
-    if let Some(pairs) = words.take("max_vqp", words::number)? {
-        device = device.max_vqp(pairs)?;
-    }
+    let device = NewDevice::new(&name, mgmtdev)?
+        .device_features(words.take("device_features", words::mask)?)
+        .mac(words.take("mac", words::mac)?)?
+        .mtu(words.take("mtu", words::number)?)?
+        .max_vqp(words.take("max_vqp", words::number)?)?;
     Ok(device)
 }

@@ -2,8 +2,9 @@
 
 use std::io::{self, Write};
 
+use bellhop_diagnostics::doctor::{self, Host};
+
 use crate::colour;
-use crate::doctor::{self, Host};
 use crate::error::Error;
 use crate::exit::Code;
 

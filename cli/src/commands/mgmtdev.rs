@@ -1,11 +1,11 @@
 //! `bellhop mgmtdev`: what vDPA devices can be made on.
 
-use vdpa_mgmt::{Connection, MgmtDevice, MgmtDeviceName};
+use bellhop_common::management::mgmtdev::listing;
+use vdpa_mgmt::{Connection, MgmtDeviceName};
 
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Entry, Format, Layout, Listing};
-use crate::virtio_names;
+use crate::listing::Format;
 
 /// Show what vDPA devices can be made on: NICs and simulators, with their limits
 #[derive(Debug, clap::Args)]
@@ -51,34 +51,5 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Some(name) => vec![connection.mgmt_device(name)?],
         None => connection.mgmt_devices()?,
     };
-    listing(&devices).print(arguments.format)?;
-    Ok(Code::Success)
-}
-
-/// All of them, for reports.
-pub(crate) fn all() -> Result<Listing, vdpa_mgmt::Error> {
-    Ok(listing(&Connection::open()?.mgmt_devices()?))
-}
-
-/// Management devices as they are shown.
-pub(crate) fn listing(devices: &[MgmtDevice]) -> Listing {
-    Listing {
-        section: "mgmtdev",
-        layout: Layout::Lines,
-        entries: devices.iter().map(entry).collect(),
-    }
-}
-
-fn entry(device: &MgmtDevice) -> Entry {
-    let classes = virtio_names::classes(device.supported_classes);
-    let entry = Entry::new(device.name.to_string())
-        .with("supported_classes", classes)
-        .with_number("max_supported_vqs", device.max_supported_vqs);
-    match device.supported_features {
-        Some(features) => {
-            let class = virtio_names::naming_class(device);
-            entry.with("dev_features", virtio_names::features(features, class))
-        }
-        None => entry,
-    }
+    listing(&devices).print(arguments.format)
 }

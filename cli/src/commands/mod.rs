@@ -68,12 +68,14 @@ impl Command {
             Self::Serve(arguments) => serve::execute(&arguments),
             Self::Probe(arguments) => probe::execute(&arguments),
             Self::Mgmtdev(arguments) => mgmtdev::execute(&arguments),
-            Self::Dev(arguments) => dev::execute(&arguments),
-            Self::Port(arguments) => port::execute(&arguments),
-            Self::Vf(arguments) => vf::execute(&arguments),
+            Self::Dev(arguments) => dev::execute(&arguments).map_err(Error::blame_arguments),
+            Self::Port(arguments) => port::execute(&arguments).map_err(Error::blame_arguments),
+            Self::Vf(arguments) => vf::execute(&arguments).map_err(Error::blame_arguments),
             Self::Bind(arguments) => bind::execute(&arguments),
             Self::Nic(arguments) => nic::execute(&arguments),
-            Self::Topology(arguments) => topology::execute(&arguments),
+            Self::Topology(arguments) => {
+                topology::execute(&arguments).map_err(Error::blame_arguments)
+            }
             Self::Doctor(arguments) => doctor::execute(&arguments),
             Self::Report(arguments) => report::execute(&arguments),
             Self::Completions(arguments) => completions::execute(&arguments),

@@ -7,12 +7,9 @@ mod remove;
 mod swap;
 mod watch;
 
-use vdpa_mgmt::nic::{MadeNic, MakeError, NicError, State, Step, StoreError};
-use vdpa_mgmt::{ClassConfig, Connection, ErrorKind as MgmtErrorKind};
-
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Entry, Format, Layout, Listing};
+use crate::listing::Format;
 
 /// Make a vDPA device out of a NIC in one command, and take everything back in another one
 ///
@@ -61,121 +58,4 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Command::Remove(arguments) => remove::execute(arguments),
         Command::List(_) => list::execute(format),
     }
-}
-
-fn kind(error: &NicError) -> ErrorKind {
-    match error {
-        NicError::NoCount | NicError::NoOrigin(_) => ErrorKind::WrongCommandLine,
-        NicError::Mgmt(error) if error.kind() == MgmtErrorKind::Invalid => {
-            ErrorKind::WrongCommandLine
-        }
-        _ => ErrorKind::Failed,
-    }
-}
-
-impl From<NicError> for Error {
-    fn from(error: NicError) -> Self {
-        Self::transparent(kind(&error), error)
-    }
-}
-
-impl From<MakeError> for Error {
-    fn from(error: MakeError) -> Self {
-        Self::transparent(kind(&error.source), error)
-    }
-}
-
-impl From<StoreError> for Error {
-    fn from(error: StoreError) -> Self {
-        let kind = match error {
-            StoreError::Name(_) => ErrorKind::WrongCommandLine,
-            _ => ErrorKind::Failed,
-        };
-        Self::transparent(kind, error)
-    }
-}
-
-/// A NIC with all that is known of it.
-fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
-    let mut entry = Entry::new(nic.name())
-        .with_text("from", nic.from())
-        .with_text(
-            "state",
-            match nic.state() {
-                State::Made => "made",
-                State::Making => "making",
-                State::Removing => "removing",
-            },
-        );
-    if let Some(owner) = nic.owner() {
-        entry = entry.with_text("owner", owner);
-    }
-    for step in nic.steps() {
-        entry = match step {
-            Step::CountVirtualFunctions { physical, count } => entry
-                .with_text("pf", format!("pci/{physical}"))
-                .with_number("vfs", Some(*count)),
-            Step::SetVirtualFunction {
-                virtual_function, ..
-            } => entry.with_number("vf", Some(*virtual_function)),
-            Step::BindFunction {
-                function, driver, ..
-            } => entry
-                .with_text("function", format!("pci/{function}"))
-                .with_text("driver", driver),
-            Step::AddPort { sfnum, port, .. } => match port {
-                Some(port) => entry.with_text("port", port.to_string()),
-                None => entry,
-            }
-            .with_number("sfnum", Some(*sfnum)),
-            Step::ActivatePort { .. } => entry,
-            Step::AddDevice { mgmtdev } => entry.with_text("mgmtdev", mgmtdev.to_string()),
-            Step::Connect { attached } => match attached.interface() {
-                Some(interface) => entry.with_text("representor", interface),
-                None => entry,
-            },
-        };
-    }
-    let Some(mgmtdev) = nic.mgmtdev() else {
-        return entry;
-    };
-    let device = connection.device(nic.name());
-    if !device.is_ok_and(|device| device.mgmtdev == *mgmtdev) {
-        return entry.with_flag("exists", Some(false));
-    }
-    if let Ok(device) = vdpa_mgmt::bus::Bus::default().device(nic.name()) {
-        entry = match device.path() {
-            Some(path) => entry.with_text("path", path.display().to_string()),
-            None => entry.with_text("bus_driver", device.driver.as_deref().unwrap_or("none")),
-        };
-    }
-    match connection.config(nic.name()).map(|config| config.class) {
-        Ok(ClassConfig::Net(net)) => {
-            let mac = net
-                .mac
-                .map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
-            let entry = match mac {
-                Some(mac) => entry.with_text("mac", mac),
-                None => entry,
-            };
-            entry
-                .with_number("mtu", net.mtu)
-                .with_number("max_vq_pairs", net.max_vq_pairs)
-        }
-        _ => entry,
-    }
-}
-
-/// NICs as they are shown.
-pub(crate) fn listing(nics: &[MadeNic]) -> Result<Listing, vdpa_mgmt::Error> {
-    let mut entries = Vec::new();
-    if !nics.is_empty() {
-        let connection = Connection::open()?;
-        entries.extend(nics.iter().map(|nic| entry(nic, &connection)));
-    }
-    Ok(Listing {
-        section: "nic",
-        layout: Layout::Line,
-        entries,
-    })
 }

@@ -1,15 +1,15 @@
 //! `bellhop port`: ports of NICs, and the subfunctions and virtual functions behind them.
 
-mod describe;
 mod function;
 mod rate;
 
+use bellhop_common::management::port::{listing, rate_listing};
 use vdpa_mgmt::devlink::{Devlink, Handle, NewSubfunction, Port, PortHandle};
 
 use super::words::{self, Words};
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Format, Layout, Listing};
+use crate::listing::Format;
 
 /// Show ports of NICs, add and delete subfunctions, and say what functions may do
 ///
@@ -116,10 +116,6 @@ Examples:
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    carry_out(arguments).map_err(Error::blame_arguments)
-}
-
-fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     match &arguments.command {
         Command::Show { port } => {
             let devlink = Devlink::open()?;
@@ -145,26 +141,12 @@ fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
             devlink.delete_port(&find(&devlink, port)?)?;
         }
         Command::Function(command) => {
-            if let Some(entries) = command.carry_out()? {
-                let rates = Listing {
-                    section: "rate",
-                    layout: Layout::LineThenBlocks,
-                    entries,
-                };
-                rates.print(arguments.format)?;
+            if let Some(rates) = command.carry_out()? {
+                rate_listing(&rates).print(arguments.format)?;
             }
         }
     }
     Ok(Code::Success)
-}
-
-/// Ports as they are shown.
-pub(crate) fn listing(ports: &[Port]) -> Listing {
-    Listing {
-        section: "port",
-        layout: Layout::LineThenBlocks,
-        entries: ports.iter().map(describe::port).collect(),
-    }
 }
 
 /// The port that an argument names.

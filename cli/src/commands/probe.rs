@@ -1,9 +1,9 @@
 //! `bellhop probe`: what a vDPA device is, and whether it works.
 
-use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bellhop_diagnostics::probe as table;
 use vdpa::conformance;
 use vdpa::probe::{self, ProbeOptions};
 use vmm::config::MacAddress;
@@ -11,8 +11,7 @@ use vmm::config::MacAddress;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing;
-
-mod table;
+use crate::progress::ProgressLine;
 
 /// Show what a vDPA device is and offers, and try whether it works, without a VM
 ///
@@ -64,26 +63,22 @@ pub(crate) struct Arguments {
 
 /// Probes and prints.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    let mut progress = Progress::new();
+    let mut progress = ProgressLine::new();
     let (text, good) = if arguments.conformance {
-        let report = conformance::report(&arguments.device, &mut |what| progress.show(what))?;
-        let text = if arguments.json {
-            json(&report)?
-        } else {
-            table::conformance(&report)
-        };
+        let report = conformance::report(&arguments.device, &mut |what| {
+            progress.show(format_args!("{what} …"))
+        })?;
+        let text = arguments.show(&report, table::conformance)?;
         (text, report.is_good())
     } else {
         let options = ProbeOptions {
             peer: arguments.peer.map(MacAddress::bytes),
             traffic: Duration::from_secs(arguments.seconds),
         };
-        let report = probe::probe(&arguments.device, &options, &mut |what| progress.show(what))?;
-        let text = if arguments.json {
-            json(&report)?
-        } else {
-            table::probe(&report)
-        };
+        let report = probe::probe(&arguments.device, &options, &mut |what| {
+            progress.show(format_args!("{what} …"))
+        })?;
+        let text = arguments.show(&report, table::probe)?;
         (text, report.is_good())
     };
     drop(progress);
@@ -91,35 +86,16 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     Ok(if good { Code::Success } else { Code::Failed })
 }
 
-fn json(report: &impl serde::Serialize) -> Result<String, Error> {
-    let text = serde_json::to_string_pretty(report);
-    Ok(text.map_err(Error::context("cannot write the result"))? + "\n")
-}
-
-/// What is being tried, on one line of a terminal that is replaced; nothing elsewhere.
-struct Progress {
-    interactive: bool,
-}
-
-impl Progress {
-    fn new() -> Self {
-        use std::io::IsTerminal;
-        Self {
-            interactive: io::stderr().is_terminal(),
+impl Arguments {
+    fn show<T: serde::Serialize>(
+        &self,
+        report: &T,
+        table: impl FnOnce(&T) -> String,
+    ) -> Result<String, Error> {
+        if !self.json {
+            return Ok(table(report));
         }
-    }
-
-    fn show(&mut self, what: &str) {
-        if self.interactive {
-            eprint!("\r\x1b[K{what} …");
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.interactive {
-            eprint!("\r\x1b[K");
-        }
+        let text = serde_json::to_string_pretty(report);
+        Ok(text.map_err(Error::context("cannot write the result"))? + "\n")
     }
 }

@@ -6,12 +6,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use bellhop_diagnostics::doctor::Host;
+use bellhop_diagnostics::report::{self, Context};
+
 use crate::client::{Address, NodeArguments};
-use crate::doctor::Host;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing;
-use crate::report::{self, Context};
 
 /// Write a bundle for a support ticket: what is known about this host, its devices and its VMs
 ///

@@ -6,7 +6,7 @@ mod inherited;
 use std::path::PathBuf;
 
 use vdpa::causes::in_one_line;
-use vmm::api::{Server, StartRequest, Starts};
+use vmm::api::{Server, Starts};
 use vmm::config::{HugePageSize, MemorySize, RingWatch, VdpaConfig, VmConfig};
 use vmm::console::{Console, ConsoleSocket, TerminalConsole};
 use vmm::machine::{Arriving, Exit, Machine, Origin, ReceiveConfig, Snapshot, StopHandle};
@@ -313,19 +313,17 @@ fn wait_for_start(
                 request.started(machine.config().clone(), &machine.handle());
                 return Ok(Some(machine));
             }
-            Err(error) if !given => answer_failure(request, error),
+            Err(error) if !given => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the machine cannot be started; the API may give it another configuration"
+                );
+                request.failed(error);
+            }
             Err(error) => return Err(error.into()),
         }
     }
     Ok(None)
-}
-
-fn answer_failure(request: StartRequest, error: vmm::Error) {
-    tracing::warn!(
-        error = &error as &dyn std::error::Error,
-        "the machine cannot be started; the API may give it another configuration"
-    );
-    request.failed(error);
 }
 
 fn terminal() -> Result<Console, Error> {

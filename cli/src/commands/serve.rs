@@ -3,12 +3,14 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::client::Credentials;
-use crate::error::Error;
-use crate::exit::Code;
-use crate::logging::Level;
-use crate::node::{self, AccessFiles, CertificateFiles, Options, Paths, Road};
+use bellhop_node::{AccessFiles, CertificateFiles, Options, Paths, Road};
+use tracing::level_filters::LevelFilter;
 use vmm::migration::tls::TlsFiles;
+
+use crate::client::Credentials;
+use crate::error::{Error, ErrorKind};
+use crate::exit::Code;
+use crate::logging;
 
 /// Serve this node: its NICs and its virtual machines, by an API
 ///
@@ -47,8 +49,8 @@ pub(crate) struct Arguments {
     runtime_dir: PathBuf,
 
     /// How much the machines' processes log, each to STATE-DIR/vms/NAME/vmm.log
-    #[arg(long, value_name = "LEVEL", default_value = "warn")]
-    machine_log_level: Level,
+    #[arg(long, value_name = "LEVEL", value_parser = logging::level(), default_value = "warn")]
+    machine_log_level: LevelFilter,
 
     /// Show each step to whoever listens on this Unix socket, and wait until that one lets it go on: for tests
     #[arg(long, value_name = "SOCKET", hide = true)]
@@ -151,7 +153,7 @@ impl Remote {
 
 /// Serves until a signal comes.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    let done = node::run(&Options {
+    let done = bellhop_node::run(&Options {
         paths: Paths::new(&arguments.state_dir, &arguments.runtime_dir),
         group: arguments.group.clone(),
         remote: arguments.remote.access(),
@@ -160,5 +162,6 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         road: arguments.move_by.road(),
         step_observer: arguments.step_observer.clone(),
     });
-    Ok(done?)
+    done.map_err(|error| Error::transparent(ErrorKind::Failed, error))?;
+    Ok(Code::Success)
 }

@@ -1,10 +1,10 @@
 //! `bellhop topology`: from NICs to the programs that use them, as one tree.
 
-mod describe;
+use std::collections::BTreeMap;
 
-use serde::Serialize;
+use bellhop_diagnostics::topology::text;
 use vdpa_mgmt::pci::{Address, Pci};
-use vdpa_mgmt::topology::{self, Topology};
+use vdpa_mgmt::topology;
 
 use crate::error::Error;
 use crate::exit::Code;
@@ -48,24 +48,13 @@ pub(crate) struct Arguments {
 
 /// Looks and prints.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    carry_out(arguments).map_err(Error::blame_arguments)
-}
-
-fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     let topology = match arguments.function.as_deref().map(find).transpose()? {
         Some(address) => topology::read_function(address)?,
         None => topology::read()?,
     };
-    #[derive(Serialize)]
-    struct Section<'a> {
-        topology: &'a Topology,
-    }
-    let section = Section {
-        topology: &topology,
-    };
-    let text = || describe::text(&topology, Lines::of_locale());
-    arguments.format.print(&section, text)?;
-    Ok(Code::Success)
+    let section = BTreeMap::from([("topology", &topology)]);
+    let text = || text(&topology, Lines::of_locale());
+    arguments.format.print(&section, text)
 }
 
 /// The function that is meant.

@@ -1,17 +1,14 @@
 //! `bellhop vf`: virtual functions of NICs, shown, counted and told what they may do.
 
-mod describe;
 mod settings;
 
-use vdpa_mgmt::Error as MgmtError;
+use bellhop_common::management::vf::{self, Physical};
 use vdpa_mgmt::pci::{Function, Pci};
-use vdpa_mgmt::sriov::{Link, Links};
+use vdpa_mgmt::sriov::Links;
 
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Entry, Format, Layout, Listing};
-
-pub(crate) use describe::function_entry;
+use crate::listing::Format;
 
 /// Show and change virtual functions (SR-IOV): how many, and what the NIC lets each do
 ///
@@ -100,16 +97,12 @@ Examples:
 
 /// Does what was asked, and prints what is to be shown.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    carry_out(arguments).map_err(Error::blame_arguments)
-}
-
-fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
     let pci = Pci::default();
     let listing = match &arguments.command {
-        Command::Show { physical: None } => all()?,
+        Command::Show { physical: None } => vf::all()?,
         Command::Show {
             physical: Some(physical),
-        } => one(physical)?,
+        } => vf::one(physical)?,
         Command::Count { physical, count } => {
             let Physical::Function(function) = Physical::find(&pci, physical)? else {
                 let message = format!(
@@ -119,7 +112,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
                 return Err(Error::failed(message));
             };
             let function = pci.set_virtual_functions(function.address, *count)?;
-            listing(describe_function(&pci, &function)?)
+            vf::of_function(&pci, &function)?
         }
         Command::Set {
             physical,
@@ -137,70 +130,7 @@ fn carry_out(arguments: &Arguments) -> Result<Code, Error> {
             return Ok(Code::Success);
         }
     };
-    listing.print(arguments.format)?;
-    Ok(Code::Success)
-}
-
-fn listing(entries: Vec<Entry>) -> Listing {
-    Listing {
-        section: "vf",
-        layout: Layout::Line,
-        entries,
-    }
-}
-
-/// All functions that can have virtual ones, and these, as they are shown.
-pub(crate) fn all() -> Result<Listing, MgmtError> {
-    let pci = Pci::default();
-    let mut entries = Vec::new();
-    for function in pci.physical_functions()? {
-        entries.extend(describe_function(&pci, &function)?);
-    }
-    Ok(listing(entries))
-}
-
-/// The function that is named (a network interface or pci/ADDRESS) and its virtual ones, as they are shown.
-pub(crate) fn one(text: &str) -> Result<Listing, MgmtError> {
-    let pci = Pci::default();
-    let entries = match Physical::find(&pci, text)? {
-        Physical::Function(function) => match function.physical_function {
-            // A virtual one: as its physical one has it.
-            Some(physical) => {
-                let mut entries = describe_function(&pci, &pci.function(physical)?)?;
-                let name = describe::name(&function);
-                entries.retain(|entry| entry.name() == name);
-                entries
-            }
-            None => describe_function(&pci, &function)?,
-        },
-        Physical::Interface(name) => describe::link(&Links::open()?.link(&name)?),
-    };
-    Ok(listing(entries))
-}
-
-/// What PF names.
-enum Physical {
-    Function(Box<Function>),
-    /// An interface of another bus.
-    Interface(String),
-}
-
-impl Physical {
-    fn find(pci: &Pci, text: &str) -> Result<Self, MgmtError> {
-        let address = match text.strip_prefix("pci/") {
-            Some(address) => Some(address.parse()?),
-            None => pci.behind(text)?,
-        };
-        Ok(match address {
-            Some(address) => {
-                let mut function = pci.function(address)?;
-                // One function can have several interfaces; the one that was named comes first.
-                function.netdevs.sort_by_key(|name| name != text);
-                Self::Function(Box::new(function))
-            }
-            None => Self::Interface(text.to_owned()),
-        })
-    }
+    listing.print(arguments.format)
 }
 
 /// The interface of a physical function: what its virtual ones may do is asked there.
@@ -215,18 +145,4 @@ fn physical_interface(function: Function) -> Result<String, Error> {
         );
         Error::failed(message)
     })
-}
-
-/// A physical function and its virtual ones.
-fn describe_function(pci: &Pci, function: &Function) -> Result<Vec<Entry>, MgmtError> {
-    let link: Option<Link> = match function.netdevs.first() {
-        Some(interface) => match Links::open()?.link(interface) {
-            Ok(link) => Some(link),
-            // Gone, or named anew, since the function was looked at.
-            Err(error) if error.is_missing() => None,
-            Err(error) => return Err(error),
-        },
-        None => None,
-    };
-    describe::function_and_virtual_ones(pci, function, link.as_ref())
 }

@@ -1,7 +1,7 @@
 //! `bellhop vm`: virtual machines of the node daemon.
 //!
-//! Each subcommand is one file; what they have in common is here: the daemon that is asked, the state that is
-//! wanted, and how an error ends the command.
+//! Each subcommand that takes more than a name is one file. What they have in common is here: the
+//! daemon that is asked, the state that is wanted, and how an error ends the command.
 
 mod arguments;
 mod compat;
@@ -10,17 +10,15 @@ mod create;
 mod delete;
 mod list;
 mod migrate;
-mod pause;
-mod resume;
 mod show;
 mod snapshot;
-mod start;
 mod stop;
 mod upgrade;
 mod view;
 mod watch;
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bellhop_api::machine::{VmChange, WantedState};
 use bellhop_api::node::VmInfo;
@@ -28,15 +26,15 @@ use hyper::Method;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::client::{Node, NodeArguments, STRANGE, path};
+use crate::client::{MAKING, Node, NodeArguments, STRANGE, path};
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
 
 pub(crate) use arguments::{absolute, free_nic_id, nic_body};
 
-/// How long making or starting a machine may take: NICs are made, devices opened, all memory pinned.
-pub(crate) const MAKING: Duration = Duration::from_secs(600);
+/// Between two looks at what a machine does.
+const PERIOD: Duration = Duration::from_millis(200);
 
 /// Make, show, start, stop and delete virtual machines of this node
 ///
@@ -73,9 +71,31 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Create(create::Arguments),
-    Start(start::Arguments),
-    Pause(pause::Arguments),
-    Resume(resume::Arguments),
+    /// Start a VM that is stopped
+    ///
+    /// From now on it is to run: also after it has crashed, by its restart policy, and after a reboot of the host.
+    #[command(after_long_help = "\
+A VM that runs is left alone; one that is paused goes on. One that may run elsewhere since it was migrated is not started:
+`bellhop vm migrate NAME --settle here|there` says first where it is.
+
+Examples:
+  bellhop vm start web")]
+    Start(Named),
+    /// Park a VM's vCPUs
+    ///
+    /// Devices go on with what they have to do; their interrupts wait.
+    #[command(after_long_help = "\
+Examples:
+  bellhop vm pause web
+  bellhop vm resume web")]
+    Pause(Named),
+    /// Let a VM that is paused go on
+    #[command(after_long_help = "\
+A VM that is stopped is not started: that is `bellhop vm start`.
+
+Examples:
+  bellhop vm resume web")]
+    Resume(Named),
     Stop(stop::Arguments),
     List(list::Arguments),
     Show(show::Arguments),
@@ -87,15 +107,23 @@ enum Command {
     Delete(delete::Arguments),
 }
 
+// A doc comment here would take the place of the subcommands' own.
+#[derive(Debug, clap::Args)]
+struct Named {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
 /// Does what was asked.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let (which, format) = (&arguments.node, arguments.format);
     let node = which.connect()?;
     match &arguments.command {
         Command::Create(arguments) => create::execute(arguments, which, &node, format),
-        Command::Start(arguments) => start::execute(arguments, &node, format),
-        Command::Pause(arguments) => pause::execute(arguments, &node, format),
-        Command::Resume(arguments) => resume::execute(arguments, &node, format),
+        Command::Start(vm) => change_state(&node, &vm.name, WantedState::Running, format),
+        Command::Pause(vm) => change_state(&node, &vm.name, WantedState::Paused, format),
+        Command::Resume(vm) => resume(&node, &vm.name, format),
         Command::Stop(arguments) => stop::execute(arguments, &node, format),
         Command::List(_) => list::execute(&node, format),
         Command::Show(arguments) => show::execute(arguments, &node, format),
@@ -133,14 +161,40 @@ fn change_state(
 ) -> Result<Code, Error> {
     let wanted = VmChange { state };
     let (_, answer) = node.send(Method::PATCH, &of_vm(name), &wanted, MAKING)?;
-    say(&answer, format)?;
-    Ok(Code::Success)
+    say(&answer, format)
+}
+
+/// Resumes a machine that is paused.
+fn resume(node: &Node, name: &str, format: Format) -> Result<Code, Error> {
+    let (view, _) = vm(node, name)?;
+    if view.pid.is_none() {
+        let phase = view.phase;
+        return Err(Error::failed(format!(
+            "the VM {name} is not paused, it is {phase}: `bellhop vm start {name}` starts it"
+        )));
+    }
+    change_state(node, name, WantedState::Running, format)
+}
+
+/// Polls `look` until it returns something; none once `limit` has passed.
+pub(crate) fn until<T>(
+    limit: Duration,
+    mut look: impl FnMut() -> Result<Option<T>, Error>,
+) -> Result<Option<T>, Error> {
+    let start = Instant::now();
+    loop {
+        let found = look()?;
+        if found.is_some() || start.elapsed() >= limit {
+            return Ok(found);
+        }
+        thread::sleep(PERIOD);
+    }
 }
 
 /// Says in a line what a machine does now, or shows it as JSON. An answer without a body is passed over.
-fn say(answer: &Value, format: Format) -> Result<(), Error> {
+fn say(answer: &Value, format: Format) -> Result<Code, Error> {
     if answer.is_null() {
-        return Ok(());
+        return Ok(Code::Success);
     }
     let vm: VmInfo = read(answer)?;
     format.print(answer, || format!("{}\n", view::line(&vm)))

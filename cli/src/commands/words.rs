@@ -110,12 +110,17 @@ pub(crate) fn mac(_: &'static str, value: &str) -> Result<[u8; 6], Error> {
     Ok(address.bytes())
 }
 
-/// `enable` or `disable`.
-pub(crate) fn switch(word: &'static str, value: &str) -> Result<bool, Error> {
-    match value {
-        "enable" => Ok(true),
-        "disable" => Ok(false),
-        _ => Err(choice(word, value, "enable or disable")),
+/// One of these words, each with what it means.
+pub(crate) fn one_of<T: Copy, const N: usize>(
+    known: [(&'static str, T); N],
+) -> impl Fn(&'static str, &str) -> Result<T, Error> {
+    move |word, value| {
+        let found = known.iter().find(|(name, _)| *name == value);
+        found.map(|one| one.1).ok_or_else(|| {
+            let names = known.map(|one| one.0).join(", ");
+            let (first, last) = names.rsplit_once(", ").unwrap_or_default();
+            choice(word, value, &format!("{first} or {last}"))
+        })
     }
 }
 

@@ -10,14 +10,15 @@ pub mod status;
 pub mod userspace_queue;
 pub mod vdpa;
 
-/// The versions of what the devices save, by names that no two have in common: the transport, each kind of backend, and what a
-/// network device is remembered by at another host. A program reads these and no others.
+/// The versions of the saved states, by unique names: the transport, each kind of backend, and the
+/// identity of a network device for another host. A program reads these versions and no others.
 #[must_use]
 pub fn state_versions() -> [(&'static str, u32); 5] {
+    let [device, identity] = vdpa::STATE_VERSIONS;
     [
         ("virtio-pci", pci::VIRTIO_PCI_STATE_VERSION),
-        (vdpa::STATE_NAME, vdpa::STATE_VERSION),
-        (vdpa::IDENTITY_NAME, vdpa::IDENTITY_VERSION),
+        device,
+        identity,
         (block::STATE_NAME, block::STATE_VERSION),
         (rng::STATE_NAME, rng::STATE_VERSION),
     ]

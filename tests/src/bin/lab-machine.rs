@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use serde_json::{Value, json};
@@ -175,11 +175,13 @@ fn obey(line: &str, handle: &Handle) -> Result<Value, String> {
         ["wait-unplugged", serial, milliseconds] => {
             let number = |word: &str| word.parse::<u64>().map_err(|error| error.to_string());
             let (serial, limit) = (number(serial)?, number(milliseconds)?);
-            let nics = handle.status().nics;
-            let unplugged = nics
-                .iter()
-                .find(|nic| nic.serial == serial)
-                .is_none_or(|nic| handle.wait_unplugged(nic, Duration::from_millis(limit)));
+            let (start, limit) = (Instant::now(), Duration::from_millis(limit));
+            let is_there = || handle.status().nics.iter().any(|nic| nic.serial == serial);
+            let mut unplugged = !is_there();
+            while !unplugged && start.elapsed() < limit {
+                std::thread::sleep(Duration::from_millis(1));
+                unplugged = !is_there();
+            }
             Ok(json!({ "unplugged": unplugged }))
         }
         ["announce", id] => handle.announce(id).map(|()| json!({})).map_err(refused),

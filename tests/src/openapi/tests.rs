@@ -12,7 +12,7 @@ use serde_json::json;
 
 fn in_repository() -> Vec<Description> {
     let repository = launcher::setup::repository().unwrap();
-    ["vmm/openapi.json", "cli/openapi.json"]
+    ["vmm/openapi.json", "cli/node/openapi.json"]
         .map(|file| {
             let text = std::fs::read_to_string(repository.join(file)).unwrap();
             Description::new(serde_json::from_str(&text).unwrap()).unwrap()

@@ -188,7 +188,9 @@ fn fifty_lives_leave_nothing() {
     let _leftover = Leftover("lab-life");
     for life in 0..50_u16 {
         let mtu = 1000 + life;
-        connection.add(&new("lab-life").mtu(mtu).unwrap()).unwrap();
+        connection
+            .add(&new("lab-life").mtu(Some(mtu)).unwrap())
+            .unwrap();
         let ClassConfig::Net(config) = connection.config("lab-life").unwrap().class else {
             panic!()
         };

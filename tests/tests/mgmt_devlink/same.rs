@@ -3,8 +3,8 @@
 use lab::netdevsim::Netdevsim;
 use serde_json::{Value, json};
 use vdpa_mgmt::devlink::{
-    Devlink, EncapMode, Eswitch, EswitchMode, HealthReporter, HealthState, InlineMode, Instance,
-    Param, ParamValue, Rate, RateObject, ReloadLimit, ReloadStat,
+    Devlink, EncapMode, Eswitch, HealthReporter, HealthState, InlineMode, Instance, Param,
+    ParamValue, Rate, RateObject, ReloadLimit, ReloadStat,
 };
 
 use super::support::printed;
@@ -232,7 +232,7 @@ fn eswitches() {
         let line = format!("dev eswitch set {} mode {mode}", nic.handle());
         printed(&devlink(&line));
         let found = connection.eswitch(&handle(&nic)).unwrap();
-        assert_eq!(found.mode, Some(mode.parse::<EswitchMode>().unwrap()));
+        assert_eq!(found.mode.unwrap().to_string(), mode);
         let theirs = told(&format!("dev eswitch show {}", nic.handle()), "dev");
         assert_eq!(eswitch(found), theirs[nic.handle()]);
     }

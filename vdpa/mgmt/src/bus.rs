@@ -12,14 +12,16 @@
 //! the device is bound anew, so nothing here is cached. Owns `/sys/bus/vdpa`. Must not know
 //! netlink.
 
-use std::ffi::OsStr;
+use std::fmt;
 use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind as IoErrorKind, Write as _};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::error::{Error, ErrorKind};
-use super::in_use;
+use super::error::{Error, ErrorKind, existing};
 use super::name::is_name;
+use super::sysfs::{entries, link_name, write};
+use vdpa::device::holder::{Holder, holders, sentence};
 
 mod netdev;
 
@@ -47,6 +49,39 @@ impl BusDevice {
             "/dev/{CHARACTER_DEVICE_PREFIX}{number}"
         )))
     }
+
+    /// Fails if the character device is open. Deleting or unbinding the device then makes the kernel wait
+    /// until it is closed, in a sleep that no signal ends.
+    ///
+    /// The file opens once, so a trial shows also processes that are not visible from here; a caller
+    /// who may not open it relies on the visible ones. The trial resets the device, which is about to lose its
+    /// driver anyway.
+    pub(super) fn check_unused(&self) -> Result<(), Error> {
+        let Some(path) = self.path() else {
+            return Ok(());
+        };
+        let trial = OpenOptions::new().read(true).write(true).open(&path);
+        let Err(error) = trial else {
+            return Ok(());
+        };
+        let holders = fs::metadata(&path)
+            .map(|file| holders(file.rdev()))
+            .unwrap_or_default();
+        if holders.is_empty() && error.raw_os_error() != Some(libc::EBUSY) {
+            return Ok(());
+        }
+        Err(in_use(&self.name, &holders, &path))
+    }
+}
+
+/// An object that processes have open through this file.
+pub(super) fn in_use(name: impl fmt::Display, holders: &[Holder], path: &Path) -> Error {
+    let message = format!(
+        "{name} is in use by {} through {}: end that first",
+        sentence(holders),
+        path.display()
+    );
+    Error::new(ErrorKind::InUse, message)
 }
 
 /// The vdpa bus.
@@ -79,11 +114,7 @@ impl Bus {
     pub fn devices(&self) -> Result<Vec<BusDevice>, Error> {
         let mut devices = Vec::new();
         for name in self.names()? {
-            match self.device(&name) {
-                Ok(device) => devices.push(device),
-                Err(error) if error.is_missing() => {}
-                Err(error) => return Err(error),
-            }
+            devices.extend(existing(self.device(&name))?);
         }
         Ok(devices)
     }
@@ -93,15 +124,7 @@ impl Bus {
     /// # Errors
     /// As [`Bus::devices`].
     pub fn names(&self) -> Result<Vec<String>, Error> {
-        let entries = match fs::read_dir(&self.devices) {
-            Err(error) if error.kind() == IoErrorKind::NotFound => return Err(no_bus()),
-            entries => entries.map_err(Error::read(&self.devices))?,
-        };
-        let mut names = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(Error::read(&self.devices))?;
-            names.push(entry.file_name().to_string_lossy().into_owned());
-        }
+        let mut names = entries(&self.devices)?.ok_or_else(no_bus)?;
         names.sort();
         Ok(names)
     }
@@ -116,35 +139,17 @@ impl Bus {
             return Err(Error::new(ErrorKind::BadName, message));
         }
         let directory = self.devices.join(name);
-        let entries = match fs::read_dir(&directory) {
-            Err(error) if error.kind() == IoErrorKind::NotFound => {
-                return Err(if self.devices.is_dir() {
-                    let message =
-                        format!("there is no vDPA device {name}; `bellhop dev show` lists them");
-                    Error::new(ErrorKind::NotFound, message)
-                } else {
-                    no_bus()
-                });
+        let Some(entries) = entries(&directory)? else {
+            if !self.devices.is_dir() {
+                return Err(no_bus());
             }
-            entries => entries.map_err(Error::read(&directory))?,
-        };
-        let mut character_device = None;
-        for entry in entries {
-            let entry = entry.map_err(Error::read(&directory))?;
-            character_device = character_device.or(number_of(&entry.file_name()));
-        }
-        let link = directory.join("driver");
-        let driver = match fs::read_link(&link) {
-            Ok(target) => target
-                .file_name()
-                .map(|name| name.to_string_lossy().into_owned()),
-            Err(error) if error.kind() == IoErrorKind::NotFound => None,
-            Err(source) => return Err(Error::read(&link)(source)),
+            let message = format!("there is no vDPA device {name}; `bellhop dev show` lists them");
+            return Err(Error::new(ErrorKind::NotFound, message));
         };
         Ok(BusDevice {
             name: name.to_owned(),
-            driver,
-            character_device,
+            driver: link_name(&directory.join("driver"))?,
+            character_device: entries.iter().find_map(|entry| number_of(entry)),
         })
     }
 
@@ -219,7 +224,7 @@ impl Bus {
 
     /// Takes a device from its driver, unless somebody has it open.
     fn let_go(&self, device: &BusDevice) -> Result<(), Error> {
-        in_use::check(device)?;
+        device.check_unused()?;
         let Some(driver) = &device.driver else {
             return Ok(());
         };
@@ -232,11 +237,7 @@ impl Bus {
 
     /// Writes a device's name to a driver's file. No file is made where there is none.
     fn tell(&self, driver: &str, file: &str, name: &str) -> io::Result<()> {
-        let path = self.drivers.join(driver).join(file);
-        OpenOptions::new()
-            .write(true)
-            .open(path)?
-            .write_all(name.as_bytes())
+        write(&self.drivers.join(driver).join(file), name)
     }
 }
 
@@ -254,8 +255,8 @@ fn write_error(
     Error::write(&format!("the driver of {name}"), source, kind, message)
 }
 
-fn number_of(entry: &OsStr) -> Option<u32> {
-    let digits = entry.to_str()?.strip_prefix(CHARACTER_DEVICE_PREFIX)?;
+fn number_of(entry: &str) -> Option<u32> {
+    let digits = entry.strip_prefix(CHARACTER_DEVICE_PREFIX)?;
     let number: u32 = digits.parse().ok()?;
     // Only the kernel's own spelling: neither a sign nor leading zeros.
     (number.to_string() == digits).then_some(number)

@@ -5,20 +5,9 @@ use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
 use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
 
 use super::netlink::attributes::Attributes;
-use super::netlink::exchange::Malformed;
+use super::netlink::error::Malformed;
 use super::netlink::message::Message;
-use super::uapi::{
-    VDPA_ATTR_DEV_BLK_CFG_ALIGN_OFFSET, VDPA_ATTR_DEV_BLK_CFG_BLK_SIZE,
-    VDPA_ATTR_DEV_BLK_CFG_CAPACITY, VDPA_ATTR_DEV_BLK_CFG_DISCARD_SEC_ALIGN,
-    VDPA_ATTR_DEV_BLK_CFG_MAX_DISCARD_SEC, VDPA_ATTR_DEV_BLK_CFG_MAX_DISCARD_SEG,
-    VDPA_ATTR_DEV_BLK_CFG_MAX_WRITE_ZEROES_SEC, VDPA_ATTR_DEV_BLK_CFG_MAX_WRITE_ZEROES_SEG,
-    VDPA_ATTR_DEV_BLK_CFG_MIN_IO_SIZE, VDPA_ATTR_DEV_BLK_CFG_NUM_QUEUES,
-    VDPA_ATTR_DEV_BLK_CFG_OPT_IO_SIZE, VDPA_ATTR_DEV_BLK_CFG_PHY_BLK_EXP,
-    VDPA_ATTR_DEV_BLK_CFG_SEG_MAX, VDPA_ATTR_DEV_BLK_CFG_SIZE_MAX, VDPA_ATTR_DEV_BLK_FLUSH,
-    VDPA_ATTR_DEV_BLK_READ_ONLY, VDPA_ATTR_DEV_FEATURES, VDPA_ATTR_DEV_ID, VDPA_ATTR_DEV_NAME,
-    VDPA_ATTR_DEV_NEGOTIATED_FEATURES, VDPA_ATTR_DEV_NET_CFG_MACADDR,
-    VDPA_ATTR_DEV_NET_CFG_MAX_VQP, VDPA_ATTR_DEV_NET_CFG_MTU, VDPA_ATTR_DEV_NET_STATUS,
-};
+use super::uapi::*;
 
 /// What a device says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,7 +133,6 @@ fn net(attributes: &Attributes<'_>) -> Result<NetConfig, Malformed> {
 }
 
 fn block(attributes: &Attributes<'_>) -> Result<BlkConfig, Malformed> {
-    let flag = |kind| Ok(attributes.u8(kind)?.map(|value| value != 0));
     Ok(BlkConfig {
         capacity: attributes.u64(VDPA_ATTR_DEV_BLK_CFG_CAPACITY)?,
         size_max: attributes.u32(VDPA_ATTR_DEV_BLK_CFG_SIZE_MAX)?,
@@ -160,7 +148,7 @@ fn block(attributes: &Attributes<'_>) -> Result<BlkConfig, Malformed> {
         discard_sector_alignment: attributes.u32(VDPA_ATTR_DEV_BLK_CFG_DISCARD_SEC_ALIGN)?,
         max_write_zeroes_sectors: attributes.u32(VDPA_ATTR_DEV_BLK_CFG_MAX_WRITE_ZEROES_SEC)?,
         max_write_zeroes_seg: attributes.u32(VDPA_ATTR_DEV_BLK_CFG_MAX_WRITE_ZEROES_SEG)?,
-        read_only: flag(VDPA_ATTR_DEV_BLK_READ_ONLY)?,
-        flush: flag(VDPA_ATTR_DEV_BLK_FLUSH)?,
+        read_only: attributes.flag(VDPA_ATTR_DEV_BLK_READ_ONLY)?,
+        flush: attributes.flag(VDPA_ATTR_DEV_BLK_FLUSH)?,
     })
 }

@@ -13,7 +13,6 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use netlink_packet_core::DefaultNla;
@@ -22,39 +21,52 @@ use super::bus::Bus;
 use super::config::DeviceConfig;
 use super::device::{MgmtDevice, VdpaDevice};
 use super::error::{Error, ErrorKind, Texts};
-use super::in_use;
 use super::name::{self, MgmtDeviceName};
-use super::netlink::exchange::{Answer, Malformed, Refusal};
-use super::netlink::family;
-use super::netlink::message::{Message, Mode, Protocol, Request, string, value};
-use super::netlink::worker::{CallError, Worker};
+use super::netlink::error::Refusal;
+use super::netlink::family::{self, Description, Family};
+use super::netlink::message::{Mode, string, value};
 use super::new_device::{NewDevice, unicast};
-use super::uapi::{
-    VDPA_ATTR_DEV_FEATURES, VDPA_ATTR_DEV_NAME, VDPA_ATTR_DEV_NET_CFG_MACADDR,
-    VDPA_ATTR_DEV_NET_CFG_MAX_VQP, VDPA_ATTR_DEV_NET_CFG_MTU, VDPA_ATTR_DEV_QUEUE_INDEX,
-    VDPA_CMD_DEV_ATTR_SET, VDPA_CMD_DEV_CONFIG_GET, VDPA_CMD_DEV_DEL, VDPA_CMD_DEV_GET,
-    VDPA_CMD_DEV_NEW, VDPA_CMD_DEV_VSTATS_GET, VDPA_CMD_MGMTDEV_GET, VDPA_CMD_MGMTDEV_NEW,
-    VDPA_GENL_NAME, VDPA_GENL_VERSION,
-};
+use super::uapi::*;
 use super::vendor_stats::VendorStats;
 
 /// How long an answer is waited for, unless something else is asked for. Parents such as
 /// mlx5 take seconds to make a device.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(30);
 
-const TEXTS: Texts = Texts {
-    listed: "devices",
-    holder: "Something holds the kernel's vDPA lock, mostly a `dev del` of a device that is still \
-             open: `ls -l /proc/[0-9]*/fd | grep vhost-vdpa` as root finds it",
+/// What asks for management devices, and what answers; then the same for devices and for their
+/// configurations.
+const MGMT_DEVICE: (u8, u8) = (VDPA_CMD_MGMTDEV_GET, VDPA_CMD_MGMTDEV_NEW);
+const DEVICE: (u8, u8) = (VDPA_CMD_DEV_GET, VDPA_CMD_DEV_NEW);
+const CONFIG: (u8, u8) = (VDPA_CMD_DEV_CONFIG_GET, VDPA_CMD_DEV_CONFIG_GET);
+
+static VDPA: Description = Description {
+    name: VDPA_GENL_NAME,
+    version: VDPA_GENL_VERSION,
+    texts: Texts {
+        listed: "devices",
+        holder: "Something holds the kernel's vDPA lock, mostly a `dev del` of a device that is \
+                 still open: `ls -l /proc/[0-9]*/fd | grep vhost-vdpa` as root finds it",
+    },
+    // The bus is in every namespace's sysfs.
+    absent: || match Bus::default().names() {
+        Ok(_) => {
+            let message = "vDPA management exists in the initial network namespace only: run this \
+                           with `nsenter --net=/proc/1/ns/net`";
+            Error::new(ErrorKind::OtherNamespace, message)
+        }
+        Err(_) => {
+            let message = "this kernel has no vDPA management: load it with `modprobe vdpa`, then \
+                           a parent driver such as mlx5_vdpa, vp_vdpa or vdpa_sim_net";
+            Error::new(ErrorKind::NoVdpa, message)
+        }
+    },
 };
 
 /// A connection to the kernel's vDPA management. All its requests go through one thread,
 /// one after the other.
 #[derive(Debug)]
 pub struct Connection {
-    worker: Worker,
-    /// The family's number; another one after the module was loaded again.
-    family: AtomicU16,
+    family: Family,
     bus: Bus,
 }
 
@@ -73,13 +85,10 @@ impl Connection {
     /// # Errors
     /// As [`Self::open`].
     pub fn with_patience(patience: Duration) -> Result<Self, Error> {
-        let connection = Self {
-            worker: Worker::start(Protocol::Generic, patience).map_err(Error::netlink)?,
-            family: AtomicU16::new(0),
+        Ok(Self {
+            family: Family::open(&VDPA, patience, &Operation::Connect)?,
             bus: Bus::default(),
-        };
-        connection.resolve(&Operation::Connect)?;
-        Ok(connection)
+        })
     }
 
     /// All management devices, in the kernel's order.
@@ -88,13 +97,8 @@ impl Connection {
     /// [`Error`].
     pub fn mgmt_devices(&self) -> Result<Vec<MgmtDevice>, Error> {
         let operation = Operation::ListMgmtDevices;
-        let answer = self.call(&operation, VDPA_CMD_MGMTDEV_GET, Mode::Dump, Vec::new())?;
-        read(
-            &operation,
-            &answer.messages,
-            VDPA_CMD_MGMTDEV_NEW,
-            MgmtDevice::of,
-        )
+        self.family
+            .dump(&operation, MGMT_DEVICE, Vec::new(), MgmtDevice::of)
     }
 
     /// One management device.
@@ -102,19 +106,9 @@ impl Connection {
     /// # Errors
     /// `NoMgmtDevice`, or another one.
     pub fn mgmt_device(&self, name: &MgmtDeviceName) -> Result<MgmtDevice, Error> {
-        let operation = Operation::ShowMgmtDevice(name.to_string());
-        let answer = self.call(
-            &operation,
-            VDPA_CMD_MGMTDEV_GET,
-            Mode::Do,
-            name.attributes(),
-        )?;
-        one(
-            &operation,
-            &answer.messages,
-            VDPA_CMD_MGMTDEV_NEW,
-            MgmtDevice::of,
-        )
+        let operation = Operation::ShowMgmtDevice(name);
+        self.family
+            .get(&operation, MGMT_DEVICE, name.attributes(), MgmtDevice::of)
     }
 
     /// All vDPA devices that were added to a management device, in the kernel's order. Each
@@ -124,13 +118,9 @@ impl Connection {
     /// [`Error`].
     pub fn devices(&self) -> Result<Vec<VdpaDevice>, Error> {
         let operation = Operation::ListDevices;
-        let answer = self.call(&operation, VDPA_CMD_DEV_GET, Mode::Dump, Vec::new())?;
-        let devices = read(
-            &operation,
-            &answer.messages,
-            VDPA_CMD_DEV_NEW,
-            VdpaDevice::of,
-        )?;
+        let devices = self
+            .family
+            .dump(&operation, DEVICE, Vec::new(), VdpaDevice::of)?;
         self.completed(devices, |device| &device.name, |name| self.device(name))
     }
 
@@ -139,15 +129,10 @@ impl Connection {
     /// # Errors
     /// `NotFound`, `BadName`, or another one.
     pub fn device(&self, name: &str) -> Result<VdpaDevice, Error> {
-        let operation = Operation::ShowDevice(name.to_owned());
+        let operation = Operation::ShowDevice(name);
         let attributes = vec![device_name(name)?];
-        let answer = self.call(&operation, VDPA_CMD_DEV_GET, Mode::Do, attributes)?;
-        one(
-            &operation,
-            &answer.messages,
-            VDPA_CMD_DEV_NEW,
-            VdpaDevice::of,
-        )
+        self.family
+            .get(&operation, DEVICE, attributes, VdpaDevice::of)
     }
 
     /// Makes a device.
@@ -157,13 +142,12 @@ impl Connection {
     /// `NotPermitted`, or another one. After `NoAnswer` with `sent` it may exist all the same.
     pub fn add(&self, device: &NewDevice) -> Result<(), Error> {
         let operation = Operation::Add {
-            name: device.name().to_owned(),
-            mgmtdev: device.mgmtdev().to_string(),
+            name: device.name(),
+            mgmtdev: device.mgmtdev(),
         };
         let attributes = device.attributes()?;
         self.refuse_second_on_vp_vdpa(device.mgmtdev())?;
-        self.call(&operation, VDPA_CMD_DEV_NEW, Mode::Do, attributes)
-            .map(drop)
+        self.family.change(&operation, VDPA_CMD_DEV_NEW, attributes)
     }
 
     /// Deletes a device that nobody has open. A network interface on it (`virtio_vdpa`) goes
@@ -175,11 +159,10 @@ impl Connection {
     /// # Errors
     /// `InUse` with the holders, `NotFound`, `NotPermitted`, or another one.
     pub fn delete(&self, name: &str) -> Result<(), Error> {
-        let operation = Operation::Delete(name.to_owned());
+        let operation = Operation::Delete(name);
         let attributes = vec![device_name(name)?];
         self.refuse_if_open(name)?;
-        self.call(&operation, VDPA_CMD_DEV_DEL, Mode::Do, attributes)
-            .map(drop)
+        self.family.change(&operation, VDPA_CMD_DEV_DEL, attributes)
     }
 
     /// A device's configuration.
@@ -187,15 +170,10 @@ impl Connection {
     /// # Errors
     /// `NotFound`; `Refused` for a class that the kernel does not describe; or another one.
     pub fn config(&self, name: &str) -> Result<DeviceConfig, Error> {
-        let operation = Operation::ShowConfig(name.to_owned());
+        let operation = Operation::ShowConfig(name);
         let attributes = vec![device_name(name)?];
-        let answer = self.call(&operation, VDPA_CMD_DEV_CONFIG_GET, Mode::Do, attributes)?;
-        one(
-            &operation,
-            &answer.messages,
-            VDPA_CMD_DEV_CONFIG_GET,
-            DeviceConfig::of,
-        )
+        self.family
+            .get(&operation, CONFIG, attributes, DeviceConfig::of)
     }
 
     /// The configurations of all devices of a class that the kernel describes. As complete
@@ -205,9 +183,9 @@ impl Connection {
     /// [`Error`].
     pub fn configs(&self) -> Result<Vec<DeviceConfig>, Error> {
         let operation = Operation::ListConfigs;
-        let command = VDPA_CMD_DEV_CONFIG_GET;
-        let answer = self.call(&operation, command, Mode::Dump, Vec::new())?;
-        let configs = read(&operation, &answer.messages, command, DeviceConfig::of)?;
+        let configs = self
+            .family
+            .dump(&operation, CONFIG, Vec::new(), DeviceConfig::of)?;
         self.completed(configs, |config| &config.name, |name| self.config(name))
     }
 
@@ -216,17 +194,14 @@ impl Connection {
     /// # Errors
     /// `NotNegotiated` before FEATURES_OK, `NotFound`, `NotPermitted`, or another one.
     pub fn vendor_stats(&self, name: &str, queue_index: u32) -> Result<VendorStats, Error> {
-        let operation = Operation::ShowVendorStats {
-            name: name.to_owned(),
-            queue_index,
-        };
+        let operation = Operation::ShowVendorStats { name, queue_index };
         let attributes = vec![
             device_name(name)?,
             value(VDPA_ATTR_DEV_QUEUE_INDEX, &queue_index.to_ne_bytes()),
         ];
-        let command = VDPA_CMD_DEV_VSTATS_GET;
-        let answer = self.call(&operation, command, Mode::Do, attributes)?;
-        one(&operation, &answer.messages, command, VendorStats::of)
+        let commands = (VDPA_CMD_DEV_VSTATS_GET, VDPA_CMD_DEV_VSTATS_GET);
+        self.family
+            .get(&operation, commands, attributes, VendorStats::of)
     }
 
     /// Gives an existing network device another address (kernel 6.12 and later).
@@ -235,10 +210,13 @@ impl Connection {
     /// `Invalid` for one that is not unicast, `NotFound`, `NotPermitted`, or `Refused` if the
     /// device cannot, or another one.
     pub fn set_mac(&self, name: &str, mac: [u8; 6]) -> Result<(), Error> {
-        let operation = Operation::Set(name.to_owned());
+        let operation = Operation::Set(name);
         let mac = value(VDPA_ATTR_DEV_NET_CFG_MACADDR, &unicast(mac)?);
         let attributes = vec![device_name(name)?, mac];
-        let answer = self.call(&operation, VDPA_CMD_DEV_ATTR_SET, Mode::Do, attributes)?;
+        let command = VDPA_CMD_DEV_ATTR_SET;
+        let answer = self
+            .family
+            .call(&operation, command, Mode::Do, attributes)?;
         // Linux 6.12 reports success for a class without an address, and explains that
         // nothing was done.
         match answer.warning {
@@ -311,7 +289,7 @@ impl Connection {
 
     fn refuse_if_open(&self, name: &str) -> Result<(), Error> {
         match self.bus.device(name) {
-            Ok(device) => in_use::check(&device),
+            Ok(device) => device.check_unused(),
             // The kernel says it better.
             Err(error) if error.is_missing() => Ok(()),
             Err(error) => {
@@ -320,83 +298,31 @@ impl Connection {
             }
         }
     }
-
-    /// Finds out the family's number.
-    fn resolve(&self, operation: &Operation) -> Result<u16, Error> {
-        let answer = match self.worker.call(family::request(VDPA_GENL_NAME)) {
-            Ok(answer) => answer,
-            Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENOENT => {
-                // The bus is in every namespace's sysfs.
-                return Err(if self.bus.names().is_ok() {
-                    let message = "vDPA management exists in the initial network namespace only: \
-                                   run this with `nsenter --net=/proc/1/ns/net`";
-                    Error::new(ErrorKind::OtherNamespace, message)
-                } else {
-                    let message = "this kernel has no vDPA management: load it with \
-                                   `modprobe vdpa`, then a parent driver such as mlx5_vdpa, \
-                                   vp_vdpa or vdpa_sim_net";
-                    Error::new(ErrorKind::NoVdpa, message)
-                });
-            }
-            Err(error) => return Err(self.error(operation, error)),
-        };
-        let number = family::number(&answer.messages, VDPA_GENL_NAME)
-            .map_err(Error::malformed(operation))?;
-        self.family.store(number, Ordering::Relaxed);
-        Ok(number)
-    }
-
-    fn call(
-        &self,
-        operation: &Operation,
-        command: u8,
-        mode: Mode,
-        attributes: Vec<DefaultNla>,
-    ) -> Result<Answer, Error> {
-        let family = self.family.load(Ordering::Relaxed);
-        let mut request = Request::generic(family, command, VDPA_GENL_VERSION, mode, attributes);
-        let outcome = match self.worker.call(request.clone()) {
-            // A number that no family has: the module was loaded again.
-            Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENOENT => {
-                let number = self.resolve(operation)?;
-                if number == request.message_type {
-                    return Err(refused(operation, refusal));
-                }
-                request.message_type = number;
-                self.worker.call(request)
-            }
-            outcome => outcome,
-        };
-        let answer = outcome.map_err(|error| self.error(operation, error))?;
-        if let Some(warning) = &answer.warning {
-            tracing::debug!(%operation, warning, "done, with a warning of the kernel's");
-        }
-        Ok(answer)
-    }
-
-    fn error(&self, operation: &Operation, error: CallError) -> Error {
-        let refused = |refusal| refused(operation, refusal);
-        TEXTS.explain(operation, error, self.worker.patience(), refused)
-    }
 }
 
 /// The operation that failed, as part of a sentence: "cannot …".
 #[derive(Debug)]
-pub(super) enum Operation {
+pub(super) enum Operation<'a> {
     Connect,
     ListMgmtDevices,
-    ShowMgmtDevice(String),
+    ShowMgmtDevice(&'a MgmtDeviceName),
     ListDevices,
-    ShowDevice(String),
+    ShowDevice(&'a str),
     ListConfigs,
-    ShowConfig(String),
-    ShowVendorStats { name: String, queue_index: u32 },
-    Add { name: String, mgmtdev: String },
-    Delete(String),
-    Set(String),
+    ShowConfig(&'a str),
+    ShowVendorStats {
+        name: &'a str,
+        queue_index: u32,
+    },
+    Add {
+        name: &'a str,
+        mgmtdev: &'a MgmtDeviceName,
+    },
+    Delete(&'a str),
+    Set(&'a str),
 }
 
-impl fmt::Display for Operation {
+impl fmt::Display for Operation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connect => f.write_str("find the kernel's vDPA management"),
@@ -420,40 +346,14 @@ fn device_name(name: &str) -> Result<DefaultNla, Error> {
     Ok(string(VDPA_ATTR_DEV_NAME, name::device(name)?))
 }
 
-/// All messages of an answer. Those with another command are not about this.
-fn read<T>(
-    operation: &Operation,
-    answer: &[Message],
-    command: u8,
-    of: impl Fn(&Message) -> Result<T, Malformed>,
-) -> Result<Vec<T>, Error> {
-    answer
-        .iter()
-        .filter(|message| message.command() == command)
-        .map(of)
-        .collect::<Result<_, _>>()
-        .map_err(Error::malformed(operation))
-}
-
-/// The message of an answer that has one.
-fn one<T>(
-    operation: &Operation,
-    answer: &[Message],
-    command: u8,
-    of: impl Fn(&Message) -> Result<T, Malformed>,
-) -> Result<T, Error> {
-    let mut all = read(operation, answer, command, of)?;
-    match (all.pop(), all.is_empty()) {
-        (Some(one), true) => Ok(one),
-        _ => Err(Error::malformed(operation)(Malformed::new(
-            "answer",
-            "it does not have exactly one entry",
-        ))),
+impl family::Operation for Operation<'_> {
+    fn refused(&self, _: &Family, refusal: Refusal) -> Error {
+        refused(self, refusal)
     }
 }
 
 /// A refusal with its remedy.
-fn refused(operation: &Operation, source: Refusal) -> Error {
+fn refused(operation: &Operation<'_>, source: Refusal) -> Error {
     use ErrorKind as Kind;
     use Operation as Of;
     let (kind, message) = match (source.errno(), operation) {

@@ -2,13 +2,9 @@
 
 use super::name::MgmtDeviceName;
 use super::netlink::attributes::Attributes;
-use super::netlink::exchange::Malformed;
+use super::netlink::error::Malformed;
 use super::netlink::message::Message;
-use super::uapi::{
-    VDPA_ATTR_DEV_ID, VDPA_ATTR_DEV_MAX_VQ_SIZE, VDPA_ATTR_DEV_MAX_VQS,
-    VDPA_ATTR_DEV_MGMTDEV_MAX_VQS, VDPA_ATTR_DEV_MIN_VQ_SIZE, VDPA_ATTR_DEV_NAME,
-    VDPA_ATTR_DEV_SUPPORTED_FEATURES, VDPA_ATTR_DEV_VENDOR_ID, VDPA_ATTR_MGMTDEV_SUPPORTED_CLASSES,
-};
+use super::uapi::*;
 
 /// A management device: what vDPA devices are made on, such as a PCI function or a
 /// simulator (`VDPA_CMD_MGMTDEV_GET`).

@@ -44,11 +44,13 @@ mod events;
 mod handle;
 mod health;
 mod instance;
+mod numbered;
 mod operation;
 mod param;
 mod port;
 mod port_requests;
 mod rate;
+mod rate_object;
 mod reload;
 mod uapi;
 
@@ -64,7 +66,8 @@ pub use port::{
     PortFunction, PortType,
 };
 pub use port_requests::{FunctionSettings, NewSubfunction};
-pub use rate::{NodeName, Rate, RateObject, RateParent, RateSettings};
+pub use rate::{Rate, RateParent, RateSettings};
+pub use rate_object::{NodeName, RateObject};
 pub use reload::{ReloadAction, ReloadLimit, ReloadStat};
 
 /// Every decoder, whatever the message is about: for the fuzz target and the tests.

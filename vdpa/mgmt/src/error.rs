@@ -6,8 +6,7 @@ use std::io::{self, ErrorKind as IoErrorKind};
 use std::path::Path;
 use std::time::Duration;
 
-use super::netlink::exchange::{Malformed, Refusal};
-use super::netlink::worker::CallError;
+use super::netlink::error::{CallError, Malformed, Refusal};
 
 /// The cases that code decides on. The error's text has the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +173,16 @@ impl StdError for Error {
     }
 }
 
+/// `None` if the named object does not exist.
+pub(super) fn existing<T>(found: Result<T, Error>) -> Result<Option<T>, Error> {
+    match found {
+        Err(error) if error.is_missing() => Ok(None),
+        found => found.map(Some),
+    }
+}
+
 /// The words for one netlink family in the sentences of errors.
+#[derive(Debug)]
 pub(super) struct Texts {
     /// The objects of a list.
     pub(super) listed: &'static str,

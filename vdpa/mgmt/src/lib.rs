@@ -30,8 +30,8 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let connection = Connection::open()?;
 //! let device = NewDevice::new("nic0", "vdpasim_net".parse()?)?
-//!     .mac([0x52, 0x54, 0, 0x12, 0x34, 0x56])?
-//!     .mtu(1500)?;
+//!     .mac(Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]))?
+//!     .mtu(Some(1500))?;
 //! connection.add(&device)?;
 //! println!("{:?}", connection.config("nic0")?);
 //! connection.delete("nic0")?;
@@ -50,7 +50,6 @@ pub mod devlink;
 mod error;
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
-mod in_use;
 pub mod journal;
 pub mod link;
 mod name;
@@ -59,6 +58,7 @@ mod new_device;
 pub mod nic;
 pub mod pci;
 pub mod sriov;
+mod sysfs;
 pub mod topology;
 mod uapi;
 pub mod uevent;
@@ -71,6 +71,6 @@ pub use error::{Error, ErrorKind};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::decode_anything;
 pub use name::MgmtDeviceName;
-pub use netlink::exchange::Refusal;
+pub use netlink::error::Refusal;
 pub use new_device::NewDevice;
 pub use vendor_stats::{QueueType, VendorStats};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Error, ErrorKind};
 use super::netlink::attributes::Attributes;
-use super::netlink::exchange::Malformed;
+use super::netlink::error::Malformed;
 use super::netlink::message::string;
 use super::uapi::{VDPA_ATTR_MGMTDEV_BUS_NAME, VDPA_ATTR_MGMTDEV_DEV_NAME};
 
@@ -35,6 +35,26 @@ pub(super) fn device(text: &str) -> Result<&str, Error> {
     );
     Err(Error::new(ErrorKind::BadName, message))
 }
+
+/// Has serde read and write a type as its text.
+macro_rules! as_text {
+    ($name:ident) => {
+        impl TryFrom<String> for $name {
+            type Error = Error;
+
+            fn try_from(text: String) -> Result<Self, Error> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(value: $name) -> Self {
+                value.to_string()
+            }
+        }
+    };
+}
+pub(crate) use as_text;
 
 /// The name of a management device, as iproute2 writes it: `vdpasim_net`, or with its bus
 /// `pci/0000:01:00.1`, `auxiliary/mlx5_core.sf.1`; so it is read and written by serde, too.
@@ -82,19 +102,7 @@ impl MgmtDeviceName {
     }
 }
 
-impl TryFrom<String> for MgmtDeviceName {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self, Error> {
-        text.parse()
-    }
-}
-
-impl From<MgmtDeviceName> for String {
-    fn from(name: MgmtDeviceName) -> Self {
-        name.to_string()
-    }
-}
+as_text!(MgmtDeviceName);
 
 impl FromStr for MgmtDeviceName {
     type Err = Error;

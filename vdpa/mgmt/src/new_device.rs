@@ -7,10 +7,7 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_
 use super::error::{self, Error, ErrorKind};
 use super::name::{MgmtDeviceName, is_name};
 use super::netlink::message::{string, value};
-use super::uapi::{
-    VDPA_ATTR_DEV_FEATURES, VDPA_ATTR_DEV_NAME, VDPA_ATTR_DEV_NET_CFG_MACADDR,
-    VDPA_ATTR_DEV_NET_CFG_MAX_VQP, VDPA_ATTR_DEV_NET_CFG_MTU,
-};
+use super::uapi::*;
 
 /// The longest name, in bytes: what iproute2's `vdpa` has room for.
 const NAME_MAX: usize = 63;
@@ -39,9 +36,7 @@ impl NewDevice {
     /// # Errors
     /// `Invalid`.
     pub fn new(name: &str, mgmtdev: MgmtDeviceName) -> Result<Self, Error> {
-        if !is_name(name) || name.len() > NAME_MAX || name.contains(char::is_whitespace) {
-            return Err(Self::bad_name(name));
-        }
+        check_name(name)?;
         Ok(Self {
             name: name.to_owned(),
             mgmtdev,
@@ -52,20 +47,12 @@ impl NewDevice {
         })
     }
 
-    pub(super) fn bad_name(name: &str) -> Error {
-        let message = format!(
-            "{name:?} is no name for a vDPA device: use 1 to 63 bytes without slashes, spaces and \
-             control characters"
-        );
-        Error::new(ErrorKind::Invalid, message)
-    }
-
-    /// Gives it an address.
+    /// Gives it an address; `None`, here and below: as the management device chooses.
     ///
     /// # Errors
     /// `Invalid` if it is not unicast.
-    pub fn mac(self, mac: [u8; 6]) -> Result<Self, Error> {
-        let mac = Some(unicast(mac)?);
+    pub fn mac(self, mac: Option<[u8; 6]>) -> Result<Self, Error> {
+        let mac = mac.map(unicast).transpose()?;
         Ok(Self { mac, ..self })
     }
 
@@ -73,12 +60,11 @@ impl NewDevice {
     ///
     /// # Errors
     /// `Invalid` below 68.
-    pub fn mtu(self, mtu: u16) -> Result<Self, Error> {
-        if mtu < MTU_MIN {
+    pub fn mtu(self, mtu: Option<u16>) -> Result<Self, Error> {
+        if let Some(mtu) = mtu.filter(|mtu| *mtu < MTU_MIN) {
             let message = format!("mtu {mtu} is too small: virtio allows 68 to 65535 bytes");
             return Err(Error::new(ErrorKind::Invalid, message));
         }
-        let mtu = Some(mtu);
         Ok(Self { mtu, ..self })
     }
 
@@ -86,21 +72,20 @@ impl NewDevice {
     ///
     /// # Errors
     /// `Invalid` for 0 or more than 32768.
-    pub fn max_vqp(self, max_vqp: u16) -> Result<Self, Error> {
-        if !(1..=MAX_VQP_MAX).contains(&max_vqp) {
+    pub fn max_vqp(self, max_vqp: Option<u16>) -> Result<Self, Error> {
+        if let Some(max_vqp) = max_vqp.filter(|pairs| !(1..=MAX_VQP_MAX).contains(pairs)) {
             let message =
                 format!("max_vqp {max_vqp} is not possible: virtio allows 1 to 32768 queue pairs");
             return Err(Error::new(ErrorKind::Invalid, message));
         }
-        let max_vqp = Some(max_vqp);
         Ok(Self { max_vqp, ..self })
     }
 
     /// Gives it these virtio feature bits and no others.
     #[must_use]
-    pub fn device_features(self, features: u64) -> Self {
+    pub fn device_features(self, device_features: Option<u64>) -> Self {
         Self {
-            device_features: Some(features),
+            device_features,
             ..self
         }
     }
@@ -158,6 +143,18 @@ impl NewDevice {
     }
 }
 
+/// Fails for what cannot name a new vDPA device.
+pub(super) fn check_name(name: &str) -> Result<(), Error> {
+    if is_name(name) && name.len() <= NAME_MAX && !name.contains(char::is_whitespace) {
+        return Ok(());
+    }
+    let message = format!(
+        "{name:?} is no name for a vDPA device: use 1 to 63 bytes without slashes, spaces and \
+         control characters"
+    );
+    Err(Error::new(ErrorKind::Invalid, message))
+}
+
 /// The address, if a NIC can have it.
 pub(super) fn unicast(mac: [u8; 6]) -> Result<[u8; 6], Error> {
     let [first, ..] = mac;
@@ -183,11 +180,11 @@ mod tests {
     fn all_that_is_given_is_sent() {
         let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
         let full = device()
-            .mac(mac)
-            .and_then(|device| device.mtu(9000))
-            .and_then(|device| device.max_vqp(4))
+            .mac(Some(mac))
+            .and_then(|device| device.mtu(Some(9000)))
+            .and_then(|device| device.max_vqp(Some(4)))
             .unwrap()
-            .device_features(u64::MAX);
+            .device_features(Some(u64::MAX));
         assert_eq!((full.name(), full.mgmtdev().bus()), ("nic0", Some("pci")));
         let expected = [
             value(1, b"pci\0"),
@@ -209,13 +206,13 @@ mod tests {
             assert!(error.to_string().contains("63 bytes"), "{error}");
         }
         for mac in [[0; 6], [0xff; 6], [1, 0, 0, 0, 0, 0]] {
-            let error = device().mac(mac).unwrap_err();
+            let error = device().mac(Some(mac)).unwrap_err();
             assert!(error.to_string().contains("unicast"), "{error}");
         }
-        assert!(device().mtu(67).is_err());
-        assert!(device().mtu(68).is_ok());
-        assert!(device().max_vqp(0).is_err());
-        assert!(device().max_vqp(0x8001).is_err());
+        assert!(device().mtu(Some(67)).is_err());
+        assert!(device().mtu(Some(68)).is_ok());
+        assert!(device().max_vqp(Some(0)).is_err());
+        assert!(device().max_vqp(Some(0x8001)).is_err());
     }
 
     #[test]
@@ -224,12 +221,12 @@ mod tests {
             assert!(
                 device
                     .clone()
-                    .device_features(1 << bit)
+                    .device_features(Some(1 << bit))
                     .attributes()
                     .is_ok()
             );
             let error = device
-                .device_features(!(1_u64 << bit))
+                .device_features(Some(!(1_u64 << bit)))
                 .attributes()
                 .unwrap_err();
             assert!(
@@ -237,11 +234,11 @@ mod tests {
                 "{error}"
             );
         };
-        missing(device().mac([2, 0, 0, 0, 0, 1]).unwrap(), 5);
-        missing(device().mtu(1500).unwrap(), 3);
-        missing(device().max_vqp(2).unwrap(), 22);
+        missing(device().mac(Some([2, 0, 0, 0, 0, 1])).unwrap(), 5);
+        missing(device().mtu(Some(1500)).unwrap(), 3);
+        missing(device().max_vqp(Some(2)).unwrap(), 22);
         // One pair needs no MQ.
-        let one = device().max_vqp(1).unwrap().device_features(0);
+        let one = device().max_vqp(Some(1)).unwrap().device_features(Some(0));
         assert!(one.attributes().is_ok());
     }
 }

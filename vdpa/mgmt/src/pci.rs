@@ -16,14 +16,14 @@ mod usage;
 use std::fs;
 use std::io::ErrorKind as IoErrorKind;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 pub use address::Address;
-pub(super) use bind::{no_driver, write};
+pub(super) use bind::no_driver;
 
 use super::bus::Bus;
-use super::error::{Error, ErrorKind};
+use super::error::{Error, ErrorKind, existing};
 use super::name::is_name;
+use super::sysfs::{attribute, link_name, names, number};
 
 /// More virtual functions than a physical one can have (NumVFs is a register of 16 bits).
 const VIRTUAL_FUNCTIONS_MAX: usize = 1 << 16;
@@ -165,12 +165,8 @@ impl Pci {
             if !self.directory(address).join("sriov_totalvfs").exists() {
                 continue;
             }
-            match self.function(address) {
-                Ok(function) => found.push(function),
-                // Gone meanwhile.
-                Err(error) if error.is_missing() => {}
-                Err(error) => return Err(error),
-            }
+            // None if it is gone meanwhile.
+            found.extend(existing(self.function(address))?);
         }
         found.sort_by_key(|function: &Function| function.address);
         Ok(found)
@@ -291,55 +287,6 @@ fn represents(interface: &Path) -> bool {
     // Most drivers have no such name, and say so by an error.
     let name = fs::read_to_string(interface.join("phys_port_name")).unwrap_or_default();
     name.contains("pf") && (name.contains("vf") || name.contains("sf"))
-}
-
-/// What is in a directory; nothing if it is not there.
-pub(super) fn names(directory: &Path) -> Result<Vec<String>, Error> {
-    let entries = match fs::read_dir(directory) {
-        Err(error)
-            if matches!(
-                error.kind(),
-                IoErrorKind::NotFound | IoErrorKind::NotADirectory
-            ) =>
-        {
-            return Ok(Vec::new());
-        }
-        entries => entries.map_err(Error::read(directory))?,
-    };
-    entries
-        .map(|entry| {
-            let entry = entry.map_err(Error::read(directory))?;
-            Ok(entry.file_name().to_string_lossy().into_owned())
-        })
-        .collect()
-}
-
-/// The name of what a link points to, if there is one.
-pub(super) fn link_name(link: &Path) -> Result<Option<String>, Error> {
-    match fs::read_link(link) {
-        Ok(target) => Ok(target
-            .file_name()
-            .map(|name| name.to_string_lossy().into_owned())),
-        Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::read(link)(source)),
-    }
-}
-
-/// The text in a file of sysfs; none if it is empty or not there.
-pub(super) fn attribute(path: &Path) -> Result<Option<String>, Error> {
-    match fs::read(path) {
-        Ok(bytes) => {
-            let text = String::from_utf8_lossy(&bytes).trim().to_owned();
-            Ok(Some(text).filter(|text| !text.is_empty()))
-        }
-        Err(error) if error.kind() == IoErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::read(path)(source)),
-    }
-}
-
-/// The number in a file of sysfs, if there is one of the right size.
-pub(super) fn number<T: FromStr>(path: &Path) -> Result<Option<T>, Error> {
-    Ok(attribute(path)?.and_then(|text| text.parse().ok()))
 }
 
 /// There is no such function.

@@ -37,7 +37,8 @@ pub use settings::{LinkState, Rates, Setting, Vlan, VlanProtocol};
 use std::io;
 
 use super::error::{Error, ErrorKind};
-use super::pci::{Address, Function, Pci, no_sriov, write};
+use super::pci::{Address, Function, Pci, no_sriov};
+use super::sysfs;
 
 /// A network interface, with what its NIC lets its virtual functions do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,12 +121,12 @@ impl Pci {
     /// How many virtual functions it has now.
     fn count(&self, address: Address) -> Result<u32, Error> {
         let path = self.directory(address).join("sriov_numvfs");
-        super::pci::number(&path)?.ok_or_else(|| no_sriov(address))
+        sysfs::number(&path)?.ok_or_else(|| no_sriov(address))
     }
 
     fn write_count(&self, address: Address, count: u32) -> io::Result<()> {
         let path = self.directory(address).join("sriov_numvfs");
-        write(&path, &count.to_string())
+        sysfs::write(&path, &count.to_string())
     }
 
     fn count_error(&self, function: Address, count: u32, source: io::Error) -> Error {

@@ -4,13 +4,9 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 
 use super::netlink::attributes::{Attributes, number, text};
-use super::netlink::exchange::Malformed;
+use super::netlink::error::Malformed;
 use super::netlink::message::Message;
-use super::uapi::{
-    VDPA_ATTR_DEV_ID, VDPA_ATTR_DEV_NAME, VDPA_ATTR_DEV_NEGOTIATED_FEATURES,
-    VDPA_ATTR_DEV_NET_CFG_MAX_VQP, VDPA_ATTR_DEV_QUEUE_INDEX, VDPA_ATTR_DEV_VENDOR_ATTR_NAME,
-    VDPA_ATTR_DEV_VENDOR_ATTR_VALUE,
-};
+use super::uapi::*;
 
 /// What a network device's queue is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! Used buffers and the interrupt for them.
 
-use super::subject::{Moved, PATIENCE, Subject, drain, exercise};
-use super::{Attempt, Rule, fail, noted, skipped};
+use super::rule::Rule;
+use super::subject::{Moved, PATIENCE, STUCK, Subject, exercise};
+use super::verdict::{Attempt, fail, noted, skipped};
 use crate::probe::{send_one, wait};
 use crate::ring::Violation;
 use crate::uapi::BackendFeatures;
@@ -30,35 +31,18 @@ pub(super) const RULES: &[Rule] = &[
 /// More than a lap of most rings.
 const FRAMES: usize = 300;
 
-/// The violation that moving frames brings, if one.
-fn violation(subject: &Subject<'_>) -> Result<Found, Box<dyn std::error::Error>> {
-    let mut netdev = subject.start(BackendFeatures::all())?;
-    Ok(match exercise(&mut netdev, FRAMES) {
-        Moved::All => Found::None,
-        Moved::Stuck => Found::Stuck,
-        Moved::Broken(error) => match error.violation() {
-            Some(violation) => Found::Violation(violation),
-            None => return Err(error.into()),
-        },
-    })
-}
-
-enum Found {
-    None,
-    Stuck,
-    Violation(Violation),
-}
-
 /// Whether the violation is this rule's.
 fn judged(subject: &Subject<'_>, is_own: fn(&Violation) -> bool) -> Attempt {
-    if let Some(verdict) = subject.no_frames().or_else(|| subject.known_stuck()) {
-        return Ok(verdict);
-    }
-    Ok(match violation(subject)? {
-        Found::None => noted(format!("{FRAMES} frames")),
-        Found::Stuck => skipped("the device moves no frames: see memory.reach"),
-        Found::Violation(violation) if is_own(&violation) => fail(violation.to_string()),
-        Found::Violation(_) => skipped("the device broke another rule of its rings first"),
+    subject.moves_frames()?;
+    let mut netdev = subject.start(BackendFeatures::all())?;
+    Ok(match exercise(&mut netdev, FRAMES) {
+        Moved::All => noted(format!("{FRAMES} frames")),
+        Moved::Stuck => skipped(STUCK),
+        Moved::Broken(error) => match error.violation() {
+            Some(violation) if is_own(&violation) => fail(violation.to_string()),
+            Some(_) => skipped("the device broke another rule of its rings first"),
+            None => error.into(),
+        },
     })
 }
 
@@ -75,21 +59,15 @@ fn used_length(subject: &Subject<'_>) -> Attempt {
 }
 
 fn interrupt(subject: &Subject<'_>) -> Attempt {
-    let mut netdev = match subject.working(1)? {
-        Ok(netdev) => netdev,
-        Err(verdict) => return Ok(verdict),
-    };
-    let Some(pair) = netdev.driver.pairs.first_mut() else {
-        return Ok(fail("there is no queue pair"));
-    };
-    let transmit = &mut pair.transmit;
+    let mut netdev = subject.working(1)?;
+    let transmit = netdev.driver.transmit()?;
     for round in 0..20 {
         transmit.queue_mut().clear_call()?;
         transmit.queue_mut().enable_interrupts()?;
         send_one(transmit)?;
         let called = wait(transmit, PATIENCE)?;
-        if !drain(transmit, PATIENCE)? {
-            return Ok(skipped("the device moves no frames: see memory.reach"));
+        if !transmit.drain(PATIENCE)? {
+            return Ok(skipped(STUCK));
         }
         if !called {
             return Ok(fail(format!(

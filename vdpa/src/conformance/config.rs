@@ -1,7 +1,8 @@
 //! The device configuration.
 
+use super::rule::Rule;
 use super::subject::Subject;
-use super::{Attempt, Rule, fail, noted, pass, skipped};
+use super::verdict::{Attempt, fail, noted, pass, skipped};
 use crate::netdev::NetConfig;
 
 pub(super) const RULES: &[Rule] = &[
@@ -35,9 +36,7 @@ pub(super) const RULES: &[Rule] = &[
 const NET_SIZES: std::ops::RangeInclusive<u32> = 12..=28;
 
 fn size(subject: &Subject<'_>) -> Attempt {
-    if let Some(verdict) = subject.no_frames() {
-        return Ok(verdict);
-    }
+    subject.is_network()?;
     let (device, _iotlb) = subject.own()?;
     let size = device.config_size();
     Ok(if NET_SIZES.contains(&size) {
@@ -84,9 +83,7 @@ fn write_beyond(subject: &Subject<'_>) -> Attempt {
 }
 
 fn queue_pairs(subject: &Subject<'_>) -> Attempt {
-    if let Some(verdict) = subject.no_frames() {
-        return Ok(verdict);
-    }
+    subject.is_network()?;
     let (device, _iotlb) = subject.own()?;
     let features = device.info().features;
     if features & (1 << virtio_bindings::virtio_net::VIRTIO_NET_F_MQ) == 0 {

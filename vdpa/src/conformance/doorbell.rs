@@ -1,7 +1,8 @@
 //! Doorbell pages.
 
-use super::subject::{PATIENCE, Subject, drain};
-use super::{Attempt, Rule, fail, pass, skipped};
+use super::rule::Rule;
+use super::subject::{PATIENCE, Subject};
+use super::verdict::{Attempt, fail, pass, skipped};
 use crate::device::Device;
 use crate::netdev::{Kick, Netdev, Options};
 use crate::probe::send_one;
@@ -14,27 +15,21 @@ pub(super) const RULES: &[Rule] = &[Rule {
 }];
 
 fn store(subject: &Subject<'_>) -> Attempt {
-    if let Some(verdict) = subject.no_frames() {
-        return Ok(verdict);
-    }
+    subject.is_network()?;
     let (device, _iotlb) = subject.own()?;
     if let Some(why) = device.missing_doorbell(1)? {
         return Ok(skipped(why));
     }
     drop((device, _iotlb));
-    if let Err(verdict) = subject.working(1)? {
-        return Ok(verdict);
-    }
+    drop(subject.working(1)?);
     let (device, iotlb) = Device::open(subject.path())?.own()?;
     let mut netdev = Netdev::start(device, iotlb, &Options::default())?;
-    let Some(pair) = netdev.driver.pairs.first_mut() else {
-        return Ok(fail("there is no queue pair"));
-    };
-    if pair.transmit.queue().kick_by() != Kick::Doorbell {
+    let transmit = netdev.driver.transmit()?;
+    if transmit.queue().kick_by() != Kick::Doorbell {
         return Ok(fail("the doorbell was offered and cannot be mapped"));
     }
-    send_one(&mut pair.transmit)?;
-    Ok(if drain(&mut pair.transmit, PATIENCE)? {
+    send_one(transmit)?;
+    Ok(if transmit.drain(PATIENCE)? {
         pass()
     } else {
         fail(format!("nothing happened within {PATIENCE:?}"))

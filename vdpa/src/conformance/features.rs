@@ -1,7 +1,8 @@
 //! Ownership and features.
 
+use super::rule::Rule;
 use super::subject::Subject;
-use super::{Attempt, Rule, fail, pass};
+use super::verdict::{Attempt, fail, pass};
 use crate::device::Device;
 use crate::features::{Policy, Reason, describe, pass_through};
 use crate::uapi;

@@ -1,7 +1,8 @@
 //! Queue groups and address spaces.
 
+use super::rule::Rule;
 use super::subject::Subject;
-use super::{Attempt, Rule, fail, noted, pass, quirk, skipped};
+use super::verdict::{Attempt, fail, noted, pass, quirk, skipped};
 use crate::uapi;
 
 pub(super) const RULES: &[Rule] = &[

@@ -1,7 +1,8 @@
 //! What the device reaches.
 
-use super::subject::{Moved, Subject, exercise};
-use super::{Attempt, Rule, fail, noted, pass, skipped};
+use super::rule::Rule;
+use super::subject::{Moved, STUCK, Subject, exercise};
+use super::verdict::{Attempt, fail, noted, pass, skipped};
 use crate::iotlb::Iotlb;
 use crate::uapi::BackendFeatures;
 
@@ -37,9 +38,7 @@ const UNREACHED: &str =
 
 /// Whether a device with these backend features works on mapped memory.
 fn reached(subject: &Subject<'_>, wanted: BackendFeatures) -> Attempt {
-    if let Some(verdict) = subject.no_frames() {
-        return Ok(verdict);
-    }
+    subject.is_network()?;
     let mut netdev = subject.start(wanted)?;
     Ok(match exercise(&mut netdev, 3) {
         // A broken used element is a write that arrived.
@@ -60,10 +59,7 @@ fn unbatched(subject: &Subject<'_>) -> Attempt {
 }
 
 fn persist(subject: &Subject<'_>) -> Attempt {
-    let mut netdev = match subject.working(3)? {
-        Ok(netdev) => netdev,
-        Err(verdict) => return Ok(verdict),
-    };
+    let mut netdev = subject.working(3)?;
     if !netdev.driver.iotlb.survives_reset() {
         return Ok(skipped("IOTLB_PERSIST is not offered"));
     }
@@ -75,13 +71,11 @@ fn persist(subject: &Subject<'_>) -> Attempt {
 }
 
 fn remap(subject: &Subject<'_>) -> Attempt {
-    if let Err(verdict) = subject.working(1)? {
-        return Ok(verdict);
-    }
+    drop(subject.working(1)?);
     let without = BackendFeatures::all() - BackendFeatures::IOTLB_PERSIST;
     let mut netdev = subject.start(without)?;
     if !matches!(exercise(&mut netdev, 3), Moved::All) {
-        return Ok(skipped("the device moves no frames: see memory.reach"));
+        return Ok(skipped(STUCK));
     }
     netdev.restart(Iotlb::remap_after_reset)?;
     Ok(match exercise(&mut netdev, 3) {

@@ -16,81 +16,33 @@ mod doorbell;
 mod features;
 mod groups;
 mod memory;
+mod rule;
 mod status;
 mod subject;
 mod suspend;
+mod verdict;
 mod vring;
 
-use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use self::rule::Rule;
 use self::subject::Subject;
+pub use self::verdict::Verdict;
 use crate::device::Device;
 
-/// What was found of a rule. The detail is for people and may be empty.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-#[serde(tag = "verdict", rename_all = "snake_case")]
-pub enum Verdict {
-    /// It is kept.
-    Pass {
-        /// What was seen.
-        detail: String,
-    },
-    /// It is broken.
-    Fail {
-        /// What was seen.
-        detail: String,
-    },
-    /// It is broken by the kernel whatever the parent does.
-    Quirk {
-        /// What that means for a driver.
-        detail: String,
-    },
-    /// It could not be tried.
-    Skipped {
-        /// Why.
-        detail: String,
-    },
-}
-
-fn pass() -> Verdict {
-    noted("")
-}
-
-fn noted(detail: impl Into<String>) -> Verdict {
-    let detail = detail.into();
-    Verdict::Pass { detail }
-}
-
-fn fail(detail: impl Into<String>) -> Verdict {
-    let detail = detail.into();
-    Verdict::Fail { detail }
-}
-
-fn quirk(detail: impl Into<String>) -> Verdict {
-    let detail = detail.into();
-    Verdict::Quirk { detail }
-}
-
-fn skipped(detail: impl Into<String>) -> Verdict {
-    let detail = detail.into();
-    Verdict::Skipped { detail }
-}
-
-/// What a check gives; an error counts as a failure of the rule.
-type Attempt = Result<Verdict, Box<dyn Error>>;
-
-/// One rule.
-struct Rule {
-    /// Theme and name.
-    id: &'static str,
-    /// In words.
-    rule: &'static str,
-    /// Where it is written.
-    source: &'static str,
-    check: fn(&Subject<'_>) -> Attempt,
-}
+/// All rules, by theme.
+const THEMES: [&[Rule]; 9] = [
+    status::RULES,
+    features::RULES,
+    config::RULES,
+    vring::RULES,
+    groups::RULES,
+    memory::RULES,
+    completion::RULES,
+    suspend::RULES,
+    doorbell::RULES,
+];
 
 /// A rule and what was found.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -135,27 +87,13 @@ impl Report {
 pub fn report(path: &Path, progress: &mut dyn FnMut(&str)) -> Result<Report, crate::Error> {
     let device_id = Device::open(path)?.device_id();
     let subject = Subject::new(path, device_id);
-    let themes = [
-        status::RULES,
-        features::RULES,
-        config::RULES,
-        vring::RULES,
-        groups::RULES,
-        memory::RULES,
-        completion::RULES,
-        suspend::RULES,
-        doorbell::RULES,
-    ];
-    let lines = themes
+    let lines = THEMES
         .into_iter()
         .flatten()
         .map(|rule| {
             progress(rule.id);
             let begin = Instant::now();
-            let verdict = match (rule.check)(&subject) {
-                Ok(verdict) => verdict,
-                Err(error) => fail(crate::causes::in_one_line(error.as_ref())),
-            };
+            let (Ok(verdict) | Err(verdict)) = (rule.check)(&subject);
             Line {
                 id: rule.id,
                 rule: rule.rule,
@@ -173,6 +111,7 @@ pub fn report(path: &Path, progress: &mut dyn FnMut(&str)) -> Result<Report, cra
 
 #[cfg(test)]
 mod tests {
+    use super::verdict::{fail, pass, quirk, skipped};
     use super::*;
 
     #[test]
@@ -195,21 +134,7 @@ mod tests {
         assert!(report.is_good());
         report.lines.push(line("d", fail("why")));
         assert!(!report.is_good());
-        let mut ids: Vec<&str> = [
-            status::RULES,
-            features::RULES,
-            config::RULES,
-            vring::RULES,
-            groups::RULES,
-            memory::RULES,
-            completion::RULES,
-            suspend::RULES,
-            doorbell::RULES,
-        ]
-        .into_iter()
-        .flatten()
-        .map(|rule| rule.id)
-        .collect();
+        let mut ids: Vec<&str> = THEMES.into_iter().flatten().map(|rule| rule.id).collect();
         let count = ids.len();
         ids.sort_unstable();
         ids.dedup();

@@ -1,7 +1,8 @@
 //! The device status.
 
+use super::rule::Rule;
 use super::subject::Subject;
-use super::{Attempt, Rule, fail, pass};
+use super::verdict::{Attempt, fail, pass};
 use crate::device::Device;
 
 pub(super) const RULES: &[Rule] = &[

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::subject::{Moved, PATIENCE, Subject, drain, exercise};
-use super::{Attempt, Rule, Verdict, fail, noted, pass, quirk, skipped};
+use super::rule::Rule;
+use super::subject::{Moved, PATIENCE, Subject, exercise};
+use super::verdict::{Attempt, Verdict, fail, noted, pass, quirk, skipped};
 use crate::causes::in_one_line;
 use crate::netdev::Netdev;
 use crate::probe::{expected_base, send_one};
@@ -48,28 +49,20 @@ const WATCH: Duration = Duration::from_millis(200);
 const FRAMES: usize = 37;
 
 /// A device that has sent frames and was suspended.
-fn suspended(subject: &Subject<'_>) -> Result<Result<Netdev, Verdict>, Box<dyn std::error::Error>> {
-    let mut netdev = match subject.working(FRAMES)? {
-        Ok(netdev) => netdev,
-        Err(verdict) => return Ok(Err(verdict)),
-    };
+fn suspended(subject: &Subject<'_>) -> Result<Netdev, Verdict> {
+    let mut netdev = subject.working(FRAMES)?;
     if !netdev.device.can_suspend() {
-        return Ok(Err(skipped("SUSPEND is not offered")));
+        return Err(skipped("SUSPEND is not offered"));
     }
     netdev.suspend()?;
-    Ok(Ok(netdev))
+    Ok(netdev)
 }
 
 fn stops(subject: &Subject<'_>) -> Attempt {
-    let mut netdev = match suspended(subject)? {
-        Ok(netdev) => netdev,
-        Err(verdict) => return Ok(verdict),
-    };
-    let Some(pair) = netdev.driver.pairs.first_mut() else {
-        return Ok(fail("there is no queue pair"));
-    };
-    send_one(&mut pair.transmit)?;
-    Ok(if drain(&mut pair.transmit, WATCH)? {
+    let mut netdev = suspended(subject)?;
+    let transmit = netdev.driver.transmit()?;
+    send_one(transmit)?;
+    Ok(if transmit.drain(WATCH)? {
         fail("a frame that was sent after the suspend was taken")
     } else {
         noted(format!("watched for {WATCH:?}"))
@@ -77,18 +70,8 @@ fn stops(subject: &Subject<'_>) -> Attempt {
 }
 
 fn base(subject: &Subject<'_>) -> Attempt {
-    let netdev = match suspended(subject)? {
-        Ok(netdev) => netdev,
-        Err(verdict) => return Ok(verdict),
-    };
-    let Some(queue) = netdev
-        .driver
-        .pairs
-        .first()
-        .map(|pair| pair.transmit.queue())
-    else {
-        return Ok(fail("there is no queue pair"));
-    };
+    let mut netdev = suspended(subject)?;
+    let queue = netdev.driver.transmit()?.queue();
     let expected = expected_base(queue.positions(), netdev.device.is_packed());
     Ok(match netdev.device.vring_base(queue.index()) {
         Ok(base) if base == expected => noted(format!("{base:?}")),
@@ -98,10 +81,7 @@ fn base(subject: &Subject<'_>) -> Attempt {
 }
 
 fn round_trip(subject: &Subject<'_>) -> Attempt {
-    let netdev = match suspended(subject)? {
-        Ok(netdev) => netdev,
-        Err(verdict) => return Ok(verdict),
-    };
+    let netdev = suspended(subject)?;
     let index = 1;
     let before = match netdev.device.vring_base(index) {
         Ok(base) => base,
@@ -124,10 +104,7 @@ fn round_trip(subject: &Subject<'_>) -> Attempt {
 }
 
 fn resume(subject: &Subject<'_>) -> Attempt {
-    let mut netdev = match suspended(subject)? {
-        Ok(netdev) => netdev,
-        Err(verdict) => return Ok(verdict),
-    };
+    let mut netdev = suspended(subject)?;
     if !netdev
         .device
         .backend_features()
@@ -135,13 +112,9 @@ fn resume(subject: &Subject<'_>) -> Attempt {
     {
         return Ok(skipped("RESUME is not offered"));
     }
-    if let Some(pair) = netdev.driver.pairs.first_mut() {
-        send_one(&mut pair.transmit)?;
-    }
+    send_one(netdev.driver.transmit()?)?;
     netdev.resume()?;
-    if let Some(pair) = netdev.driver.pairs.first_mut()
-        && !drain(&mut pair.transmit, PATIENCE)?
-    {
+    if !netdev.driver.transmit()?.drain(PATIENCE)? {
         return Ok(fail("a frame that waited is not taken after the resume"));
     }
     Ok(match exercise(&mut netdev, FRAMES) {

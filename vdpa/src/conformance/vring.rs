@@ -1,7 +1,8 @@
 //! Setting rings up.
 
+use super::rule::Rule;
 use super::subject::Subject;
-use super::{Attempt, Rule, Verdict, fail, noted, pass, quirk, skipped};
+use super::verdict::{Attempt, fail, noted, pass, quirk, skipped};
 use crate::device::Device;
 use crate::uapi::{self, vhost_vring_addr};
 
@@ -63,7 +64,7 @@ fn takes(device: &Device, queue: u32, size: u32) -> bool {
         .is_ok()
 }
 
-fn is_refused(subject: &Subject<'_>, size: u32) -> Result<Verdict, Box<dyn std::error::Error>> {
+fn is_refused(subject: &Subject<'_>, size: u32) -> Attempt {
     let (device, _iotlb) = subject.negotiate()?;
     Ok(if takes(&device, 0, size) {
         fail(format!("{size} entries are taken"))
@@ -112,18 +113,8 @@ fn no_such_queue(subject: &Subject<'_>) -> Attempt {
 }
 
 fn running(subject: &Subject<'_>) -> Attempt {
-    let netdev = match subject.working(1)? {
-        Ok(netdev) => netdev,
-        Err(verdict) => return Ok(verdict),
-    };
-    let Some(queue) = netdev
-        .driver
-        .pairs
-        .first()
-        .map(|pair| pair.transmit.queue())
-    else {
-        return Ok(fail("there is no queue pair"));
-    };
+    let mut netdev = subject.working(1)?;
+    let queue = netdev.driver.transmit()?.queue();
     let addresses = vhost_vring_addr {
         index: u32::from(queue.index()),
         flags: 0,

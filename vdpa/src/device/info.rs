@@ -9,7 +9,7 @@ use super::handle::Handle;
 use super::vring::RING_SIZE_MAX;
 use crate::Error;
 use crate::iova::IovaRange;
-use crate::uapi::{self, BackendFeatures, vhost_vdpa_iova_range};
+use crate::uapi::{self, BackendFeatures, Read, vhost_vdpa_iova_range};
 
 /// More configuration than any virtio device has, in bytes.
 const CONFIG_SIZE_MAX: u32 = 65536;
@@ -17,7 +17,7 @@ const CONFIG_SIZE_MAX: u32 = 65536;
 const GROUPS_MAX: u32 = 65536;
 
 /// One queue of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct QueueInfo {
     /// Largest ring, in entries.
     pub max_size: u16,
@@ -69,9 +69,11 @@ impl DeviceInfo {
 
     /// What is known of a device without an owner: its type and the size of its configuration.
     pub(super) fn of_opened(handle: &Handle, device_id: u32) -> Result<Self, Error> {
-        let size = refused(
+        let size = ask(
+            handle,
             "VHOST_VDPA_GET_CONFIG_SIZE",
-            handle.read(uapi::get_config_size(), 0),
+            uapi::get_config_size(),
+            0,
         )?;
         Ok(Self {
             device_id,
@@ -92,26 +94,17 @@ impl DeviceInfo {
         acked: BackendFeatures,
         offered: BackendFeatures,
     ) -> Result<Self, Error> {
-        let features = refused("VHOST_GET_FEATURES", handle.read(uapi::get_features(), 0))?;
-        let count = refused(
-            "VHOST_VDPA_GET_VQS_COUNT",
-            handle.read(uapi::get_vqs_count(), 0),
-        )?;
-        let common = refused(
-            "VHOST_VDPA_GET_VRING_NUM",
-            handle.read(uapi::get_vring_num(), 0),
-        )?;
+        let features = ask(handle, "VHOST_GET_FEATURES", uapi::get_features(), 0)?;
+        let count = ask(handle, "VHOST_VDPA_GET_VQS_COUNT", uapi::get_vqs_count(), 0)?;
+        let common = ask(handle, "VHOST_VDPA_GET_VRING_NUM", uapi::get_vring_num(), 0)?;
         let groups = bounded(
             "queue groups",
-            refused(
-                "VHOST_VDPA_GET_GROUP_NUM",
-                handle.read(uapi::get_group_num(), 0),
-            )?,
+            ask(handle, "VHOST_VDPA_GET_GROUP_NUM", uapi::get_group_num(), 0)?,
             GROUPS_MAX,
         )?;
         let address_spaces = bounded(
             "address spaces",
-            refused("VHOST_VDPA_GET_AS_NUM", handle.read(uapi::get_as_num(), 0))?,
+            ask(handle, "VHOST_VDPA_GET_AS_NUM", uapi::get_as_num(), 0)?,
             GROUPS_MAX,
         )?
         .max(1);
@@ -120,9 +113,11 @@ impl DeviceInfo {
             .filter(|count| *count > 0)
             .ok_or_else(|| nonsense(count, "queues"))?;
         let none = vhost_vdpa_iova_range { first: 0, last: 0 };
-        let range = refused(
+        let range = ask(
+            handle,
             "VHOST_VDPA_GET_IOVA_RANGE",
-            handle.read(uapi::get_iova_range(), none),
+            uapi::get_iova_range(),
+            none,
         )?;
         let iova_range = IovaRange::new(range.first, range.last)
             .ok_or_else(|| nonsense(range.last, "as the last address it reaches"))?;
@@ -208,7 +203,13 @@ pub(super) fn nonsense(value: impl Into<u64>, what: &str) -> Error {
     Error::other(format!("the device claims {} {what}", value.into()))
 }
 
-/// Names the ioctl that failed.
-pub(super) fn refused<T>(operation: &'static str, result: io::Result<T>) -> Result<T, Error> {
-    result.map_err(Error::refused(operation))
+/// Asks a question about the whole device. An error names the ioctl.
+pub(super) fn ask<T>(
+    handle: &Handle,
+    operation: &'static str,
+    request: Read<T>,
+    initial: T,
+) -> Result<T, Error> {
+    let answer = handle.read(request, initial);
+    answer.map_err(Error::refused(operation))
 }

@@ -3,7 +3,7 @@
 //!
 //! It must not know rings; the diagram of the states is in the parent module.
 
-use super::info::{query_group, refused};
+use super::info::{ask, query_group};
 use super::{
     ACCESS_PLATFORM, ACKNOWLEDGE, DRIVER, Device, FEATURES_OK, Operation, VERSION_1, other_status,
 };
@@ -49,10 +49,8 @@ impl Device {
             )
             .because(source)
         })?;
-        let offered = refused(
-            "VHOST_GET_BACKEND_FEATURES",
-            self.handle.read(uapi::get_backend_features(), 0),
-        )?;
+        let request = uapi::get_backend_features();
+        let offered = ask(&self.handle, "VHOST_GET_BACKEND_FEATURES", request, 0)?;
         // Bits that this crate does not know are not acknowledged: who knows
         // what they would ask of us.
         let offered = BackendFeatures::from_bits_truncate(offered);
@@ -64,11 +62,9 @@ impl Device {
             // The kernel refuses DESC_ASID without it.
             acked.remove(BackendFeatures::DESC_ASID);
         }
-        refused(
-            "VHOST_SET_BACKEND_FEATURES",
-            self.handle
-                .write(uapi::set_backend_features(), &acked.bits()),
-        )?;
+        self.handle
+            .write(uapi::set_backend_features(), &acked.bits())
+            .map_err(Error::refused("VHOST_SET_BACKEND_FEATURES"))?;
         self.info = self.info.query(&self.handle, acked, offered)?;
         self.acked = acked;
         Ok(())
@@ -103,10 +99,9 @@ impl Device {
                 self.info.groups
             )));
         }
-        let set = self
-            .handle
-            .set_vring_state(uapi::set_group_asid(), group, asid);
-        refused("VHOST_VDPA_SET_GROUP_ASID", set)
+        self.handle
+            .set_vring_state(uapi::set_group_asid(), group, asid)
+            .map_err(Error::refused("VHOST_VDPA_SET_GROUP_ASID"))
     }
 
     /// Walks the status to FEATURES_OK with `features` (virtio 1.3, 3.1.1).
@@ -139,10 +134,9 @@ impl Device {
     fn walk_to_features_ok(&mut self, features: u64) -> Result<(), Error> {
         self.add_status(ACKNOWLEDGE)?;
         self.add_status(DRIVER)?;
-        refused(
-            "VHOST_SET_FEATURES",
-            self.handle.write(uapi::set_features(), &features),
-        )?;
+        self.handle
+            .write(uapi::set_features(), &features)
+            .map_err(Error::refused("VHOST_SET_FEATURES"))?;
         let (wanted, shown) = self.try_status(FEATURES_OK)?;
         if shown & FEATURES_OK == 0 {
             return Err(Error::other(format!(

@@ -6,7 +6,7 @@
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::info::{nonsense, refused};
+use super::info::nonsense;
 use super::state::unable;
 use super::{DRIVER_OK, Device, Operation, State, VringBase, VringConfig};
 use crate::Error;
@@ -87,7 +87,8 @@ impl Device {
             if !device.can_suspend() {
                 return Err(unable("suspend"));
             }
-            refused("VHOST_VDPA_SUSPEND", device.handle.call(uapi::suspend()))
+            let suspended = device.handle.call(uapi::suspend());
+            suspended.map_err(Error::refused("VHOST_VDPA_SUSPEND"))
         })
     }
 
@@ -101,7 +102,8 @@ impl Device {
             if !device.acked.contains(BackendFeatures::RESUME) {
                 return Err(unable("resume"));
             }
-            refused("VHOST_VDPA_RESUME", device.handle.call(uapi::resume()))
+            let resumed = device.handle.call(uapi::resume());
+            resumed.map_err(Error::refused("VHOST_VDPA_RESUME"))
         })
     }
 

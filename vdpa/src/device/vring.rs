@@ -109,6 +109,22 @@ impl VringBase {
         }
     }
 
+    /// Where a device begins that is to take again what was taken and not used.
+    #[must_use]
+    pub fn at_used(self) -> Self {
+        match self {
+            Self::Packed {
+                used, used_wrap, ..
+            } => Self::Packed {
+                available: used,
+                available_wrap: used_wrap,
+                used,
+                used_wrap,
+            },
+            split @ Self::Split { .. } => split,
+        }
+    }
+
     /// The number as VHOST_SET_VRING_BASE takes it.
     #[must_use]
     pub fn to_kernel(self) -> u32 {

@@ -180,6 +180,13 @@ impl Driver {
         self.memory.range()
     }
 
+    /// The transmit queue of the first pair.
+    pub(crate) fn transmit(&mut self) -> Result<&mut TxQueue, Error> {
+        let pair = self.pairs.first_mut();
+        pair.map(|pair| &mut pair.transmit)
+            .ok_or_else(|| Error::other("there is no queue pair"))
+    }
+
     /// Rings and buffers as a guest's memory.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Transmitting.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use super::HEADER_LEN;
 use super::queue::Virtqueue;
@@ -106,6 +107,19 @@ impl TxQueue {
             count += 1;
         }
         Ok(count)
+    }
+
+    /// Waits until the device gives all buffers back; `false` if that takes longer than `limit`.
+    pub(crate) fn drain(&mut self, limit: Duration) -> Result<bool, Error> {
+        let begin = Instant::now();
+        while self.queue.outstanding() > 0 {
+            self.reap()?;
+            if begin.elapsed() > limit {
+                return Ok(false);
+            }
+            std::thread::yield_now();
+        }
+        Ok(true)
     }
 
     /// Bytes of the largest frame that can be sent.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::echo::{self, FRAMES};
-use super::{Identity, ProbeOptions};
+use super::identity::Identity;
 use crate::causes::in_one_line;
 use crate::control_queue::MacAddress;
 use crate::device::{Device, VringBase};
@@ -17,6 +17,15 @@ use crate::netdev::{Kick, Netdev, Options, TxQueue};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// A frame to nobody: a locally administered address that no device of ours has.
 const NOBODY: MacAddress = [0x02, 0xfe, 0xed, 0xfe, 0xed, 0x01];
+
+/// How to probe.
+#[derive(Debug, Clone, Copy)]
+pub struct ProbeOptions {
+    /// Where frames go; the device's own address if `None`. A peer is to send them back.
+    pub peer: Option<MacAddress>,
+    /// How long frames are sent at most.
+    pub traffic: Duration,
+}
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -186,19 +195,6 @@ fn traffic(
     ))
 }
 
-/// Waits until the device has given all buffers back; `false`: it did not.
-fn drained(transmit: &mut TxQueue) -> std::result::Result<bool, crate::Error> {
-    let begin = Instant::now();
-    while transmit.queue().outstanding() > 0 {
-        transmit.reap()?;
-        if begin.elapsed() > PATIENCE {
-            return Ok(false);
-        }
-        std::thread::yield_now();
-    }
-    Ok(true)
-}
-
 /// Sends one frame to nobody, kicking in any case.
 pub(crate) fn send_one(transmit: &mut TxQueue) -> std::result::Result<bool, crate::Error> {
     let mut frame = [0; 60];
@@ -216,15 +212,12 @@ fn doorbell(netdev: &mut Netdev, missing: Option<&str>) -> Result {
     if let Some(why) = missing {
         return not_offered(why);
     }
-    let Some(pair) = netdev.driver.pairs.first_mut() else {
-        return failed("there is no queue pair");
-    };
-    let transmit = &mut pair.transmit;
-    drained(transmit)?;
+    let transmit = netdev.driver.transmit()?;
+    transmit.drain(PATIENCE)?;
     if transmit.queue_mut().set_kick_by(Kick::Doorbell) != Kick::Doorbell {
         return failed("it was offered and could not be mapped with the features negotiated");
     }
-    if send_one(transmit)? && drained(transmit)? {
+    if send_one(transmit)? && transmit.drain(PATIENCE)? {
         ok("mapped, and a store was seen")
     } else {
         failed("mapped, but the device did nothing for a store within 2 s")
@@ -232,11 +225,8 @@ fn doorbell(netdev: &mut Netdev, missing: Option<&str>) -> Result {
 }
 
 fn interrupt(netdev: &mut Netdev) -> Result {
-    let Some(pair) = netdev.driver.pairs.first_mut() else {
-        return failed("there is no queue pair");
-    };
-    let transmit = &mut pair.transmit;
-    drained(transmit)?;
+    let transmit = netdev.driver.transmit()?;
+    transmit.drain(PATIENCE)?;
     transmit.queue_mut().clear_call()?;
     transmit.queue_mut().enable_interrupts()?;
     let begin = Instant::now();
@@ -246,10 +236,10 @@ fn interrupt(netdev: &mut Netdev) -> Result {
     transmit.queue_mut().disable_interrupts()?;
     if called {
         transmit.queue_mut().clear_call()?;
-        drained(transmit)?;
+        transmit.drain(PATIENCE)?;
         return ok(format!("{} µs after the kick", elapsed.as_micros()));
     }
-    if drained(transmit)? {
+    if transmit.drain(PATIENCE)? {
         failed("the device used a buffer and did not signal the call eventfd within 2 s")
     } else {
         failed("the device did not use a buffer within 2 s")
@@ -280,9 +270,7 @@ fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
         if !netdev.device.can_suspend() {
             return not_offered("the backend feature SUSPEND is not there");
         }
-        if let Some(pair) = netdev.driver.pairs.first_mut() {
-            drained(&mut pair.transmit)?;
-        }
+        netdev.driver.transmit()?.drain(PATIENCE)?;
         netdev.suspend()?;
         suspended = true;
         ok("")
@@ -290,7 +278,7 @@ fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
     if !suspended {
         return;
     }
-    runner.check("ring state", || ring_state(&netdev));
+    runner.check("ring state", || ring_state(&mut netdev));
     runner.check("resume", || {
         if !netdev
             .device
@@ -300,10 +288,8 @@ fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
             return not_offered("the backend feature RESUME is not there");
         }
         netdev.resume()?;
-        let Some(pair) = netdev.driver.pairs.first_mut() else {
-            return failed("there is no queue pair");
-        };
-        if send_one(&mut pair.transmit)? && drained(&mut pair.transmit)? {
+        let transmit = netdev.driver.transmit()?;
+        if send_one(transmit)? && transmit.drain(PATIENCE)? {
             ok("frames go on")
         } else {
             failed("the device takes no frame after it")
@@ -311,15 +297,8 @@ fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
     });
 }
 
-fn ring_state(netdev: &Netdev) -> Result {
-    let Some(queue) = netdev
-        .driver
-        .pairs
-        .first()
-        .map(|pair| pair.transmit.queue())
-    else {
-        return failed("there is no queue pair");
-    };
+fn ring_state(netdev: &mut Netdev) -> Result {
+    let queue = netdev.driver.transmit()?.queue();
     match netdev.device.vring_base(queue.index()) {
         Ok(base) if base == expected_base(queue.positions(), netdev.device.is_packed()) => {
             ok(format!("{base:?}"))

@@ -6,7 +6,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
 use super::sysfs::Place;
 use crate::Error;
-use crate::device::Device;
+use crate::device::{Device, QueueInfo};
 use crate::features::{Policy, name, pass_through};
 use crate::netdev::NetConfig;
 use crate::uapi::BackendFeatures;
@@ -20,17 +20,6 @@ pub struct Feature {
     pub name: Option<&'static str>,
     /// Why a guest does not get it; `None`: it does.
     pub withheld: Option<String>,
-}
-
-/// One queue.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Queue {
-    /// Largest ring, in entries.
-    pub max_size: u16,
-    /// Its group.
-    pub group: Option<u32>,
-    /// The group of its rings, where it is another one.
-    pub descriptor_group: Option<u32>,
 }
 
 /// What a device is and offers.
@@ -49,7 +38,7 @@ pub struct Identity {
     /// Names of the backend features offered.
     pub backend_features: Vec<&'static str>,
     /// Queues, by index.
-    pub queues: Vec<Queue>,
+    pub queues: Vec<QueueInfo>,
     /// Number of queue groups.
     pub groups: u32,
     /// Number of address spaces.
@@ -87,15 +76,7 @@ impl Identity {
             network,
             features,
             backend_features: backend_names(info.backend_features),
-            queues: info
-                .queues
-                .iter()
-                .map(|queue| Queue {
-                    max_size: queue.max_size,
-                    group: queue.group,
-                    descriptor_group: queue.descriptor_group,
-                })
-                .collect(),
+            queues: info.queues.clone(),
             groups: info.groups,
             address_spaces: info.address_spaces,
             iova_range: (info.iova_range.first(), info.iova_range.last()),

@@ -14,24 +14,13 @@ mod identity;
 mod sysfs;
 
 use std::path::Path;
-use std::time::Duration;
 
-pub use self::checks::{Check, Outcome};
+pub use self::checks::{Check, Outcome, ProbeOptions};
 pub(crate) use self::checks::{expected_base, send_one, wait};
-pub use self::identity::{Feature, Identity, Queue};
+pub use self::identity::{Feature, Identity};
 pub use self::sysfs::Place;
 use crate::Error;
-use crate::control_queue::MacAddress;
 use crate::device::Device;
-
-/// How to probe.
-#[derive(Debug, Clone, Copy)]
-pub struct ProbeOptions {
-    /// Where frames go; the device's own address if `None`. A peer is to send them back.
-    pub peer: Option<MacAddress>,
-    /// How long frames are sent at most.
-    pub traffic: Duration,
-}
 
 /// All that was found.
 #[derive(Debug, Clone, serde::Serialize)]

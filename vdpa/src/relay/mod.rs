@@ -121,7 +121,7 @@ impl Position {
     pub fn base(&self) -> VringBase {
         match self {
             Self::Split { used, .. } => VringBase::Split { index: *used },
-            Self::Packed { stands, .. } => ring::begin_at_used(*stands),
+            Self::Packed { stands, .. } => stands.at_used(),
         }
     }
 

@@ -60,7 +60,7 @@ impl GuestRing {
             Self::Split(ring) => Ok(VringBase::Split {
                 index: ring.used_index()?,
             }),
-            Self::Packed(ring) => ring.standing().map(begin_at_used).map_err(not_known),
+            Self::Packed(ring) => ring.standing().map(VringBase::at_used).map_err(not_known),
         }
     }
 }
@@ -70,19 +70,4 @@ fn not_known(source: Error) -> Error {
     let message =
         "where the guest's packed ring stands is not known: its driver must reset the device";
     Error::other(message).because(source)
-}
-
-/// Where a device begins that is to take again what was taken and not used.
-pub(super) fn begin_at_used(stands: VringBase) -> VringBase {
-    match stands {
-        VringBase::Packed {
-            used, used_wrap, ..
-        } => VringBase::Packed {
-            available: used,
-            available_wrap: used_wrap,
-            used,
-            used_wrap,
-        },
-        split @ VringBase::Split { .. } => split,
-    }
 }

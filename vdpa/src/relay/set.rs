@@ -46,32 +46,17 @@ mod lane;
 mod queues;
 
 use std::error::Error as StdError;
-use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
+pub use self::lane::RelayedQueue;
 use self::lane::{Features, Lane, Mode, signal};
-use super::ring::begin_at_used;
 use super::{Dirty, Pace, Pause, Position, Signals, Strategy};
 use crate::device::{Device, DeviceInfo, State, VringBase};
 use crate::iotlb::Iotlb;
-use crate::ring::{GuestRing, RingFeatures};
+use crate::ring::RingFeatures;
 use crate::window::PrivateWindow;
 use crate::{Error, ErrorKind};
-
-/// A queue of the guest's that can be relayed.
-#[derive(Debug, Clone)]
-pub struct RelayedQueue {
-    /// Index of the queue on the device.
-    pub index: u16,
-    /// The guest's ring; all of a device have the same format.
-    pub ring: GuestRing,
-    /// Signalled by the guest. While shadowed the device does not hear it: who waits
-    /// on [`RelaySet::hints`] does. A guest with a doorbell must be given this instead.
-    pub kick: Arc<EventFd>,
-    /// Interrupts the guest.
-    pub call: Arc<EventFd>,
-}
 
 /// What each queue becomes when its device starts: see [`RelaySet::prepare_start`].
 #[derive(Debug)]
@@ -288,7 +273,7 @@ impl RelaySet {
             let strategy = target.map_or(lane.mode.strategy(), |&(_, strategy)| strategy);
             let known = known.iter().find(|(queue, _)| *queue == lane.queue.index);
             let used = match known {
-                Some(&(_, stands)) if lane.is_packed() => begin_at_used(stands),
+                Some(&(_, stands)) if lane.is_packed() => stands.at_used(),
                 _ => lane.settle(dirty)?,
             };
             // A fresh private ring begins at its start, which every device takes.
@@ -465,14 +450,4 @@ fn refused(source: Error) -> Error {
 /// A queue that is not in the set.
 fn no_such_queue(queue: u16) -> Error {
     Error::other(format!("queue {queue} is not among the relayed queues"))
-}
-
-impl RelayedQueue {
-    /// For `map_err`: the ring of queue `index` is not where a ring of a guest's can be.
-    pub fn refused(index: u16) -> impl FnOnce(Error) -> Error {
-        move |source| {
-            Error::other(format!("queue {index}: the guest's ring cannot be relayed"))
-                .because(source)
-        }
-    }
 }

@@ -12,7 +12,6 @@
 
 use std::sync::Arc;
 
-use super::ring::begin_at_used;
 use super::{Dirty, PASS_LIMIT, Pass, Position, Relay, Signals, Strategy};
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
@@ -92,7 +91,7 @@ impl ShadowQueue {
             ..RingFeatures::default()
         };
         Ok(Self {
-            guest: DeviceQueue::new(ring, begin_at_used(stands), features)?,
+            guest: DeviceQueue::new(ring, stands.at_used(), features)?,
             private: DriverQueue::with_base(private, entries, offset, features, base)?,
             in_flight: std::iter::repeat_with(|| None)
                 .take(usize::from(entries))

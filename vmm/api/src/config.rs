@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::de::{self, Deserializer, MapAccess, Visitor};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 pub use cpu_affinity::{CpuAffinity, CpuAffinityError, HostCpus};
@@ -159,15 +159,18 @@ impl FromStr for CpuCount {
 
 /// Guest memory: a size alone (`"512M"`), or a size, the pages it is made of and where they
 /// come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+// The derived functions read and write a table; the impls below take a size alone, too.
+#[serde(remote = "Self", deny_unknown_fields)]
 pub struct MemoryConfig {
     /// How much.
+    #[serde(default)]
     pub size: MemorySize,
     /// Back it with huge pages of the host.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hugepages: Option<HugePageSize>,
     /// Take it from this NUMA node of the host only.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_numa_node: Option<u16>,
 }
 
@@ -210,19 +213,14 @@ impl FromStr for HugePageSize {
     }
 }
 
+impl Serialize for MemoryConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
+}
+
 impl<'de> Deserialize<'de> for MemoryConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Full {
-            #[serde(default)]
-            size: MemorySize,
-            #[serde(default)]
-            hugepages: Option<HugePageSize>,
-            #[serde(default)]
-            host_numa_node: Option<u16>,
-        }
-
         struct SizeOrFull;
 
         // A visitor and not an untagged enum: that one would swallow the
@@ -245,16 +243,7 @@ impl<'de> Deserialize<'de> for MemoryConfig {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<MemoryConfig, A::Error> {
-                let Full {
-                    size,
-                    hugepages,
-                    host_numa_node,
-                } = Full::deserialize(de::value::MapAccessDeserializer::new(map))?;
-                Ok(MemoryConfig {
-                    size,
-                    hugepages,
-                    host_numa_node,
-                })
+                MemoryConfig::deserialize(de::value::MapAccessDeserializer::new(map))
             }
         }
 

@@ -66,19 +66,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-impl TryFrom<String> for Endpoint {
-    type Error = BadEndpoint;
-
-    fn try_from(text: String) -> Result<Self, BadEndpoint> {
-        text.parse()
-    }
-}
-
-impl From<Endpoint> for String {
-    fn from(endpoint: Endpoint) -> Self {
-        endpoint.to_string()
-    }
-}
+text_form!(Endpoint, BadEndpoint);
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,25 @@
 //!
 //! Owns names and forms. It must not know how a request is carried out, nor how it travels.
 
+/// For serde: a type whose `FromStr` and `Display` are its form as text.
+macro_rules! text_form {
+    ($name:ident, $error:ident) => {
+        impl TryFrom<String> for $name {
+            type Error = $error;
+
+            fn try_from(text: String) -> Result<Self, $error> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(value: $name) -> Self {
+                value.to_string()
+            }
+        }
+    };
+}
+
 pub mod address;
 pub mod config;
 pub mod endpoint;

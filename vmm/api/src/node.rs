@@ -6,7 +6,9 @@ mod vm;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::endpoint::Endpoint;
 use crate::machine::migration::send_request;
+use crate::machine::{SendConfig, TlsFiles};
 
 pub use nic::{BadNicId, NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
 pub use vm::{ConsolePaths, Desired, MayBeElsewhere, Restart, VmInfo, VmNic, VmPhase};
@@ -55,6 +57,28 @@ send_request! {
         /// is made of, or found under, the same name as here.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub from: Option<String>,
+    }
+}
+
+impl SendToNode {
+    /// The same for the machine's own process, which sends it to this endpoint.
+    #[must_use]
+    pub fn to_endpoint(
+        &self,
+        destination: Endpoint,
+        tls: Option<TlsFiles>,
+        plaintext: bool,
+    ) -> SendConfig {
+        SendConfig {
+            destination,
+            tls,
+            plaintext,
+            downtime_ms: self.downtime_ms,
+            timeout_s: self.timeout_s,
+            connections: self.connections,
+            verify_memory: self.verify_memory,
+            dry_run: self.dry_run,
+        }
     }
 }
 

@@ -1,92 +1,114 @@
-//! Refusals that many endpoints have in common, for their descriptions.
+//! Error responses that many endpoints have in common, for their descriptions.
 //!
-//! A group stands among an endpoint's responses; one that is written behind it says more of the same
-//! status.
+//! An endpoint names two groups: one for what its request has, one for what carries it out. A
+//! response that follows a group replaces the group's text for the same status.
+
+use std::collections::BTreeMap;
 
 use utoipa::IntoResponses;
+use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
 
-use crate::ErrorBody;
-
-/// Of a request with a body.
-#[derive(Debug, IntoResponses)]
-pub enum BodyErrors {
-    /// The body is not JSON
-    #[response(status = 400)]
-    Malformed(ErrorBody),
-    /// The body did not come in time
-    #[response(status = 408)]
-    TooSlow(ErrorBody),
-    /// The body is too large
-    #[response(status = 413)]
-    TooLarge(ErrorBody),
-    /// An unknown field or a wrong value, named
-    #[response(status = 422)]
-    Invalid(ErrorBody),
+/// A response with an [`ErrorBody`](crate::ErrorBody).
+#[must_use]
+pub fn error(description: &str) -> RefOr<Response> {
+    let body = Content::new(Some(Ref::from_schema_name("ErrorBody")));
+    let response = ResponseBuilder::new().description(description);
+    response.content("application/json", body).build().into()
 }
 
-/// Of a request with a name in its path and a body.
-#[derive(Debug, IntoResponses)]
-pub enum NamedBodyErrors {
-    /// Not a name, or the body is not JSON
-    #[response(status = 400)]
-    Malformed(ErrorBody),
-    /// The body did not come in time
-    #[response(status = 408)]
-    TooSlow(ErrorBody),
-    /// The body is too large
-    #[response(status = 413)]
-    TooLarge(ErrorBody),
-    /// An unknown field or a wrong value, named
-    #[response(status = 422)]
-    Invalid(ErrorBody),
+/// Defines groups: the groups that each includes, and its own statuses.
+macro_rules! groups {
+    ($(
+        $(#[$doc:meta])*
+        $group:ident $(: $($part:ident),+)? { $($status:literal => $description:literal,)* }
+    )+) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $group;
+
+        impl IntoResponses for $group {
+            fn responses() -> BTreeMap<String, RefOr<Response>> {
+                let mut responses = BTreeMap::new();
+                $($(responses.extend($part::responses());)+)?
+                responses.extend([
+                    $((stringify!($status).to_owned(), error($description)),)*
+                ]);
+                responses
+            }
+        }
+    )+};
 }
 
-/// Of a request with a name in its path.
-#[derive(Debug, IntoResponses)]
-pub enum NameErrors {
-    /// Not a name
-    #[response(status = 400)]
-    NotAName(ErrorBody),
-    /// There is none of this name
-    #[response(status = 404)]
-    NotThere(ErrorBody),
-}
+groups! {
+    /// Of a request with a body.
+    BodyErrors {
+        400 => "The body is not JSON",
+        408 => "The body did not come in time",
+        413 => "The body is too large",
+        422 => "An unknown field or a wrong value, named; or something it names cannot be used",
+    }
 
-/// Of a request to a machine that its host has to carry out.
-#[derive(Debug, IntoResponses)]
-pub enum HostErrors {
-    /// The host cannot do it
-    #[response(status = 500)]
-    Failed(ErrorBody),
-    /// Too many requests wait
-    #[response(status = 503)]
-    Busy(ErrorBody),
-}
+    /// Of a request with a name in its path.
+    NameErrors {
+        400 => "Not a name",
+        404 => "There is none of this name",
+    }
 
-/// Of a request to the node daemon that the kernel answers.
-#[derive(Debug, IntoResponses)]
-pub enum KernelErrors {
-    /// The kernel's answer makes no sense
-    #[response(status = 500)]
-    Malformed(ErrorBody),
-    /// The kernel does not answer, or too many requests wait
-    #[response(status = 503)]
-    Busy(ErrorBody),
-}
+    /// Of a request with a body, which creates the object that the path names.
+    NamedBodyErrors: BodyErrors {
+        400 => "Not a name, or the body is not JSON",
+    }
 
-/// Of a request to the node daemon that a machine's process carries out.
-#[derive(Debug, IntoResponses)]
-pub enum ProcessErrors {
-    /// The host failed at it
-    #[response(status = 500)]
-    Failed(ErrorBody),
-    /// The machine's process does not answer
-    #[response(status = 502)]
-    NoAnswer(ErrorBody),
-    /// This daemon ends, or the machine's process does
-    #[response(status = 503)]
-    Ending(ErrorBody),
-    /// The machine's process does not answer in time
-    #[response(status = 504)]
-    NotInTime(ErrorBody),
+    /// Of a request with a body, for an object or parts of it that exist.
+    NamedChangeErrors: NamedBodyErrors {
+        404 => "There is none of this name; or something that the request names is not there",
+    }
+
+    /// Of a request that waits for changes.
+    WatchErrors {
+        400 => "A parameter is wrong or unknown",
+        503 => "Too many clients wait",
+    }
+
+    /// Of a request to a machine.
+    StateErrors {
+        409 => "The state of the machine, or of one of its devices, does not allow it",
+    }
+
+    /// Of a request that a machine has to answer.
+    BusyErrors: StateErrors {
+        503 => "Too many requests wait, or this process ends",
+    }
+
+    /// Of a request that a machine and its host have to carry out.
+    HostErrors: BusyErrors {
+        500 => "The host cannot do it",
+    }
+
+    /// Of a request about a machine's last migration.
+    MigrationErrors {
+        404 => "There was no migration",
+        409 => "The state of the migration, or of the machine, does not allow it",
+    }
+
+    /// Of a request to the node daemon that the kernel answers.
+    KernelErrors {
+        409 => "Not possible on this host, or not now: in use, no driver, no right, or the kernel \
+                refused it",
+        500 => "The kernel's answers or files make no sense",
+        503 => "The kernel does not answer, or too many requests wait",
+    }
+
+    /// Of a request to the node daemon that a machine's process answers.
+    ProxyErrors {
+        409 => "The state of the machine, or of one of its devices, does not allow it",
+        502 => "The machine's process does not answer",
+        503 => "This daemon ends, or the machine's process does or has too much to do",
+        504 => "The machine's process does not answer in time",
+    }
+
+    /// Of a request to the node daemon that a machine's process and the host carry out.
+    ProcessErrors: ProxyErrors {
+        500 => "The host failed at it",
+    }
 }

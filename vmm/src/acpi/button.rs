@@ -1,10 +1,10 @@
-//! AML of the power button: a control-method power button (ACPI 6.5, 4.8.2.2.1.2), whose notification the
-//! guest's operating system takes for a wish to shut down.
+//! AML of the power button: a control-method power button (ACPI 6.5, 4.8.2.2.1.2). Its
+//! notification asks the guest's operating system to shut down.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{Device, EISAName, Name};
 
-use super::Encoded;
+use super::encoded::Encoded;
 use super::event::Event;
 use crate::layout::POWER_BUTTON_PORT;
 

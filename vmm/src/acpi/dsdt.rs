@@ -19,7 +19,9 @@ use acpi_tables::aml::{
 };
 use acpi_tables::sdt::Sdt;
 
-use super::{Encoded, OEM_ID, OEM_REVISION, OEM_TABLE_ID, button, generation, hotplug};
+use super::encoded::Encoded;
+use super::oem::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
+use super::{button, generation, hotplug};
 use crate::layout::{
     ACPI_SLEEP_TYPE_OFF, AddressRange, Layout, PCI_CONFIG_PORT, PCI_CONFIG_PORT_LEN, PCI_ECAM,
     PCI_LAST_BUS, PCI_MMIO32, RTC_IRQ, RTC_PORT, RTC_PORT_LEN, SERIAL_IRQ, SERIAL_PORT,

@@ -1,12 +1,12 @@
 //! AML of the generation ID: where its 16 bytes lie, and the notification that they have changed.
 //!
-//! Source: Microsoft, "Virtual Machine Generation ID" (2012). Linux finds the device by `_HID` or `_CID`
-//! (`drivers/virt/vmgenid.c`), Windows by `_CID`.
+//! Source: Microsoft, "Virtual Machine Generation ID" (2012). Linux finds the device by `_HID` or
+//! `_CID` (`drivers/virt/vmgenid.c`), Windows by `_CID`.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{Device, Name, Package};
 
-use super::Encoded;
+use super::encoded::Encoded;
 use super::event::Event;
 use crate::layout::{GENERATION_ID, GENERATION_PORT};
 

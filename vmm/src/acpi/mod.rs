@@ -13,32 +13,28 @@
 //!
 //! The machine is *hardware-reduced* (ACPI 6.5, section 4.1): no PM timer, no
 //! fixed events, no legacy interrupt controllers; sleep and reset are three
-//! I/O ports. What the machine has to tell the guest while it runs comes by a Generic Event
-//! Device: PCI hot-plug (`hotplug.rs`), the power button (`button.rs`), and that the machine has become
-//! another one (`generation.rs`).
+//! I/O ports. A Generic Event Device notifies the guest while it runs: of PCI hot-plug
+//! (`hotplug.rs`), of the power button (`button.rs`), and of a new generation (`generation.rs`).
 
 mod button;
 mod dsdt;
+mod encoded;
 mod event;
 mod generation;
 mod hotplug;
+mod oem;
 mod tables;
 
+use acpi_tables::Aml;
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::xsdt::XSDT;
-use acpi_tables::{Aml, AmlSink};
 use vdpa::memory::GuestMemory;
 use vm_memory::{Bytes, GuestAddress};
 
+use self::oem::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
 use crate::Error;
 use crate::layout::{ACPI_TABLES, ACPI_TABLES_LEN, Layout};
 
-/// OEM ID of all tables.
-const OEM_ID: [u8; 6] = *b"BELHOP";
-/// OEM table ID of all tables.
-const OEM_TABLE_ID: [u8; 8] = *b"BELLHOP ";
-/// OEM revision of all tables.
-const OEM_REVISION: u32 = 1;
 /// Tables begin at multiples of this many bytes.
 const TABLE_ALIGNMENT: usize = 16;
 
@@ -91,15 +87,6 @@ fn build(layout: &Layout, cpus: u8) -> Vec<u8> {
         *to = from;
     }
     area.bytes
-}
-
-/// AML that has been made already.
-struct Encoded(Vec<u8>);
-
-impl Aml for Encoded {
-    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        sink.vec(&self.0);
-    }
 }
 
 /// A growing area of tables.

@@ -7,7 +7,7 @@ use acpi_tables::madt::{
 };
 use acpi_tables::mcfg::MCFG;
 
-use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
+use super::oem::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
 use crate::layout::{
     ACPI_RESET_PORT, ACPI_RESET_VALUE, ACPI_SLEEP_CONTROL_PORT, ACPI_SLEEP_STATUS_PORT, IO_APIC,
     LOCAL_APIC, PCI_ECAM, PCI_LAST_BUS,

@@ -1,4 +1,4 @@
-//! What may be asked in which state: the two controllers and the lock around them.
+//! What may be asked in which state, and the lock around it.
 //!
 //! Owns the configuration before boot, the handle after it, and the view that clients
 //! watch. It must not know HTTP.
@@ -6,75 +6,44 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 
-use bellhop_api::machine::VmState;
+use bellhop_api::machine::{DiskSummary, NicSummary, VmState, VmStatus};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::error::ApiError;
 use super::start::{StartRequest, Starts};
+use super::{API_LEVEL, WATCHERS_MAX, exactly};
 use crate::config::{VdpaConfig, VmConfig};
-use crate::http::HttpError;
+use crate::http::{HttpError, on_worker};
 use crate::machine::{
-    Arriving, Direction, DiskStatus, End, EndReason, Handle, MachineStatus, Migration,
-    MigrationEnd, NicStatus, Origin, QueueAlarm, RequestError, RunState, SendConfig, Snapshot,
-    StopHandle, UpgradeStatus, stopped,
+    Arriving, Direction, End, EndReason, Handle, MachineStatus, Migration, MigrationEnd, Origin,
+    RequestError, RunState, SendConfig, Snapshot, StopHandle, stopped,
 };
 use crate::migration::endpoint::Endpoint;
 use crate::migration::tls::Tls;
 
-/// Clients that may wait for changes at a time: others must be able to ask meanwhile.
-pub(super) const WATCHERS_MAX: usize = 32;
-
-/// What clients watch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct View {
-    /// Grows with each change, over the whole life of the process.
-    pub(super) generation: u64,
-    pub(super) state: VmState,
-    /// How often the machine was powered on.
-    pub(super) boots: u64,
-    /// The NICs of a built machine.
-    pub(super) nics: Vec<NicStatus>,
-    /// Why it is [`VmState::Stopped`]; `None` in all other states.
-    pub(super) end: Option<End>,
-    /// Its disks.
-    pub(super) disks: Vec<DiskStatus>,
-    /// What is wrong with its queues.
-    pub(super) alarms: Vec<QueueAlarm>,
-    /// Which programs went on with it.
-    pub(super) upgrade: UpgradeStatus,
-}
-
-/// Before there is a machine.
-#[derive(Debug, Default)]
-pub(super) struct BeforeBoot {
-    config: Option<VmConfig>,
-}
-
-/// While there is one.
-#[derive(Debug)]
-pub(super) struct Running {
-    /// As it was started, without NICs and disks.
-    config: VmConfig,
-    handle: Handle,
-}
-
-/// Which of the controllers there is.
+/// Whether there is a machine.
 #[derive(Debug)]
 enum Phase {
-    BeforeBoot(BeforeBoot),
+    /// There is no machine yet.
+    BeforeBoot(Option<VmConfig>),
     /// The machine is being built: neither of them. One that comes is known only to its source.
     Starting(Option<VmConfig>),
-    Running(Running),
+    Running {
+        /// As it was started, without NICs and disks.
+        config: VmConfig,
+        handle: Handle,
+    },
 }
 
 /// See the module.
 pub(super) struct Controller {
     phase: Mutex<Phase>,
-    view: watch::Sender<View>,
+    /// What clients watch. Its generation grows with each change, over the whole life of the process.
+    view: watch::Sender<VmStatus>,
     starts: SyncSender<StartRequest>,
     wake: Arc<EventFd>,
     stop: StopHandle,
@@ -107,16 +76,21 @@ impl Controller {
         let (starts, queue) = sync_channel(1);
         let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let controller = Arc::new(Self {
-            phase: Mutex::new(Phase::BeforeBoot(BeforeBoot::default())),
-            view: watch::Sender::new(View {
+            phase: Mutex::new(Phase::BeforeBoot(None)),
+            view: watch::Sender::new(VmStatus {
                 generation: 1,
                 state: VmState::NotStarted,
                 boots: 0,
+                pid: std::process::id(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                api: API_LEVEL,
                 nics: Vec::new(),
                 end: None,
                 disks: Vec::new(),
                 alarms: Vec::new(),
-                upgrade: UpgradeStatus::default(),
+                upgrades: 0,
+                upgrade_error: None,
+                upgrade_downtime_ms: None,
             }),
             starts,
             wake: wake.clone(),
@@ -126,10 +100,8 @@ impl Controller {
             migration: Mutex::new(None),
         });
         if let Some(origin) = origin {
-            let mut phase = controller.phase.lock();
             // There is room in the queue, and its other end lies below.
-            let _ = controller.request_start(&mut phase, origin, None);
-            drop(phase);
+            let _ = controller.request_start(&mut controller.phase.lock(), origin, None);
         }
         Ok((controller, Starts { queue, wake }))
     }
@@ -143,16 +115,18 @@ impl Controller {
     }
 
     /// What there is now.
-    pub(super) fn view(&self) -> View {
+    pub(super) fn view(&self) -> VmStatus {
         self.view.borrow().clone()
     }
 
     /// Changes as they come.
-    pub(super) fn watch(&self) -> watch::Receiver<View> {
+    pub(super) fn watch(&self) -> watch::Receiver<VmStatus> {
         self.view.subscribe()
     }
 
-    fn publish(&self, change: impl FnOnce(&mut View)) {
+    /// Shows a change to the clients that watch. Most changes of the machine's status have no field
+    /// in the view and wake no client.
+    fn publish(&self, change: impl FnOnce(&mut VmStatus)) {
         self.view.send_if_modified(|view| {
             let before = view.clone();
             change(view);
@@ -164,14 +138,21 @@ impl Controller {
         });
     }
 
+    /// Shows a change of the configuration, for which the view has no field.
+    fn publish_config(&self) {
+        self.view
+            .send_modify(|view| view.generation = view.generation.wrapping_add(1));
+    }
+
     /// The configuration, with the NICs and disks that there are now.
     pub(super) fn config(&self) -> Result<VmConfig, ApiError> {
         match &*self.phase.lock() {
-            Phase::BeforeBoot(before) => before.config.clone().ok_or(ApiError::NoConfig),
-            Phase::Starting(config) => config.clone().ok_or(ApiError::NoConfig),
-            Phase::Running(running) => {
-                let mut config = running.config.clone();
-                let MachineStatus { nics, disks, .. } = running.handle.status();
+            Phase::BeforeBoot(config) | Phase::Starting(config) => {
+                config.clone().ok_or(ApiError::NoConfig)
+            }
+            Phase::Running { config, handle } => {
+                let mut config = config.clone();
+                let MachineStatus { nics, disks, .. } = handle.status();
                 config.vdpa.extend(nics.into_iter().map(|nic| nic.config));
                 config.disks = disks.into_iter().map(|disk| disk.config).collect();
                 Ok(config)
@@ -185,19 +166,13 @@ impl Controller {
         change: impl FnOnce(&mut VmConfig) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
         let mut phase = self.phase.lock();
-        let Phase::BeforeBoot(before) = &mut *phase else {
+        let Phase::BeforeBoot(config) = &mut *phase else {
             return Err(self.wrong_state("try again when it runs: GET /v1/vm/watch"));
         };
-        let config = before.config.as_mut().ok_or(ApiError::NoConfig)?;
+        let config = config.as_mut().ok_or(ApiError::NoConfig)?;
         let changed = change(config)?;
-        self.count_change();
+        self.publish_config();
         Ok(changed)
-    }
-
-    /// There is no field of the view for what changed.
-    fn count_change(&self) {
-        self.view
-            .send_modify(|view| view.generation = view.generation.wrapping_add(1));
     }
 
     /// Replaces the configuration. Nothing is opened or built.
@@ -214,23 +189,17 @@ impl Controller {
                  come and go with PUT and DELETE of /v1/vm/nics/{id} and /v1/vm/disks/{id}",
             ));
         };
-        if before.config.as_ref() != Some(&config) {
-            before.config = Some(config);
-            self.count_change();
+        if before.as_ref() != Some(&config) {
+            *before = Some(config);
+            self.publish_config();
         }
         Ok(())
     }
 
     /// Has the machine built and powered on; returns when it is, or cannot be.
     pub(super) async fn start(self: &Arc<Self>) -> Result<(), ApiError> {
-        self.start_from(|before| {
-            before
-                .config
-                .clone()
-                .map(Origin::Boot)
-                .ok_or(ApiError::NoConfig)
-        })
-        .await
+        self.start_from(|config| config.cloned().map(Origin::Boot).ok_or(ApiError::NoConfig))
+            .await
     }
 
     /// Has the machine built as the snapshot says, and go on where it was saved; returns when it does, or
@@ -297,14 +266,14 @@ impl Controller {
 
     async fn start_from(
         self: &Arc<Self>,
-        origin: impl FnOnce(&BeforeBoot) -> Result<Origin, ApiError>,
+        origin: impl FnOnce(Option<&VmConfig>) -> Result<Origin, ApiError>,
     ) -> Result<(), ApiError> {
         let answered = {
             let mut phase = self.phase.lock();
-            let Phase::BeforeBoot(before) = &*phase else {
+            let Phase::BeforeBoot(config) = &*phase else {
                 return Err(self.wrong_state("wait until it runs: GET /v1/vm/watch"));
             };
-            let origin = origin(before)?;
+            let origin = origin(config.as_ref())?;
             let (answer, answered) = oneshot::channel();
             self.request_start(&mut phase, origin, Some(answer))?;
             answered
@@ -322,17 +291,25 @@ impl Controller {
         if let Some(migration) = origin.migration() {
             self.migration.lock().replace(migration.clone());
         }
-        let request = StartRequest {
-            origin,
-            controller: self.clone(),
-            answer,
-        };
-        match self.starts.try_send(request) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                return Err(ApiError::Ending);
+        let controller = self.clone();
+        let request = StartRequest::new(origin, move |started| {
+            let answered = match started {
+                Ok((config, machine)) => {
+                    controller.started(config, machine);
+                    Ok(())
+                }
+                Err((config, error)) => {
+                    controller.start_failed(config);
+                    Err(ApiError::Start(error))
+                }
+            };
+            if let Some(answer) = answer {
+                // The client may have gone.
+                let _ = answer.send(answered);
             }
-        }
+        });
+        let sent = self.starts.try_send(request);
+        sent.map_err(|_| ApiError::Ending)?;
         *phase = Phase::Starting(config);
         self.publish(|view| view.state = VmState::Starting);
         // The only failure is a counter at its maximum, which is readable too.
@@ -341,7 +318,7 @@ impl Controller {
     }
 
     /// The machine is powered on.
-    pub(super) fn started(self: &Arc<Self>, mut config: VmConfig, handle: &Handle) {
+    fn started(self: &Arc<Self>, mut config: VmConfig, handle: &Handle) {
         // NICs and disks come and go: the machine knows which there are.
         let nics = handle.status().nics;
         config
@@ -350,10 +327,10 @@ impl Controller {
         config.disks.clear();
         // The machine has what it was given.
         config.vdpa.iter_mut().for_each(VdpaConfig::release);
-        *self.phase.lock() = Phase::Running(Running {
+        *self.phase.lock() = Phase::Running {
             config,
             handle: handle.clone(),
-        });
+        };
         // Weak: the handle is ours.
         let controller = Arc::downgrade(self);
         handle.on_change(move |status| {
@@ -367,11 +344,11 @@ impl Controller {
     /// Descriptors are used up: an attempt leaves the device with an owner, which only closing it undoes
     /// (VHOST_SET_OWNER, linux/vhost.h). Their paths stay. What a snapshot was to be restored into is as
     /// the snapshot says now.
-    pub(super) fn start_failed(&self, mut config: Option<VmConfig>) {
+    fn start_failed(&self, mut config: Option<VmConfig>) {
         if let Some(config) = &mut config {
             config.vdpa.iter_mut().for_each(VdpaConfig::release);
         }
-        *self.phase.lock() = Phase::BeforeBoot(BeforeBoot { config });
+        *self.phase.lock() = Phase::BeforeBoot(config);
         self.publish(|view| view.state = VmState::NotStarted);
     }
 
@@ -384,15 +361,17 @@ impl Controller {
                 RunState::Off | RunState::Ended => VmState::Stopped,
             };
             view.boots = status.boots;
-            view.nics.clone_from(&status.nics);
+            view.nics = status.nics.iter().map(NicSummary::from).collect();
             view.end = (view.state == VmState::Stopped).then(|| match &status.end {
                 Some(end) if end.reason != EndReason::Stopped => end.clone(),
                 // It does not know who asked. Without an end: it goes without having run.
                 Some(_) | None => self.stopped(),
             });
-            view.disks.clone_from(&status.disks);
+            view.disks = status.disks.iter().map(DiskSummary::from).collect();
             view.alarms.clone_from(&status.alarms);
-            view.upgrade.clone_from(&status.upgrade);
+            view.upgrades = status.upgrade.count;
+            view.upgrade_error.clone_from(&status.upgrade.error);
+            view.upgrade_downtime_ms = status.upgrade.downtime.map(exactly);
         });
     }
 
@@ -430,21 +409,30 @@ impl Controller {
                 "start it first: PUT /v1/vm, then PATCH /v1/vm {\"state\": \"Running\"}",
             )),
             Phase::Starting(_) => Err(self.wrong_state("wait until it runs: GET /v1/vm/watch")),
-            Phase::Running(running) => Ok(running.handle.clone()),
+            Phase::Running { handle, .. } => Ok(handle.clone()),
         }
+    }
+
+    /// Has a worker ask the machine, where there is one.
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        request: impl FnOnce(&Handle) -> Result<T, RequestError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let machine = self.running()?;
+        Ok(on_worker(move || request(&machine)).await??)
     }
 
     /// Nothing, if there is no machine yet; else an error that says what to do.
     pub(super) fn before_boot(&self, remedy: &'static str) -> Result<(), ApiError> {
         match &*self.phase.lock() {
             Phase::BeforeBoot(_) => Ok(()),
-            Phase::Starting(_) | Phase::Running(_) => Err(self.wrong_state(remedy)),
+            Phase::Starting(_) | Phase::Running { .. } => Err(self.wrong_state(remedy)),
         }
     }
 
     /// Whether the machine is built.
     pub(super) fn is_built(&self) -> bool {
-        matches!(&*self.phase.lock(), Phase::Running(_))
+        matches!(&*self.phase.lock(), Phase::Running { .. })
     }
 
     /// Asks the machine to stop, and the process to end with it.

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use bellhop_api::machine::VmState;
 use devices::ErrorKind as DeviceErrorKind;
 
-use super::controller::WATCHERS_MAX;
+use super::WATCHERS_MAX;
 use crate::config::DescriptorError;
 use crate::http::{HttpError, Problem};
 use crate::machine::{DeviceKind, RequestError};
@@ -69,46 +69,12 @@ impl Problem for ApiError {
             Self::Descriptor(_) => (StatusCode::UNPROCESSABLE_ENTITY, "bad_descriptor"),
             Self::WrongState { .. } => (StatusCode::CONFLICT, "wrong_state"),
             Self::NoConfig => (StatusCode::CONFLICT, "no_configuration"),
-            Self::Start(error)
-            | Self::Failed(error)
-            | Self::Request(RequestError::Device(error)) => machine(error.kind()),
-            Self::Request(RequestError::Ended | RequestError::EndedBy(_)) => {
-                (StatusCode::CONFLICT, "ended")
-            }
-            Self::Request(RequestError::Busy) => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
-            Self::Request(RequestError::IdInUse(_)) => (StatusCode::CONFLICT, "id_in_use"),
-            Self::Request(RequestError::NoSuchDevice(_)) => {
-                (StatusCode::NOT_FOUND, "no_such_device")
-            }
-            Self::Request(RequestError::OtherKind { wanted, .. }) => match wanted {
-                DeviceKind::Nic => (StatusCode::CONFLICT, "not_a_nic"),
-                DeviceKind::Disk => (StatusCode::CONFLICT, "not_a_disk"),
-            },
-            Self::Request(RequestError::OwnFailover(_)) => {
-                (StatusCode::UNPROCESSABLE_ENTITY, "unusable")
-            }
-            Self::Request(RequestError::NoAnnouncement(_)) => {
-                (StatusCode::CONFLICT, "cannot_announce")
-            }
-            Self::Request(RequestError::DirtyLog { .. }) => {
-                (StatusCode::CONFLICT, "cannot_follow_writes")
-            }
-            Self::Request(RequestError::Migrating | RequestError::StandsStill) => {
-                (StatusCode::CONFLICT, "migrating")
-            }
-            Self::Request(RequestError::Crashed(_)) => (StatusCode::CONFLICT, "crashed"),
-            Self::Request(RequestError::NotMovable(_)) => (StatusCode::CONFLICT, "cannot_move"),
+            Self::Start(error) | Self::Failed(error) => machine(error.kind()),
+            Self::Request(error) => request(error),
             Self::NoMigration => (StatusCode::NOT_FOUND, "no_migration"),
             Self::MigrationRuns => (StatusCode::CONFLICT, "migrating"),
-            Self::Settled | Self::Request(RequestError::Settled) => {
-                (StatusCode::CONFLICT, "settled")
-            }
+            Self::Settled => (StatusCode::CONFLICT, "settled"),
             Self::Thread(_) => (StatusCode::INTERNAL_SERVER_ERROR, "host_failed"),
-            Self::Request(RequestError::Saving) => (StatusCode::CONFLICT, "saving"),
-            Self::Request(RequestError::Save { .. }) => (StatusCode::CONFLICT, "cannot_be_saved"),
-            Self::Request(RequestError::Snapshot(error)) => machine(error.kind()),
-            Self::Request(RequestError::Swap { source, .. }) => swap(source.kind()),
-            Self::Request(RequestError::Wake(_)) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
             Self::TooManyWatchers => (StatusCode::SERVICE_UNAVAILABLE, "too_many_watchers"),
             Self::Ending => (StatusCode::SERVICE_UNAVAILABLE, "ending"),
         }
@@ -122,6 +88,33 @@ impl Problem for ApiError {
             Self::Request(RequestError::Busy) | Self::TooManyWatchers => Some("try again later"),
             _ => None,
         }
+    }
+}
+
+/// Why the machine refuses.
+fn request(error: &RequestError) -> (StatusCode, &'static str) {
+    match error {
+        RequestError::Device(error) => machine(error.kind()),
+        RequestError::Snapshot(error) => machine(error.kind()),
+        RequestError::Swap { source, .. } => swap(source.kind()),
+        RequestError::Ended | RequestError::EndedBy(_) => (StatusCode::CONFLICT, "ended"),
+        RequestError::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
+        RequestError::IdInUse(_) => (StatusCode::CONFLICT, "id_in_use"),
+        RequestError::NoSuchDevice(_) => (StatusCode::NOT_FOUND, "no_such_device"),
+        RequestError::OtherKind { wanted, .. } => match wanted {
+            DeviceKind::Nic => (StatusCode::CONFLICT, "not_a_nic"),
+            DeviceKind::Disk => (StatusCode::CONFLICT, "not_a_disk"),
+        },
+        RequestError::OwnFailover(_) => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
+        RequestError::NoAnnouncement(_) => (StatusCode::CONFLICT, "cannot_announce"),
+        RequestError::DirtyLog { .. } => (StatusCode::CONFLICT, "cannot_follow_writes"),
+        RequestError::Migrating | RequestError::StandsStill => (StatusCode::CONFLICT, "migrating"),
+        RequestError::Settled => (StatusCode::CONFLICT, "settled"),
+        RequestError::Crashed(_) => (StatusCode::CONFLICT, "crashed"),
+        RequestError::NotMovable(_) => (StatusCode::CONFLICT, "cannot_move"),
+        RequestError::Saving => (StatusCode::CONFLICT, "saving"),
+        RequestError::Save { .. } => (StatusCode::CONFLICT, "cannot_be_saved"),
+        RequestError::Wake(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
     }
 }
 

@@ -11,10 +11,9 @@
 //!                                     │     └── started, failed ──────┘
 //!                                     └────── Handle (requests) ────> Machine::run
 //! ```
-//! **Two controllers.** What can be asked before the machine is built is
-//! `BeforeBoot`'s, what can be asked after it `Running`'s (`controller.rs`); which of them there
-//! is, is one enum behind one lock. An action in a state that does not have it is answered
-//! with 409, the state, and the remedy.
+//! **Two phases.** What can be asked before the machine is built needs `BeforeBoot`, what can be
+//! asked after it `Running` (`controller.rs`): one enum behind one lock. An action in a state that
+//! does not have it is answered with 409, the state, and the remedy.
 //!
 //! ```text
 //!               PATCH Running                  powered on           PATCH Paused
@@ -41,6 +40,8 @@ mod error;
 mod server;
 mod start;
 
+use std::time::Duration;
+
 /// The level of this API, in `GET /v1/vm`'s `api`.
 ///
 /// It grows by one when something changes that a client has to know of: a field that goes or means
@@ -52,6 +53,14 @@ mod start;
 /// |---|---|---|
 /// | 1 | 0.1.0 | the first |
 pub const API_LEVEL: u32 = 1;
+
+/// Clients that may wait for changes at a time: others must be able to ask meanwhile.
+const WATCHERS_MAX: usize = 32;
+
+/// In milliseconds, with their fraction.
+fn exactly(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
 
 pub use server::{Server, ServerError};
 pub use start::{StartRequest, Starts};

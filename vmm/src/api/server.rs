@@ -100,9 +100,7 @@ impl Server {
         };
         Ok((server, starts))
     }
-}
 
-impl Server {
     /// Ends the server because the process cannot go on: clients are told that instead of
     /// [`Stopped`](crate::machine::EndReason::Stopped), unless the machine has said why it is over.
     pub fn end_with(self, error: &dyn Error) {

@@ -8,11 +8,8 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use tokio::sync::oneshot;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::controller::Controller;
-use super::error::ApiError;
 use crate::Error;
 use crate::config::VmConfig;
 use crate::event_loop::{EventLoop, Ready, Token};
@@ -53,11 +50,13 @@ impl Starts {
 /// Somebody wants the machine. To be answered with [`StartRequest::started`] or
 /// [`StartRequest::failed`].
 pub struct StartRequest {
-    pub(super) origin: Origin,
-    pub(super) controller: Arc<Controller>,
-    /// Absent where no client waits.
-    pub(super) answer: Option<oneshot::Sender<Result<(), ApiError>>>,
+    origin: Origin,
+    answer: Box<dyn FnOnce(Started<'_>) + Send>,
 }
+
+/// What came of a request: how the machine is built and its handle, or the configuration that is
+/// left and why there is no machine.
+pub(super) type Started<'a> = Result<(VmConfig, &'a Handle), (Option<VmConfig>, Error)>;
 
 impl fmt::Debug for StartRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,6 +67,11 @@ impl fmt::Debug for StartRequest {
 }
 
 impl StartRequest {
+    pub(super) fn new(origin: Origin, answer: impl FnOnce(Started<'_>) + Send + 'static) -> Self {
+        let answer = Box::new(answer);
+        Self { origin, answer }
+    }
+
     /// The machine that is wanted, and where it comes from.
     #[must_use]
     pub fn origin(&self) -> &Origin {
@@ -76,20 +80,12 @@ impl StartRequest {
 
     /// It is built as `config` says and powered on (or restored, or has come), and will be run.
     pub fn started(self, config: VmConfig, machine: &Handle) {
-        self.controller.started(config, machine);
-        if let Some(answer) = self.answer {
-            // The client may have gone.
-            let _ = answer.send(Ok(()));
-        }
+        (self.answer)(Ok((config, machine)));
     }
 
     /// It cannot be built or powered on: the client gets to know why, and may try another
     /// configuration.
     pub fn failed(self, error: Error) {
-        self.controller.start_failed(self.origin.into_config());
-        if let Some(answer) = self.answer {
-            // The client may have gone.
-            let _ = answer.send(Err(ApiError::Start(error)));
-        }
+        (self.answer)(Err((self.origin.into_config(), error)));
     }
 }

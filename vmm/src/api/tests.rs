@@ -17,7 +17,8 @@ use super::controller::Controller;
 use super::error::ApiError;
 use super::*;
 use crate::config::VmConfig;
-use crate::http::{HttpError, Problem as _, body};
+use crate::http::server::BODY_MAX;
+use crate::http::{HttpError, Problem as _};
 use crate::machine::pretend::PretendMachine;
 use crate::machine::{DeviceKind, Origin, StopHandle};
 use crate::{Error, ErrorKind};
@@ -209,7 +210,7 @@ fn deep_and_large_bodies_are_refused() {
         &"[".repeat(60_000),
         (400, "malformed_body"),
     );
-    let large = " ".repeat(body::BODY_MAX + 1);
+    let large = " ".repeat(BODY_MAX + 1);
     inside.refused("PUT", "/v1/vm", &large, (413, "body_too_large"));
     // A declared length alone is enough.
     let request = Request::builder()
@@ -219,7 +220,7 @@ fn deep_and_large_bodies_are_refused() {
         .body(Body::empty())
         .unwrap();
     assert_eq!(inside.send(request).0, StatusCode::PAYLOAD_TOO_LARGE);
-    let just = format!("{CONFIG}{}", " ".repeat(body::BODY_MAX - CONFIG.len()));
+    let just = format!("{CONFIG}{}", " ".repeat(BODY_MAX - CONFIG.len()));
     inside.done("PUT", "/v1/vm", &just);
 }
 

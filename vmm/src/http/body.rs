@@ -4,7 +4,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
@@ -14,11 +13,7 @@ use serde::de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, SeqAccess, 
 use serde::{Deserialize, Deserializer};
 
 use super::problem::HttpError;
-
-/// The largest body, in bytes: a machine with many devices has some KiB.
-pub const BODY_MAX: usize = 64 * 1024;
-/// How long a body may take to come.
-pub const BODY_TIME: Duration = Duration::from_secs(10);
+use super::server::{BODY_MAX, BODY_TIME};
 
 /// The body as a `T`.
 #[derive(Debug)]

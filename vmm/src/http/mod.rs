@@ -1,9 +1,11 @@
 //! What every HTTP API of Bellhop's has in common: the machine's ([`crate::api`]) and the node
 //! daemon's.
 //!
-//! Owns the limits on what a client may take ([`server`]), the socket's file ([`socket`]), bodies and
-//! URLs ([`body`], [`parameters`]), open files that come along ([`descriptors`]), the form of errors ([`problem`]), descriptions ([`description`]) and the name that each request
-//! has ([`request_id`]). Also the client's side of it ([`client`]). It must not know what is asked, nor of machines.
+//! Owns the limits on what a client may take ([`server`]), the socket's file ([`socket`]), bodies
+//! and URLs ([`body`], [`parameters`]) and open files that come along ([`descriptors`]). Owns also
+//! the form of errors ([`problem`]), descriptions ([`description`]), the ID of each request
+//! ([`request_id`]) and the client's side ([`client`]). It must not know the content of requests,
+//! nor machines.
 //!
 //! ```text
 //!   Transport ──> server: slots, times, sizes ──> request_id ──> the API's router ──> endpoints

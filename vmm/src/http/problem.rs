@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bellhop_api::ErrorBody;
 
-use super::body::{BODY_MAX, BODY_TIME};
+use super::server::{BODY_MAX, BODY_TIME};
 
 /// An error that is answered to a client.
 pub trait Problem: std::error::Error {

@@ -10,8 +10,7 @@ use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-
-use super::ErrorBody;
+use bellhop_api::ErrorBody;
 
 /// The header with the name.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

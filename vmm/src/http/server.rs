@@ -8,7 +8,7 @@
 //! | connections at a time | 64; more wait in the kernel's backlog |
 //! | what comes before the first request (a TLS handshake) | 10 s |
 //! | a request's line and headers | 16 KiB, 64 headers, 10 s; the 10 s also end idle connections |
-//! | a request's body | [`super::body`] |
+//! | a request's body | 64 KiB, 10 s |
 //! | a connection's life | 5 min and the request that is under way then, at most 90 s: one that takes no answers ends as well |
 
 use std::future::Future;
@@ -32,6 +32,10 @@ const CONNECTIONS_MAX: usize = 64;
 const HEADERS_MAX: usize = 64;
 const HEAD_MAX: usize = 16 * 1024;
 const HEAD_TIME: Duration = Duration::from_secs(10);
+/// The largest body, in bytes: a machine with many devices has some KiB.
+pub(crate) const BODY_MAX: usize = 64 * 1024;
+/// How long a body may take to come.
+pub(crate) const BODY_TIME: Duration = Duration::from_secs(10);
 const ESTABLISH_TIME: Duration = Duration::from_secs(10);
 const CONNECTION_TIME: Duration = Duration::from_secs(300);
 /// How long the request that is under way then may take: longer than any watch.

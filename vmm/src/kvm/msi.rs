@@ -143,8 +143,6 @@ struct KvmMsiVector {
     assigned: Mutex<bool>,
 }
 
-impl KvmMsiVector {}
-
 impl MsiVector for KvmMsiVector {
     fn eventfd(&self) -> &EventFd {
         &self.eventfd

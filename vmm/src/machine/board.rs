@@ -6,13 +6,15 @@
 use std::fmt;
 use std::time::Duration;
 
+use bellhop_api::machine::AlarmInfo;
 use devices::pci::Slot;
 use devices::virtio::pci::DeviceDescription;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
-use super::End;
+use super::end::End;
 use super::pluggable::{DiskStatus, NicStatus};
-use super::ring_watch::{QueueAlarm, WatchStatus};
+use super::ring_watch::WatchStatus;
+use crate::kvm::msi::MsiCounts;
 
 /// A device of a machine, whether it can go or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +27,20 @@ pub struct DeviceStatus {
     pub description: DeviceDescription,
     /// What the watch of its rings saw last, by queue; empty where nobody watches.
     pub watch: Vec<WatchStatus>,
+}
+
+/// What a machine holds of KVM; the same before and after any number of
+/// reboots, once the guest has let go of its devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resources {
+    /// Memory slots.
+    pub memory_slots: usize,
+    /// ioeventfds.
+    pub doorbells: usize,
+    /// Doorbells of devices that the guest sees; they are among the memory slots.
+    pub mapped_doorbells: usize,
+    /// Interrupt vectors, routes and irqfds.
+    pub msi: MsiCounts,
 }
 
 /// What a machine does.
@@ -66,7 +82,7 @@ pub struct MachineStatus {
     /// All its NICs.
     pub nics: Vec<NicStatus>,
     /// What is wrong with queues of its devices.
-    pub alarms: Vec<QueueAlarm>,
+    pub alarms: Vec<AlarmInfo>,
     /// All its disks.
     pub disks: Vec<DiskStatus>,
     /// Why its run is over; `None` until it is, and again when it runs again.
@@ -80,22 +96,15 @@ impl MachineStatus {
     pub(super) fn has(&self, id: &str) -> bool {
         self.nics.iter().any(|nic| nic.id == id) || self.disks.iter().any(|disk| disk.id == id)
     }
-
-    /// Whether the NIC or disk with this serial number is there.
-    pub(super) fn has_serial(&self, serial: u64) -> bool {
-        self.nics.iter().any(|nic| nic.serial == serial)
-            || self.disks.iter().any(|disk| disk.serial == serial)
-    }
 }
 
-/// Called with each new status; see [`Handle::on_change`].
+/// Called with each new status; see [`Handle::on_change`](super::Handle::on_change).
 pub(super) type Listener = Box<dyn Fn(&MachineStatus) + Send + Sync>;
 
 /// What the machine publishes.
 #[derive(Default)]
 pub(super) struct Board {
     pub(super) status: Mutex<MachineStatus>,
-    pub(super) changed: Condvar,
     pub(super) listeners: Mutex<Vec<Listener>>,
 }
 
@@ -114,7 +123,6 @@ impl Board {
         change(&mut current);
         if *current != before {
             current.generation = before.generation.wrapping_add(1);
-            self.changed.notify_all();
             // With the status locked, so that they see all changes in their order.
             for listener in self.listeners.lock().iter() {
                 listener(&current);

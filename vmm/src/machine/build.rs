@@ -15,17 +15,19 @@ use devices::legacy::serial::Serial;
 use devices::pci::{ConfigPorts, Ecam, HOTPLUG_LEN, MmioWindow, PciBus, PciHotplug, Slot};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::board::UpgradeStatus;
+use super::devices::{self as backends, Device};
 use super::faults::DoorbellFaults;
 use super::generation::Generation;
-use super::handle::Requests;
-use super::inventory::{Device, Inventory};
+use super::inventory::Inventory;
 use super::migration::Leaving;
-use super::ring_watch::WatchTimer;
-use super::{Machine, StatisticsHandle, StopHandle, UpgradeStatus, devices as backends};
+use super::parts::Machine;
+use super::queue::Requests;
+use super::signals::{StatisticsHandle, StopHandle};
 use crate::Error;
 use crate::config::{VdpaConfig, VmConfig};
 use crate::console::{Attached, Console, Screen};
-use crate::event_loop::{EventLoop, Token};
+use crate::event_loop::{EventLoop, Timer, Token};
 use crate::host::Host;
 use crate::kvm::cpuid::{baseline, physical_address_bits};
 use crate::kvm::doorbells::KvmDoorbells;
@@ -217,6 +219,10 @@ impl Machine {
         let requests = Requests::new(&memory, &ram, ram_end).map_err(Error::failed("eventfd"))?;
         requests.publish_devices(inventory.pluggable(), inventory.pluggable());
         let statistics = StatisticsHandle::new().map_err(Error::failed("eventfd"))?;
+        let poll = |fd: &dyn AsRawFd, token| {
+            let added = events.add(fd.as_raw_fd(), token);
+            added.map_err(Error::failed("epoll_ctl"))
+        };
         for (eventfd, token) in [
             (stop.eventfd(), Token::Stop),
             (power.eventfd(), Token::Power),
@@ -226,20 +232,16 @@ impl Machine {
             (requests.eventfd(), Token::Request),
             (hotplug.eventfd(), Token::Ejected),
         ] {
-            events
-                .add(eventfd.as_raw_fd(), token)
-                .map_err(Error::failed("epoll_ctl"))?;
+            poll(eventfd, token)?;
         }
         let watch_timer = config
             .ring_watch
             .threshold()
-            .map(|_| WatchTimer::new())
+            .map(|_| Timer::new())
             .transpose()
             .map_err(Error::failed("timerfd_create"))?;
         if let Some(timer) = &watch_timer {
-            events
-                .add(timer.as_raw_fd(), Token::RingWatch)
-                .map_err(Error::failed("epoll_ctl"))?;
+            poll(timer, Token::RingWatch)?;
         }
 
         // The processors, last: by now all that they can reach exists.
@@ -257,9 +259,7 @@ impl Machine {
             &buses,
             &faults,
         )?;
-        events
-            .add(vcpus.failure_event().as_raw_fd(), Token::VcpuFailed)
-            .map_err(Error::failed("epoll_ctl"))?;
+        poll(vcpus.failure_event(), Token::VcpuFailed)?;
 
         Ok(Self {
             vcpus,

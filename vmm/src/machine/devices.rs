@@ -5,13 +5,12 @@
 
 use std::path::Path;
 
-use devices::virtio::backend::{Backend as _, SharedMemory};
+use devices::virtio::backend::{Backend, SharedMemory};
 use devices::virtio::block::Block;
 use devices::virtio::block::disk::Disk;
 use devices::virtio::rng::Rng;
 use devices::virtio::vdpa::{VdpaBackend, VdpaOptions, not_replaceable};
 
-use super::inventory::Device;
 use super::pluggable::DeviceConfig;
 use crate::config::{DiskConfig, VdpaConfig, VdpaSource, VmConfig};
 use crate::host::Host;
@@ -19,6 +18,19 @@ use crate::{Error, ErrorKind};
 
 /// Virtio device type of a network device (virtio 1.3, section 5).
 pub(super) const VIRTIO_ID_NET: u32 = 1;
+
+/// A backend with a name, before it is attached.
+pub(super) struct Device {
+    /// Name in messages and requests; no two devices have the same.
+    pub(super) id: String,
+    pub(super) backend: Box<dyn Backend>,
+    /// What was asked for, of a device that can be unplugged. It holds no descriptor, for the backend has it.
+    pub(super) config: Option<DeviceConfig>,
+    /// Whether a queue that hangs is kicked and its driver interrupted.
+    pub(super) rescue: bool,
+    /// The NUMA node of the host that it hangs on, where the host says so.
+    pub(super) numa_node: Option<u16>,
+}
 
 /// Opens everything the configuration asks for: vDPA devices, disks, and the
 /// random number generator that every machine has.

@@ -5,8 +5,28 @@
 pub use bellhop_api::machine::{End, EndReason};
 use vdpa::causes::in_one_line;
 
-use super::Exit;
 use crate::Error;
+use crate::vcpu::VcpuReport;
+
+/// How a machine's run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Exit {
+    /// The guest switched the power off.
+    PoweredOff,
+    /// A [`StopHandle`](super::StopHandle) or the console's user asked for it.
+    Stopped,
+    /// A vCPU could not go on.
+    Crashed(VcpuReport),
+    /// It stands still for another program, which
+    /// [`Machine::take_hand_over`](super::Machine::take_hand_over) names.
+    HandedOver,
+    /// Its guest runs elsewhere, as [`Handle::migrate`](super::Handle::migrate) found, or
+    /// [`Handle::settle`](super::Handle::settle) was given.
+    Moved,
+    /// It was told to stop, or failed, after it had left its guest to another process and before it knew whether that has it: the
+    /// guest runs there or nowhere, and nobody knows which.
+    Unsettled,
+}
 
 /// The end of a machine that was asked for it, as `detail` says.
 pub(crate) fn stopped(detail: &str) -> End {

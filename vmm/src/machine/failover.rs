@@ -11,46 +11,21 @@
 //! What others do meanwhile counts: a NIC that is moved or unplugged is not on its way any more, and what is opened for it
 //! is closed. One whose driver resets it moves all the same: it was told by its device that it is of no use.
 //!
-//! Owns these steps and the words for what came of them. It must not know how a device says that it has failed, nor how another
-//! one goes on where it stopped.
+//! Owns these steps, and the swap, which [`Handle::swap_nic`](super::Handle::swap_nic) shares with
+//! them. It must not know how a device reports its failure, nor how another one resumes its state.
 
-use std::path::PathBuf;
 use std::thread;
-use std::time::Duration;
 
 use devices::virtio::backend::Backend;
 use vdpa::causes::in_one_line;
 
-use super::handle::SwapAnswer;
-use super::inventory::Device;
-use super::{Machine, RequestError};
+use super::devices::Device;
+use super::error::RequestError;
+use super::inventory::Exchanged;
+use super::parts::Machine;
+use super::pluggable::{Failover, FailoverState, NicStatus, NicSwapped};
+use super::queue::SwapAnswer;
 use crate::Error;
-
-/// What came of a NIC's failover.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failover {
-    /// The device that has failed, for people.
-    pub from: String,
-    /// The vhost-vdpa character device that was to take its place.
-    pub to: PathBuf,
-    /// How far it came.
-    pub state: FailoverState,
-}
-
-/// How far a failover is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FailoverState {
-    /// The other device is being opened. The driver has not been told that its own has failed.
-    UnderWay,
-    /// The NIC is on the other device.
-    Done {
-        /// From the swap's beginning to its end, which is not when the device failed; `None` if no driver was using the NIC
-        /// by then, or its driver had been told.
-        gap: Option<Duration>,
-    },
-    /// The NIC is on the device that has failed, and its driver was told; with the reason and its causes.
-    Failed(String),
-}
 
 impl Machine {
     /// The device with this number has failed: the one that stands by is to take its place.
@@ -81,6 +56,34 @@ impl Machine {
             // There is no device that would have to be closed.
             let _ = self.fail_over(&id, serial, Err(error));
         }
+    }
+
+    /// Puts this device behind the NIC of its name, whose driver keeps running.
+    pub(super) fn swap(&mut self, device: Device) -> SwapAnswer {
+        if let Err(error) = self.unless_held().and_then(|()| self.unless_migrating()) {
+            return SwapAnswer {
+                outcome: Err(error),
+                unused: device.backend,
+            };
+        }
+        self.take_ejected();
+        let id = device.id.clone();
+        let Exchanged { gap, unused } = self.inventory.swap(device, &self.events);
+        let outcome = gap.and_then(|gap| {
+            self.publish();
+            let nic = self.inventory.pluggable_named(&id);
+            let status: NicStatus = nic.ok_or(RequestError::NoSuchDevice(id.clone()))?.of()?;
+            let path = status.config.shown_path();
+            match gap {
+                Some(gap) => tracing::info!(%id, %path, ?gap, "a NIC has another vDPA device, its driver goes on"),
+                None => tracing::info!(%id, %path, "a NIC without a driver has another vDPA device"),
+            }
+            Ok(NicSwapped { status, gap })
+        });
+        if let Err(error) = &outcome {
+            tracing::warn!(%id, error = error as &dyn std::error::Error, "a NIC keeps its vDPA device");
+        }
+        SwapAnswer { outcome, unused }
     }
 
     /// Puts `device` in the place of the one of this NIC that has failed. Gives back what is not used any more, and to be

@@ -18,41 +18,25 @@
 
 use std::fs::File;
 use std::io::Seek as _;
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::MemfdFlags;
 use vdpa::causes::in_one_line;
 
-use super::Machine;
-use super::handle::RequestError;
+use super::error::{RequestError, SnapshotError};
+use super::held::{HandOver, HeldFor};
+use super::parts::Machine;
 use super::saved::SavedMachine;
-use super::saving::HeldFor;
-use super::snapshot::SnapshotError;
 use crate::config::VmConfig;
 use crate::snapshot::directory::STATE_FILE_MAX;
 use crate::snapshot::format::Sections;
 
-/// A machine that stands still for another program.
-#[derive(Debug)]
-pub struct HandOver {
-    /// The program that is to go on with it.
-    pub program: PathBuf,
-    /// The sections of the machine's state, at their beginning.
-    pub state: File,
-    /// Guest RAM.
-    pub ram: File,
-    /// What KVM has of the machine as it was here. While somebody has it open KVM does not take it apart, which takes long: so
-    /// the other program closes it when the guest runs again.
-    pub vm: OwnedFd,
-}
-
 /// A machine that another program has handed over, read but for the memory, which is there.
 #[derive(Debug)]
 pub struct HandedOver {
-    machine: SavedMachine,
-    ram: File,
-    failed: Option<String>,
+    pub(super) machine: SavedMachine,
+    pub(super) ram: File,
+    pub(super) failed: Option<String>,
 }
 
 impl HandedOver {
@@ -84,22 +68,6 @@ impl HandedOver {
     #[must_use]
     pub fn config(&self) -> &VmConfig {
         &self.machine.config
-    }
-
-    pub(super) fn failed(&self) -> Option<&str> {
-        self.failed.as_deref()
-    }
-
-    pub(super) fn machine(&self) -> &SavedMachine {
-        &self.machine
-    }
-
-    pub(super) fn ram(&self) -> &File {
-        &self.ram
-    }
-
-    pub(super) fn into_config(self) -> VmConfig {
-        self.machine.config
     }
 }
 

@@ -1,9 +1,9 @@
 //! Requests to a running machine, from other threads.
 //!
-//! Owns the queue of requests, and gives out what the machine publishes (`board.rs`)
-//! of itself. Everything that is asked of a running machine comes this way: a variant of [`Request`],
-//! a method of [`Handle`], and an arm in `requests.rs`; of a migration, a closure. It must not know how a request
-//! is carried out.
+//! Owns the way into the queue (`queue.rs`), and gives out what the machine publishes (`board.rs`).
+//! Each request to a running machine is a variant of [`Request`] or [`Action`], a method of
+//! [`Handle`] and an arm in `requests.rs`; each step of a migration is a closure. It must not know
+//! how a request is carried out.
 //!
 //! ```text
 //!   any thread                               vmm thread
@@ -17,152 +17,56 @@
 //! it. What a request leaves over and takes long to close comes back to that thread. What only the guest can finish (an unplug) is answered at once and shows on
 //! the board when it is done. The life of a NIC or a disk is drawn in `pluggable.rs`.
 
-mod error;
 mod swap;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, TrySendError};
+use std::time::Instant;
 
-use devices::virtio::backend::{Backend, SharedMemory};
-use vdpa::memory::GuestMemory;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use devices::virtio::backend::SharedMemory;
 
-pub use self::error::RequestError;
-pub use self::swap::NicSwapped;
-pub(super) use self::swap::SwapAnswer;
-use super::board::{Board, DeviceStatus, MachineStatus, RunState, UpgradeStatus};
-use super::inventory::Device;
+use super::board::{DeviceStatus, MachineStatus, Resources};
+use super::devices::{Device, open_disk, open_vdpa};
+use super::error::RequestError;
+use super::parts::Machine;
 use super::pluggable::{DeviceConfig, DeviceKind, DiskStatus, NicStatus, Pluggable};
-use super::ring_watch::QueueAlarm;
-use super::saved::SavedMachine;
+use super::queue::{Action, Answer, Request, Requests, Shared};
 use super::snapshot::{SnapshotWriter, Written};
-use super::{End, Machine, Resources, devices as backends};
 use crate::Error;
 use crate::config::{DiskConfig, VdpaConfig};
 use crate::console::ConsoleLoss;
 use crate::memory::GuestRam;
-
-/// Requests that may wait for the machine.
-const WAITING_MAX: usize = 16;
-
-/// Where the answer to a request goes.
-pub(super) type Answer<T> = SyncSender<T>;
-
-/// What can be asked of a running machine.
-pub(super) enum Request {
-    /// Show this opened device to the guest.
-    Plug {
-        device: Device,
-        answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
-    },
-    /// Ask the guest to give this device up, if it is of this kind.
-    Unplug {
-        id: String,
-        kind: DeviceKind,
-        answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
-    },
-    /// Put this opened device behind the NIC of its name, whose driver goes on.
-    Swap {
-        device: Device,
-        answer: Answer<SwapAnswer>,
-    },
-    /// The device of this NIC has failed: put this one in its place, or know why it can't be had.
-    FailOver {
-        id: String,
-        serial: u64,
-        device: Result<Device, RequestError>,
-        answer: Answer<Option<Box<dyn Backend>>>,
-    },
-    /// Have this device stand by for the one of this NIC, or none.
-    StandBy {
-        id: String,
-        failover: Option<PathBuf>,
-        answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
-    },
-    /// Ask the guest to announce this NIC on its network.
-    Announce {
-        id: String,
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// Record which pages devices write, or no longer.
-    DirtyLog {
-        on: bool,
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// What does the machine hold?
-    Resources { answer: Answer<Resources> },
-    /// What are its devices like?
-    Devices { answer: Answer<Vec<DeviceStatus>> },
-    /// What has KVM counted?
-    Statistics {
-        answer: Answer<Result<BTreeMap<String, u64>, RequestError>>,
-    },
-    /// Press the power button.
-    PowerButton {
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// Reset the machine.
-    Reset {
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// Park the vCPUs, stop the devices and give the machine's state.
-    Save {
-        answer: Answer<Result<SavedMachine, RequestError>>,
-    },
-    /// After a [`Request::Save`]: let everything go on as it was.
-    GoOn {
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// Carry out a step of a migration, which answers by itself.
-    Migration(Box<dyn FnOnce(&mut Machine) + Send>),
-    /// Stand still for another program.
-    HandOver {
-        program: PathBuf,
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// Send an NMI.
-    Nmi {
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// What did the console lose?
-    ConsoleLoss { answer: Answer<ConsoleLoss> },
-    /// Park the vCPUs.
-    Pause {
-        answer: Answer<Result<(), RequestError>>,
-    },
-    /// Let the vCPUs go on.
-    Resume {
-        answer: Answer<Result<(), RequestError>>,
-    },
-}
-
-struct Shared {
-    requests: SyncSender<Request>,
-    wake: Arc<EventFd>,
-    board: Arc<Board>,
-    /// Weak: a handle must not keep the memory of a machine that is gone.
-    memory: Weak<GuestMemory>,
-    ram: Weak<GuestRam>,
-    ram_end: u64,
-}
 
 /// Asks a machine, from any thread but the vmm thread. Clones ask the same machine.
 ///
 /// Requests are carried out while the machine runs; before that (and after
 /// [`Machine::run`](super::Machine::run) returned) they wait, until the machine is dropped.
 #[derive(Clone)]
-pub struct Handle(Arc<Shared>);
+pub struct Handle(Arc<Shared<Machine>>);
 
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handle")
             .field("board", &self.0.board)
             .finish_non_exhaustive()
+    }
+}
+
+impl Requests<Machine> {
+    pub(super) fn handle(&self) -> Handle {
+        Handle(self.shared.clone())
+    }
+}
+
+impl Machine {
+    /// For asking this machine for something while it runs.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        self.requests.handle()
     }
 }
 
@@ -175,10 +79,10 @@ impl Handle {
     /// [`RequestError`]: the name is in use, the device cannot be opened (busy, no
     /// such file, locked memory too low, …), no slot is free.
     pub fn plug_nic(&self, config: &VdpaConfig) -> Result<NicStatus, RequestError> {
-        self.plug(&config.name(), |memory| {
-            backends::open_vdpa(config, memory, self.0.ram_end)
-        })?
-        .of()
+        let nic = self.plug(&config.name(), |memory| {
+            open_vdpa(config, memory, self.0.ram_end)
+        })?;
+        Ok(nic.of()?)
     }
 
     /// Opens a disk image and gives it to the guest under the name `id`, whatever that of
@@ -189,8 +93,8 @@ impl Handle {
     /// [`RequestError`]: the name is in use or none of a disk, the image cannot be opened (no
     /// such file, in use, …), no slot is free.
     pub fn plug_disk(&self, id: &str, config: &DiskConfig) -> Result<DiskStatus, RequestError> {
-        self.plug(id, |memory| backends::open_disk(id, config, memory))?
-            .of()
+        let disk = self.plug(id, |memory| open_disk(id, config, memory))?;
+        Ok(disk.of()?)
     }
 
     fn plug(
@@ -202,9 +106,7 @@ impl Handle {
         if self.0.board.status.lock().has(id) {
             return Err(RequestError::IdInUse(id.to_owned()));
         }
-        let memory: SharedMemory = self.0.memory.upgrade().ok_or(RequestError::Ended)?;
-        let device = open(&memory)?;
-        drop(memory);
+        let device = open(&self.0.memory.upgrade().ok_or(RequestError::Ended)?)?;
         if device.config.is_none() {
             // Only a vDPA device can turn out to be something else than was wanted.
             return Err(RequestError::OtherKind {
@@ -217,12 +119,12 @@ impl Handle {
 
     /// Asks the guest to give a NIC up, and asks again if it was asked before. The
     /// answer comes at once; the NIC is gone, and its device free, when it is no
-    /// longer listed: see [`Handle::wait_unplugged`].
+    /// longer listed.
     ///
     /// # Errors
     /// [`RequestError`]: there is no such device, or it is no NIC.
     pub fn unplug_nic(&self, id: &str) -> Result<NicStatus, RequestError> {
-        self.unplug(id, DeviceKind::Nic)?.of()
+        Ok(self.unplug(id, DeviceKind::Nic)?.of()?)
     }
 
     /// Asks the guest to give a disk up, as [`Handle::unplug_nic`] does. What the guest has begun
@@ -231,7 +133,7 @@ impl Handle {
     /// # Errors
     /// [`RequestError`]: there is no such device, or it is no disk.
     pub fn unplug_disk(&self, id: &str) -> Result<DiskStatus, RequestError> {
-        self.unplug(id, DeviceKind::Disk)?.of()
+        Ok(self.unplug(id, DeviceKind::Disk)?.of()?)
     }
 
     fn unplug(&self, id: &str, kind: DeviceKind) -> Result<Pluggable<DeviceConfig>, RequestError> {
@@ -248,10 +150,7 @@ impl Handle {
     /// # Errors
     /// [`RequestError`]: there is no such device, or its driver cannot.
     pub fn announce(&self, id: &str) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Announce {
-            id: id.to_owned(),
-            answer,
-        })?
+        self.act(Action::Announce(id.to_owned()))
     }
 
     /// Lets all devices record the pages that they write into guest memory's bitmap (`on`), or ends it. The guest
@@ -263,7 +162,7 @@ impl Handle {
     /// [`RequestError::Saving`], [`RequestError::Migrating`] or [`RequestError::StandsStill`]. [`RequestError::Ended`] or
     /// [`RequestError::Busy`].
     pub fn dirty_log(&self, on: bool) -> Result<(), RequestError> {
-        self.ask(|answer| Request::DirtyLog { on, answer })?
+        self.act(Action::DirtyLog(on))
     }
 
     /// What the machine holds of KVM.
@@ -297,7 +196,7 @@ impl Handle {
     /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: its state is on the way to another
     /// host, and the guest there would not hear of it.
     pub fn power_button(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::PowerButton { answer })?
+        self.act(Action::PowerButton)
     }
 
     /// Resets the machine, without asking the guest. Returns when that is decided; it has
@@ -308,7 +207,7 @@ impl Handle {
     /// [`RequestError::Ended`] or [`RequestError::Busy`]. One that stands still is not reset: [`RequestError::Saving`] for a
     /// snapshot or another program, [`RequestError::StandsStill`] for a migration.
     pub fn reset(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Reset { answer })?
+        self.act(Action::Reset)
     }
 
     /// Sends a non-maskable interrupt to the first vCPU, which a Linux guest logs, or takes for
@@ -317,7 +216,7 @@ impl Handle {
     /// # Errors
     /// [`RequestError`]: KVM refuses.
     pub fn nmi(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Nmi { answer })?
+        self.act(Action::Nmi)
     }
 
     /// What of the guest's output its console has lost since the start.
@@ -328,15 +227,16 @@ impl Handle {
         self.ask(|answer| Request::ConsoleLoss { answer })
     }
 
-    /// Parks the vCPUs and returns when they are parked. Devices go on: see
-    /// [`RunState::Paused`]. Nothing changes if they are parked already. One that is being sent arrives paused; one that stands
-    /// still for a snapshot, or because it is not settled where its guest is, will be paused when it goes on.
+    /// Parks the vCPUs and returns when they are parked. Devices keep working: see
+    /// [`RunState::Paused`](super::RunState::Paused). Nothing changes if they are parked already. A
+    /// machine that is being sent arrives paused. One that stands still, for a snapshot or because
+    /// its guest's place is not settled, is paused when it resumes.
     ///
     /// # Errors
     /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: its state is on the way to another
     /// host already, and it would run there.
     pub fn pause(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Pause { answer })?
+        self.act(Action::Pause)
     }
 
     /// Lets the vCPUs of a paused machine go on. Nothing changes if they do.
@@ -345,7 +245,7 @@ impl Handle {
     /// [`RequestError::Ended`] or [`RequestError::Busy`]. One that stands still is not resumed: [`RequestError::Saving`] for
     /// a snapshot or another program, [`RequestError::StandsStill`] for a migration.
     pub fn resume(&self) -> Result<(), RequestError> {
-        self.ask(|answer| Request::Resume { answer })?
+        self.act(Action::Resume)
     }
 
     /// Forgets why an earlier program did not go on with the machine, before another one is to.
@@ -362,10 +262,7 @@ impl Handle {
     /// being written ([`RequestError::Saving`]); it is being sent ([`RequestError::Migrating`],
     /// [`RequestError::StandsStill`]); a vCPU has failed ([`RequestError::Crashed`]).
     pub fn hand_over(&self, program: &Path) -> Result<(), RequestError> {
-        self.ask(|answer| Request::HandOver {
-            program: program.to_owned(),
-            answer,
-        })?
+        self.act(Action::HandOver(program.to_owned()))
     }
 
     /// Guest RAM, as long as the machine has it.
@@ -388,7 +285,10 @@ impl Handle {
         let written = writer.write(&machine, &ram);
         drop(ram);
         // In any case; and a machine that was stopped meanwhile has a good snapshot all the same.
-        let went_on = self.ask_surely(|answer| Request::GoOn { answer });
+        let went_on = self.ask_surely(|answer| Request::Act {
+            action: Action::GoOn,
+            answer,
+        });
         let paused = started.elapsed();
         let memory_bytes = written?;
         match went_on {
@@ -430,23 +330,14 @@ impl Handle {
         status.disks.iter().find(|disk| disk.id == id).cloned()
     }
 
-    /// Waits until this very NIC or disk is gone and its device or image free; `false` if it is
-    /// still there after `limit`.
-    #[must_use]
-    pub fn wait_unplugged<C>(&self, device: &Pluggable<C>, limit: Duration) -> bool {
-        let mut status = self.0.board.status.lock();
-        let there = |status: &mut MachineStatus| status.has_serial(device.serial);
-        self.0
-            .board
-            .changed
-            .wait_while_for(&mut status, there, limit);
-        !status.has_serial(device.serial)
+    fn act(&self, action: Action) -> Result<(), RequestError> {
+        self.ask(|answer| Request::Act { action, answer })?
     }
 
     /// Sends a request and waits for its answer.
     pub(super) fn ask<T>(
         &self,
-        request: impl FnOnce(Answer<T>) -> Request,
+        request: impl FnOnce(Answer<T>) -> Request<Machine>,
     ) -> Result<T, RequestError> {
         let (answer, answered) = mpsc::sync_channel(1);
         match self.0.requests.try_send(request(answer)) {
@@ -461,7 +352,7 @@ impl Handle {
     /// lot: a machine that stands still would do so for ever.
     pub(super) fn ask_surely<T>(
         &self,
-        request: impl FnOnce(Answer<T>) -> Request,
+        request: impl FnOnce(Answer<T>) -> Request<Machine>,
     ) -> Result<T, RequestError> {
         let (answer, answered) = mpsc::sync_channel(1);
         // Those who wait have woken the machine.
@@ -478,122 +369,6 @@ impl Handle {
             Err(error) => return Err(RequestError::Wake(error)),
         }
         answered.recv().map_err(|_| RequestError::Ended)
-    }
-}
-
-/// The machine's end of the queue. When it is dropped, waiting requests are answered with
-/// [`RequestError::Ended`].
-pub(super) struct Requests {
-    queue: Receiver<Request>,
-    wake: Arc<EventFd>,
-    board: Arc<Board>,
-    handle: Handle,
-}
-
-impl Requests {
-    /// A queue for the machine with this memory; see [`backends::open`] for `ram_end`.
-    ///
-    /// # Errors
-    /// The process has no descriptor left.
-    pub(super) fn new(
-        memory: &SharedMemory,
-        ram: &Arc<GuestRam>,
-        ram_end: u64,
-    ) -> io::Result<Self> {
-        let (requests, queue) = mpsc::sync_channel(WAITING_MAX);
-        let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
-        let board = Arc::new(Board::default());
-        let handle = Handle(Arc::new(Shared {
-            requests,
-            wake: wake.clone(),
-            board: board.clone(),
-            memory: Arc::downgrade(memory),
-            ram: Arc::downgrade(ram),
-            ram_end,
-        }));
-        Ok(Self {
-            queue,
-            wake,
-            board,
-            handle,
-        })
-    }
-
-    pub(super) fn handle(&self) -> Handle {
-        self.handle.clone()
-    }
-
-    /// Readable when requests wait.
-    pub(super) fn eventfd(&self) -> &EventFd {
-        &self.wake
-    }
-
-    /// Takes the requests that wait now.
-    pub(super) fn take(&self) -> Vec<Request> {
-        // In this order a request in between is seen now or signalled again.
-        let _ = self.wake.read();
-        self.queue.try_iter().take(WAITING_MAX).collect()
-    }
-
-    /// What the machine was last said to do.
-    pub(super) fn run_state(&self) -> RunState {
-        self.board.status.lock().run
-    }
-
-    /// Shows which NICs and disks there are now.
-    pub(super) fn publish_devices(&self, nics: Vec<NicStatus>, disks: Vec<DiskStatus>) {
-        self.board.update(|status| {
-            status.nics = nics;
-            status.disks = disks;
-        });
-    }
-
-    /// Shows what is wrong with queues now.
-    pub(super) fn publish_alarms(&self, alarms: Vec<QueueAlarm>) {
-        self.board.update(|status| status.alarms = alarms);
-    }
-
-    /// Shows that the machine was powered on.
-    pub(super) fn publish_boot(&self, paused: bool) {
-        self.board.update(|status| {
-            status.run = if paused {
-                RunState::Paused
-            } else {
-                RunState::Running
-            };
-            status.boots = status.boots.saturating_add(1);
-            status.end = None;
-        });
-    }
-
-    /// Shows that the run is over, and why.
-    pub(super) fn publish_end(&self, end: End) {
-        self.board.update(|status| {
-            status.run = RunState::Off;
-            status.end = Some(end);
-        });
-    }
-
-    /// Shows which programs went on with the machine.
-    pub(super) fn publish_upgrade(&self, upgrade: &UpgradeStatus) {
-        self.board
-            .update(|status| status.upgrade.clone_from(upgrade));
-    }
-
-    /// Shows what the machine does now.
-    pub(super) fn publish_run(&self, run: RunState) {
-        self.board.update(|status| status.run = run);
-    }
-}
-
-impl Drop for Requests {
-    fn drop(&mut self) {
-        self.board.update(|status| {
-            status.nics.clear();
-            status.disks.clear();
-            status.alarms.clear();
-            status.run = RunState::Ended;
-        });
     }
 }
 

@@ -20,19 +20,19 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bellhop_api::machine::InFlight;
+use bellhop_api::machine::{AlarmInfo, InFlight};
 use devices::hypervisor::Doorbells;
 use devices::pci::{PciBus, PciFunction, Slot};
-use devices::virtio::backend::{Backend, Event};
+use devices::virtio::backend::Event;
 use devices::virtio::pci::{Relied, VirtioPciDevice};
 use vdpa::memory::GuestMemory;
 
 pub(super) use self::exchange::Exchanged;
-use super::RequestError;
 use super::board::DeviceStatus;
-use super::failover::Failover;
-use super::pluggable::{DeviceConfig, DeviceKind, OtherKind, PlugState, Pluggable};
-use super::ring_watch::{DeviceWatch, QueueAlarm, in_flight};
+use super::devices::Device;
+use super::error::RequestError;
+use super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState, PlugState, Pluggable};
+use super::ring_watch::{Alarm, DeviceWatch, in_flight};
 use crate::config::{RingWatch, VdpaConfig};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::numa_warning;
@@ -43,19 +43,6 @@ use crate::{Error, ErrorKind};
 /// How long a vCPU may take to leave a device that is off the bus already. It has
 /// one register access to finish.
 const LEAVE: Duration = Duration::from_secs(1);
-
-/// A backend with a name, before it is attached.
-pub(super) struct Device {
-    /// Name in messages and requests; no two devices have the same.
-    pub(super) id: String,
-    pub(super) backend: Box<dyn Backend>,
-    /// What was asked for, of a device that can be unplugged. It holds no descriptor, for the backend has it.
-    pub(super) config: Option<DeviceConfig>,
-    /// Whether a queue that hangs is kicked and its driver interrupted.
-    pub(super) rescue: bool,
-    /// The NUMA node of the host that it hangs on, where the host says so.
-    pub(super) numa_node: Option<u16>,
-}
 
 /// A device that the guest sees.
 struct Entry {
@@ -84,6 +71,12 @@ impl Removable {
             DeviceConfig::Nic(nic) => Some((nic, nic.failover.as_deref()?)),
             DeviceConfig::Disk(_) => None,
         }
+    }
+
+    /// Its failover, if that is under way.
+    fn under_way(&self) -> Option<&Failover> {
+        let failover = self.failover.as_ref();
+        failover.filter(|failover| failover.state == FailoverState::UnderWay)
     }
 }
 
@@ -132,8 +125,18 @@ impl Inventory {
 
     /// The device with this name.
     pub(super) fn named(&self, id: &str) -> Option<&VirtioPciDevice> {
-        let entry = self.entries.values().find(|entry| entry.id == id)?;
-        Some(&entry.device)
+        self.entry(id).map(|entry| &*entry.device)
+    }
+
+    fn entry(&self, id: &str) -> Option<&Entry> {
+        self.entries.values().find(|entry| entry.id == id)
+    }
+
+    /// # Errors
+    /// There is no device of this name.
+    fn entry_mut(&mut self, id: &str) -> Result<&mut Entry, RequestError> {
+        let entry = self.entries.values_mut().find(|entry| entry.id == id);
+        entry.ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))
     }
 
     /// Puts a device into this slot, or the first free one, and polls its descriptors.
@@ -231,8 +234,7 @@ impl Inventory {
         id: &str,
         kind: DeviceKind,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
-        let entry = self.entries.values_mut().find(|entry| entry.id == id);
-        let entry = entry.ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))?;
+        let entry = self.entry_mut(id)?;
         match &mut entry.removable {
             Some(removable) if removable.config.kind() == kind => {
                 removable.state = PlugState::UnplugRequested;
@@ -255,10 +257,7 @@ impl Inventory {
         let gone: Vec<u16> = self
             .entries
             .iter()
-            .filter(|(_, entry)| {
-                let state = entry.removable.as_ref().map(|removable| removable.state);
-                state == Some(PlugState::UnplugRequested) && ready(entry.slot)
-            })
+            .filter(|(_, entry)| entry.is_unplugging() && ready(entry.slot))
             .map(|(number, _)| *number)
             .collect();
         for number in &gone {
@@ -296,7 +295,7 @@ impl Inventory {
     /// their attachment as long as numbers do not wrap.
     pub(super) fn pluggable<C>(&self) -> Vec<Pluggable<C>>
     where
-        C: TryFrom<DeviceConfig, Error = OtherKind>,
+        C: TryFrom<DeviceConfig, Error = DeviceKind>,
     {
         let removable = self.entries.values().filter_map(Entry::status);
         removable.filter_map(|device| device.of().ok()).collect()
@@ -304,8 +303,7 @@ impl Inventory {
 
     /// The same about the device with this name, if it can be unplugged.
     pub(super) fn pluggable_named(&self, id: &str) -> Option<Pluggable<DeviceConfig>> {
-        let mut entries = self.entries.values();
-        entries.find(|entry| entry.id == id)?.status()
+        self.entry(id)?.status()
     }
 
     /// Pages that devices write are marked in guest memory from when this returns, for all devices or none; or, with
@@ -362,14 +360,9 @@ impl Inventory {
 
     /// A device that the guest was asked to eject, if there is one.
     pub(super) fn unplugging(&self) -> Option<&str> {
-        let leaves = |entry: &&Entry| {
-            let state = entry.removable.as_ref().map(|removable| removable.state);
-            state == Some(PlugState::UnplugRequested)
-        };
-        self.entries
-            .values()
-            .find(leaves)
-            .map(|entry| entry.id.as_str())
+        let mut entries = self.entries.values();
+        let leaves = entries.find(|entry| entry.is_unplugging());
+        leaves.map(|entry| entry.id.as_str())
     }
 
     /// Stops all devices and forgets what drivers made of them.
@@ -411,13 +404,13 @@ impl Inventory {
     }
 
     /// What is wrong with the queues of all devices.
-    pub(super) fn alarms(&self) -> Vec<QueueAlarm> {
+    pub(super) fn alarms(&self) -> Vec<AlarmInfo> {
         let of_entry = |entry: &Entry| {
             let alarms = entry.watch.iter().flat_map(DeviceWatch::alarms);
-            let alarm = |(queue, alarm)| QueueAlarm {
+            let alarm = |(queue, alarm): (u16, Alarm)| AlarmInfo {
                 device: entry.id.clone(),
                 queue,
-                alarm,
+                alarm: alarm.into(),
             };
             alarms.map(alarm).collect::<Vec<_>>()
         };
@@ -453,6 +446,12 @@ fn unpoll(events: &EventLoop, id: &str, polled: &[Event]) {
 }
 
 impl Entry {
+    /// Whether the guest was asked to eject it.
+    fn is_unplugging(&self) -> bool {
+        let removable = self.removable.as_ref();
+        removable.is_some_and(|removable| removable.state == PlugState::UnplugRequested)
+    }
+
     fn status(&self) -> Option<Pluggable<DeviceConfig>> {
         self.removable.as_ref().map(|removable| Pluggable {
             id: self.id.clone(),

@@ -1,7 +1,7 @@
 //! Devices that come and go while the machine runs: NICs and disks.
 //!
-//! Owns the words for them: what was asked for, and where a device is in its life. It must not
-//! know how one is opened, nor how the guest hears of it.
+//! Owns the words for them: what was asked for, where a device is in its life, and what came of a
+//! NIC's move to another device. It must not know how one is opened, nor how the guest is notified.
 //!
 //! ```text
 //!            plug                    unplug                       guest ejects it,
@@ -13,11 +13,11 @@
 //! ```
 
 use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use devices::pci::Slot;
 
-use super::RequestError;
-use super::failover::Failover;
 use crate::config::{DiskConfig, VdpaConfig};
 
 /// Which devices come and go.
@@ -54,28 +54,31 @@ impl DeviceConfig {
     }
 }
 
-/// The configuration is one of another kind of device.
+/// The device with this name is not of the kind `wanted`.
 #[derive(Debug)]
-pub(super) struct OtherKind(DeviceKind);
+pub(super) struct OtherKind {
+    pub(super) id: String,
+    pub(super) wanted: DeviceKind,
+}
 
 impl TryFrom<DeviceConfig> for VdpaConfig {
-    type Error = OtherKind;
+    type Error = DeviceKind;
 
-    fn try_from(config: DeviceConfig) -> Result<Self, OtherKind> {
+    fn try_from(config: DeviceConfig) -> Result<Self, DeviceKind> {
         match config {
             DeviceConfig::Nic(config) => Ok(config),
-            DeviceConfig::Disk(_) => Err(OtherKind(DeviceKind::Nic)),
+            DeviceConfig::Disk(_) => Err(DeviceKind::Nic),
         }
     }
 }
 
 impl TryFrom<DeviceConfig> for DiskConfig {
-    type Error = OtherKind;
+    type Error = DeviceKind;
 
-    fn try_from(config: DeviceConfig) -> Result<Self, OtherKind> {
+    fn try_from(config: DeviceConfig) -> Result<Self, DeviceKind> {
         match config {
             DeviceConfig::Disk(config) => Ok(config),
-            DeviceConfig::Nic(_) => Err(OtherKind(DeviceKind::Disk)),
+            DeviceConfig::Nic(_) => Err(DeviceKind::Disk),
         }
     }
 }
@@ -111,8 +114,44 @@ pub struct Pluggable<C> {
     pub failover: Option<Box<Failover>>,
 }
 
+/// What came of a NIC's failover.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failover {
+    /// The device that has failed, for people.
+    pub from: String,
+    /// The vhost-vdpa character device that was to take its place.
+    pub to: PathBuf,
+    /// How far it came.
+    pub state: FailoverState,
+}
+
+/// How far a failover is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FailoverState {
+    /// The other device is being opened. The driver has not been told that its own has failed.
+    UnderWay,
+    /// The NIC is on the other device.
+    Done {
+        /// From the swap's beginning to its end, which is not when the device failed; `None` if no driver was using the NIC
+        /// by then, or its driver had been told.
+        gap: Option<Duration>,
+    },
+    /// The NIC is on the device that has failed, and its driver was told; with the reason and its causes.
+    Failed(String),
+}
+
 /// A NIC of a machine: its vhost-vdpa character device, and how the guest is to see it.
 pub type NicStatus = Pluggable<VdpaConfig>;
+
+/// A NIC with another device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NicSwapped {
+    /// The NIC as it is now.
+    pub status: NicStatus,
+    /// How long neither device worked, as the machine saw it; `None` if no driver was using the NIC, or
+    /// it has the same device as before.
+    pub gap: Option<Duration>,
+}
 
 /// A disk of a machine.
 pub type DiskStatus = Pluggable<DiskConfig>;
@@ -122,9 +161,9 @@ impl Pluggable<DeviceConfig> {
     ///
     /// # Errors
     /// It is one of another kind.
-    pub(super) fn of<C>(self) -> Result<Pluggable<C>, RequestError>
+    pub(super) fn of<C>(self) -> Result<Pluggable<C>, OtherKind>
     where
-        C: TryFrom<DeviceConfig, Error = OtherKind>,
+        C: TryFrom<DeviceConfig, Error = DeviceKind>,
     {
         let Self {
             id,
@@ -147,7 +186,7 @@ impl Pluggable<DeviceConfig> {
                 numa_warning,
                 failover,
             }),
-            Err(OtherKind(wanted)) => Err(RequestError::OtherKind { id, wanted }),
+            Err(wanted) => Err(OtherKind { id, wanted }),
         }
     }
 }

@@ -5,16 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use bellhop_api::machine::{AlarmInfo, AlarmKind};
 use devices::pci::Slot;
 use devices::virtio::backend::SharedMemory;
 use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
 use parking_lot::Mutex;
 
-use super::handle::{Request, Requests, SwapAnswer};
+use super::parts::Machine;
 use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
+use super::queue::{Action, Request, Requests, SwapAnswer};
 use super::{
-    Alarm, DeviceStatus, DiskStatus, End, Handle, NicStatus, PlugState, QueueAlarm, RequestError,
-    Resources, RunState, WatchState, WatchStatus,
+    Alarm, DeviceStatus, DiskStatus, End, Handle, NicStatus, PlugState, RequestError, Resources,
+    RunState, WatchState, WatchStatus,
 };
 use crate::Error;
 use crate::config::{DiskConfig, VdpaConfig};
@@ -104,11 +106,11 @@ fn device() -> DeviceStatus {
     }
 }
 
-fn alarm() -> QueueAlarm {
-    QueueAlarm {
+fn alarm() -> AlarmInfo {
+    AlarmInfo {
         device: "nic".to_owned(),
         queue: 3,
-        alarm: Alarm::Stuck,
+        alarm: AlarmKind::Stuck,
     }
 }
 
@@ -166,7 +168,7 @@ impl Drop for PretendMachine {
     }
 }
 
-fn answer(requests: &Requests, request: Request) {
+fn answer(requests: &Requests<Machine>, request: Request<Machine>) {
     // Nobody may wait any more.
     let _ = match request {
         Request::Plug { device, answer } => {
@@ -223,19 +225,6 @@ fn answer(requests: &Requests, request: Request) {
             };
             answer.send(unplugged).is_ok()
         }
-        Request::Announce { id, answer } => {
-            let announced = match id.as_str() {
-                "nic" => {
-                    // A way for tests to have something happen.
-                    requests.publish_alarms(vec![alarm()]);
-                    Ok(())
-                }
-                "rng" => Err(RequestError::NoAnnouncement(id)),
-                _ => Err(RequestError::NoSuchDevice(id)),
-            };
-            answer.send(announced).is_ok()
-        }
-        Request::DirtyLog { answer, .. } => answer.send(Ok(())).is_ok(),
         Request::Resources { answer } => answer
             .send(Resources {
                 memory_slots: 3,
@@ -248,30 +237,32 @@ fn answer(requests: &Requests, request: Request) {
         Request::Statistics { answer } => {
             answer.send(Ok([("exits".to_owned(), 42)].into())).is_ok()
         }
-        Request::PowerButton { answer } => answer.send(Ok(())).is_ok(),
-        Request::Reset { answer } => {
-            requests.publish_boot(requests.run_state() == RunState::Paused);
-            answer.send(Ok(())).is_ok()
-        }
         // As of a machine of which another snapshot is being written.
         Request::Save { answer } => answer.send(Err(RequestError::Saving)).is_ok(),
         // Dropped: as of one that ends just now.
         Request::Migration(_) => false,
-        Request::HandOver { answer, .. } => answer.send(Err(RequestError::Saving)).is_ok(),
-        Request::GoOn { answer } => answer.send(Ok(())).is_ok(),
-        Request::Nmi { answer } => {
-            let source = std::io::Error::from_raw_os_error(libc::EINVAL);
-            let refused = Error::failed("KVM_SIGNAL_MSI")(source);
-            answer.send(Err(refused.into())).is_ok()
-        }
         Request::ConsoleLoss { answer } => answer.send(ConsoleLoss { log: 7, clients: 0 }).is_ok(),
-        Request::Pause { answer } => {
-            requests.publish_run(RunState::Paused);
-            answer.send(Ok(())).is_ok()
-        }
-        Request::Resume { answer } => {
-            requests.publish_run(RunState::Running);
-            answer.send(Ok(())).is_ok()
-        }
+        Request::Act { action, answer } => answer.send(act(requests, action)).is_ok(),
     };
+}
+
+fn act(requests: &Requests<Machine>, action: Action) -> Result<(), RequestError> {
+    match action {
+        Action::Announce(id) => match id.as_str() {
+            // A way for tests to have something happen.
+            "nic" => requests.publish_alarms(vec![alarm()]),
+            "rng" => return Err(RequestError::NoAnnouncement(id)),
+            _ => return Err(RequestError::NoSuchDevice(id)),
+        },
+        Action::DirtyLog(_) | Action::PowerButton | Action::GoOn => {}
+        Action::Reset => requests.publish_boot(requests.run_state() == RunState::Paused),
+        Action::HandOver(_) => return Err(RequestError::Saving),
+        Action::Nmi => {
+            let source = std::io::Error::from_raw_os_error(libc::EINVAL);
+            return Err(Error::failed("KVM_SIGNAL_MSI")(source).into());
+        }
+        Action::Pause => requests.publish_run(RunState::Paused),
+        Action::Resume => requests.publish_run(RunState::Running),
+    }
+    Ok(())
 }

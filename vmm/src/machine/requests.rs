@@ -3,23 +3,24 @@
 //!
 //! It must not know who asks: see `handle.rs`.
 
+use std::path::PathBuf;
+
 use devices::legacy::power::PowerRequest;
 use devices::virtio::pci::VirtioPciDevice;
 use vdpa::causes::in_one_line;
 
-use super::Machine;
-use super::board::RunState;
-use super::handle::{NicSwapped, Request, RequestError, SwapAnswer};
-use super::inventory::{Device, Exchanged};
-use super::pluggable::{DeviceConfig, DeviceKind, NicStatus, Pluggable};
-use super::saving::HeldFor;
+use super::devices::Device;
+use super::error::RequestError;
+use super::held::HeldFor;
+use super::parts::Machine;
+use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
+use super::queue::{Action, Request};
 
 /// APIC id of the first vCPU.
 const BOOT_PROCESSOR: u8 = 0;
 
 impl Machine {
-    /// Carries out what waits. Nobody may be waiting for an answer any more; that is
-    /// no reason not to do it.
+    /// Carries out the requests that wait, whether or not the caller still waits for the answer.
     pub(super) fn serve_requests(&mut self) {
         for request in self.requests.take() {
             if self.hand_over.is_some() {
@@ -27,139 +28,101 @@ impl Machine {
                 drop(request);
                 continue;
             }
-            match request {
-                Request::Plug { device, answer } => {
-                    let allowed = self.unless_migrating();
-                    let _ = answer.send(allowed.and_then(|()| self.plug(device)));
-                }
-                Request::Unplug { id, kind, answer } => {
-                    let allowed = self.unless_migrating();
-                    let _ = answer.send(allowed.and_then(|()| self.unplug(&id, kind)));
-                }
-                Request::Swap { device, answer } => {
-                    let _ = answer.send(self.swap(device));
-                }
+            let _ = match request {
+                Request::Plug { device, answer } => answer.send(self.plug(device)).is_ok(),
+                Request::Unplug { id, kind, answer } => answer.send(self.unplug(&id, kind)).is_ok(),
+                Request::Swap { device, answer } => answer.send(self.swap(device)).is_ok(),
                 Request::FailOver {
                     id,
                     serial,
                     device,
                     answer,
-                } => {
-                    let _ = answer.send(self.fail_over(&id, serial, device));
-                }
+                } => answer.send(self.fail_over(&id, serial, device)).is_ok(),
                 Request::StandBy {
                     id,
                     failover,
                     answer,
-                } => {
-                    // A destination, or another program, goes by what it was told before.
-                    let allowed = self.unless_held().and_then(|()| self.unless_migrating());
-                    let changed = allowed.and_then(|()| self.inventory.stand_by(&id, failover));
-                    self.publish();
-                    let _ = answer.send(changed);
-                }
-                Request::Announce { id, answer } => {
-                    let _ = answer.send(self.announce(id));
-                }
-                Request::DirtyLog { on, answer } => {
-                    let allowed = self.unless_held().and_then(|()| self.unless_migrating());
-                    let _ = answer.send(allowed.and_then(|()| self.inventory.log_writes(on)));
-                }
-                Request::Resources { answer } => {
-                    let _ = answer.send(self.resources());
-                }
-                Request::Devices { answer } => {
-                    let _ = answer.send(self.inventory.devices());
-                }
+                } => answer.send(self.stand_by(&id, failover)).is_ok(),
+                Request::Resources { answer } => answer.send(self.resources()).is_ok(),
+                Request::Devices { answer } => answer.send(self.inventory.devices()).is_ok(),
                 Request::Statistics { answer } => {
                     let counted = self.vcpus.statistics();
-                    let _ = answer.send(counted.map_err(RequestError::from));
-                }
-                Request::PowerButton { answer } => {
-                    let allowed = self.unless_on_the_way();
-                    if allowed.is_ok() {
-                        self.button.raise();
-                    }
-                    let _ = answer.send(allowed);
-                }
-                Request::Reset { answer } => {
-                    let allowed = self.unless_held();
-                    if allowed.is_ok() {
-                        self.power.request(PowerRequest::Reset);
-                    }
-                    let _ = answer.send(allowed);
+                    answer.send(counted.map_err(RequestError::from)).is_ok()
                 }
                 Request::Save { answer } => {
                     let allowed = self.unless_migrating();
-                    let _ = answer.send(allowed.and_then(|()| self.save(HeldFor::Snapshot)));
+                    let saved = allowed.and_then(|()| self.save(HeldFor::Snapshot));
+                    answer.send(saved).is_ok()
                 }
-                Request::GoOn { answer } => {
-                    // Whatever else it stands still for is for others to end.
-                    let went_on = if self.is_held_for_snapshot() {
-                        self.go_on().map_err(RequestError::from)
-                    } else {
-                        Ok(())
-                    };
-                    let _ = answer.send(went_on);
+                Request::Migration(step) => {
+                    step(self);
+                    true
                 }
-                Request::Migration(step) => step(self),
-                Request::HandOver { program, answer } => {
-                    self.upgrade.error = None;
-                    let prepared = self.prepare_hand_over(&program);
-                    if let Err(error) = &prepared {
-                        self.upgrade.error = Some(in_one_line(error));
-                    }
-                    self.requests.publish_upgrade(&self.upgrade);
-                    let _ = answer.send(prepared);
-                }
-                Request::Nmi { answer } => {
-                    let sent = self.unless_on_the_way().and_then(|()| {
-                        let sent = self.vm.send_nmi(BOOT_PROCESSOR);
-                        sent.map_err(RequestError::from)
-                    });
-                    let _ = answer.send(sent);
-                }
-                Request::ConsoleLoss { answer } => {
-                    let _ = answer.send(self.screen.loss());
-                }
-                Request::Pause { answer } => {
-                    let allowed = self.unless_on_the_way();
-                    if allowed.is_ok() {
-                        self.pause_when_it_goes_on();
-                        self.pause();
-                    }
-                    let _ = answer.send(allowed);
-                }
-                Request::Resume { answer } => {
-                    let allowed = self.unless_held();
-                    if allowed.is_ok() {
-                        self.resume();
-                    }
-                    let _ = answer.send(allowed);
-                }
+                Request::ConsoleLoss { answer } => answer.send(self.screen.loss()).is_ok(),
+                Request::Act { action, answer } => answer.send(self.act(action)).is_ok(),
+            };
+        }
+    }
+
+    fn act(&mut self, action: Action) -> Result<(), RequestError> {
+        match action {
+            Action::Announce(id) => self.announce(id)?,
+            Action::DirtyLog(on) => {
+                self.unless_held()?;
+                self.unless_migrating()?;
+                self.inventory.log_writes(on)?;
+            }
+            Action::PowerButton => {
+                self.unless_on_the_way()?;
+                self.button.raise();
+            }
+            Action::Reset => {
+                self.unless_held()?;
+                self.power.request(PowerRequest::Reset);
+            }
+            Action::GoOn if self.held_for() == Some(HeldFor::Snapshot) => self.go_on()?,
+            // Whatever else it stands still for is for others to end.
+            Action::GoOn => {}
+            Action::HandOver(program) => {
+                self.upgrade.error = None;
+                let prepared = self.prepare_hand_over(&program);
+                self.upgrade.error = prepared.as_ref().err().map(|error| in_one_line(error));
+                self.requests.publish_upgrade(&self.upgrade);
+                prepared?;
+            }
+            Action::Nmi => {
+                self.unless_on_the_way()?;
+                self.vm.send_nmi(BOOT_PROCESSOR)?;
+            }
+            Action::Pause => {
+                self.unless_on_the_way()?;
+                self.pause_when_it_goes_on();
+                self.pause();
+            }
+            Action::Resume => {
+                self.unless_held()?;
+                self.resume();
             }
         }
+        Ok(())
     }
 
-    pub(super) fn pause(&mut self) {
-        if self.requests.run_state() == RunState::Running {
-            self.vcpus.pause();
-            self.watch_rings(false);
-            self.requests.publish_run(RunState::Paused);
-            tracing::info!("paused: the vCPUs are parked, devices go on");
-        }
-    }
-
-    pub(super) fn resume(&mut self) {
-        if self.requests.run_state() == RunState::Paused {
-            self.requests.publish_run(RunState::Running);
-            self.watch_rings(true);
-            self.vcpus.resume();
-            tracing::info!("resumed");
-        }
+    /// Has a device stand by for a NIC, or none.
+    fn stand_by(
+        &mut self,
+        id: &str,
+        failover: Option<PathBuf>,
+    ) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        // A destination, or another program, goes by what it was told before.
+        self.unless_held()?;
+        self.unless_migrating()?;
+        let changed = self.inventory.stand_by(id, failover);
+        self.publish();
+        changed
     }
 
     fn plug(&mut self, device: Device) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        self.unless_migrating()?;
         // What the guest has ejected already gives its name and slot free.
         self.take_ejected();
         let id = device.id.clone();
@@ -180,6 +143,7 @@ impl Machine {
         id: &str,
         kind: DeviceKind,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
+        self.unless_migrating()?;
         self.take_ejected();
         let device = self.inventory.request_unplug(id, kind)?;
         self.hotplug.request_removal(device.address);
@@ -188,92 +152,11 @@ impl Machine {
         Ok(device)
     }
 
-    /// Has the guest announce all its NICs, as far as their drivers can.
-    pub(super) fn announce_all(&self) {
-        for device in self.inventory.devices() {
-            if let Some(device) = self.inventory.named(&device.id) {
-                let _ = device.announce();
-            }
-        }
-    }
-
-    pub(super) fn swap(&mut self, device: Device) -> SwapAnswer {
-        if let Err(error) = self.unless_held().and_then(|()| self.unless_migrating()) {
-            return SwapAnswer {
-                outcome: Err(error),
-                unused: device.backend,
-            };
-        }
-        self.take_ejected();
-        let id = device.id.clone();
-        let Exchanged { gap, unused } = self.inventory.swap(device, &self.events);
-        let outcome = gap.and_then(|gap| {
-            self.publish();
-            let nic = self.inventory.pluggable_named(&id);
-            let status: NicStatus = nic.ok_or(RequestError::NoSuchDevice(id.clone()))?.of()?;
-            let path = status.config.shown_path();
-            match gap {
-                Some(gap) => tracing::info!(%id, %path, ?gap, "a NIC has another vDPA device, its driver goes on"),
-                None => tracing::info!(%id, %path, "a NIC without a driver has another vDPA device"),
-            }
-            Ok(NicSwapped { status, gap })
-        });
-        if let Err(error) = &outcome {
-            tracing::warn!(%id, error = error as &dyn std::error::Error, "a NIC keeps its vDPA device");
-        }
-        SwapAnswer { outcome, unused }
-    }
-
     fn announce(&self, id: String) -> Result<(), RequestError> {
         match self.inventory.named(&id).map(VirtioPciDevice::announce) {
             Some(true) => Ok(()),
             Some(false) => Err(RequestError::NoAnnouncement(id)),
             None => Err(RequestError::NoSuchDevice(id)),
-        }
-    }
-
-    /// Lets go what the guest has ejected.
-    pub(super) fn take_ejected(&mut self) {
-        let ejected = self.hotplug.take_ejected();
-        if self
-            .inventory
-            .detach(&self.events, |slot| ejected.contains(&slot))
-            > 0
-        {
-            self.publish();
-        }
-    }
-
-    /// With the vCPUs parked: what a guest that is gone was asked for needs no answer.
-    pub(super) fn finish_unplugs(&mut self) {
-        self.hotplug.reset();
-        // Whether ejected or not, each that was asked for goes.
-        let _ = self.hotplug.take_ejected();
-        if self.inventory.detach(&self.events, |_| true) > 0 {
-            self.publish();
-        }
-    }
-
-    pub(super) fn publish(&self) {
-        self.requests
-            .publish_devices(self.inventory.pluggable(), self.inventory.pluggable());
-        self.requests.publish_alarms(self.inventory.alarms());
-    }
-
-    /// Lets the watch of rings go on, or stops it: with the vCPUs.
-    pub(super) fn watch_rings(&mut self, on: bool) {
-        if let Some(timer) = &self.watch_timer {
-            if on {
-                self.inventory.resume_watch();
-            }
-            timer.run(on);
-        }
-    }
-
-    /// Looks at the rings and publishes what changed about alarms.
-    pub(super) fn sample_rings(&mut self) {
-        if self.inventory.sample_rings(&self.memory) {
-            self.requests.publish_alarms(self.inventory.alarms());
         }
     }
 }

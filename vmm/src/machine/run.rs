@@ -3,8 +3,10 @@
 use devices::legacy::power::PowerRequest;
 use devices::legacy::serial::Serial;
 
+use super::board::RunState;
+use super::end::{self, Exit};
 use super::migration::Leaving;
-use super::{Exit, Machine, RunState, end};
+use super::parts::Machine;
 use crate::Error;
 use crate::acpi;
 use crate::boot::{self, BootRegisters, BootSource};
@@ -92,12 +94,7 @@ impl Machine {
         tracing::debug!(entry = ?booted.entry, "power on");
         self.powered = true;
         // A machine that was paused when its reset came stays so.
-        let paused = self.requests.run_state() == RunState::Paused;
-        self.requests.publish_boot(paused);
-        if !paused {
-            self.watch_rings(true);
-            self.vcpus.resume();
-        }
+        self.start(self.requests.run_state() == RunState::Paused);
         Ok(())
     }
 

@@ -21,8 +21,8 @@ use devices::pci::{ConfigPortsState, PciBusState, PciHotplugState, SLOTS, Slot};
 use devices::virtio::pci::VirtioPciState;
 use serde::{Deserialize, Serialize};
 
+use super::error::SnapshotError;
 use super::generation::GenerationState;
-use super::snapshot::SnapshotError;
 use crate::config::{CpuCount, VmConfig};
 use crate::kvm::saved::VmState;
 use crate::snapshot::format::{Saved, Sections};

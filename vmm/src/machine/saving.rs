@@ -15,30 +15,19 @@
 //! then; and they are restored after them, since each that ran sends one spurious interrupt.
 
 use super::board::RunState;
-use super::build::Given;
-use super::handle::RequestError;
+use super::error::{RequestError, SnapshotError};
+use super::held::{Arrived, Held, HeldFor};
+use super::parts::Machine;
 use super::pluggable::{DiskStatus, NicStatus};
 use super::saved::{SavedDevice, SavedMachine, SavedPlatform};
-use super::snapshot::{Origin, SnapshotError};
-use super::{Machine, StopHandle, UpgradeStatus};
 use crate::Error;
 use crate::config::VmConfig;
-use crate::console::Console;
 use crate::kvm::saved::{ClockPolicy, VmState};
 use crate::vcpu::VcpuState;
 
-/// What a machine stands still for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HeldFor {
-    /// A snapshot is written, or another program goes on with it.
-    Snapshot,
-    /// It is being sent, or has come, and it is not settled yet where its guest is to run.
-    Migration,
-}
-
 /// Whose past a machine has that is restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Past {
+pub(super) enum Past {
     /// There is no other machine with it: it was handed over, and its clock goes on with the world's.
     Own,
     /// The same, after another program was to go on with it and did not: some devices may have worked meanwhile.
@@ -47,86 +36,15 @@ enum Past {
     Shared,
 }
 
-/// A machine between its save and its going on.
-pub(super) struct Held {
-    devices: Vec<SavedDevice>,
-    /// Whether its vCPUs ran before.
-    ran: bool,
-    held_for: HeldFor,
-    /// Whether it comes from another host: its devices have not seen their states yet, or did not take them.
-    arrived: Option<Arrived>,
-}
-
-/// Where devices of a machine are that comes from another host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Arrived {
-    /// They have not seen their states.
-    AtRest,
-    /// One did not take its state: they are at rest again, and some may have worked before.
-    Tried,
-}
-
 impl Machine {
-    /// Builds a machine and boots it, or has it go on where its snapshot was taken: after this it is
-    /// ready for [`Machine::run`].
-    ///
-    /// # Errors
-    /// See [`Error`]; nothing is left behind.
-    pub fn bring_up(origin: &Origin, console: Console, stop: &StopHandle) -> Result<Self, Error> {
-        match origin {
-            Origin::Boot(config) => {
-                let mut machine = Self::new(config, console, stop)?;
-                machine.power_on()?;
-                Ok(machine)
-            }
-            Origin::Snapshot(snapshot) => {
-                let saved = snapshot.machine();
-                let given = Given {
-                    slots: saved.slots()?,
-                    ram: None,
-                };
-                let mut machine = Self::build(&saved.config, &given, console, stop)?;
-                snapshot.read_memory(&machine.ram)?;
-                machine.restore(saved, Past::Shared, snapshot.is_paused())?;
-                Ok(machine)
-            }
-            Origin::Migration(arriving) => arriving.receive(console, stop),
-            Origin::HandedOver(handed_over) => {
-                let saved = handed_over.machine();
-                let given = Given {
-                    slots: saved.slots()?,
-                    ram: Some(handed_over.ram()),
-                };
-                let before = saved.vm.clock.age();
-                let mut machine = Self::build(&saved.config, &given, console, stop)?;
-                let built = saved.vm.clock.age();
-                let past = match handed_over.failed() {
-                    None => Past::Own,
-                    Some(_) => Past::Returned,
-                };
-                machine.restore(saved, past, !saved.ran)?;
-                let downtime = saved.vm.clock.age();
-                tracing::info!(
-                    ?downtime,
-                    execution = ?before,
-                    construction = ?built.saturating_sub(before),
-                    restoration = ?downtime.saturating_sub(built),
-                    "the machine goes on with this program"
-                );
-                machine.upgrade = UpgradeStatus {
-                    count: saved.upgrades,
-                    error: handed_over.failed().map(str::to_owned),
-                    downtime: (saved.ran && past == Past::Own).then_some(downtime),
-                };
-                machine.requests.publish_upgrade(&machine.upgrade);
-                Ok(machine)
-            }
-        }
+    /// Why it stands still, if it does.
+    pub(super) fn held_for(&self) -> Option<HeldFor> {
+        self.held.as_ref().map(|held| held.held_for)
     }
 
     /// Nothing, unless the machine is saved and stands still.
     pub(super) fn unless_held(&self) -> Result<(), RequestError> {
-        match self.held.as_ref().map(|held| held.held_for) {
+        match self.held_for() {
             Some(HeldFor::Snapshot) => Err(RequestError::Saving),
             Some(HeldFor::Migration) => Err(RequestError::StandsStill),
             None => Ok(()),
@@ -141,16 +59,9 @@ impl Machine {
         }
     }
 
-    /// Whether it stands still for a snapshot or another program.
-    pub(super) fn is_held_for_snapshot(&self) -> bool {
-        let held_for = self.held.as_ref().map(|held| held.held_for);
-        held_for == Some(HeldFor::Snapshot)
-    }
-
     /// Whether it stands still for a migration.
     pub(super) fn is_held_for_migration(&self) -> bool {
-        let held_for = self.held.as_ref().map(|held| held.held_for);
-        held_for == Some(HeldFor::Migration)
+        self.held_for() == Some(HeldFor::Migration)
     }
 
     /// Parks the vCPUs, stops the devices, and gives the whole state but guest memory, which nobody
@@ -271,7 +182,12 @@ impl Machine {
     }
 
     /// Puts a state into a machine that was built for it and has the memory already.
-    fn restore(&mut self, saved: &SavedMachine, past: Past, paused: bool) -> Result<(), Error> {
+    pub(super) fn restore(
+        &mut self,
+        saved: &SavedMachine,
+        past: Past,
+        paused: bool,
+    ) -> Result<(), Error> {
         let clock_policy = match past {
             Past::Own | Past::Returned => ClockPolicy::Advance,
             Past::Shared => ClockPolicy::StandStill,
@@ -283,11 +199,7 @@ impl Machine {
                 .map_err(Error::failed("making a generation ID"))?;
         }
         self.restore_devices(&saved.devices, past == Past::Returned)?;
-        self.requests.publish_boot(paused);
-        if !paused {
-            self.watch_rings(true);
-            self.vcpus.resume();
-        }
+        self.start(paused);
         Ok(())
     }
 

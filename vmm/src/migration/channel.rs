@@ -322,8 +322,8 @@ impl<C: Connection> Channel<C> {
         let mut total = 0_u64;
         IoSlice::advance_slices(&mut slices, 0);
         while !slices.is_empty() {
-            let error = match self.stream.write_vectored(slices) {
-                Ok(0) => self.closed(phase),
+            match self.stream.write_vectored(slices) {
+                Ok(0) => return Err(self.closed(phase)),
                 Ok(count) => {
                     self.torn = true;
                     total = total.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
@@ -332,14 +332,9 @@ impl<C: Connection> Channel<C> {
                     if !slices.is_empty() && started.elapsed() >= patience {
                         return Err(self.silent(phase, started));
                     }
-                    continue;
                 }
-                Err(error) => match self.repeat(phase, error, started, patience) {
-                    Ok(()) => continue,
-                    Err(error) => error,
-                },
-            };
-            return Err(error);
+                Err(error) => self.repeat(phase, error, started, patience)?,
+            }
         }
         loop {
             match self.stream.flush() {
@@ -385,17 +380,24 @@ impl<C: Connection> Channel<C> {
                 return Err(MigrationError::TooManyAlives);
             }
         };
-        let connection = self.index;
-        match decode_message(&header, &self.payload) {
-            Ok(Message::Cancel) => Err(MigrationError::PeerCancelled { phase }),
-            Ok(Message::Failed(text)) => Err(MigrationError::PeerFailed { phase, text }),
-            Ok(message) => Ok(message),
-            Err(source) => Err(MigrationError::Malformed {
-                phase,
-                connection,
-                source,
-            }),
+        let message = decode_message(&header, &self.payload);
+        match message.map_err(|source| self.malformed(phase, source))? {
+            Message::Cancel => Err(MigrationError::PeerCancelled { phase }),
+            Message::Failed(text) => Err(MigrationError::PeerFailed { phase, text }),
+            message => Ok(message),
         }
+    }
+
+    /// As [`Channel::receive`]; `take` makes a value of the message, or gives the name of one that may
+    /// not come now.
+    pub(super) fn receive_expected<T>(
+        &mut self,
+        phase: Phase,
+        wait: Wait,
+        take: impl FnOnce(Message<'_>) -> Result<T, &'static str>,
+    ) -> Result<T, MigrationError> {
+        let taken = take(self.receive(phase, wait)?);
+        taken.map_err(|found| self.out_of_order(phase, found))
     }
 
     /// The next frame's header; its payload is in `self.payload`.

@@ -11,12 +11,12 @@ use std::thread;
 use std::time::Duration;
 
 use super::channel::{Channel, Connection, Halt, Timeouts};
-use super::error::{MachineError, MigrationError, Phase};
+use super::error::{MachineError, MigrationError, Outcome, Phase};
+use super::progress::Monitor;
 use super::protocol::{CONNECTIONS_MAX, Hello, RamRange, Refusal};
 use super::ram::RamImage;
-use super::{Monitor, Outcome};
 
-use door::{Door, DoorError};
+use door::Door;
 
 pub use states::{Accepted, Asked, AwaitingGo, Go, Listening, Restoring, Room, Running};
 
@@ -116,25 +116,11 @@ pub fn greet<C: Connection>(
         }
     };
     let greeted = thread::scope(|scope| {
-        let mut door = Door::new(&halt);
+        let mut door = Door::new(&halt, Phase::Offer);
         loop {
             halt.check()?;
-            match door.next(scope, accept, ask) {
-                Ok(None) => {}
-                Ok(Some(visitor)) => return Ok(visitor),
-                Err(DoorError::Accept(source)) => {
-                    return Err(MigrationError::Broken {
-                        phase: Phase::Offer,
-                        connection: 0,
-                        source,
-                    });
-                }
-                Err(DoorError::Thread(source)) => {
-                    return Err(MigrationError::Machine {
-                        step: "start a thread for a connection",
-                        source: source.into(),
-                    });
-                }
+            if let Some(visitor) = door.next(scope, accept, 0, ask)? {
+                return Ok(visitor);
             }
         }
     });
@@ -195,7 +181,7 @@ pub fn receive_from<C: Connection, M: DestinationMachine>(
         Err(why) => return Outcome::Unsettled { why },
     };
     monitor.progress.phase(Phase::Done);
-    match machine.run(go) {
+    match machine.run(go).map_err(MigrationError::machine("run")) {
         Ok(()) => {
             monitor.progress.runs();
             // The guest runs, whether the source hears of it or not.
@@ -204,11 +190,7 @@ pub fn receive_from<C: Connection, M: DestinationMachine>(
             }
             Outcome::Destination
         }
-        Err(source) => {
-            let why = MigrationError::Machine {
-                step: "run",
-                source,
-            };
+        Err(why) => {
             running.failed(&why);
             Outcome::Unsettled { why }
         }
@@ -255,12 +237,10 @@ fn until_restored<C: Connection, M: DestinationMachine>(
     let restoring = accepted.receive(accept, options.timeouts.frame, &room)?;
     progress.phase(Phase::Ready);
     progress.stopped();
-    match machine.restore(restoring.state()) {
+    let restored = machine.restore(restoring.state());
+    match restored.map_err(MigrationError::machine("restore its state")) {
         Ok(()) => Ok(restoring),
-        Err(source) => Err(restoring.give_up(MigrationError::Machine {
-            step: "restore its state",
-            source,
-        })),
+        Err(error) => Err(restoring.give_up(error)),
     }
 }
 

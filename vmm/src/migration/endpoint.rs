@@ -89,48 +89,39 @@ pub enum Stream {
     Tls(Box<TlsStream>),
 }
 
+impl Stream {
+    fn any(&mut self) -> &mut dyn Connection {
+        match self {
+            Self::Unix(stream) => stream,
+            Self::Tcp(stream) => stream,
+            Self::Tls(stream) => &mut **stream,
+        }
+    }
+}
+
 impl Read for Stream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Unix(stream) => stream.read(into),
-            Self::Tcp(stream) => stream.read(into),
-            Self::Tls(stream) => stream.read(into),
-        }
+        self.any().read(into)
     }
 }
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Unix(stream) => stream.write(bytes),
-            Self::Tcp(stream) => stream.write(bytes),
-            Self::Tls(stream) => stream.write(bytes),
-        }
+        self.any().write(bytes)
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Self::Unix(stream) => stream.write_vectored(slices),
-            Self::Tcp(stream) => stream.write_vectored(slices),
-            Self::Tls(stream) => stream.write_vectored(slices),
-        }
+        self.any().write_vectored(slices)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Self::Unix(_) | Self::Tcp(_) => Ok(()),
-            Self::Tls(stream) => stream.flush(),
-        }
+        self.any().flush()
     }
 }
 
 impl Connection for Stream {
     fn set_timeout(&mut self, timeout: Duration) -> io::Result<()> {
-        match self {
-            Self::Unix(stream) => stream.set_timeout(timeout),
-            Self::Tcp(stream) => stream.set_timeout(timeout),
-            Self::Tls(stream) => stream.set_timeout(timeout),
-        }
+        self.any().set_timeout(timeout)
     }
 }
 

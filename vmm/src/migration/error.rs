@@ -1,4 +1,4 @@
-//! Why a migration ended, and in which phase of it.
+//! How a migration ended, why, and in which phase of it.
 //!
 //! Owns the words that the API shows. Text of the peer's has been made fit for a terminal before it gets here.
 
@@ -12,9 +12,10 @@ use super::protocol::{FrameError, Refusal};
 pub type MachineError = Box<dyn std::error::Error + Send + Sync>;
 
 /// How far a migration is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The connection exists; nothing is agreed.
+    #[default]
     Offer,
     /// The destination has accepted; further connections are made.
     Join,
@@ -200,9 +201,37 @@ pub enum MigrationError {
 
 impl MigrationError {
     /// For `map_err`: the machine failed at `step`.
-    pub(super) fn machine(step: &'static str) -> impl FnOnce(MachineError) -> Self {
-        move |source| Self::Machine { step, source }
+    pub(super) fn machine<E: Into<MachineError>>(step: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Machine {
+            step,
+            source: source.into(),
+        }
     }
+
+    /// For `map_err`: the host has no thread for a connection.
+    pub(super) fn no_thread(source: io::Error) -> Self {
+        Self::machine("start a thread for a connection")(source)
+    }
+}
+
+/// Who is in charge of the guest when a migration has ended, as far as this host can know.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The source. At the source the guest runs (again); at the destination it never does.
+    Source {
+        /// Why it did not move.
+        why: MigrationError,
+        /// At the source: why it could not be resumed. It stands still, and no other host has it.
+        not_resumed: Option<MachineError>,
+    },
+    /// The destination, where the guest runs. At the source it never does again.
+    Destination,
+    /// Either, and neither may run it by itself: at this host the guest stands still until an operator
+    /// who knows about the other host says what to do.
+    Unsettled {
+        /// What went wrong.
+        why: MigrationError,
+    },
 }
 
 fn show(reasons: &[Refusal]) -> String {

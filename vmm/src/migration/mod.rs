@@ -57,41 +57,9 @@ mod tests;
 
 pub use channel::{Cancel, Connection, Timeouts};
 pub use destination::{DestinationMachine, ReceiveOptions, greet, receive, receive_from};
-pub use error::{MachineError, MigrationError, Phase};
+pub use error::{MachineError, MigrationError, Outcome, Phase};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::receive_anything;
+pub use progress::Monitor;
 pub use ram::RamImage;
 pub use source::{SendOptions, SourceMachine, send, try_out};
-
-use std::sync::Arc;
-
-use progress::Progress;
-
-/// Who is in charge of the guest when a migration has ended, as far as this host can know.
-#[derive(Debug)]
-pub enum Outcome {
-    /// The source. At the source the guest runs (again); at the destination it never does.
-    Source {
-        /// Why it did not move.
-        why: MigrationError,
-        /// At the source: it could not be resumed, for this reason. It stands still, and nobody else has it.
-        not_resumed: Option<MachineError>,
-    },
-    /// The destination, where the guest runs. At the source it never does again.
-    Destination,
-    /// Either, and neither may run it by itself: at this host the guest stands still until somebody who
-    /// knows about the other host says what to do.
-    Unsettled {
-        /// What went wrong.
-        why: MigrationError,
-    },
-}
-
-/// What other threads see of a migration, and how they end it.
-#[derive(Debug, Clone, Default)]
-pub struct Monitor {
-    /// How far it is.
-    pub progress: Arc<Progress>,
-    /// Its end, until GO.
-    pub cancel: Cancel,
-}

@@ -1,13 +1,15 @@
-//! What can be seen of a migration while it goes on.
+//! What other threads see of a migration while it runs.
 //!
 //! Owns the counters. Those that change with every frame are atomic; the rest is behind a lock that is held
 //! for a copy. Knows nothing of connections.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::channel::Cancel;
 use super::convergence::Forecast;
 use super::error::Phase;
 
@@ -23,33 +25,16 @@ pub struct Progress {
 }
 
 /// What changes a few times per round.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Slow {
-    phase: Phase,
-    ram_bytes: u64,
+    /// Without what is counted or elapses.
+    shown: Snapshot,
     /// Pages that were to be sent when the round began, and those that had been sent by then.
     round_pages: u64,
     pages_before: u64,
-    bytes_per_second: u64,
-    dirty_bytes_per_second: u64,
-    throttle_percent: u8,
-    forecast: Option<Forecast>,
-    mediation: Option<Duration>,
     stopped: Option<Instant>,
-    /// When the last part of the downtime ended, and how long each took.
+    /// When the last part of the downtime ended.
     part_ended: Option<Instant>,
-    parts: DowntimeParts,
-    downtime: Option<Duration>,
-}
-
-/// What the source does while the guest stands still, in this order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DowntimePart {
-    Stop,
-    Memory,
-    State,
-    Ready,
-    Go,
 }
 
 /// Where the time went that the guest stood still, as the source sees it. `None`: that is not done yet.
@@ -68,7 +53,7 @@ pub struct DowntimeParts {
 }
 
 /// How far a migration is, at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// What is being done.
     pub phase: Phase,
@@ -102,6 +87,15 @@ pub struct Snapshot {
     pub downtime_parts: DowntimeParts,
 }
 
+/// What other threads see of a migration, and how they end it.
+#[derive(Debug, Clone, Default)]
+pub struct Monitor {
+    /// How far it is.
+    pub progress: Arc<Progress>,
+    /// Its end, until GO.
+    pub cancel: Cancel,
+}
+
 impl Default for Progress {
     fn default() -> Self {
         Self::new()
@@ -118,21 +112,7 @@ impl Progress {
             bytes: AtomicU64::new(0),
             pages: AtomicU64::new(0),
             zero_pages: AtomicU64::new(0),
-            slow: Mutex::new(Slow {
-                phase: Phase::Offer,
-                ram_bytes: 0,
-                round_pages: 0,
-                pages_before: 0,
-                bytes_per_second: 0,
-                dirty_bytes_per_second: 0,
-                throttle_percent: 0,
-                forecast: None,
-                mediation: None,
-                stopped: None,
-                part_ended: None,
-                parts: DowntimeParts::default(),
-                downtime: None,
-            }),
+            slow: Mutex::default(),
         }
     }
 
@@ -152,10 +132,8 @@ impl Progress {
         let slow = *self.slow.lock();
         let done = self.done_pages().saturating_sub(slow.pages_before);
         Snapshot {
-            phase: slow.phase,
             round: self.round.load(Ordering::Relaxed),
             elapsed: self.started.elapsed(),
-            ram_bytes: slow.ram_bytes,
             bytes_sent: self.bytes.load(Ordering::Relaxed),
             pages: self.pages.load(Ordering::Relaxed),
             zero_pages: self.zero_pages.load(Ordering::Relaxed),
@@ -163,15 +141,12 @@ impl Progress {
                 .round_pages
                 .saturating_sub(done)
                 .saturating_mul(super::dirty::PAGE_SIZE),
-            bytes_per_second: slow.bytes_per_second,
-            dirty_bytes_per_second: slow.dirty_bytes_per_second,
-            throttle_percent: slow.throttle_percent,
-            forecast: slow.forecast,
-            mediation: slow.mediation,
-            downtime_parts: slow.parts,
+            // While it stands still the time runs.
             downtime: slow
+                .shown
                 .downtime
                 .or_else(|| slow.stopped.map(|since| since.elapsed())),
+            ..slow.shown
         }
     }
 
@@ -182,11 +157,11 @@ impl Progress {
     }
 
     pub(super) fn phase(&self, phase: Phase) {
-        self.change(|slow| slow.phase = phase);
+        self.change(|slow| slow.shown.phase = phase);
     }
 
     pub(super) fn ram(&self, bytes: u64) {
-        self.change(|slow| slow.ram_bytes = bytes);
+        self.change(|slow| slow.shown.ram_bytes = bytes);
     }
 
     /// A round begins that has to send so many pages.
@@ -216,19 +191,19 @@ impl Progress {
 
     pub(super) fn rates(&self, bytes_per_second: u64, dirty: u64, forecast: Forecast) {
         self.change(|slow| {
-            slow.bytes_per_second = bytes_per_second;
-            slow.dirty_bytes_per_second = dirty;
-            slow.forecast = Some(forecast);
+            slow.shown.bytes_per_second = bytes_per_second;
+            slow.shown.dirty_bytes_per_second = dirty;
+            slow.shown.forecast = Some(forecast);
         });
     }
 
     pub(super) fn throttle(&self, percent: u8) {
-        self.change(|slow| slow.throttle_percent = percent);
+        self.change(|slow| slow.shown.throttle_percent = percent);
     }
 
     /// All writes are logged, which took so long.
     pub(super) fn mediated(&self, time: Duration) {
-        self.change(|slow| slow.mediation = Some(time));
+        self.change(|slow| slow.shown.mediation = Some(time));
     }
 
     /// The guest stands still from now on.
@@ -237,29 +212,23 @@ impl Progress {
         self.change(|slow| {
             slow.stopped = Some(now);
             slow.part_ended = Some(now);
-            slow.parts = DowntimeParts::default();
-            slow.downtime = None;
+            slow.shown.downtime_parts = DowntimeParts::default();
+            slow.shown.downtime = None;
         });
     }
 
     /// This part of the downtime is over, and the next begins.
-    pub(super) fn part_done(&self, part: DowntimePart) {
+    pub(super) fn part_done(&self, part: fn(&mut DowntimeParts) -> &mut Option<Duration>) {
         let now = Instant::now();
         self.change(|slow| {
             let took = slow.part_ended.replace(now);
             let took = took.map(|since| now.duration_since(since));
-            *match part {
-                DowntimePart::Stop => &mut slow.parts.stop,
-                DowntimePart::Memory => &mut slow.parts.memory,
-                DowntimePart::State => &mut slow.parts.state,
-                DowntimePart::Ready => &mut slow.parts.ready,
-                DowntimePart::Go => &mut slow.parts.go,
-            } = took;
+            *part(&mut slow.shown.downtime_parts) = took;
         });
     }
 
     /// It runs, here or there.
     pub(super) fn runs(&self) {
-        self.change(|slow| slow.downtime = slow.stopped.map(|since| since.elapsed()));
+        self.change(|slow| slow.shown.downtime = slow.stopped.map(|since| since.elapsed()));
     }
 }

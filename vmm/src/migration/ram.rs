@@ -178,13 +178,14 @@ impl RamImage {
 
     /// Writes a run that came from another host.
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), MigrationError> {
-        self.check(offset, u64::try_from(data.len()).unwrap_or(u64::MAX))?;
+        let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        self.check(offset, len)?;
         let failed = |source: io::Error| MigrationError::Memory {
             offset,
             access: "written",
             source,
         };
-        let pages = offset..offset.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
+        let pages = offset..offset.saturating_add(len);
         let (mut offset, mut data) = (offset, data);
         while !data.is_empty() {
             // `check` has found the run inside RAM, and the slots leave no gap; they may end within it.

@@ -14,11 +14,10 @@ use serde_json::Value;
 use super::channel::{Channel, Connection, Halt, Standstill, Timeouts};
 use super::convergence::{Convergence, Decision, Limits, Measured};
 use super::dirty::{DirtyPages, PAGE_SIZE};
-use super::error::{MachineError, MigrationError, Phase};
-use super::progress::DowntimePart;
+use super::error::{MachineError, MigrationError, Outcome, Phase};
+use super::progress::{Monitor, Progress};
 use super::protocol::{CONNECTIONS_MAX, Hello};
 use super::ram::RamImage;
-use super::{Monitor, Outcome};
 
 pub use states::{Accepted, Committed, Connected, Copying, Parting, Ready, Stopped};
 
@@ -113,20 +112,29 @@ pub fn send<C: Connection, M: SourceMachine>(
     options: &SendOptions,
     monitor: &Monitor,
 ) -> Outcome {
-    let mut undo = Undo::default();
-    let ready = match until_ready(machine, ram, first, connect, options, monitor, &mut undo) {
-        Ok(ready) => ready,
-        Err(parting) => return stay(machine, monitor, &undo, parting),
+    let mut sending = Sending {
+        machine,
+        ram,
+        options,
+        monitor,
+        logging: false,
+        throttled: false,
+        stopped: false,
     };
-    // The last moment at which the user may still change their mind.
-    if monitor.cancel.is_cancelled() {
-        let parting = ready.give_up(MigrationError::Cancelled);
-        return stay(machine, monitor, &undo, parting);
-    }
-    if let Err(error) = machine.commit() {
-        let parting = ready.give_up(MigrationError::machine("be handed over")(error));
-        return stay(machine, monitor, &undo, parting);
-    }
+    let ready = sending.until_ready(first, connect).and_then(|ready| {
+        // The last moment at which the user may still change their mind.
+        if monitor.cancel.is_cancelled() {
+            return Err(ready.give_up(MigrationError::Cancelled));
+        }
+        match sending.machine.commit() {
+            Ok(()) => Ok(ready),
+            Err(error) => Err(ready.give_up(MigrationError::machine("be handed over")(error))),
+        }
+    });
+    let ready = match ready {
+        Ok(ready) => ready,
+        Err(parting) => return sending.stay(parting),
+    };
     monitor.progress.phase(Phase::Go);
     let done = ready.commit().and_then(|committed| {
         monitor.progress.phase(Phase::Done);
@@ -135,7 +143,7 @@ pub fn send<C: Connection, M: SourceMachine>(
     match done {
         Ok(()) => {
             monitor.progress.runs();
-            monitor.progress.part_done(DowntimePart::Go);
+            monitor.progress.part_done(|parts| &mut parts.go);
             Outcome::Destination
         }
         Err(why) => Outcome::Unsettled { why },
@@ -168,187 +176,171 @@ const IDLE: Duration = Duration::from_millis(50);
 /// How many times as long as this host the destination may take to read all of the guest's memory.
 const COMPARISON_TIMES: u32 = 4;
 
-/// What has to be undone if the guest stays.
-#[derive(Debug, Default)]
-struct Undo {
+/// A machine up to GO, and what has to be undone if it stays.
+struct Sending<'a, M> {
+    machine: &'a mut M,
+    ram: &'a RamImage,
+    options: &'a SendOptions,
+    monitor: &'a Monitor,
     logging: bool,
     throttled: bool,
     stopped: bool,
 }
 
-/// The guest goes on first: the other host may be slow to hear why, or never hear it.
-fn stay<C: Connection, M: SourceMachine>(
-    machine: &mut M,
-    monitor: &Monitor,
-    undo: &Undo,
-    parting: Parting<C>,
-) -> Outcome {
-    if undo.throttled {
-        machine.throttle(0);
-        monitor.progress.throttle(0);
+impl<'a, M: SourceMachine> Sending<'a, M> {
+    fn progress(&self) -> &'a Progress {
+        &self.monitor.progress
     }
-    let mut not_resumed = None;
-    if undo.stopped {
-        not_resumed = machine.resume().err();
-        monitor.progress.runs();
-    }
-    // Before what may take long: it waits for GO, and is not to wait until it knows no longer whose the guest is.
-    let why = parting.tell();
-    if undo.logging {
-        machine.stop_logging();
-    }
-    Outcome::Source { why, not_resumed }
-}
 
-fn until_ready<C: Connection, M: SourceMachine>(
-    machine: &mut M,
-    ram: &RamImage,
-    first: C,
-    connect: &mut dyn FnMut() -> io::Result<C>,
-    options: &SendOptions,
-    monitor: &Monitor,
-    undo: &mut Undo,
-) -> Result<Ready<C>, Parting<C>> {
-    let progress = &*monitor.progress;
-    progress.ram(ram.len());
-    progress.phase(Phase::Offer);
-    let hello = Hello {
-        connections: options.connections.clamp(1, CONNECTIONS_MAX),
-        ram: ram.ranges(),
-        compat: machine
-            .compat()
-            .map_err(MigrationError::machine("say what it is made of"))
-            .map_err(Parting::unsaid)?,
-    };
-    let halt = Halt::new(&monitor.cancel);
-    let channel = Channel::new(first, 0, options.timeouts.frame, &halt).map_err(Parting::unsaid)?;
-    let accepted = Connected::new(channel).offer(&hello, options.timeouts.accept)?;
-    progress.phase(Phase::Join);
-    let mut copying = accepted.join(connect)?;
-
-    progress.phase(Phase::Copy);
-    let begun = Instant::now();
-    let result = machine
-        .start_logging()
-        .map_err(MigrationError::machine("log what is written to its memory"));
-    if let Err(error) = result {
-        return Err(copying.give_up(error));
-    }
-    undo.logging = true;
-    progress.mediated(begun.elapsed());
-    let left = match converge(machine, ram, &mut copying, options, monitor, undo) {
-        Ok(left) => left,
-        Err(error) => return Err(copying.give_up(error)),
-    };
-
-    progress.phase(Phase::Stop);
-    progress.stopped();
-    undo.stopped = true;
-    let last = stop(machine, left);
-    let pages = match last {
-        Ok(pages) => pages,
-        Err(error) => return Err(copying.give_up(error)),
-    };
-    progress.part_done(DowntimePart::Stop);
-    let standstill = Standstill::of(options.standstill);
-    copying.stand_still(standstill);
-    if let Err(error) = copying.round(ram, &pages, true, progress) {
-        return Err(copying.give_up(error));
-    }
-    progress.part_done(DowntimePart::Memory);
-    let begun = Instant::now();
-    let mut comparison = Duration::ZERO;
-    match machine.digest_memory() {
-        Ok(false) => {}
-        Ok(true) => {
-            // The time of this host, and the time that the destination may take to do the same.
-            let digested = begun.elapsed();
-            comparison = digested.saturating_mul(COMPARISON_TIMES);
-            copying.stand_still(standstill.extended(digested.saturating_add(comparison)));
+    /// The guest goes on first: the other host may be slow to hear why, or never hear it.
+    fn stay<C: Connection>(self, parting: Parting<C>) -> Outcome {
+        let progress = self.progress();
+        if self.throttled {
+            self.machine.throttle(0);
+            progress.throttle(0);
         }
-        Err(error) => {
-            return Err(copying.give_up(MigrationError::machine("read its memory")(error)));
+        let mut not_resumed = None;
+        if self.stopped {
+            not_resumed = self.machine.resume().err();
+            progress.runs();
         }
+        // Before what may take long: the destination waits for GO, and must learn that none comes
+        // before it stops waiting and cannot tell where the guest is.
+        let why = parting.tell();
+        if self.logging {
+            self.machine.stop_logging();
+        }
+        Outcome::Source { why, not_resumed }
     }
-    let stopped = copying.finish(options.state_max, progress, |to| machine.save(to))?;
-    progress.part_done(DowntimePart::State);
-    progress.phase(Phase::Ready);
-    let ready = stopped.wait_ready(options.timeouts.ready.saturating_add(comparison));
-    progress.part_done(DowntimePart::Ready);
-    ready
-}
 
-/// Rounds while the guest runs; gives the pages that are left when it has to stop.
-fn converge<C: Connection, M: SourceMachine>(
-    machine: &mut M,
-    ram: &RamImage,
-    copying: &mut Copying<C>,
-    options: &SendOptions,
-    monitor: &Monitor,
-    undo: &mut Undo,
-) -> Result<DirtyPages, MigrationError> {
-    let progress = &*monitor.progress;
-    let mut convergence = Convergence::new(options.limits);
-    let mut pages = DirtyPages::all(ram.len());
-    // What is logged up to here goes over with everything. KVM's log begins with every page in it: left there, it would have
-    // all of them sent twice.
-    take_dirty(machine, &mut pages)?;
-    let mut begun = Instant::now();
-    loop {
-        let (round_pages, sent_before) = (pages.count(), progress.bytes_sent());
-        copying.round(ram, &pages, false, progress)?;
-        pages.clear();
-        take_dirty(machine, &mut pages)?;
-        let now = Instant::now();
-        let measured = Measured {
-            elapsed: progress.elapsed(),
-            sent_bytes: progress.bytes_sent().saturating_sub(sent_before),
-            time: now.duration_since(begun),
-            round_bytes: round_pages.saturating_mul(PAGE_SIZE),
-            dirty_bytes: pages.count().saturating_mul(PAGE_SIZE),
+    fn until_ready<C: Connection>(
+        &mut self,
+        first: C,
+        connect: &mut dyn FnMut() -> io::Result<C>,
+    ) -> Result<Ready<C>, Parting<C>> {
+        let (options, progress) = (self.options, self.progress());
+        progress.ram(self.ram.len());
+        progress.phase(Phase::Offer);
+        let compat = self.machine.compat();
+        let hello = Hello {
+            connections: options.connections.clamp(1, CONNECTIONS_MAX),
+            ram: self.ram.ranges(),
+            compat: compat
+                .map_err(MigrationError::machine("say what it is made of"))
+                .map_err(Parting::unsaid)?,
         };
-        begun = now;
-        let (decision, forecast) = convergence.decide(&measured);
-        progress.rates(
-            convergence.bytes_per_second().unwrap_or(0),
-            convergence.dirty_bytes_per_second(),
-            forecast,
-        );
-        match decision {
-            // Who has nothing to send waits for something.
-            Decision::Round if pages.is_empty() => std::thread::sleep(IDLE),
-            Decision::Round => {}
-            Decision::Throttle(percent) => {
-                undo.throttled = true;
-                machine.throttle(percent);
-                progress.throttle(percent);
-            }
-            Decision::Stop => return Ok(pages),
-            Decision::GiveUp => {
-                return Err(MigrationError::TooSlow {
-                    elapsed: measured.elapsed,
-                    downtime: forecast.downtime.min(Duration::from_secs(86_400)),
-                });
+        let halt = Halt::new(&self.monitor.cancel);
+        let channel =
+            Channel::new(first, 0, options.timeouts.frame, &halt).map_err(Parting::unsaid)?;
+        let accepted = Connected::new(channel).offer(&hello, options.timeouts.accept)?;
+        progress.phase(Phase::Join);
+        let mut copying = accepted.join(connect)?;
+        let comparison = match self.copy(&mut copying) {
+            Ok(comparison) => comparison,
+            Err(error) => return Err(copying.give_up(error)),
+        };
+        let stopped = copying.finish(options.state_max, progress, |to| self.machine.save(to))?;
+        progress.part_done(|parts| &mut parts.state);
+        progress.phase(Phase::Ready);
+        let ready = stopped.wait_ready(options.timeouts.ready.saturating_add(comparison));
+        progress.part_done(|parts| &mut parts.ready);
+        ready
+    }
+
+    /// Sends all memory: in rounds while the guest runs, and the rest once it stands still. Gives the
+    /// time that the destination may take to compare it.
+    fn copy<C: Connection>(
+        &mut self,
+        copying: &mut Copying<C>,
+    ) -> Result<Duration, MigrationError> {
+        let progress = self.progress();
+        progress.phase(Phase::Copy);
+        let begun = Instant::now();
+        let logging = self.machine.start_logging();
+        logging.map_err(MigrationError::machine("log what is written to its memory"))?;
+        self.logging = true;
+        progress.mediated(begun.elapsed());
+        let mut pages = self.converge(copying)?;
+
+        progress.phase(Phase::Stop);
+        progress.stopped();
+        self.stopped = true;
+        let stopped = self.machine.stop();
+        stopped.map_err(MigrationError::machine("stop"))?;
+        self.take_dirty(&mut pages)?;
+        progress.part_done(|parts| &mut parts.stop);
+        let standstill = Standstill::of(self.options.standstill);
+        copying.stand_still(standstill);
+        copying.round(self.ram, &pages, true, progress)?;
+        progress.part_done(|parts| &mut parts.memory);
+        let begun = Instant::now();
+        let compared = self.machine.digest_memory();
+        if !compared.map_err(MigrationError::machine("read its memory"))? {
+            return Ok(Duration::ZERO);
+        }
+        // The time of this host, and the time that the destination may take to do the same.
+        let digested = begun.elapsed();
+        let comparison = digested.saturating_mul(COMPARISON_TIMES);
+        copying.stand_still(standstill.extended(digested.saturating_add(comparison)));
+        Ok(comparison)
+    }
+
+    /// Rounds while the guest runs; gives the pages that are left when it has to stop.
+    fn converge<C: Connection>(
+        &mut self,
+        copying: &mut Copying<C>,
+    ) -> Result<DirtyPages, MigrationError> {
+        let progress = self.progress();
+        let mut convergence = Convergence::new(self.options.limits);
+        let mut pages = DirtyPages::all(self.ram.len());
+        // What is logged up to here goes over with everything. KVM's log begins with every page in
+        // it: left there, it would have all of them sent twice.
+        self.take_dirty(&mut pages)?;
+        let mut begun = Instant::now();
+        loop {
+            let (round_pages, sent_before) = (pages.count(), progress.bytes_sent());
+            copying.round(self.ram, &pages, false, progress)?;
+            pages.clear();
+            self.take_dirty(&mut pages)?;
+            let now = Instant::now();
+            let measured = Measured {
+                elapsed: progress.elapsed(),
+                sent_bytes: progress.bytes_sent().saturating_sub(sent_before),
+                time: now.duration_since(begun),
+                round_bytes: round_pages.saturating_mul(PAGE_SIZE),
+                dirty_bytes: pages.count().saturating_mul(PAGE_SIZE),
+            };
+            begun = now;
+            let (decision, forecast) = convergence.decide(&measured);
+            progress.rates(
+                convergence.bytes_per_second().unwrap_or(0),
+                convergence.dirty_bytes_per_second(),
+                forecast,
+            );
+            match decision {
+                // Nothing to send: wait for the guest to write.
+                Decision::Round if pages.is_empty() => std::thread::sleep(IDLE),
+                Decision::Round => {}
+                Decision::Throttle(percent) => {
+                    self.throttled = true;
+                    self.machine.throttle(percent);
+                    progress.throttle(percent);
+                }
+                Decision::Stop => return Ok(pages),
+                Decision::GiveUp => {
+                    return Err(MigrationError::TooSlow {
+                        elapsed: measured.elapsed,
+                        downtime: forecast.downtime.min(Duration::from_secs(86_400)),
+                    });
+                }
             }
         }
     }
-}
 
-/// Stops the machine; gives all pages that have to go over yet.
-fn stop<M: SourceMachine>(
-    machine: &mut M,
-    mut pages: DirtyPages,
-) -> Result<DirtyPages, MigrationError> {
-    machine.stop().map_err(MigrationError::machine("stop"))?;
-    take_dirty(machine, &mut pages)?;
-    Ok(pages)
-}
-
-fn take_dirty<M: SourceMachine>(
-    machine: &mut M,
-    pages: &mut DirtyPages,
-) -> Result<(), MigrationError> {
-    machine.take_dirty(pages).map_err(MigrationError::machine(
-        "say what was written to its memory",
-    ))
+    fn take_dirty(&mut self, pages: &mut DirtyPages) -> Result<(), MigrationError> {
+        let taken = self.machine.take_dirty(pages);
+        taken.map_err(MigrationError::machine(
+            "say what was written to its memory",
+        ))
+    }
 }

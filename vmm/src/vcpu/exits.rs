@@ -9,10 +9,49 @@
 //! if the handler changed something, or somebody else did since this vCPU entered
 //! the guest: a fault that stays ends the vCPU.
 
+use std::fmt;
+use std::sync::Arc;
+
+use devices::bus::Bus;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
+use super::failure::VcpuFailure;
 use super::run_page::RunPage;
-use super::{Buses, FaultHandler, VcpuFailure};
+
+/// The address spaces that a vCPU's exits go to.
+#[derive(Debug, Clone)]
+pub struct Buses {
+    /// Ports, 0 to 0xFFFF.
+    pub io: Arc<Bus>,
+    /// Guest-physical addresses that are not memory.
+    pub mmio: Arc<Bus>,
+}
+
+/// Who may know a remedy when a guest's access to memory fails on the host: a
+/// doorbell that was read, for example, is taken away. Called on the
+/// vCPU's thread, on several at once.
+pub trait FaultHandler: Send + Sync + fmt::Debug {
+    /// Changes whenever something that can cause faults has been taken away from the
+    /// guest's address space, by whomever. Read before each entry to the
+    /// guest, so cheap.
+    fn generation(&self) -> u64;
+
+    /// The guest's access at `guest_address` failed (`None`: the kernel does not say
+    /// where). `true` if something was taken away, so that the access is worth
+    /// another try.
+    fn memory_fault(&self, guest_address: Option<u64>) -> bool;
+}
+
+/// No remedy for anything.
+impl FaultHandler for () {
+    fn generation(&self) -> u64 {
+        0
+    }
+
+    fn memory_fault(&self, _guest_address: Option<u64>) -> bool {
+        false
+    }
+}
 
 /// Runs until KVM_RUN is interrupted (`Ok`) or the vCPU cannot go on.
 ///

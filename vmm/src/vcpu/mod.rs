@@ -35,6 +35,7 @@
 //! knows them from the boot processor but for the entry point.
 
 mod exits;
+mod failure;
 mod msrs;
 mod registers;
 mod run_page;
@@ -45,14 +46,11 @@ mod tsc;
 mod xsave;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
-use devices::bus::Bus;
 use kvm_bindings::{CpuId, kvm_cpuid_entry2, kvm_msr_entry, kvm_regs, kvm_sregs};
 use kvm_ioctls::VmFd;
-use parking_lot::Mutex;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::Error;
 use crate::config::HostCpus;
@@ -60,150 +58,13 @@ use crate::kvm::cpuid::{Processor, guest_cpuid};
 use crate::kvm::pre_fault::PreFault;
 use crate::kvm::statistics::Statistics;
 use crate::kvm::{Hypervisor, Vm};
+use failure::Reports;
 use state::InitialState;
-use thread::{Vcpu, VcpuThread};
+use thread::{Vcpu, VcpuThread, not_set_up};
 
+pub use exits::{Buses, FaultHandler};
+pub use failure::{VcpuFailure, VcpuReport};
 pub use saved::{CpuidLeaf, MsrState, TscState, VcpuState};
-
-/// The address spaces that a vCPU's exits go to.
-#[derive(Debug, Clone)]
-pub struct Buses {
-    /// Ports, 0 to 0xFFFF.
-    pub io: Arc<Bus>,
-    /// Guest-physical addresses that are not memory.
-    pub mmio: Arc<Bus>,
-}
-
-/// Who may know a remedy when a guest's access to memory fails on the host: a
-/// doorbell that was read, for example, is taken away. Called on the
-/// vCPU's thread, on several at once.
-pub trait FaultHandler: Send + Sync + fmt::Debug {
-    /// Changes whenever something that can cause faults has been taken away from the
-    /// guest's address space, by whomever. Read before each entry to the
-    /// guest, so cheap.
-    fn generation(&self) -> u64;
-
-    /// The guest's access at `guest_address` failed (`None`: the kernel does not say
-    /// where). `true` if something was taken away, so that the access is worth
-    /// another try.
-    fn memory_fault(&self, guest_address: Option<u64>) -> bool;
-}
-
-/// No remedy for anything.
-impl FaultHandler for () {
-    fn generation(&self) -> u64 {
-        0
-    }
-
-    fn memory_fault(&self, _guest_address: Option<u64>) -> bool {
-        false
-    }
-}
-
-/// Why a vCPU cannot go on. The guest is lost.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum VcpuFailure {
-    /// KVM_EXIT_SHUTDOWN: an exception while delivering a double fault.
-    #[error("the guest triple-faulted")]
-    TripleFault,
-    /// KVM_EXIT_FAIL_ENTRY: the processor refused the guest's state.
-    #[error("the processor {cpu} refused to enter the guest, hardware reason {reason:#x}")]
-    FailEntry {
-        /// What the hardware said (VMX exit qualification or SVM exit code).
-        reason: u64,
-        /// The host CPU.
-        cpu: u32,
-    },
-    /// KVM_EXIT_INTERNAL_ERROR.
-    #[error("KVM gave up: {} (suberror {suberror}, data {data:x?})", suberror_text(*.suberror))]
-    InternalError {
-        /// `KVM_INTERNAL_ERROR_*`.
-        suberror: u32,
-        /// What KVM added; the meaning depends on the suberror.
-        data: Vec<u64>,
-    },
-    /// The guest touched memory that the host could not bring in.
-    #[error("the host could not provide the memory that the guest used{}", at_text(*.guest_address))]
-    MemoryFault {
-        /// Where, if the kernel says (Linux 6.8 and later).
-        guest_address: Option<u64>,
-    },
-    /// An exit that this machine has no use for.
-    #[error("unexpected exit from KVM: {0}")]
-    UnexpectedExit(String),
-    /// KVM_RUN failed.
-    #[error("KVM_RUN failed with errno {errno}")]
-    Run {
-        /// The error number.
-        errno: i32,
-    },
-    /// The vCPU's thread panicked.
-    #[error("the thread of the vCPU ended by itself")]
-    ThreadEnded,
-}
-
-fn suberror_text(suberror: u32) -> &'static str {
-    match suberror {
-        kvm_bindings::KVM_INTERNAL_ERROR_EMULATION => "an instruction that it cannot emulate",
-        kvm_bindings::KVM_INTERNAL_ERROR_SIMUL_EX => "exceptions at the same time",
-        kvm_bindings::KVM_INTERNAL_ERROR_DELIVERY_EV => "an exit while it delivered an event",
-        kvm_bindings::KVM_INTERNAL_ERROR_UNEXPECTED_EXIT_REASON => {
-            "an exit of the processor that it does not know"
-        }
-        _ => "reason unknown",
-    }
-}
-
-fn at_text(address: Option<u64>) -> String {
-    address.map_or_else(String::new, |address| format!(" at {address:#x}"))
-}
-
-/// A failure, and where the guest was.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VcpuReport {
-    /// Which vCPU.
-    pub index: u8,
-    /// Its instruction pointer then, if it could be read.
-    pub instruction_pointer: Option<u64>,
-    /// What happened.
-    pub failure: VcpuFailure,
-}
-
-impl fmt::Display for VcpuReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "vCPU {}", self.index)?;
-        if let Some(pointer) = self.instruction_pointer {
-            write!(f, " at {pointer:#x}")?;
-        }
-        write!(f, ": {}", self.failure)
-    }
-}
-
-/// Where vCPU threads leave their failures; the first one counts.
-#[derive(Debug)]
-struct Reports {
-    first: Mutex<Option<VcpuReport>>,
-    event: EventFd,
-}
-
-impl Reports {
-    fn put(&self, report: VcpuReport) {
-        let mut first = self.first.lock();
-        if first.is_none() {
-            *first = Some(report);
-        } else {
-            tracing::error!(%report, "a further vCPU failed");
-        }
-        if let Err(error) = self.event.write(1) {
-            tracing::error!(%error, "a vCPU's failure could not be announced");
-        }
-    }
-}
-
-/// KVM refused a step of setting a vCPU up.
-fn not_set_up(index: u8) -> impl FnOnce(Error) -> Error {
-    move |source| Error::host(format!("vCPU {index} cannot be set up")).because(source)
-}
 
 fn no_vcpu() -> Error {
     Error::host("the machine has no vCPU")
@@ -240,12 +101,8 @@ impl Vcpus {
     ) -> Result<Self, Error> {
         let mut msr_indices = msrs::all(hypervisor.msr_indices().map_err(not_set_up(0))?);
         msr_indices.retain(|&index| msrs::belongs(index, shown));
-        let event = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)
-            .map_err(Error::failed("vCPU 0: eventfd"))?;
-        let reports = Arc::new(Reports {
-            first: Mutex::default(),
-            event,
-        });
+        let reports = Reports::new().map_err(Error::failed("vCPU 0: eventfd"))?;
+        let reports = Arc::new(reports);
 
         // All descriptors first: KVM synchronizes the TSCs of vCPUs that are
         // made close together.
@@ -400,22 +257,19 @@ impl Vcpus {
     /// Readable once a vCPU has failed.
     #[must_use]
     pub fn failure_event(&self) -> &EventFd {
-        &self.reports.event
+        self.reports.event()
     }
 
     /// The first failure that nobody has taken yet, and leaves it. Of parked vCPUs none comes after it: each says what
     /// failed before it parks.
     #[must_use]
     pub fn failure(&self) -> Option<VcpuReport> {
-        self.reports.first.lock().clone()
+        self.reports.first()
     }
 
     /// Takes the first failure since the last call; later ones are in the log.
     pub fn take_report(&self) -> Option<VcpuReport> {
-        let mut first = self.reports.first.lock();
-        // Only says that there is something to take.
-        let _ = self.reports.event.read();
-        first.take()
+        self.reports.take()
     }
 }
 
@@ -426,52 +280,5 @@ impl Drop for Vcpus {
         for thread in &self.threads {
             thread.end();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reports_read_well() {
-        let report = VcpuReport {
-            index: 3,
-            instruction_pointer: Some(0xfff0),
-            failure: VcpuFailure::InternalError {
-                suberror: 1,
-                data: vec![0x0f, 0xc7],
-            },
-        };
-        assert_eq!(
-            report.to_string(),
-            "vCPU 3 at 0xfff0: KVM gave up: an instruction that it cannot emulate \
-             (suberror 1, data [f, c7])"
-        );
-        let report = VcpuReport {
-            index: 0,
-            instruction_pointer: None,
-            failure: VcpuFailure::MemoryFault {
-                guest_address: Some(0xc000_0000),
-            },
-        };
-        assert!(report.to_string().ends_with("used at 0xc0000000"));
-    }
-
-    #[test]
-    fn the_first_report_counts() {
-        let reports = Reports {
-            first: Mutex::default(),
-            event: EventFd::new(EFD_NONBLOCK).unwrap(),
-        };
-        for index in [1, 0] {
-            reports.put(VcpuReport {
-                index,
-                instruction_pointer: None,
-                failure: VcpuFailure::TripleFault,
-            });
-        }
-        assert_eq!(reports.event.read().unwrap(), 2);
-        assert_eq!(reports.first.lock().as_ref().unwrap().index, 1);
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
-use super::VcpuFailure;
+use super::failure::VcpuFailure;
 use crate::Error;
 
 /// Where a processor begins after a reset (Intel SDM volume 3, 11.1.4; AMD APM volume 2, 14.1.3).

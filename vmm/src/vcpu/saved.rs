@@ -47,9 +47,9 @@ use kvm_bindings::{
 use kvm_ioctls::{VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 
-use super::thread::Vcpu;
+use super::thread::{Vcpu, not_set_up};
 use super::tsc::{self, Tscs};
-use super::{Vcpus, msrs, no_vcpu, not_set_up, xsave};
+use super::{Vcpus, msrs, no_vcpu, xsave};
 use crate::Error;
 use crate::kvm::cpuid::{baseline, compatible};
 use crate::kvm::uapi_bytes;

@@ -16,9 +16,11 @@ use parking_lot::{Condvar, Mutex};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler, unblock_signal};
 
+use super::exits::{self, Buses, FaultHandler};
+use super::failure::{Reports, VcpuFailure, VcpuReport};
+use super::registers;
 use super::run_page::RunPage;
 use super::state::InitialState;
-use super::{Buses, FaultHandler, Reports, VcpuFailure, VcpuReport, exits, not_set_up, registers};
 use crate::Error;
 use crate::config::{HostCpus, show_list};
 
@@ -26,6 +28,11 @@ use crate::config::{HostCpus, show_list};
 /// vDPA device with its log lines being the deepest. The default of 2 MiB
 /// would be eligible for a transparent huge page, all of it resident.
 const STACK_SIZE: usize = 256 * 1024;
+
+/// KVM refused a step of setting a vCPU up.
+pub(super) fn not_set_up(index: u8) -> impl FnOnce(Error) -> Error {
+    move |source| Error::host(format!("vCPU {index} cannot be set up")).because(source)
+}
 
 /// What the handle wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,11 +50,13 @@ enum State {
     Ended,
 }
 
-#[derive(Debug)]
+/// What the handle and the thread share.
 struct Control {
+    index: u8,
     inner: Mutex<(Request, State)>,
     changed: Condvar,
     page: RunPage,
+    vcpu: Mutex<Vcpu>,
 }
 
 /// What the thread runs; the handle may use it while the thread is parked.
@@ -60,16 +69,14 @@ pub(super) struct Vcpu {
 
 /// Handle of one vCPU thread. Dropping it ends and joins the thread.
 pub(super) struct VcpuThread {
-    index: u8,
     control: Arc<Control>,
-    vcpu: Arc<Mutex<Vcpu>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl fmt::Debug for VcpuThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VcpuThread")
-            .field("index", &self.index)
+            .field("index", &self.control.index)
             .field("state", &*self.control.inner.lock())
             .finish_non_exhaustive()
     }
@@ -88,26 +95,24 @@ impl VcpuThread {
         let failed = |what: &str| Error::failed::<io::Error>(format!("vCPU {index}: {what}"));
         install_handler().map_err(failed("installing the vCPU signal's handler"))?;
         let control = Arc::new(Control {
+            index,
             inner: Mutex::new((Request::Park, State::Parked)),
             changed: Condvar::new(),
             page: RunPage::map(&vcpu.fd).map_err(failed("mapping kvm_run"))?,
+            vcpu: Mutex::new(vcpu),
         });
-        let vcpu = Arc::new(Mutex::new(vcpu));
         let body = Body {
-            index,
             control: Arc::clone(&control),
-            vcpu: Arc::clone(&vcpu),
             buses,
             faults,
             reports,
         };
         let (pinned, was_pinned) = mpsc::sync_channel(1);
-        let pinned_cpus = cpus.clone();
         let thread = Builder::new()
             .name(format!("vcpu{index}"))
             .stack_size(STACK_SIZE)
             .spawn(move || {
-                let is_pinned = pinned_cpus.as_ref().map_or(Ok(()), pin);
+                let is_pinned = cpus.map_or(Ok(()), |cpus| pin(index, &cpus));
                 let go_on = is_pinned.is_ok();
                 // The one that waits for it is below.
                 let _ = pinned.send(is_pinned);
@@ -116,24 +121,10 @@ impl VcpuThread {
                 }
             })
             .map_err(failed("starting the thread"))?;
-        match was_pinned.recv() {
-            Ok(Ok(())) => {}
-            Ok(Err(source)) => {
-                return Err(match cpus {
-                    Some(cpus) => Error::unusable(format!(
-                        "vCPU {index} cannot run on CPUs {cpus}; the cgroup of this process \
-                         (cpuset.cpus) may not have all of them"
-                    ))
-                    .because(source),
-                    None => failed("starting the thread")(source),
-                });
-            }
-            Err(gone) => return Err(failed("starting the thread")(io::Error::other(gone))),
-        }
+        let was_pinned = was_pinned.recv().map_err(io::Error::other);
+        was_pinned.map_err(failed("starting the thread"))??;
         Ok(Self {
-            index,
             control,
-            vcpu,
             thread: Some(thread),
         })
     }
@@ -170,7 +161,7 @@ impl VcpuThread {
             && let Some(thread) = &self.thread
             && let Err(error) = thread.kill(SIGRTMIN())
         {
-            tracing::error!(index = self.index, %error, "vCPU could not be signalled");
+            tracing::error!(index = self.control.index, %error, "vCPU could not be signalled");
         }
     }
 
@@ -187,7 +178,7 @@ impl VcpuThread {
         work: impl FnOnce(&VcpuFd, &InitialState) -> Result<T, Error>,
     ) -> Result<T, Error> {
         self.with_vcpu(|vcpu| work(&vcpu.fd, &vcpu.initial))?
-            .map_err(not_set_up(self.index))
+            .map_err(not_set_up(self.control.index))
     }
 
     /// As [`VcpuThread::with_parked`], with all of the vCPU and any result.
@@ -195,9 +186,10 @@ impl VcpuThread {
         // Held over the work, so that nobody resumes the vCPU meanwhile.
         let inner = self.control.inner.lock();
         if *inner != (Request::Park, State::Parked) {
-            return Err(Error::host(format!("vCPU {} is not paused", self.index)));
+            let index = self.control.index;
+            return Err(Error::host(format!("vCPU {index} is not paused")));
         }
-        let mut vcpu = self.vcpu.lock();
+        let mut vcpu = self.control.vcpu.lock();
         Ok(work(&mut vcpu))
     }
 }
@@ -208,16 +200,14 @@ impl Drop for VcpuThread {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!(index = self.index, "the thread of a vCPU panicked");
+            tracing::error!(index = self.control.index, "the thread of a vCPU panicked");
         }
     }
 }
 
 /// What the thread owns.
 struct Body {
-    index: u8,
     control: Arc<Control>,
-    vcpu: Arc<Mutex<Vcpu>>,
     buses: Buses,
     faults: Arc<dyn FaultHandler>,
     reports: Arc<Reports>,
@@ -228,7 +218,7 @@ impl Body {
         let end = EndGuard(&self);
         // The thread inherited the mask of whoever made it.
         if let Err(error) = unblock_signal(SIGRTMIN()) {
-            tracing::error!(index = self.index, %error, "vCPU signal stays blocked");
+            tracing::error!(index = self.control.index, %error, "vCPU signal stays blocked");
             return;
         }
         while self.wait_for_run() {
@@ -254,16 +244,16 @@ impl Body {
 
     /// Runs until the request changes or the vCPU fails.
     fn run(&self) {
-        let mut vcpu = self.vcpu.lock();
+        let mut vcpu = self.control.vcpu.lock();
         loop {
             match exits::run(&mut vcpu.fd, &self.control.page, &self.buses, &*self.faults) {
                 // Some other signal of the process ended up on this thread.
                 Ok(()) if self.control.inner.lock().0 == Request::Run => {}
                 Ok(()) => return,
                 Err(failure) => {
-                    registers::log(self.index, &vcpu.fd, &failure);
+                    registers::log(self.control.index, &vcpu.fd, &failure);
                     let report = VcpuReport {
-                        index: self.index,
+                        index: self.control.index,
                         instruction_pointer: vcpu.fd.get_regs().ok().map(|regs| regs.rip),
                         failure,
                     };
@@ -295,15 +285,25 @@ impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         self.0.finish();
         self.0.reports.put(VcpuReport {
-            index: self.0.index,
+            index: self.0.control.index,
             instruction_pointer: None,
             failure: VcpuFailure::ThreadEnded,
         });
     }
 }
 
-/// Has the calling thread run on these CPUs only.
-fn pin(cpus: &HostCpus) -> io::Result<()> {
+/// Has the calling thread, that of vCPU `index`, run on these CPUs only.
+fn pin(index: u8, cpus: &HostCpus) -> Result<(), Error> {
+    run_on(cpus).map_err(|source| {
+        Error::unusable(format!(
+            "vCPU {index} cannot run on CPUs {cpus}; the cgroup of this process (cpuset.cpus) may \
+             not have all of them"
+        ))
+        .because(source)
+    })
+}
+
+fn run_on(cpus: &HostCpus) -> io::Result<()> {
     let mut wanted = CpuSet::new();
     for cpu in cpus.iter() {
         wanted.set(cpu.into());

@@ -6,6 +6,7 @@ use vdpa_mgmt::link::{Link, Namespace};
 
 use crate::error::Error;
 use crate::listing::Entry;
+use crate::text::address;
 
 /// Where the interface is to be.
 #[derive(Debug, clap::Args)]
@@ -56,15 +57,9 @@ impl NetnsArguments {
 
 /// The device with its interface.
 pub(super) fn describe(entry: Entry, namespace: &Namespace, link: &Link) -> Entry {
-    let entry = entry
+    entry
         .with_text("netns", namespace.name())
-        .with_text("netdev", &link.name);
-    let mac = link
-        .mac
-        .map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
-    let entry = match mac {
-        Some(mac) => entry.with_text("mac", mac),
-        None => entry,
-    };
-    entry.with_number("mtu", Some(link.mtu))
+        .with_text("netdev", &link.name)
+        .with_some("mac", link.mac.map(|mac| address(&mac)))
+        .with_number("mtu", Some(link.mtu))
 }

@@ -4,11 +4,12 @@ use bellhop_api::node::{NicSettings, VmInfo};
 use hyper::Method;
 use serde_json::Value;
 
-use crate::client::{Node, NodeArguments, path};
-use crate::commands::vm::{MAKING, free_nic_id, nic_body};
+use crate::client::{MAKING, Node, NodeArguments, path};
+use crate::commands::vm::{free_nic_id, nic_body};
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Format, printable};
+use crate::listing::Format;
+use crate::text::printable;
 
 /// Give a VM of the node daemon another NIC, also while it runs
 ///
@@ -43,8 +44,7 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     let node = arguments.node.connect()?;
     let (id, answer) = add(arguments, &node)?;
     let text = || format!("{}\n", printable(&id));
-    format.print(&answer, text)?;
-    Ok(Code::Success)
+    format.print(&answer, text)
 }
 
 fn add(arguments: &Arguments, node: &Node) -> Result<(String, Value), Error> {

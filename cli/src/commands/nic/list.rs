@@ -1,8 +1,8 @@
 //! `bellhop nic list`.
 
+use bellhop_common::management::nic::listing;
 use vdpa_mgmt::nic::Store;
 
-use super::listing;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
@@ -35,6 +35,5 @@ Examples:
 
 pub(super) fn execute(format: Format) -> Result<Code, Error> {
     let nics = Store::open_default()?.nics()?;
-    listing(&nics)?.print(format)?;
-    Ok(Code::Success)
+    listing(&nics)?.print(format)
 }

@@ -1,10 +1,10 @@
 //! `bellhop nic make`.
 
+use bellhop_common::management::nic::listing;
 use vdpa_mgmt::connectivity::Connectivity;
 use vdpa_mgmt::nic::{Kind, NicError, NicRequest, Nics, Store};
 use vdpa_mgmt::sriov::Rates;
 
-use super::listing;
 use super::watch::Watch;
 use crate::commands::words;
 use crate::error::Error;
@@ -152,10 +152,8 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         }
     };
     if format.is_json() {
-        listing(std::slice::from_ref(&nic))?.print(format)?;
-        return Ok(Code::Success);
+        return listing(std::slice::from_ref(&nic))?.print(format);
     }
     let path = nics.character_device(&nic)?;
-    output::print(format!("{}\n", path.display()).as_bytes())?;
-    Ok(Code::Success)
+    output::print(format!("{}\n", path.display()).as_bytes())
 }

@@ -1,7 +1,6 @@
 //! `bellhop nic remove`.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bellhop_api::node::VmInfo;
 use hyper::{Method, StatusCode};
@@ -9,15 +8,13 @@ use vdpa_mgmt::Connection;
 use vdpa_mgmt::nic::{Nics, Store, StoreError};
 
 use super::watch::Watch;
-use crate::client::{Node, NodeArguments, path};
-use crate::commands::vm::MAKING;
+use crate::client::{MAKING, Node, NodeArguments, path};
+use crate::commands::vm::until;
 use crate::error::Error;
 use crate::exit::{Code, Report};
 
 /// How long a guest may take to give a NIC up.
 const GUEST: Duration = Duration::from_secs(30);
-/// Between two looks whether it has.
-const PERIOD: Duration = Duration::from_millis(200);
 
 /// Take a NIC back: undo all that `nic make` did, the last step first; or with --vm one of a VM
 #[derive(Debug, clap::Args)]
@@ -72,21 +69,19 @@ fn of_vm(node: &Node, vm: &str, id: &str, patience: Duration) -> Result<Code, Er
     if status != StatusCode::ACCEPTED {
         return Ok(Code::Success);
     }
-    let start = Instant::now();
-    loop {
+    let gone = until(patience, || {
         let view: VmInfo = node.get(&path(["v1", "vms", vm]))?;
-        if view.nics.iter().all(|nic| nic.id != id) {
-            return Ok(Code::Success);
-        }
-        if start.elapsed() >= patience {
-            let seconds = patience.as_secs();
-            let message = format!("the guest of {vm} has not given {id} up within {seconds} s");
-            let hint = "it goes when the guest does so, or is reset or stopped; nothing more has to be asked for";
-            Report::from_messages([message]).hint(hint).print();
-            return Ok(Code::TimedOut);
-        }
-        thread::sleep(PERIOD);
+        Ok(view.nics.iter().all(|nic| nic.id != id).then_some(()))
+    })?;
+    if gone.is_some() {
+        return Ok(Code::Success);
     }
+    let seconds = patience.as_secs();
+    let message = format!("the guest of {vm} has not given {id} up within {seconds} s");
+    let hint =
+        "it goes when the guest does so, or is reset or stopped; nothing more has to be asked for";
+    Report::from_messages([message]).hint(hint).print();
+    Ok(Code::TimedOut)
 }
 
 fn without_record(name: &str, asked_for: bool) -> Result<Code, Error> {

@@ -6,8 +6,8 @@ use bellhop_api::node::NicMove;
 use hyper::Method;
 use serde_json::Value;
 
-use crate::client::{Node, NodeArguments, path};
-use crate::commands::vm::{MAKING, absolute};
+use crate::client::{MAKING, Node, NodeArguments, path};
+use crate::commands::vm::absolute;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
@@ -71,8 +71,7 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     let node = arguments.node.connect()?;
     let answer = swap(arguments, &node)?;
     // What it is on now is what was asked for: there is nothing to say to people.
-    format.print(&answer, String::new)?;
-    Ok(Code::Success)
+    format.print(&answer, String::new)
 }
 
 fn swap(arguments: &Arguments, node: &Node) -> Result<Value, Error> {

@@ -2,39 +2,27 @@
 //! log, and signals interrupt the making.
 
 use std::io::{self, IsTerminal as _, Write as _};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vdpa_mgmt::nic::{Activity, LockedStore, MadeNic, Observer, Progress};
 
 use crate::error::Error;
+use crate::signals::StopSignals;
 
 /// Who watches for the user.
 #[derive(Debug)]
 pub(super) struct Watch {
     store: LockedStore,
     terminal: bool,
-    /// The last signal that came; 0 if none did.
-    signal: Arc<AtomicUsize>,
+    signals: StopSignals,
 }
 
 impl Watch {
     /// From now on signals do not end the process: undoing goes on to its end.
     pub(super) fn start(store: LockedStore) -> Result<Self, Error> {
-        let signal = Arc::new(AtomicUsize::new(0));
-        for number in [SIGINT, SIGTERM, SIGHUP] {
-            let value = usize::try_from(number).map_err(io::Error::other);
-            value
-                .and_then(|value| {
-                    signal_hook::flag::register_usize(number, Arc::clone(&signal), value)
-                })
-                .map_err(Error::context("cannot catch signals"))?;
-        }
         Ok(Self {
             store,
             terminal: io::stderr().is_terminal(),
-            signal,
+            signals: StopSignals::note().map_err(Error::context("cannot catch signals"))?,
         })
     }
 
@@ -44,8 +32,7 @@ impl Watch {
 
     /// The number of the signal that came.
     pub(super) fn signal(&self) -> Option<u8> {
-        let number = u8::try_from(self.signal.load(Ordering::SeqCst)).ok();
-        number.filter(|&number| number != 0)
+        self.signals.received()
     }
 }
 

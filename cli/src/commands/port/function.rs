@@ -1,11 +1,10 @@
 //! `bellhop port function`: what the function behind a port is to be.
 
-use vdpa_mgmt::devlink::{Capabilities, Devlink, FunctionSettings, FunctionState};
+use vdpa_mgmt::devlink::{Capabilities, Devlink, FunctionSettings, FunctionState, Rate};
 
 use super::{find, rate};
 use crate::commands::words::{self, Words};
 use crate::error::Error;
-use crate::listing::Entry;
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
@@ -52,7 +51,7 @@ Examples:
 
 impl Command {
     /// Does what was asked; what is to be shown, if anything is.
-    pub(super) fn carry_out(&self) -> Result<Option<Vec<Entry>>, Error> {
+    pub(super) fn carry_out(&self) -> Result<Option<Vec<Rate>>, Error> {
         match self {
             Self::Set { port, words } => {
                 let settings = settings(words)?;
@@ -76,17 +75,18 @@ fn settings(words: &[String]) -> Result<FunctionSettings, Error> {
         "max_io_eqs",
     ];
     let words = Words::parse(words, &known)?;
-    let state = |word, value: &str| {
-        let state = value.parse::<FunctionState>();
-        state.map_err(|_| words::choice(word, value, "active or inactive"))
-    };
+    let state = words::one_of([
+        ("active", FunctionState::Active),
+        ("inactive", FunctionState::Inactive),
+    ]);
+    let switch = words::one_of([("enable", true), ("disable", false)]);
     Ok(FunctionSettings {
         hw_addr: words.take("hw_addr", words::mac)?,
         capabilities: Capabilities {
-            roce: words.take("roce", words::switch)?,
-            migratable: words.take("migratable", words::switch)?,
-            ipsec_crypto: words.take("ipsec_crypto", words::switch)?,
-            ipsec_packet: words.take("ipsec_packet", words::switch)?,
+            roce: words.take("roce", &switch)?,
+            migratable: words.take("migratable", &switch)?,
+            ipsec_crypto: words.take("ipsec_crypto", &switch)?,
+            ipsec_packet: words.take("ipsec_packet", &switch)?,
         },
         max_io_eqs: words.take("max_io_eqs", words::number)?,
         state: words.take("state", state)?,

@@ -1,11 +1,10 @@
 //! `bellhop port function rate`: what functions may send, each by itself and in groups.
 
-use vdpa_mgmt::devlink::{Devlink, NodeName, RateObject, RateParent, RateSettings};
+use vdpa_mgmt::devlink::{Devlink, NodeName, Rate, RateObject, RateParent, RateSettings};
 
-use super::{by_interface, describe};
+use super::by_interface;
 use crate::commands::words::{self, Words};
 use crate::error::Error;
-use crate::listing::Entry;
 
 /// What both have in common, then an example.
 macro_rules! help {
@@ -87,15 +86,14 @@ Examples:
 
 impl Command {
     /// Does what was asked; what is to be shown, if anything is.
-    pub(super) fn carry_out(&self) -> Result<Option<Vec<Entry>>, Error> {
+    pub(super) fn carry_out(&self) -> Result<Option<Vec<Rate>>, Error> {
         match self {
             Self::Show { object } => {
                 let devlink = Devlink::open()?;
-                let rates = match object {
+                return Ok(Some(match object {
                     Some(text) => vec![devlink.rate(&find(&devlink, text)?)?],
                     None => devlink.rates()?,
-                };
-                return Ok(Some(rates.iter().map(describe::rate).collect()));
+                }));
             }
             Self::Add { node, words } => {
                 let (node, settings) = (node.parse::<NodeName>()?, settings(words)?);

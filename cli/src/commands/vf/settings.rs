@@ -58,7 +58,13 @@ pub(super) fn read(
         }
         None => {}
     }
-    let spoof_check = words.take("spoofchk", on_or_off)?.map(Setting::SpoofCheck);
+    let on_or_off = words::one_of([("on", true), ("off", false)]);
+    let spoof_check = words.take("spoofchk", &on_or_off)?.map(Setting::SpoofCheck);
+    let link_state = words::one_of([
+        ("auto", LinkState::Auto),
+        ("enable", LinkState::Enable),
+        ("disable", LinkState::Disable),
+    ]);
     let link_state = words.take("state", link_state)?.map(Setting::LinkState);
     let trust = words.take("trust", on_or_off)?.map(Setting::Trust);
     let min = words.take("min_tx_rate", words::number)?;
@@ -113,23 +119,6 @@ fn protocol(word: &'static str, value: &str) -> Result<VlanProtocol, Error> {
     found
         .map(|one| one.1)
         .ok_or_else(|| choice(word, value, "802.1Q or 802.1ad"))
-}
-
-fn on_or_off(word: &'static str, value: &str) -> Result<bool, Error> {
-    match value {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err(choice(word, value, "on or off")),
-    }
-}
-
-fn link_state(word: &'static str, value: &str) -> Result<LinkState, Error> {
-    match value {
-        "auto" => Ok(LinkState::Auto),
-        "enable" => Ok(LinkState::Enable),
-        "disable" => Ok(LinkState::Disable),
-        _ => Err(choice(word, value, "auto, enable or disable")),
-    }
 }
 
 #[cfg(test)]

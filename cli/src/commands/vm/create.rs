@@ -1,15 +1,18 @@
 //! `bellhop vm create`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use bellhop_api::node::{NicSettings, Restart};
+use bellhop_api::node::{Desired, NicId, NicSettings};
 use hyper::{Method, StatusCode};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 
-use super::arguments;
+use super::arguments::{absolute, free_nic_id, nic_body, unwritable};
 use super::watch::Watch;
-use super::{MAKING, of_vm, say};
-use crate::client::{Node, NodeArguments};
+use super::{of_vm, say};
+use crate::client::{Address, MAKING, Node, NodeArguments};
 use crate::commands::machine_arguments::MachineArguments;
+use crate::config_file;
 use crate::error::Error;
 use crate::exit::Code;
 use crate::listing::Format;
@@ -25,10 +28,10 @@ use crate::listing::Format;
 pub(crate) struct Arguments {
     /// Its name: 1 to 63 of a-z, 0-9 and -, not - first
     #[arg(value_name = "NAME")]
-    pub(super) name: String,
+    name: String,
 
     #[command(flatten)]
-    pub(super) machine: MachineArguments,
+    machine: MachineArguments,
 
     // `help` and not a doc comment: rustdoc takes brackets for links.
     #[arg(
@@ -36,7 +39,7 @@ pub(crate) struct Arguments {
         value_name = "OPTIONS",
         help = "A NIC: from=NIC[,bridge=NAME][,vlan=N][,mac=MAC]…, path=/dev/vhost-vdpa-N or device=NAME (may be repeated)"
     )]
-    pub(super) nics: Vec<NicSettings>,
+    nics: Vec<NicSettings>,
 
     /// Take everything from this TOML or JSON file instead
     #[arg(
@@ -44,35 +47,26 @@ pub(crate) struct Arguments {
         value_name = "FILE",
         conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "nics", "disks"]
     )]
-    pub(super) file: Option<PathBuf>,
+    file: Option<PathBuf>,
 
     /// What happens when it ends by itself (default: on-failure)
     #[arg(long, value_enum)]
-    pub(super) restart: Option<RestartWord>,
+    restart: Option<RestartWord>,
 
     /// Make it, with its NICs, but do not start it
     #[arg(long)]
-    pub(super) stopped: bool,
+    stopped: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum RestartWord {
+/// As the API's `Restart`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+enum RestartWord {
     /// It stays stopped
     Never,
     /// It is started again if it crashed, not if its guest powered off
     OnFailure,
     /// It is started again in any case
     Always,
-}
-
-impl From<RestartWord> for Restart {
-    fn from(word: RestartWord) -> Self {
-        match word {
-            RestartWord::Never => Self::Never,
-            RestartWord::OnFailure => Self::OnFailure,
-            RestartWord::Always => Self::Always,
-        }
-    }
 }
 
 const HELP: &str = "\
@@ -110,7 +104,7 @@ pub(super) fn execute(
     node: &Node,
     format: Format,
 ) -> Result<Code, Error> {
-    let body = arguments::body(arguments, which.address())?;
+    let body = body(arguments, which.address())?;
     let path = of_vm(&arguments.name);
     let watch = Watch::start(which, &arguments.name);
     let made = node.send(Method::PUT, &path, &body, MAKING);
@@ -119,6 +113,100 @@ pub(super) fn execute(
     if status == StatusCode::OK && !format.is_json() {
         tracing::info!("it was there already");
     }
-    say(&answer, format)?;
-    Ok(Code::Success)
+    say(&answer, format)
+}
+
+fn not_a_table() -> Error {
+    Error::failed("the file says what machine it is in a table; this one has something else")
+}
+
+/// The body that asks for the machine. Paths are this command's, so they are sent from the root on.
+pub(super) fn body(arguments: &Arguments, node: &Address) -> Result<Value, Error> {
+    let mut body = match &arguments.file {
+        Some(file) => of_file(file, node)?,
+        None => of_options(arguments, node)?,
+    };
+    if arguments.stopped {
+        body.insert("state".to_owned(), json!(Desired::Stopped));
+    }
+    if let Some(restart) = arguments.restart {
+        body.insert("restart".to_owned(), json!(restart));
+    }
+    Ok(Value::Object(body))
+}
+
+fn of_file(file: &Path, node: &Address) -> Result<Map<String, Value>, Error> {
+    let Value::Object(mut body) = config_file::read(file)? else {
+        return Err(not_a_table());
+    };
+    for key in ["kernel", "initramfs"] {
+        if let Some(value) = body.get_mut(key) {
+            make_absolute(value, node)?;
+        }
+    }
+    for list in ["disks", "nics"] {
+        let entries = body.get_mut(list).and_then(Value::as_array_mut);
+        for entry in entries.into_iter().flatten() {
+            if let Some(path) = entry.get_mut("path") {
+                make_absolute(path, node)?;
+            }
+        }
+    }
+    Ok(body)
+}
+
+fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value>, Error> {
+    let config = arguments.machine.config();
+    let mut config = config
+        .ok_or_else(|| Error::wrong("no kernel is given; say --kernel PATH or --file FILE"))?;
+    for path in std::iter::once(&mut config.kernel).chain(&mut config.initramfs) {
+        *path = absolute(path, node)?;
+        text(path)?;
+    }
+    for disk in &mut config.disks {
+        disk.path = absolute(&disk.path, node)?;
+    }
+    let Value::Object(mut body) = serde_json::to_value(config).map_err(unwritable)? else {
+        return Err(not_a_table());
+    };
+    // The daemon has NICs instead, and this command no option.
+    body.remove("vdpa");
+    body.remove("ring_watch");
+    let mut taken: Vec<String> = Vec::new();
+    for id in arguments
+        .nics
+        .iter()
+        .filter_map(|nic| nic.id.as_ref().map(NicId::to_string))
+    {
+        if taken.contains(&id) {
+            return Err(Error::wrong(format!("two NICs have the id {id}")));
+        }
+        taken.push(id);
+    }
+    let mut nics = Vec::new();
+    for nic in &arguments.nics {
+        let id = nic.id.as_ref().map(NicId::to_string).unwrap_or_else(|| {
+            let id = free_nic_id(&taken);
+            taken.push(id.clone());
+            id
+        });
+        nics.push(nic_body(nic, &id, node)?);
+    }
+    body.insert("nics".to_owned(), nics.into());
+    Ok(body)
+}
+
+fn make_absolute(value: &mut Value, node: &Address) -> Result<(), Error> {
+    // What is no text the daemon refuses, and names it.
+    if let Some(path) = value.as_str() {
+        *value = text(&absolute(Path::new(path), node)?)?;
+    }
+    Ok(())
+}
+
+fn text(path: &Path) -> Result<Value, Error> {
+    path.to_str().map(Value::from).ok_or_else(|| {
+        let shown = path.display();
+        Error::wrong(format!("{shown} has no name that can be written in JSON"))
+    })
 }

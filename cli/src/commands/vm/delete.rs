@@ -3,8 +3,8 @@
 use bellhop_api::node::VmPhase;
 use hyper::Method;
 
-use super::{MAKING, of_vm, vm};
-use crate::client::Node;
+use super::{of_vm, vm};
+use crate::client::{MAKING, Node};
 use crate::error::Error;
 use crate::exit::Code;
 

@@ -45,8 +45,7 @@ pub(super) fn execute(node: &Node, format: Format) -> Result<Code, Error> {
         let rows = vms.into_iter().map(|vm| row(vm, node));
         rows.collect::<Result<_, _>>()?
     };
-    format.print(&answer, || table(&rows))?;
-    Ok(Code::Success)
+    format.print(&answer, || table(&rows))
 }
 
 pub(super) fn row(vm: VmInfo, node: &Node) -> Result<Row, Error> {

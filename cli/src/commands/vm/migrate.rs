@@ -3,13 +3,12 @@
 pub(super) mod trial;
 
 use std::fmt;
-use std::io::{self, IsTerminal as _, Write as _};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use bellhop_api::machine::{
     CONNECTIONS, DOWNTIME_MS, DowntimeParts, EndReason, MigrationPhase, MigrationStatus, Place,
-    SendConfig, SettleRequest, TIMEOUT_S,
+    SettleRequest, TIMEOUT_S,
 };
 use bellhop_api::node::SendToNode;
 use hyper::Method;
@@ -17,16 +16,15 @@ use serde::Serialize;
 use serde_json::Value;
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
-use super::{MAKING, absolute, of_vm, read, vm};
-use crate::client::{Node, NodeArguments, Refusal};
+use super::{PERIOD, absolute, of_vm, read, vm};
+use crate::client::{MAKING, Node, NodeArguments, Refusal};
 use crate::commands::migration_tls::TlsArguments;
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{self, Format, printable};
-use crate::node::peers;
+use crate::listing::{self, Format};
+use crate::progress::ProgressLine;
+use crate::text::printable;
 
-/// Between two looks.
-const PERIOD: Duration = Duration::from_millis(200);
 /// How long a process may take to end that does not answer any more.
 const ENDING: Duration = Duration::from_secs(5);
 /// Characters of the bar.
@@ -126,8 +124,8 @@ impl FromStr for Destination {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if peers::is_node(text) {
-            match peers::check(text) {
+        if bellhop_node::is_node(text) {
+            match bellhop_node::check(text) {
                 Ok(()) => Ok(Self::Node(text.to_owned())),
                 Err(error) => Err(error.to_string()),
             }
@@ -224,24 +222,22 @@ pub(super) fn execute(
         // clap demands one of the three.
         return Err(Error::failed(format!("{name} is not being migrated")));
     };
+    let wanted = SendToNode {
+        destination: destination.to_string(),
+        name: arguments.there.name_there.clone(),
+        from: arguments.there.from.clone(),
+        downtime_ms: arguments.downtime,
+        timeout_s: arguments.timeout,
+        connections: arguments.connections,
+        verify_memory: arguments.verify_memory,
+        dry_run: arguments.dry_run,
+    };
     match destination {
         Destination::Node(_) if arguments.tls.is_given() => Err(Error::wrong(
             "--tls-certificate, --tls-key, --tls-authority and --plaintext are for processes that \
              wait (tcp:HOST:PORT): between two daemons what those have is used",
         )),
-        Destination::Node(to) => {
-            let wanted = SendToNode {
-                destination: to.clone(),
-                name: arguments.there.name_there.clone(),
-                from: arguments.there.from.clone(),
-                downtime_ms: arguments.downtime,
-                timeout_s: arguments.timeout,
-                connections: arguments.connections,
-                verify_memory: arguments.verify_memory,
-                dry_run: arguments.dry_run,
-            };
-            migrate(arguments, destination, &wanted, node, format)
-        }
+        Destination::Node(_) => migrate(arguments, destination, &wanted, node, format),
         Destination::Endpoint(_) if arguments.there != There::default() => Err(Error::wrong(
             "--from and --as are for other nodes' daemons (https://HOST:PORT, node:/PATH): a \
              process that waits has its devices",
@@ -250,16 +246,7 @@ pub(super) fn execute(
             // The machine's process has another working directory.
             let tls = arguments.tls.clone();
             let tls = tls.map_paths(|path| absolute(path, which.address()))?;
-            let wanted = SendConfig {
-                destination: endpoint.clone(),
-                downtime_ms: arguments.downtime,
-                timeout_s: arguments.timeout,
-                connections: arguments.connections,
-                tls: tls.files(),
-                plaintext: tls.plaintext,
-                verify_memory: arguments.verify_memory,
-                dry_run: arguments.dry_run,
-            };
+            let wanted = wanted.to_endpoint(endpoint.clone(), tls.files(), tls.plaintext);
             migrate(arguments, destination, &wanted, node, format)
         }
     }
@@ -288,8 +275,7 @@ fn migrate(
     let status: MigrationStatus = read(&answer)?;
     match status.phase {
         MigrationPhase::Moved => {
-            format.print(&answer, || summary(name, &destination.to_string(), &status))?;
-            Ok(Code::Success)
+            format.print(&answer, || summary(name, &destination.to_string(), &status))
         }
         MigrationPhase::Unsettled => {
             let why = why(&status);
@@ -347,8 +333,7 @@ fn say_moved(name: &str, destination: &Destination) -> Result<Code, Error> {
         printable(name),
         printable(&destination.to_string()),
     );
-    listing::print(line.as_bytes())?;
-    Ok(Code::Success)
+    listing::print(line.as_bytes())
 }
 
 fn why(status: &MigrationStatus) -> String {
@@ -358,22 +343,16 @@ fn why(status: &MigrationStatus) -> String {
 
 /// Looks until it is over, and shows how far it is where somebody can see it.
 fn follow(node: &Node, at: &str, name: &str) -> Result<Value, Error> {
-    let shown = io::stderr().is_terminal();
+    let mut progress = ProgressLine::new();
     loop {
         let started = Instant::now();
         let answer: Value = node.get(at)?;
         let status: MigrationStatus = read(&answer)?;
-        if shown {
-            // A terminal that went away must not end what is under way.
-            let _ = write!(io::stderr(), "\r\x1b[K{}", line(name, &status));
-        }
+        progress.show(line(name, &status));
         if matches!(
             status.phase,
             MigrationPhase::Moved | MigrationPhase::Stayed | MigrationPhase::Unsettled
         ) {
-            if shown {
-                let _ = write!(io::stderr(), "\r\x1b[K");
-            }
             return Ok(answer);
         }
         std::thread::sleep(PERIOD.saturating_sub(started.elapsed()));

@@ -38,8 +38,7 @@ Examples:
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     let all = look(node, &arguments.name)?;
     let text = || tree(&all).draw(Lines::of_locale());
-    format.print(&all.json, text)?;
-    Ok(Code::Success)
+    format.print(&all.json, text)
 }
 
 /// A machine with what its process says of its devices.
@@ -174,10 +173,8 @@ fn nic_branch(nic: &VmNic, details: &Value, spec: &Value) -> Branch {
         text.push_str(&format!(" at {address} in the guest"));
     }
     let asked = spec.get("nics").and_then(Value::as_array);
-    let asked = asked.into_iter().flatten();
-    let asked = asked
-        .into_iter()
-        .find(|one| word(one, "id") == Some(&nic.id));
+    let mut asked = asked.into_iter().flatten();
+    let asked = asked.find(|one| word(one, "id") == Some(&nic.id));
     let mut children = Vec::new();
     if let Some(Value::Object(asked)) = asked {
         children.push(Branch::new(as_asked(asked)));

@@ -10,7 +10,8 @@ use super::{of_vm, read};
 use crate::client::Node;
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Format, printable};
+use crate::listing::Format;
+use crate::text::printable;
 
 /// How long all of a guest's memory may take to get to the disk.
 const WRITING: Duration = Duration::from_secs(3600);
@@ -54,6 +55,5 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             written.paused_ms,
         )
     };
-    format.print(&answer, text)?;
-    Ok(Code::Success)
+    format.print(&answer, text)
 }

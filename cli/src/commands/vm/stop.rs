@@ -1,20 +1,16 @@
 //! `bellhop vm stop`.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bellhop_api::machine::WantedState;
-use bellhop_api::node::{VmInfo, VmPhase};
+use bellhop_api::node::VmPhase;
 use hyper::Method;
 
-use super::{change_state, of_vm, vm};
+use super::{change_state, of_vm, until, vm};
 use crate::client::{Node, path};
 use crate::error::Error;
 use crate::exit::{Code, Report};
 use crate::listing::Format;
-
-/// Between two looks whether it has stopped.
-const PERIOD: Duration = Duration::from_millis(200);
 
 /// Have a VM's guest power off, or with --force end the VM without asking it
 ///
@@ -54,13 +50,14 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
         if before.pid.is_some() {
             let button = format!("{}{}", of_vm(name), path(["power-button"]));
             node.change(Method::POST, &button)?;
-            if !wait(
-                node,
-                name,
-                &before,
-                Duration::from_secs(arguments.time_limit),
-            )? {
-                let limit = arguments.time_limit;
+            let limit = arguments.time_limit;
+            let gone = until(Duration::from_secs(limit), || {
+                let (now, _) = vm(node, name)?;
+                // A process that a restart policy has put in its place is not it.
+                let is_gone = now.pid != before.pid || now.phase == VmPhase::Stopped;
+                Ok(is_gone.then_some(()))
+            })?;
+            if gone.is_none() {
                 let message = format!("the guest of {name} has not powered off within {limit} s");
                 let hint = format!(
                     "it goes on; `bellhop vm console {name}` shows what it does, and `bellhop vm stop --force {name}` ends it"
@@ -72,19 +69,4 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
     }
     // Also if it has ended by itself: it is not to be started again.
     change_state(node, name, WantedState::Stopped, format)
-}
-
-/// Whether the process that ran it is gone in time. One that a restart policy has put in its place is not it.
-fn wait(node: &Node, name: &str, before: &VmInfo, limit: Duration) -> Result<bool, Error> {
-    let start = Instant::now();
-    loop {
-        let (now, _) = vm(node, name)?;
-        if now.pid != before.pid || now.phase == VmPhase::Stopped {
-            return Ok(true);
-        }
-        if start.elapsed() >= limit {
-            return Ok(false);
-        }
-        thread::sleep(PERIOD);
-    }
 }

@@ -45,7 +45,7 @@ fn stopped() -> Value {
 
 fn body(words: &[&str], node: &str) -> Result<Value, Error> {
     let arguments = parse::<create::Arguments>(words).unwrap();
-    arguments::body(&arguments, &node.parse().unwrap())
+    create::body(&arguments, &node.parse().unwrap())
 }
 
 const HERE: &str = "/run/bellhop/node.socket";
@@ -215,9 +215,8 @@ fn what_runs_is_deleted_with_force_only() {
 
 #[test]
 fn what_is_stopped_is_not_resumed() {
-    let arguments = parse::<resume::Arguments>(&["web"]).unwrap();
     let made_up = MadeUp::default().answer(200, &stopped());
-    let error = resume::execute(&arguments, &made_up.node(), format(&[])).unwrap_err();
+    let error = resume(&made_up.node(), "web", format(&[])).unwrap_err();
     assert!(error.to_string().contains("bellhop vm start web"));
 }
 
@@ -335,11 +334,10 @@ fn where_a_guest_is_is_said_to_the_daemon() {
 
 #[test]
 fn refusals_end_commands_with_their_codes() {
-    let arguments = parse::<start::Arguments>(&["web"]).unwrap();
     let refuse = |status, code: &str| {
         let body = json!({"code": code, "message": "no", "causes": [], "request_id": "1"});
         let made_up = MadeUp::default().answer(status, &body);
-        let refused = start::execute(&arguments, &made_up.node(), format(&[]));
+        let refused = change_state(&made_up.node(), "web", WantedState::Running, format(&[]));
         refused.unwrap_err().code()
     };
     assert_eq!(refuse(404, "no_such_vm"), Code::NotThere);

@@ -1,21 +1,18 @@
 //! `bellhop vm upgrade`.
 
 use std::path::PathBuf;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bellhop_api::machine::{UpgradeRequest, VmStatus};
 use hyper::Method;
 use serde_json::json;
 
-use super::{MAKING, absolute, of_vm, vm};
-use crate::client::{Address, Node, NodeArguments, path};
+use super::{absolute, of_vm, until, vm};
+use crate::client::{Address, MAKING, Node, NodeArguments, path};
 use crate::error::Error;
 use crate::exit::{Code, Report};
-use crate::listing::{Format, printable};
-
-/// Between two looks.
-const PERIOD: Duration = Duration::from_millis(200);
+use crate::listing::Format;
+use crate::text::printable;
 
 /// Have another version of Bellhop go on with a running VM
 ///
@@ -77,8 +74,7 @@ pub(super) fn execute(
             stood.unwrap_or_default()
         )
     };
-    format.print(&answer, text)?;
-    Ok(Code::Success)
+    format.print(&answer, text)
 }
 
 /// The program's path on the node. This command's own is one only if that is this host.
@@ -107,31 +103,17 @@ fn follow(
     before: &VmStatus,
     limit: Duration,
 ) -> Result<Option<VmStatus>, Error> {
-    let start = Instant::now();
-    loop {
-        match look(node, name) {
-            Ok(now) if now.upgrades > before.upgrades => return Ok(Some(now)),
-            Ok(VmStatus {
-                upgrade_error: Some(why),
-                ..
-            }) => {
-                let why = printable(&why);
-                return Err(Error::failed(format!(
-                    "the VM {name} keeps its present program: {why}"
-                )));
-            }
-            Ok(_) => {}
-            Err(error) if error.refusal().is_none() => return Err(error),
-            Err(error) => {
-                let (now, _) = vm(node, name)?;
-                if now.pid.is_none() {
-                    return Err(error);
-                }
-            }
-        }
-        if start.elapsed() >= limit {
-            return Ok(None);
-        }
-        thread::sleep(PERIOD);
-    }
+    until(limit, || match look(node, name) {
+        Ok(now) if now.upgrades > before.upgrades => Ok(Some(now)),
+        Ok(VmStatus {
+            upgrade_error: Some(why),
+            ..
+        }) => Err(Error::failed(format!(
+            "the VM {name} keeps its present program: {}",
+            printable(&why)
+        ))),
+        Ok(_) => Ok(None),
+        Err(error) if error.refusal().is_none() || vm(node, name)?.0.pid.is_none() => Err(error),
+        Err(_) => Ok(None),
+    })
 }

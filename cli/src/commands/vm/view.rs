@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellhop_api::node::VmInfo;
 
-use crate::listing::printable;
+use crate::text::printable;
 
 /// In a few words.
 pub(crate) fn line(vm: &VmInfo) -> String {

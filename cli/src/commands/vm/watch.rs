@@ -3,7 +3,7 @@
 //! A thread of its own looks, with a connection of its own: the one that asked for the machine has its answer
 //! at the end only. Nothing is shown where standard error is no terminal.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,7 +12,8 @@ use bellhop_api::node::VmInfo;
 
 use super::of_vm;
 use crate::client::{Node, NodeArguments};
-use crate::listing::printable;
+use crate::progress::ProgressLine;
+use crate::text::printable;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(250);
@@ -35,18 +36,11 @@ impl Watch {
             std::thread::spawn(move || {
                 let Ok(node) = which.connect() else { return };
                 let start = Instant::now();
-                let mut shown = false;
+                let mut progress = ProgressLine::new();
                 while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-                    if start.elapsed() < AT_ONCE {
-                        continue;
+                    if start.elapsed() >= AT_ONCE {
+                        progress.show(line(&node, &name, start.elapsed()));
                     }
-                    let line = line(&node, &name, start.elapsed());
-                    // A terminal that went away must not end what is under way.
-                    let _ = write!(io::stderr(), "\r\x1b[K{line}");
-                    shown = true;
-                }
-                if shown {
-                    let _ = write!(io::stderr(), "\r\x1b[K");
                 }
             })
         });

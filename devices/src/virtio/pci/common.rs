@@ -37,6 +37,16 @@ use crate::virtio::status::{DRIVER, DRIVER_OK, DeviceStatus, FAILED, FEATURES_OK
 /// A vector register that names no vector (virtio 1.3, 4.1.5.1.2).
 pub(super) const NO_VECTOR: u16 = 0xffff;
 
+/// Feature bits that are never offered: they need code that is not here. NOTIFICATION_DATA (38)
+/// would be lost in an eventfd, which a queue with a mapped doorbell may fall back to as well;
+/// SR_IOV (37), NOTIF_CONFIG_DATA (39), ADMIN_VQ (41).
+const NEVER_OFFERED: u64 = 1 << 37 | 1 << 38 | 1 << 39 | 1 << 41;
+
+/// The features that a driver is offered of a backend with `features`.
+pub(super) fn offered(features: u64) -> u64 {
+    features & !NEVER_OFFERED
+}
+
 /// Registers of one queue, as saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueState {

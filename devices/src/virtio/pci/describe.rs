@@ -1,22 +1,10 @@
 //! What there is to say about a device at one moment, for people and for programs that
 //! watch machines.
 
-use super::common::{CommonConfig, NO_VECTOR};
-use super::notify::NotifyDoorbells;
+use super::common::{CommonConfig, NO_VECTOR, QueueState};
+use super::notify::{KickPath, NotifyDoorbells};
 use crate::virtio::backend::{QueueAddresses, QueueRole};
 use crate::virtio::status::{FAILED, FEATURES_OK, NEEDS_RESET};
-
-/// What a guest's store to a queue's notify page reaches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KickPath {
-    /// Our threads, which signal the eventfd: the BAR is not decoded, or nothing better
-    /// can be had.
-    Exit,
-    /// The kick eventfd, inside KVM (ioeventfd).
-    Eventfd,
-    /// The device's own doorbell page (a memory slot).
-    Doorbell,
-}
 
 /// A queue at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,16 +58,13 @@ impl DeviceDescription {
     pub(super) fn new(device_type: u32, common: &CommonConfig, notify: &NotifyDoorbells) -> Self {
         let saved = common.save();
         let agreed = saved.status & FEATURES_OK != 0;
-        let queue = |(index, (state, max_size)): (u16, (_, _))| {
-            let state: &super::QueueState = state;
-            QueueDescription {
-                index,
-                size: state.addresses.size,
-                max_size,
-                enabled: state.enabled,
-                vector: (state.vector != NO_VECTOR).then_some(state.vector),
-                kick: notify.kick_path(index),
-            }
+        let queue = |(index, (state, max_size)): (u16, (&QueueState, u16))| QueueDescription {
+            index,
+            size: state.addresses.size,
+            max_size,
+            enabled: state.enabled,
+            vector: (state.vector != NO_VECTOR).then_some(state.vector),
+            kick: notify.kick_path(index),
         };
         let queues = saved.queues.iter().zip(common.max_sizes());
         Self {

@@ -29,6 +29,7 @@ mod common;
 mod describe;
 mod layout;
 mod notify;
+mod saving;
 mod state;
 mod swap;
 mod transport;
@@ -40,23 +41,20 @@ use parking_lot::Mutex;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use vmm_sys_util::eventfd::EventFd;
 
-pub use describe::{DeviceDescription, KickPath, QueueDescription, RunningRing};
+pub use describe::{DeviceDescription, QueueDescription, RunningRing};
+pub use notify::KickPath;
 pub use state::{QueueState, RegistersState, VIRTIO_PCI_STATE_VERSION, VirtioPciState};
 pub use swap::{Relied, Successor, SwapFailed, Swapped, other_device_type};
 
-use self::common::CommonConfig;
+use self::common::{CommonConfig, offered};
 use self::layout::{BAR, MAX_DEVICE_CONFIG, MAX_QUEUES, notified_queue};
 use self::notify::{NotifyDoorbells, kick};
-use self::transport::{Attempt, Transport};
+use self::saving::Attempt;
+use self::transport::Transport;
 use super::backend::{Backend, Event};
 use crate::Error;
 use crate::hypervisor::{Doorbells, MsiVectors};
 use crate::pci::{Bar, Msix, PciFunction};
-
-/// Feature bits of the transport that are never offered, whatever the backend
-/// says: they need code that is not here. NOTIFICATION_DATA (38) would be lost in
-/// an eventfd, which also a queue with a mapped doorbell may fall back to; SR_IOV (37), NOTIF_CONFIG_DATA (39), ADMIN_VQ (41).
-const NEVER_OFFERED: u64 = 1 << 37 | 1 << 38 | 1 << 39 | 1 << 41;
 
 /// A virtio device as a PCI function. See the module.
 #[derive(Debug)]
@@ -111,7 +109,7 @@ impl VirtioPciDevice {
                 "device configuration of {config_len} bytes: at most 24576 fit"
             )));
         }
-        let offer = backend.features() & !NEVER_OFFERED;
+        let offer = offered(backend.features());
         if offer & (1 << VIRTIO_F_VERSION_1) == 0 {
             return Err(Error::other(
                 "the device does not offer VERSION_1: legacy virtio devices are not supported",

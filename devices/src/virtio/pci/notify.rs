@@ -28,7 +28,6 @@ use std::sync::Arc;
 use tracing::{error, warn};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::describe::KickPath;
 use super::layout::{NOTIFY, NOTIFY_STRIDE};
 use crate::hypervisor::{DoorbellPage, Doorbells};
 
@@ -45,6 +44,24 @@ pub(super) fn kick(kicks: &[Arc<EventFd>], queue: usize) {
         // the backend is about to be woken anyway.
         let _ = kick.write(1);
     }
+}
+
+/// Takes kicks that the backend has not served.
+fn forget(kick: &Arc<EventFd>) {
+    // Not blocking: an error only says that the counter is zero.
+    let _ = kick.read();
+}
+
+/// What a guest's store to a queue's notify page reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KickPath {
+    /// Our threads, which signal the eventfd: the BAR is not decoded, or nothing better
+    /// can be had.
+    Exit,
+    /// The kick eventfd, inside KVM (ioeventfd).
+    Eventfd,
+    /// The device's own doorbell page (a memory slot).
+    Doorbell,
 }
 
 /// What the notify page of one queue is, and what it should be.
@@ -141,10 +158,7 @@ impl NotifyDoorbells {
 
     /// Forgets kicks that nobody served.
     pub(super) fn drain(&self) {
-        for kick in &self.kicks {
-            // Not blocking: an error only says that the counter is zero.
-            let _ = kick.read();
-        }
+        self.kicks.iter().for_each(forget);
     }
 
     /// BAR 0 answers at `bar`, or nowhere.
@@ -173,8 +187,7 @@ impl NotifyDoorbells {
     /// Forgets kicks of one queue that nobody served.
     pub(super) fn drain_queue(&self, queue: u16) {
         if let Some(kick) = self.kicks.get(usize::from(queue)) {
-            // Not blocking: an error only says that the counter is zero.
-            let _ = kick.read();
+            forget(kick);
         }
     }
 

@@ -26,9 +26,9 @@ use tracing::error;
 use vdpa::causes::in_one_line;
 use vdpa::features;
 
-use super::NEVER_OFFERED;
+use super::common::offered;
 use super::transport::{Phase, Transport, relied_on};
-use crate::virtio::backend::{Backend, Event, Outcome, Predecessor, SavedState};
+use crate::virtio::backend::{Backend, Event, Hardware, Outcome, Predecessor, SavedState};
 use crate::{Error, ErrorKind};
 
 /// A backend that is to take a device's place, before it does.
@@ -121,12 +121,15 @@ fn refused(source: Error) -> Error {
     incompatible("the new device cannot take the old one's place").because(source)
 }
 
-/// See [`Hardware::identity`](crate::virtio::backend::Hardware::identity).
+/// What a backend that can be replaced while its driver runs has.
+fn replaceable(backend: &mut dyn Backend) -> Result<&mut dyn Hardware, Error> {
+    let hardware = backend.hardware();
+    hardware.ok_or_else(|| Error::other(NOT_REPLACEABLE))
+}
+
+/// See [`Hardware::identity`].
 fn identity(backend: &mut dyn Backend) -> Result<SavedState, Error> {
-    match backend.hardware() {
-        Some(hardware) => hardware.identity(),
-        None => Err(Error::other(NOT_REPLACEABLE)),
-    }
+    replaceable(backend)?.identity()
 }
 
 /// Neither works. `old`: the old device's failure; `source`: the new one's.
@@ -145,19 +148,17 @@ impl Relied {
         if needs != has {
             return Err(other_device_type(needs, has));
         }
-        let succeeded = match &self.identity {
-            Some(identity) => match successor.hardware() {
-                Some(successor) => successor.succeed(&Predecessor {
-                    identity: identity.clone(),
-                    features: self.features,
-                    running: self.running,
-                }),
-                None => Err(Error::other(NO_SUCCESSOR)),
-            },
-            None => Ok(()),
+        let succeeded = match (&self.identity, successor.hardware()) {
+            (Some(identity), Some(successor)) => successor.succeed(&Predecessor {
+                identity: identity.clone(),
+                features: self.features,
+                running: self.running,
+            }),
+            (Some(_), None) => Err(Error::other(NO_SUCCESSOR)),
+            (None, _) => Ok(()),
         };
         // The features first: their names say most. What is offered may depend on the succession.
-        let missing = self.features & !(successor.features() & !NEVER_OFFERED);
+        let missing = self.features & !offered(successor.features());
         if missing != 0 {
             let missing = features::describe(missing, needs);
             let message =
@@ -218,7 +219,7 @@ impl Transport {
             }
             Err(error) => return Err(SwapFailed { error, successor }),
         };
-        self.common.set_offer(successor.features() & !NEVER_OFFERED);
+        self.common.set_offer(offered(successor.features()));
         let retired = std::mem::replace(&mut self.backend, successor);
         if gap.is_some() {
             self.enter(Phase::Active);
@@ -264,8 +265,7 @@ impl Transport {
             return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
         relied.fits(&mut *self.backend)?;
-        self.common
-            .set_offer(self.backend.features() & !NEVER_OFFERED);
+        self.common.set_offer(offered(self.backend.features()));
         Ok(())
     }
 
@@ -296,11 +296,8 @@ impl Transport {
         self.doorbells.stop();
         let stopped = Instant::now();
         let failed = self.phase == Phase::Failing;
-        let handed_over = match self.backend.hardware() {
-            Some(hardware) => hardware.hand_over(),
-            None => Err(Error::other(NOT_REPLACEABLE)),
-        };
-        let state = match handed_over {
+        let old = replaceable(&mut *self.backend);
+        let state = match old.and_then(|old| old.hand_over()) {
             Ok(state) => state,
             Err(error) if failed => {
                 self.needs_reset();
@@ -331,11 +328,8 @@ impl Transport {
     /// Starts the old device again, where both have left the rings.
     fn roll_back(&mut self, state: &SavedState, error: Error) -> Error {
         let activation = self.activation(&self.common);
-        let taken_back = match self.backend.hardware() {
-            Some(hardware) => hardware.take_back(state, activation),
-            None => Err(Error::other(NOT_REPLACEABLE)),
-        };
-        match taken_back {
+        let old = replaceable(&mut *self.backend);
+        match old.and_then(|old| old.take_back(state, activation)) {
             Ok(()) => {
                 self.go_on();
                 let message = "the new device does not start; the old one continues";

@@ -21,8 +21,6 @@
 //! A refused FEATURES_OK stays where it was. It must not know
 //! who maps the BAR, nor what the backend does.
 
-mod saving;
-
 use std::sync::Arc;
 
 use tracing::{debug, error, warn};
@@ -30,7 +28,6 @@ use vdpa::causes::in_one_line;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use vmm_sys_util::eventfd::EventFd;
 
-pub(super) use self::saving::Attempt;
 use super::common::{CommonConfig, Effect};
 use super::describe::{DeviceDescription, RunningRing};
 use super::layout::{BAR, Capabilities, Region, notified_queue};
@@ -42,7 +39,7 @@ use crate::virtio::status::{DRIVER_OK, DeviceStatus, FEATURES_OK, NEEDS_RESET};
 
 /// ISR status (virtio 1.3, 4.1.4.5). Bit 0, a queue interrupt, is never set:
 /// it belongs to INTx, which the device does not have.
-const ISR_CONFIG_CHANGED: u8 = 2;
+pub(super) const ISR_CONFIG_CHANGED: u8 = 2;
 
 // `struct virtio_pci_cfg_cap` (virtio 1.3, 4.1.4.9), offsets from its start.
 const ACCESS_BAR: u16 = 4;
@@ -76,7 +73,7 @@ pub(super) struct Transport {
     /// The eventfd of each MSI-X vector.
     calls: Vec<Arc<EventFd>>,
     pub(super) backend: Box<dyn Backend>,
-    isr: u8,
+    pub(super) isr: u8,
     pub(super) phase: Phase,
     /// Another device stands by for one that fails.
     failover: bool,
@@ -376,7 +373,7 @@ impl Transport {
     }
 
     /// The guest gets the doorbells that the backend has for it now.
-    fn show_doorbells(&mut self) {
+    pub(super) fn show_doorbells(&mut self) {
         let Self {
             common,
             backend,
@@ -457,7 +454,7 @@ impl Transport {
 
     /// A guest that breaks its own ring must not keep the whole machine from being saved or moved: its device is
     /// as one that says itself that it needs a reset.
-    fn ring_broke(&mut self, error: &Error) {
+    pub(super) fn ring_broke(&mut self, error: &Error) {
         error!(
             error = in_one_line(error),
             "a device is stopped until its driver resets it"

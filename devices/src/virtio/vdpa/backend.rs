@@ -11,14 +11,15 @@ use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET, VIRTIO_ID_RNG}
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::device::VdpaBackend;
+use super::identity::Identity;
 use super::rings::Rings;
-use super::{STATE_NAME, STATE_VERSION, VdpaBackend, succession};
+use super::saved::Saved;
 use crate::Error;
 use crate::hypervisor::DoorbellPage;
 use crate::virtio::backend::{
     Activation, Backend, Event, Hardware, Outcome, Predecessor, QueueChange, QueueRole, SavedState,
 };
-use crate::virtio::saved_state;
 
 const TOKEN_CONFIG: u16 = 0;
 const TOKEN_CONTROL: u16 = 1;
@@ -38,11 +39,8 @@ impl Backend for VdpaBackend {
     }
 
     fn queue_role(&self, queue: u16) -> QueueRole {
-        let control_queue = self
-            .negotiation
-            .and_then(|negotiation| negotiation.control_queue);
         match self.rings.device.device_id() {
-            _ if control_queue == Some(queue) => QueueRole::Request,
+            _ if self.control_queue() == Some(queue) => QueueRole::Request,
             // receiveq1, transmitq1, receiveq2, … (virtio 1.3, 5.1.2).
             VIRTIO_ID_NET if queue.is_multiple_of(2) => QueueRole::Receive,
             VIRTIO_ID_NET | VIRTIO_ID_BLOCK | VIRTIO_ID_RNG => QueueRole::Request,
@@ -89,8 +87,7 @@ impl Backend for VdpaBackend {
     }
 
     fn negotiate(&mut self, features: u64) -> Result<(), Error> {
-        let negotiated = self.negotiate_features(features);
-        let negotiation = self.or_stop(negotiated)?;
+        let negotiation = self.or_stop(|backend| backend.negotiate_features(features))?;
         self.negotiation = Some(negotiation);
         // From here on it is this device that its driver knows.
         self.net.predecessor = None;
@@ -98,17 +95,13 @@ impl Backend for VdpaBackend {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), Error> {
-        let started = self.start_fresh(activation);
-        self.or_stop(started)
+        self.or_stop(|backend| backend.start_fresh(activation))
     }
 
     fn change(&mut self, change: QueueChange) -> Result<(), Error> {
         match change {
             QueueChange::Call { index, call } => {
-                let is_control = self
-                    .negotiation
-                    .is_some_and(|negotiation| negotiation.control_queue == Some(index));
-                if is_control {
+                if self.control_queue() == Some(index) {
                     if let Some(control) = &mut self.control {
                         control.set_call(call);
                     }
@@ -116,14 +109,8 @@ impl Backend for VdpaBackend {
                 }
                 self.set_call(index, call)
             }
-            QueueChange::Enable(queue) => {
-                let enabled = self.enable_queue(queue);
-                self.or_stop(enabled)
-            }
-            QueueChange::Reset { index } => {
-                let reset = self.reset_queue(index);
-                self.or_stop(reset)
-            }
+            QueueChange::Enable(queue) => self.or_stop(|backend| backend.enable_queue(queue)),
+            QueueChange::Reset { index } => self.or_stop(|backend| backend.reset_queue(index)),
         }
     }
 
@@ -185,19 +172,16 @@ impl Backend for VdpaBackend {
     }
 
     fn save(&mut self) -> Result<SavedState, Error> {
-        let saved = self.save_rings().map_err(Error::or_broken_ring)?;
-        saved_state::encode(STATE_NAME, STATE_VERSION, &saved)
+        self.save_rings().map_err(Error::or_broken_ring)?.encode()
     }
 
     fn check_state(&self, state: &SavedState) -> Result<(), Error> {
-        let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
-        self.check_saved(&saved)
+        self.check_saved(&Saved::decode(state)?)
     }
 
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
-        let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
-        let started = self.restore_rings(saved, activation);
-        self.or_stop(started)
+        let saved = Saved::decode(state)?;
+        self.or_stop(|backend| backend.restore_rings(saved, activation))
     }
 
     fn hardware(&mut self) -> Option<&mut dyn Hardware> {
@@ -254,17 +238,16 @@ impl Hardware for VdpaBackend {
     }
 
     fn hand_over(&mut self) -> Result<SavedState, Error> {
-        let saved = self.hand_over_rings()?;
-        saved_state::encode(STATE_NAME, STATE_VERSION, &saved)
+        self.hand_over_rings()?.encode()
     }
 
     fn identity(&mut self) -> Result<SavedState, Error> {
-        let identity = self.net.identify(&self.rings.device, self.needs_reset)?;
-        succession::encode(&identity)
+        let identity = self.net.identify(&self.rings.device, self.needs_reset);
+        identity?.encode()
     }
 
     fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), Error> {
-        let identity = succession::decode(&predecessor.identity)?;
+        let identity = Identity::decode(&predecessor.identity)?;
         let Rings { device, id, .. } = &self.rings;
         self.net.take_place(device, id, &identity, predecessor)
     }
@@ -274,11 +257,10 @@ impl Hardware for VdpaBackend {
     }
 
     fn take_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error> {
-        let saved = saved_state::decode(state, STATE_NAME, STATE_VERSION)?;
-        let started = self
-            .rings
-            .taken_back(saved, &activation)
-            .and_then(|saved| self.restore_rings(saved, activation));
-        self.or_stop(started)
+        let saved = Saved::decode(state)?;
+        self.or_stop(|backend| {
+            let saved = backend.rings.taken_back(saved, &activation)?;
+            backend.restore_rings(saved, activation)
+        })
     }
 }

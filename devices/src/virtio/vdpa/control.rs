@@ -36,8 +36,10 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::timerfd::TimerFd;
 
+use super::eventfd::EVENTFD;
+use super::offer::Negotiation;
+use super::rings::WINDOW;
 use super::saved::SavedControl;
-use super::{EVENTFD, WINDOW};
 use crate::Error;
 use crate::virtio::backend::{Queue, SharedMemory};
 use crate::virtio::userspace_queue::{SavedQueue, UserspaceQueue};
@@ -58,16 +60,6 @@ fn failed(source: vdpa::Error) -> Error {
 /// For `map_err`: the guest's control queue is malformed.
 fn not_served(source: Error) -> Error {
     Error::other("the guest's control queue cannot be served").because(source)
-}
-
-/// What [`Control::start`] works on.
-pub(super) struct Setup<'a> {
-    pub(super) device: &'a mut Device,
-    pub(super) iotlb: &'a mut Iotlb,
-    /// Index of the control queue.
-    pub(super) index: u16,
-    pub(super) ring: RingFeatures,
-    pub(super) limits: Limits,
 }
 
 /// What came of [`Control::serve`].
@@ -144,16 +136,15 @@ impl Control {
             .map_err(Error::context(EVENTFD))
     }
 
-    /// Maps the VMM's ring and gives it to the device, which then has to be
+    /// Maps the VMM's ring and gives it to the device as queue `index`, which then has to be
     /// started with the queue enabled.
-    pub(super) fn start(&mut self, setup: Setup<'_>) -> Result<(), Error> {
-        let Setup {
-            device,
-            iotlb,
-            index,
-            ring,
-            limits,
-        } = setup;
+    pub(super) fn start(
+        &mut self,
+        device: &mut Device,
+        iotlb: &mut Iotlb,
+        index: u16,
+        negotiation: &Negotiation,
+    ) -> Result<(), Error> {
         let placement = Placement::choose(device.info(), device.backend_features(), index);
         let asid = placement.asid();
         if self.mapped.is_some_and(|mapped| mapped != asid) {
@@ -168,9 +159,9 @@ impl Control {
         if let Placement::OwnAddressSpace { group, asid } = placement {
             device.set_group_asid(group, asid)?;
         }
-        self.queue.restart(ring).map_err(failed)?;
+        self.queue.restart(negotiation.ring()).map_err(failed)?;
         device.set_vring(index, &self.queue.vring_config(), &[self.queue.range()])?;
-        self.limits = Some(limits);
+        self.limits = Some(negotiation.limits);
         Ok(())
     }
 
@@ -253,23 +244,12 @@ impl Control {
     pub(super) fn give_up_on_device(&mut self) {
         self.broken = true;
         // The command under way, and those that wait, are answered at the next turn.
-        if let Some(guest) = &self.guest {
-            guest.queue.kick().again();
-        }
+        self.take_another_turn();
     }
 
     /// The device was suspended, and may have missed the kick of a command.
     pub(super) fn nudge_device(&self) {
         self.queue.nudge();
-    }
-
-    /// Resets the guest's queue (virtio 1.3, 2.6.1). A command that the device has
-    /// is waited for, at most until its deadline: its answer must not be taken for
-    /// that to the next one. What was carried out meanwhile is in the result.
-    pub(super) fn reset_guest_queue(&mut self) -> Result<Vec<Command>, Error> {
-        let done = self.finish()?;
-        self.release_guest();
-        Ok(done)
     }
 
     /// Does everything that can be done now. To be called when the descriptor
@@ -284,9 +264,7 @@ impl Control {
             );
             self.broken = true;
             // The rest of the guest's commands gets its answer too.
-            if let Some(guest) = &self.guest {
-                guest.queue.kick().again();
-            }
+            self.take_another_turn();
         }
         done.broken = self.broken && !was_broken;
         done
@@ -301,10 +279,15 @@ impl Control {
                 return Ok(());
             }
         }
+        self.take_another_turn();
+        Ok(())
+    }
+
+    /// Has the event loop call [`Control::serve`] once more.
+    fn take_another_turn(&self) {
         if let Some(guest) = &self.guest {
             guest.queue.kick().again();
         }
-        Ok(())
     }
 
     /// Answers the forwarded command if it can be answered; `true`: none is under way.
@@ -313,41 +296,36 @@ impl Control {
             return self.give_up().map(|()| true);
         }
         let polled = self.queue.poll();
-        let Some(forwarded) = self.guest.as_mut().and_then(|guest| guest.forwarded.take()) else {
+        let Some(forwarded) = self.take_forwarded() else {
             return polled.map(|_| true).map_err(failed);
         };
-        match polled {
-            Ok(None) if Instant::now() < forwarded.deadline => {
-                if let Some(guest) = &mut self.guest {
-                    guest.forwarded = Some(forwarded);
-                }
-                Ok(false)
+        if matches!(polled, Ok(None)) && Instant::now() < forwarded.deadline {
+            if let Some(guest) = &mut self.guest {
+                guest.forwarded = Some(forwarded);
             }
-            Ok(None) => {
-                self.disarm();
-                self.answer(forwarded.id, forwarded.ack, Answer::Err)?;
-                self.broken = true;
-                tracing::error!(
-                    command = ?forwarded.command,
-                    "the device did not answer a control command within {ANSWER_TIMEOUT:?}"
-                );
-                Ok(true)
-            }
-            Ok(Some(answer)) => {
-                self.disarm();
-                self.answer(forwarded.id, forwarded.ack, answer)?;
-                if answer == Answer::Ok {
-                    self.state.acknowledge(&forwarded.command);
-                    done.commands.push(forwarded.command);
-                }
-                Ok(true)
-            }
-            Err(error) => {
-                self.disarm();
-                self.answer(forwarded.id, forwarded.ack, Answer::Err)?;
-                Err(failed(error))
-            }
+            return Ok(false);
         }
+        self.disarm();
+        let answer = match polled {
+            Ok(Some(answer)) => answer,
+            Ok(None) | Err(_) => Answer::Err,
+        };
+        self.answer(forwarded.id, forwarded.ack, answer)?;
+        if polled.map_err(failed)?.is_none() {
+            self.broken = true;
+            tracing::error!(
+                command = ?forwarded.command,
+                "the device did not answer a control command within {ANSWER_TIMEOUT:?}"
+            );
+        } else if answer == Answer::Ok {
+            self.state.acknowledge(&forwarded.command);
+            done.commands.push(forwarded.command);
+        }
+        Ok(true)
+    }
+
+    fn take_forwarded(&mut self) -> Option<Forwarded> {
+        self.guest.as_mut()?.forwarded.take()
     }
 
     /// What is left to do for a device that broke a rule: to answer the command
@@ -357,8 +335,7 @@ impl Control {
         // A signal that nobody takes would wake the event loop for ever. The
         // error is EAGAIN: there was none.
         let _ = self.queue.call().read();
-        let forwarded = self.guest.as_mut().and_then(|guest| guest.forwarded.take());
-        match forwarded {
+        match self.take_forwarded() {
             Some(forwarded) => self.answer(forwarded.id, forwarded.ack, Answer::Err),
             None => Ok(()),
         }

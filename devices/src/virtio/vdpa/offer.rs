@@ -1,5 +1,5 @@
 //! What a guest is offered: the device's features bit by bit, less what the VMM
-//! keeps, and the features that are the VMM's own.
+//! keeps, and the features that are the VMM's own; and what its driver negotiates of that.
 //!
 //! | own feature | offered where |
 //! |---|---|
@@ -11,8 +11,10 @@
 //! bit or not. This file owns the decision and its log lines. It must not know how the
 //! features are carried out.
 
+use vdpa::control_queue::Limits;
 use vdpa::device::{Device, DeviceInfo};
 use vdpa::features::{self, Policy};
+use vdpa::ring::RingFeatures;
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_RESET;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
@@ -37,6 +39,26 @@ struct Abilities {
     resets_queues: bool,
     /// The user gives a MAC address.
     mac_given: bool,
+}
+
+/// What the guest negotiated, as far as it is needed later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Negotiation {
+    pub(super) features: u64,
+    /// Index of the control queue, if the guest negotiated one.
+    pub(super) control_queue: Option<u16>,
+    pub(super) limits: Limits,
+}
+
+impl Negotiation {
+    pub(super) fn has(&self, bit: u32) -> bool {
+        self.features & (1 << bit) != 0
+    }
+
+    /// What all rings of the device, the guest's and ours, have in common.
+    pub(super) fn ring(&self) -> RingFeatures {
+        RingFeatures::of(self.features)
+    }
 }
 
 impl Offer {

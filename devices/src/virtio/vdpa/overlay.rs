@@ -4,19 +4,19 @@
 //! It must not know rings, nor how a command reaches the device.
 
 use vdpa::control_queue::Command;
-use vdpa::device::Device;
+use vdpa::device::{Device, Operation};
 use vdpa::netdev::VirtioNetConfig;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_MAC,
 };
 
-use super::Negotiation;
 use super::announce::Announcement;
+use super::identity::{Identity, not_replaceable, read_net_config};
 use super::mac::MacOverlay;
-use super::offer::Offer;
-use super::succession::Identity;
+use super::offer::{Negotiation, Offer};
 use crate::Error;
+use crate::virtio::backend::Predecessor;
 
 /// See the module.
 #[derive(Debug)]
@@ -42,6 +42,53 @@ impl NetOverlay {
             told: None,
             predecessor: None,
         })
+    }
+
+    /// What the guest knows of `device`; `failed`: it may say anything by now.
+    pub(super) fn identify(&self, device: &Device, failed: bool) -> Result<Identity, Error> {
+        if device.device_id() != VIRTIO_ID_NET {
+            return Err(not_replaceable());
+        }
+        Ok(Identity {
+            mac: self.mac.as_ref().map(MacOverlay::configured),
+            config: match self.told {
+                Some(told) if failed => told,
+                _ => read_net_config(device)?,
+            },
+        })
+    }
+
+    /// See [`Hardware::succeed`](crate::virtio::backend::Hardware::succeed).
+    pub(super) fn take_place(
+        &mut self,
+        device: &Device,
+        id: &str,
+        identity: &Identity,
+        predecessor: &Predecessor,
+    ) -> Result<(), Error> {
+        device.check(Operation::Probe)?;
+        if device.device_id() != VIRTIO_ID_NET {
+            return Err(not_replaceable());
+        }
+        let config = read_net_config(device)?;
+        // An address that is the VMM's to give changes what can be offered.
+        let offer = Offer::new(device, id, identity.mac.is_some())?;
+        identity.check(config, offer.passes(VIRTIO_NET_F_MAC), predecessor.features)?;
+        self.mac = configured_mac(device, offer, identity.mac)?;
+        self.offer = offer;
+        self.predecessor = Some(identity.clone());
+        Ok(())
+    }
+
+    /// See [`Hardware::check_succession`](crate::virtio::backend::Hardware::check_succession).
+    pub(super) fn check_predecessor(&self, device: &Device, features: u64) -> Result<(), Error> {
+        match &self.predecessor {
+            Some(identity) => {
+                let addressed = self.offer.passes(VIRTIO_NET_F_MAC);
+                identity.check(read_net_config(device)?, addressed, features)
+            }
+            None => Ok(()),
+        }
     }
 
     /// After a reset by the driver.
@@ -110,7 +157,7 @@ impl NetOverlay {
 }
 
 /// The address for the guest, if this is a network device with one.
-pub(super) fn configured_mac(
+fn configured_mac(
     device: &Device,
     offer: Offer,
     wanted: Option<[u8; 6]>,

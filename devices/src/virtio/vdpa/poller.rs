@@ -25,9 +25,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vdpa::relay::{Pause, RelaySet, Strategy};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::{relays_lost, signal};
+use super::eventfd::signal;
 use crate::Error;
 use crate::virtio::backend::SharedMemory;
+
+/// The relays are lost, or have no device.
+pub(super) fn relays_lost() -> Error {
+    Error::other("relayed queues cannot go on: the guest's driver must reset the device")
+}
 
 /// What both sides see.
 #[derive(Debug)]
@@ -42,17 +47,11 @@ struct Shared {
     memory: SharedMemory,
 }
 
-/// Who has the relays.
-#[derive(Debug)]
-enum Place {
-    Parked(Box<RelaySet>),
-    Polling,
-}
-
 /// The relays of one device with the thread that polls them. See the module.
 #[derive(Debug)]
 pub(super) struct Poller {
-    place: Place,
+    /// `None`: the thread has the relays.
+    parked: Option<Box<RelaySet>>,
     /// How each queue reached the device when the relays were handed over last.
     strategies: BTreeMap<u16, Strategy>,
     shared: Arc<Shared>,
@@ -73,14 +72,11 @@ impl Poller {
         failed: &Arc<EventFd>,
     ) -> Result<Self, (RelaySet, Error)> {
         match Self::spawn(memory, failed) {
-            Ok((shared, to, from, thread)) => Ok(Self {
-                strategies: set.strategies().collect(),
-                place: Place::Parked(Box::new(set)),
-                shared,
-                to: Some(to),
-                from,
-                thread: Some(thread),
-            }),
+            Ok(mut poller) => {
+                poller.strategies = set.strategies().collect();
+                poller.parked = Some(Box::new(set));
+                Ok(poller)
+            }
             Err(error) => {
                 let message = "cannot make a thread or eventfd for relayed queues; a limit of \
                                tasks or open files may be too low";
@@ -89,16 +85,8 @@ impl Poller {
         }
     }
 
-    #[expect(clippy::type_complexity, reason = "the parts of one value")]
-    fn spawn(
-        memory: &SharedMemory,
-        failed: &Arc<EventFd>,
-    ) -> io::Result<(
-        Arc<Shared>,
-        SyncSender<Box<RelaySet>>,
-        Receiver<Box<RelaySet>>,
-        JoinHandle<()>,
-    )> {
+    /// A thread without relays.
+    fn spawn(memory: &SharedMemory, failed: &Arc<EventFd>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             park: AtomicBool::new(false),
             wake: EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?,
@@ -118,7 +106,14 @@ impl Poller {
                     }
                 }
             })?;
-        Ok((shared, to, from, thread))
+        Ok(Self {
+            parked: None,
+            strategies: BTreeMap::new(),
+            shared,
+            to: Some(to),
+            from,
+            thread: Some(thread),
+        })
     }
 
     /// Stops polling. Nothing but the caller touches the relayed queues when this returns; a
@@ -127,17 +122,14 @@ impl Poller {
     /// # Errors
     /// The relays are lost.
     pub(super) fn park(&mut self) -> Result<&mut RelaySet, Error> {
-        if matches!(self.place, Place::Polling) {
+        if self.parked.is_none() {
             self.shared.park.store(true, Ordering::Release);
             signal(&self.shared.wake);
             let set = self.from.recv().map_err(|_| relays_lost())?;
             self.shared.park.store(false, Ordering::Relaxed);
-            self.place = Place::Parked(set);
+            self.parked = Some(set);
         }
-        match &mut self.place {
-            Place::Parked(set) => Ok(set),
-            Place::Polling => Err(relays_lost()),
-        }
+        self.parked.as_deref_mut().ok_or_else(relays_lost)
     }
 
     /// Polls from now on.
@@ -145,7 +137,7 @@ impl Poller {
     /// # Errors
     /// The relays are lost.
     pub(super) fn go(&mut self) -> Result<(), Error> {
-        let Place::Parked(set) = std::mem::replace(&mut self.place, Place::Polling) else {
+        let Some(set) = self.parked.take() else {
             return Ok(());
         };
         self.strategies = set.strategies().collect();
@@ -173,10 +165,7 @@ impl Poller {
     /// Ends the thread and gives the relays back; `None`: they are lost.
     pub(super) fn end(mut self) -> Option<RelaySet> {
         self.park().ok()?;
-        match std::mem::replace(&mut self.place, Place::Polling) {
-            Place::Parked(set) => Some(*set),
-            Place::Polling => None,
-        }
+        self.parked.take().map(|set| *set)
     }
 }
 

@@ -37,8 +37,9 @@ use vdpa::relay::{Prepared, RelaySet, Strategy, choose};
 use vdpa::uapi::BackendFeatures;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::poller::Poller;
-use super::{VdpaBackend, not_negotiated, relays_lost, signal};
+use super::device::VdpaBackend;
+use super::eventfd::signal;
+use super::poller::{Poller, relays_lost};
 use crate::{Error, ErrorKind};
 
 /// How often a change is tried while the device holds chains of which nobody knows which they are, and
@@ -118,7 +119,7 @@ impl VdpaBackend {
 
     /// How all that the device writes can be known.
     pub(super) fn plan(&self) -> Result<Plan, Error> {
-        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
+        let negotiation = self.negotiated()?;
         let in_place = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
         let acknowledged = if self.rings.keeps_positions {
             self.rings.device.backend_features()
@@ -187,7 +188,7 @@ impl VdpaBackend {
 
     /// All data queues as relays see them, direct, and a thread that may poll them.
     fn new_poller(&mut self) -> Result<Poller, Error> {
-        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
+        let negotiation = self.negotiated()?;
         let set = self.rings.relay_set(negotiation.features)?;
         Poller::new(set, &self.rings.memory, &self.log.failed).map_err(|(set, error)| {
             self.rings.end_relays(set);
@@ -358,16 +359,10 @@ impl VdpaBackend {
 
     /// What a reset took from the device and is not in its data queues.
     fn negotiate_again(&mut self) -> Result<(), Error> {
-        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
+        let negotiation = self.negotiated()?;
         let remapped = self.rings.iotlb.remap_after_reset();
         remapped.map_err(Error::transparent)?;
-        let features = self.net.offer.for_device(negotiation.features);
-        self.rings.device.negotiate(features)?;
-        let called = self
-            .rings
-            .device
-            .set_config_call(Some(&self.config_changed));
-        called?;
+        self.negotiate_device(negotiation.features)?;
         self.start_control(&negotiation)
     }
 

@@ -13,11 +13,15 @@
 //! only to a parent with SUSPEND. A queue that is relayed comes and goes with its relay. The control queue is the VMM's, so there only
 //! the guest's side is reset. Owns the order. It must not know who programs the queue.
 
+use std::sync::Arc;
+
 use vdpa::device::VringBase;
 
+use super::control::Control;
+use super::device::VdpaBackend;
+use super::eventfd::signal;
 use super::rings::DataQueue;
 use super::write_log::mark;
-use super::{VdpaBackend, not_negotiated};
 use crate::Error;
 use crate::virtio::backend::Queue;
 
@@ -27,13 +31,12 @@ impl VdpaBackend {
     /// # Errors
     /// The device refuses: it may be suspended then, and is to be stopped.
     pub(super) fn reset_queue(&mut self, index: u16) -> Result<(), Error> {
-        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
+        let negotiation = self.negotiated()?;
         if negotiation.control_queue == Some(index) {
-            let done = match &mut self.control {
-                Some(control) => control.reset_guest_queue()?,
-                None => Vec::new(),
-            };
-            self.note(&done);
+            // A command that the device has is waited for, at most until its deadline: its answer
+            // must not be taken for that to the next one (virtio 1.3, 2.6.1).
+            self.finish_commands()?;
+            self.control.iter_mut().for_each(Control::release_guest);
             return Ok(());
         }
         if self.rings.queue(index).is_none() {
@@ -59,23 +62,13 @@ impl VdpaBackend {
     /// The guest's rings are not acceptable, or the device refuses: it may be suspended
     /// then, and is to be stopped.
     pub(super) fn enable_queue(&mut self, queue: Queue) -> Result<(), Error> {
-        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
+        let negotiation = self.negotiated()?;
         let index = queue.index;
         if negotiation.control_queue == Some(index) {
-            let max_size = self.max_sizes.get(usize::from(index)).copied();
-            if let Some(control) = &mut self.control {
-                let kick = std::sync::Arc::clone(&queue.kick);
-                let max_size = max_size.unwrap_or(0);
-                control.serve_guest(
-                    queue,
-                    None,
-                    max_size,
-                    negotiation.ring(),
-                    &self.rings.memory,
-                )?;
-                // The driver may have made commands available before.
-                super::signal(&kick);
-            }
+            let kick = Arc::clone(&queue.kick);
+            self.serve_control_queue(queue, None)?;
+            // The driver may have made commands available before.
+            signal(&kick);
             return Ok(());
         }
         if self.rings.queue(index).is_some() {

@@ -17,15 +17,17 @@ use std::collections::BTreeMap;
 
 use vdpa::control_queue::Command;
 use vdpa::device::{Operation, State, VringBase};
-use vdpa::memory::GuestMemory;
 use vdpa::uapi::BackendFeatures;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 
+use super::device::VdpaBackend;
+use super::eventfd::signal;
+use super::identity::read_net_config;
 use super::mac::MacOverlay;
+use super::offer::Negotiation;
 use super::saved::{Saved, SavedRing};
-use super::succession::{avail_index, tells};
-use super::{Negotiation, VdpaBackend, not_negotiated, signal};
-use crate::virtio::backend::{Activation, Queue, QueueAddresses};
+use super::succession::Ring;
+use crate::virtio::backend::{Activation, Queue, SharedMemory};
 use crate::{Error, ErrorKind};
 
 const SAVED_CONTROL: &str = "the saved control state is not possible";
@@ -56,7 +58,7 @@ impl VdpaBackend {
 
     /// As [`VdpaBackend::save_rings`], with the positions that relays give.
     pub(super) fn save_relayed(&mut self) -> Result<Saved, Error> {
-        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
+        let negotiation = self.negotiated()?;
         self.rings.device.check(Operation::Rebind)?;
         self.finish_commands()?;
         let bases = self.stop_relayed()?.into_iter();
@@ -69,7 +71,7 @@ impl VdpaBackend {
     /// Suspends the device and saves it with positions from which the next one leaves nothing with this one. If
     /// those cannot be had the device goes on.
     pub(super) fn suspend_and_save(&mut self) -> Result<Saved, Error> {
-        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
+        let negotiation = self.negotiated()?;
         self.finish_commands()?;
         // One that cannot resume is asked before: afterwards it would be too late to refuse.
         let asked = !self.rings.can(BackendFeatures::RESUME);
@@ -158,7 +160,7 @@ impl VdpaBackend {
     pub(super) fn check_saved(&self, saved: &Saved) -> Result<(), Error> {
         self.check_kind(saved)?;
         if let (Some(_), Some(control)) = (&self.net.predecessor, &saved.control) {
-            let limits = self.limits(saved.features, Some(tells(&self.rings.device)?));
+            let limits = self.limits(saved.features, Some(read_net_config(&self.rings.device)?));
             let validated = control.state.validate(&limits);
             validated.map_err(Error::context(SAVED_CONTROL))?;
         }
@@ -216,7 +218,7 @@ impl VdpaBackend {
 
 /// The position of every enabled data queue, checked against the guest's rings.
 fn saved_bases(
-    memory: &GuestMemory,
+    memory: &SharedMemory,
     rings: &[SavedRing],
     negotiation: &Negotiation,
     activation: &Activation,
@@ -235,7 +237,12 @@ fn saved_bases(
         let base = saved.ok_or_else(none)?.base;
         match base {
             VringBase::Split { index: position } => {
-                check_position(memory, index, position, &addresses)?;
+                let ring = Ring {
+                    memory,
+                    index,
+                    addresses,
+                };
+                check_position(ring, position)?;
             }
             VringBase::Packed { .. } => check_packed_base(index, base, addresses.size)?,
         }
@@ -246,16 +253,12 @@ fn saved_bases(
 
 /// A device that starts further from the guest's avail index than the ring
 /// is long would take buffers that the guest has not given it.
-fn check_position(
-    memory: &GuestMemory,
-    queue: u16,
-    position: u16,
-    addresses: &QueueAddresses,
-) -> Result<(), Error> {
-    let available = avail_index(memory, queue, addresses)?;
-    if available.wrapping_sub(position) <= addresses.size {
+fn check_position(ring: Ring<'_>, position: u16) -> Result<(), Error> {
+    let available = ring.avail_index()?;
+    if available.wrapping_sub(position) <= ring.addresses.size {
         return Ok(());
     }
+    let queue = ring.index;
     Err(Error::other(format!(
         "queue {queue} cannot go on at {position}: the guest has made buffers available up to \
          {available}"

@@ -16,11 +16,12 @@ use vdpa::window::PrivateWindow;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::doorbells::DeviceDoorbells;
-use super::{VdpaOptions, WINDOW, new_eventfd, signal};
+use super::doorbells::{DeviceDoorbells, DoorbellMode};
+use super::eventfd::{new_eventfd, signal};
 use crate::Error;
 use crate::virtio::backend::{Queue, QueueAddresses, SharedMemory};
 
+pub(super) const WINDOW: &str = "the device reaches too few addresses";
 const NOT_RELAYED: &str = "the device's queues cannot be relayed";
 
 /// A data queue of a started device.
@@ -91,7 +92,8 @@ impl Rings {
     pub(super) fn new(
         device: Device,
         mut iotlb: Iotlb,
-        options: &VdpaOptions,
+        id: &str,
+        doorbell: DoorbellMode,
         memory: SharedMemory,
         ram_end: u64,
     ) -> Result<Self, Error> {
@@ -103,10 +105,10 @@ impl Rings {
         let regions = GuestRegion::all(&memory).into_iter();
         let ram = regions.filter_map(|region| IovaRange::from_size(region.base(), region.size()));
         Ok(Self {
-            id: options.id.clone(),
+            id: id.to_owned(),
             ram: ram.collect(),
             keeps_positions: device.keeps_ring_positions()?,
-            doorbells: DeviceDoorbells::new(&device, options.doorbell)?,
+            doorbells: DeviceDoorbells::new(&device, doorbell)?,
             unrouted: Arc::new(new_eventfd()?),
             queues: Vec::new(),
             device,
@@ -124,9 +126,14 @@ impl Rings {
         self.device.state() == State::Running
     }
 
+    /// Whether the device has all of these abilities, in whatever state it is.
+    pub(super) fn offers(&self, abilities: BackendFeatures) -> bool {
+        self.device.backend_features().contains(abilities)
+    }
+
     /// Whether the running device has all of these abilities.
     pub(super) fn can(&self, abilities: BackendFeatures) -> bool {
-        self.is_running() && self.device.backend_features().contains(abilities)
+        self.is_running() && self.offers(abilities)
     }
 
     pub(super) fn queue(&self, index: u16) -> Option<&DataQueue> {

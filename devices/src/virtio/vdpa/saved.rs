@@ -4,7 +4,14 @@ use serde::{Deserialize, Serialize};
 use vdpa::control_queue::ControlState;
 use vdpa::device::VringBase;
 
+use crate::Error;
+use crate::virtio::backend::SavedState;
+use crate::virtio::saved_state;
 use crate::virtio::userspace_queue::SavedQueue;
+
+/// Name and version of the saved state.
+pub(super) const STATE_NAME: &str = "virtio-vdpa";
+pub(super) const STATE_VERSION: u32 = 2;
 
 /// Where one ring goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,4 +40,14 @@ pub(super) struct Saved {
     /// The guest was asked to announce itself, and has not acknowledged it.
     pub(super) announce: bool,
     pub(super) control: Option<SavedControl>,
+}
+
+impl Saved {
+    pub(super) fn encode(&self) -> Result<SavedState, Error> {
+        saved_state::encode(STATE_NAME, STATE_VERSION, self)
+    }
+
+    pub(super) fn decode(state: &SavedState) -> Result<Self, Error> {
+        saved_state::decode(state, STATE_NAME, STATE_VERSION)
+    }
 }

@@ -10,11 +10,12 @@ use vdpa::control_queue::Command;
 use vdpa::device::{Operation, VringBase};
 use vdpa::uapi::BackendFeatures;
 
-use super::control::Setup;
+use super::device::VdpaBackend;
+use super::eventfd::signal;
+use super::offer::Negotiation;
 use super::rings::{DataQueue, Rings};
-use super::{Negotiation, VdpaBackend, not_negotiated, signal};
 use crate::Error;
-use crate::virtio::backend::Activation;
+use crate::virtio::backend::{Activation, Queue};
 use crate::virtio::userspace_queue::SavedQueue;
 
 impl VdpaBackend {
@@ -26,7 +27,7 @@ impl VdpaBackend {
         replay: &[Command],
         guest_control_queue: Option<SavedQueue>,
     ) -> Result<(), Error> {
-        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
+        let negotiation = self.negotiated()?;
         let Activation { queues, .. } = activation;
         let initial = VringBase::initial(negotiation.ring().packed);
         let data = |index: &u16| Some(*index) != negotiation.control_queue;
@@ -56,30 +57,33 @@ impl VdpaBackend {
             Some(plan) => self.start_relayed(&plan, &known, replay)?,
             None => self.start_direct(replay)?,
         }
-        if let (Some(control), Some(queue)) = (&mut self.control, control_queue) {
-            let max_size = self.max_sizes.get(usize::from(queue.index)).copied();
-            control.serve_guest(
-                queue,
-                guest_control_queue,
-                max_size.unwrap_or(0),
-                negotiation.ring(),
-                &self.rings.memory,
-            )?;
+        match control_queue {
+            Some(queue) => self.serve_control_queue(queue, guest_control_queue),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Serves the guest's control queue from now on, where `saved` stopped if it is given.
+    pub(super) fn serve_control_queue(
+        &mut self,
+        queue: Queue,
+        saved: Option<SavedQueue>,
+    ) -> Result<(), Error> {
+        let ring = self.negotiated()?.ring();
+        let max_size = self.max_sizes.get(usize::from(queue.index)).copied();
+        let (max_size, memory) = (max_size.unwrap_or(0), &self.rings.memory);
+        match &mut self.control {
+            Some(control) => control.serve_guest(queue, saved, max_size, ring, memory),
+            None => Ok(()),
+        }
     }
 
     /// Gives the negotiated device its control queue, if the guest negotiated one.
     pub(super) fn start_control(&mut self, negotiation: &Negotiation) -> Result<(), Error> {
         if let (Some(control), Some(index)) = (&mut self.control, negotiation.control_queue) {
-            control.start(Setup {
-                device: &mut self.rings.device,
-                iotlb: &mut self.rings.iotlb,
-                index,
-                ring: negotiation.ring(),
-                limits: negotiation.limits,
-            })?;
-            self.rings.device.enable_vring(index)?;
+            let Rings { device, iotlb, .. } = &mut self.rings;
+            control.start(device, iotlb, index, negotiation)?;
+            device.enable_vring(index)?;
         }
         Ok(())
     }
@@ -90,10 +94,9 @@ impl VdpaBackend {
         // receive by an outdated filter: so, if there is anything to replay and the
         // device can wait, its data queues come after that.
         let device = &mut self.rings.device;
-        let late = !replay.is_empty()
-            && device
-                .backend_features()
-                .contains(BackendFeatures::ENABLE_AFTER_DRIVER_OK);
+        let abilities = device.backend_features();
+        let late =
+            !replay.is_empty() && abilities.contains(BackendFeatures::ENABLE_AFTER_DRIVER_OK);
         if !late {
             for queue in &self.rings.queues {
                 device.enable_vring(queue.index)?;
@@ -114,7 +117,7 @@ impl VdpaBackend {
         Ok(())
     }
 
-    /// See [`NetOverlay::mac_command`](super::NetOverlay::mac_command).
+    /// See [`NetOverlay::mac_command`](super::overlay::NetOverlay::mac_command).
     pub(super) fn mac_command(&self, negotiation: &Negotiation) -> Result<Option<Command>, Error> {
         let Rings { device, id, .. } = &self.rings;
         self.net.mac_command(device, id, negotiation)
@@ -122,7 +125,7 @@ impl VdpaBackend {
 
     /// Starts the device as after a reset.
     pub(super) fn start_fresh(&mut self, activation: Activation) -> Result<(), Error> {
-        let negotiation = self.negotiation.ok_or_else(not_negotiated)?;
+        let negotiation = self.negotiated()?;
         let packed = negotiation.ring().packed;
         let replay: Vec<Command> = self.mac_command(&negotiation)?.into_iter().collect();
         self.start(activation, |_| VringBase::initial(packed), &replay, None)

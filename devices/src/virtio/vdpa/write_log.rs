@@ -21,8 +21,7 @@ use vdpa::memory::GuestMemory;
 use vdpa::relay::{Dirty, RelayedQueue, Strategy};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::poller::Poller;
-use super::relays_lost;
+use super::poller::{Poller, relays_lost};
 use super::rings::Rings;
 use crate::Error;
 use crate::virtio::backend::QueueAddresses;
@@ -56,17 +55,12 @@ impl WriteLog {
 
     /// Relays are not polled from here on, until [`WriteLog::go`].
     pub(super) fn park(&mut self) -> Result<(), Error> {
-        if let Some(poller) = &mut self.poller {
-            poller.park()?;
-        }
-        Ok(())
+        let poller = self.poller.as_mut();
+        poller.map_or(Ok(()), |poller| poller.park().map(drop))
     }
 
     pub(super) fn go(&mut self) -> Result<(), Error> {
-        match &mut self.poller {
-            Some(poller) => poller.go(),
-            None => Ok(()),
-        }
+        self.poller.as_mut().map_or(Ok(()), Poller::go)
     }
 
     /// Takes a queue from the suspended device, and from the relays if there are any.

@@ -16,11 +16,15 @@ use std::process::{Command, Stdio};
 
 /// All packages. Each build names all of them: cargo chooses the features of shared dependencies
 /// by the packages of a build, and would build them again for another choice.
-pub const PACKAGES: [&str; 7] = [
+pub const PACKAGES: [&str; 11] = [
     "vdpa",
     "vdpa-mgmt",
     "devices",
+    "bellhop-api",
     "vmm",
+    "bellhop-common",
+    "bellhop-diagnostics",
+    "bellhop-node",
     "bellhop",
     "lab",
     "launcher",

@@ -4,13 +4,13 @@
 //! `virtio_vdpa` makes the virtio device a child of that one (`dma_dev`, drivers/virtio/virtio_vdpa.c): the vDPA device itself
 //! for software devices, for those of NICs the parent, such as the PCI function.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::Bus;
 use crate::error::Error;
+use crate::sysfs::names;
 
 /// Where a device's network interface is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,30 +74,16 @@ impl Bus {
 fn virtio_devices(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = names(directory)?.into_iter();
     Ok(names
-        .filter(|name| is_virtio(OsStr::new(name)))
+        .filter(|name| is_virtio(name))
         .map(|name| directory.join(name))
         .collect())
-}
-
-/// Names in a directory; none if it is gone.
-fn names(directory: &Path) -> Result<Vec<String>, Error> {
-    let entries = match fs::read_dir(directory) {
-        Err(error) if is_gone(&error) => return Ok(Vec::new()),
-        entries => entries.map_err(Error::read(directory))?,
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(Error::read(directory))?;
-        names.push(entry.file_name().to_string_lossy().into_owned());
-    }
-    Ok(names)
 }
 
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
 }
 
-fn is_virtio(name: &OsStr) -> bool {
-    let number = name.to_str().and_then(|name| name.strip_prefix("virtio"));
+fn is_virtio(name: &str) -> bool {
+    let number = name.strip_prefix("virtio");
     number.is_some_and(|number| number.parse::<u32>().is_ok())
 }

@@ -6,6 +6,7 @@ use super::error::ConnectivityError;
 use super::kernel::Kernel;
 use super::place::Place;
 use super::record::{Attached, Change, FunctionVlan, Subject};
+use crate::error::existing;
 use crate::journal::Journal as _;
 use crate::link::{Link, Links, PortVlan, VlanId};
 use crate::sriov::{Vlan, VlanProtocol};
@@ -125,10 +126,8 @@ fn fit(kernel: &impl Kernel, wanted: &Connectivity) -> Result<Option<Link>, Conn
     let Some(name) = &wanted.bridge else {
         return Ok(None);
     };
-    let bridge = match kernel.link(name) {
-        Err(error) if error.is_missing() => return Err(ConnectivityError::NoBridge(name.clone())),
-        found => found?,
-    };
+    let bridge = existing(kernel.link(name))?;
+    let bridge = bridge.ok_or_else(|| ConnectivityError::NoBridge(name.clone()))?;
     if !bridge.is_bridge() {
         return Err(ConnectivityError::NotABridge {
             name: bridge.name,

@@ -4,10 +4,10 @@ use std::io;
 
 use super::error::ConnectivityError;
 use super::kernel::Kernel;
-use super::record::{Attached, Change, FunctionVlan, LeftAlone, Subject};
+use super::record::{Attached, Change, FunctionVlan, LeftAlone, Subject, boot};
 use crate::error::ErrorKind;
 use crate::journal::Journal;
-use crate::link::{Link, PortVlan};
+use crate::link::{Link, Links, PortVlan};
 use crate::sriov::Vlan;
 use vdpa::causes::in_one_line;
 
@@ -115,6 +115,17 @@ impl<K: Kernel> Journal for Attaching<'_, K> {
             undone => self.left_alone.extend(undone?),
         }
         Ok(())
+    }
+}
+
+impl Attached {
+    /// Undoes the changes, the last one first, and returns those that others have overridden since.
+    /// A second call does nothing.
+    ///
+    /// # Errors
+    /// [`ConnectivityError::NotUndone`] if something failed; the rest is undone all the same.
+    pub fn detach(&self, links: &Links) -> Result<Vec<LeftAlone>, ConnectivityError> {
+        detach(links, self, boot().as_deref())
     }
 }
 

@@ -58,25 +58,6 @@ impl Place {
             Err(error) => Err(error),
         }
     }
-
-    /// Where the subfunction with this number (`sfnum` of `devlink port add`) is connected, of the NIC with this
-    /// interface.
-    ///
-    /// # Errors
-    /// As [`representor`].
-    pub fn of_subfunction(
-        links: &Links,
-        physical: &str,
-        pf: u16,
-        sf: u32,
-    ) -> Result<Self, ConnectivityError> {
-        let port = PhysPortName::Subfunction {
-            controller: None,
-            pf,
-            sf,
-        };
-        representor(links, physical, port).map(Self::Link)
-    }
 }
 
 /// The interface that represents a port of the switch that this interface is on too.

@@ -6,9 +6,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::ConnectivityError;
 use crate::error::Error;
-use crate::link::{Link, Links, PortVlan, VlanId};
+use crate::link::{Link, PortVlan, VlanId};
 use crate::sriov::{Vlan, VlanProtocol};
 
 /// What was changed to connect a function. It describes this boot of the machine and the network namespace in which it was
@@ -235,15 +234,6 @@ impl Attached {
             Subject::Link { name, .. } => Some(name),
             Subject::VirtualFunction { .. } => None,
         }
-    }
-
-    /// Undoes what was changed, in the opposite order, and says what was left alone because others changed it since.
-    /// Doing this twice does nothing the second time.
-    ///
-    /// # Errors
-    /// [`ConnectivityError::NotUndone`] if something failed; the rest is undone all the same.
-    pub fn detach(&self, links: &Links) -> Result<Vec<LeftAlone>, ConnectivityError> {
-        super::detach::detach(links, self, boot().as_deref())
     }
 }
 

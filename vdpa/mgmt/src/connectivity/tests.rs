@@ -12,7 +12,7 @@ use super::record::boot;
 use super::*;
 use crate::error::{Error, ErrorKind};
 use crate::link::{Link, PhysPortName, PortVlan};
-use crate::netlink::exchange::Refusal;
+use crate::netlink::error::Refusal;
 use crate::sriov::{Vlan, VlanProtocol};
 
 const BRIDGE: u32 = 2;

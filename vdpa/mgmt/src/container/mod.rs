@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::bus::{Bus, Netdev};
-use super::error::{self, Error, ErrorKind};
+use super::error::{self, Error, ErrorKind, existing};
 use super::link::{Link, Links, Namespace};
 
 /// The bus driver that makes a network interface of a device.
@@ -59,18 +59,14 @@ pub fn give(
     let links = Links::open()?;
     let before = bus.device(name)?;
     let there = Links::in_namespace(namespace)?;
-    if let Some(link_name) = &settings.link_name {
-        match there.link(link_name) {
-            Ok(_) => {
-                let message = format!(
-                    "the network namespace {namespace} has an interface {link_name} already; \
-                     choose another name"
-                );
-                return Err(Error::new(ErrorKind::NameTaken, message));
-            }
-            Err(error) if error.is_missing() => {}
-            Err(error) => return Err(error),
-        }
+    if let Some(link_name) = &settings.link_name
+        && existing(there.link(link_name))?.is_some()
+    {
+        let message = format!(
+            "the network namespace {namespace} has an interface {link_name} already; \
+             choose another name"
+        );
+        return Err(Error::new(ErrorKind::NameTaken, message));
     }
     let is_bound = before.driver.as_deref() == Some(VIRTIO_VDPA);
     if !is_bound {

@@ -1,163 +1,49 @@
 //! The switch in a NIC: in legacy mode it forwards by MAC and VLAN as the NIC likes, in switchdev mode
 //! each port has a representor that the kernel's networking steers.
 
-use std::fmt;
-use std::str::FromStr;
-
 use netlink_packet_core::DefaultNla;
 
 use super::connection::Devlink;
 use super::handle::Handle;
+use super::numbered::numbered;
 use super::operation::{Operation, nothing};
-use super::uapi::{
-    DEVLINK_ATTR_ESWITCH_ENCAP_MODE, DEVLINK_ATTR_ESWITCH_INLINE_MODE, DEVLINK_ATTR_ESWITCH_MODE,
-    DEVLINK_CMD_ESWITCH_GET, DEVLINK_CMD_ESWITCH_SET,
-};
-use crate::error::{Error, ErrorKind};
+use super::uapi::*;
+use crate::error::Error;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
-use crate::netlink::message::{Message, Mode, value};
+use crate::netlink::error::Malformed;
+use crate::netlink::message::{Message, value};
 
-/// How the switch is steered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EswitchMode {
-    /// By the NIC.
-    Legacy,
-    /// By the kernel, through representors.
-    Switchdev,
-    /// A mode of a newer kernel.
-    Other(u16),
-}
-
-/// How much of each frame's headers a virtual function hands to the switch with the descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InlineMode {
-    /// Nothing.
-    None,
-    /// The Ethernet header.
-    Link,
-    /// To the IP header.
-    Network,
-    /// To the TCP or UDP header.
-    Transport,
-    /// A mode of a newer kernel.
-    Other(u8),
-}
-
-/// Whether the switch encapsulates frames in tunnels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EncapMode {
-    /// No.
-    None,
-    /// Yes.
-    Basic,
-    /// A mode of a newer kernel.
-    Other(u8),
-}
-
-impl FromStr for EswitchMode {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        match text {
-            "legacy" => Ok(Self::Legacy),
-            "switchdev" => Ok(Self::Switchdev),
-            _ => {
-                let message =
-                    format!("{text:?} is no mode of an eswitch: they are legacy and switchdev");
-                Err(Error::new(ErrorKind::BadName, message))
-            }
-        }
+numbered! {
+    /// How the switch is steered.
+    EswitchMode: u16, "mode" {
+        /// By the NIC.
+        Legacy = 0 "legacy",
+        /// By the kernel, through representors.
+        Switchdev = 1 "switchdev",
     }
 }
 
-impl EswitchMode {
-    fn of(number: u16) -> Self {
-        match number {
-            0 => Self::Legacy,
-            1 => Self::Switchdev,
-            other => Self::Other(other),
-        }
-    }
-
-    fn number(self) -> u16 {
-        match self {
-            Self::Legacy => 0,
-            Self::Switchdev => 1,
-            Self::Other(other) => other,
-        }
+numbered! {
+    /// How much of each frame's headers a virtual function hands to the switch with the descriptor.
+    InlineMode: u8, "mode" {
+        /// Nothing.
+        None = 0 "none",
+        /// The Ethernet header.
+        Link = 1 "link",
+        /// To the IP header.
+        Network = 2 "network",
+        /// To the TCP or UDP header.
+        Transport = 3 "transport",
     }
 }
 
-impl fmt::Display for EswitchMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Legacy => f.write_str("legacy"),
-            Self::Switchdev => f.write_str("switchdev"),
-            Self::Other(other) => write!(f, "mode {other}"),
-        }
-    }
-}
-
-impl InlineMode {
-    fn of(number: u8) -> Self {
-        match number {
-            0 => Self::None,
-            1 => Self::Link,
-            2 => Self::Network,
-            3 => Self::Transport,
-            other => Self::Other(other),
-        }
-    }
-
-    fn number(self) -> u8 {
-        match self {
-            Self::None => 0,
-            Self::Link => 1,
-            Self::Network => 2,
-            Self::Transport => 3,
-            Self::Other(other) => other,
-        }
-    }
-}
-
-impl fmt::Display for InlineMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("none"),
-            Self::Link => f.write_str("link"),
-            Self::Network => f.write_str("network"),
-            Self::Transport => f.write_str("transport"),
-            Self::Other(other) => write!(f, "mode {other}"),
-        }
-    }
-}
-
-impl EncapMode {
-    fn of(number: u8) -> Self {
-        match number {
-            0 => Self::None,
-            1 => Self::Basic,
-            other => Self::Other(other),
-        }
-    }
-
-    fn number(self) -> u8 {
-        match self {
-            Self::None => 0,
-            Self::Basic => 1,
-            Self::Other(other) => other,
-        }
-    }
-}
-
-impl fmt::Display for EncapMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("none"),
-            Self::Basic => f.write_str("basic"),
-            Self::Other(other) => write!(f, "mode {other}"),
-        }
+numbered! {
+    /// Whether the switch encapsulates frames in tunnels.
+    EncapMode: u8, "mode" {
+        /// No.
+        None = 0 "none",
+        /// Yes.
+        Basic = 1 "basic",
     }
 }
 
@@ -181,16 +67,16 @@ impl Eswitch {
         Ok(Self {
             mode: attributes
                 .u16(DEVLINK_ATTR_ESWITCH_MODE)?
-                .map(EswitchMode::of),
-            inline_mode: inline_mode.map(InlineMode::of),
-            encap_mode: encap_mode.map(EncapMode::of),
+                .map(EswitchMode::from),
+            inline_mode: inline_mode.map(InlineMode::from),
+            encap_mode: encap_mode.map(EncapMode::from),
         })
     }
 
     fn attributes(&self) -> Vec<DefaultNla> {
-        let mode = self.mode.map(EswitchMode::number);
-        let inline_mode = self.inline_mode.map(InlineMode::number);
-        let encap_mode = self.encap_mode.map(EncapMode::number);
+        let mode = self.mode.map(u16::from);
+        let inline_mode = self.inline_mode.map(u8::from);
+        let encap_mode = self.encap_mode.map(u8::from);
         let mode = mode.map(|mode| value(DEVLINK_ATTR_ESWITCH_MODE, &mode.to_ne_bytes()));
         let inline = inline_mode.map(|mode| value(DEVLINK_ATTR_ESWITCH_INLINE_MODE, &[mode]));
         let encap = encap_mode.map(|mode| value(DEVLINK_ATTR_ESWITCH_ENCAP_MODE, &[mode]));
@@ -206,10 +92,11 @@ impl Devlink {
     pub fn eswitch(&self, handle: &Handle) -> Result<Eswitch, Error> {
         let operation = Operation::Show {
             what: "eswitch",
-            handle: handle.clone(),
+            handle,
         };
         let commands = (DEVLINK_CMD_ESWITCH_GET, DEVLINK_CMD_ESWITCH_GET);
-        self.get(&operation, commands, handle.attributes(), Eswitch::of)
+        self.family
+            .get(&operation, commands, handle.attributes(), Eswitch::of)
     }
 
     /// Changes modes of an instance's eswitch. Between legacy and switchdev the driver takes away and makes
@@ -223,9 +110,9 @@ impl Devlink {
         if changes.is_empty() {
             return Err(nothing());
         }
-        let operation = Operation::SetEswitch(handle.clone());
+        let operation = Operation::SetEswitch(handle);
         let attributes = [handle.attributes(), changes].concat();
-        self.call(&operation, DEVLINK_CMD_ESWITCH_SET, Mode::Do, attributes)
-            .map(drop)
+        self.family
+            .change(&operation, DEVLINK_CMD_ESWITCH_SET, attributes)
     }
 }

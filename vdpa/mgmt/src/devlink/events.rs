@@ -16,14 +16,11 @@ use super::operation::Operation;
 use super::param::Param;
 use super::port::Port;
 use super::rate::Rate;
-use super::uapi::{
-    DEVLINK_CMD_DEL, DEVLINK_CMD_HEALTH_REPORTER_RECOVER, DEVLINK_CMD_NEW, DEVLINK_CMD_PARAM_DEL,
-    DEVLINK_CMD_PARAM_NEW, DEVLINK_CMD_PORT_DEL, DEVLINK_CMD_PORT_NEW, DEVLINK_CMD_RATE_DEL,
-    DEVLINK_CMD_RATE_NEW, DEVLINK_GENL_MCGRP_CONFIG_NAME, DEVLINK_GENL_NAME,
-};
+use super::uapi::*;
 use crate::error::Error;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::{self, Malformed};
+use crate::netlink::error::Malformed;
+use crate::netlink::exchange;
 use crate::netlink::family;
 use crate::netlink::message::{Message, Protocol};
 use crate::netlink::socket::Socket;
@@ -96,14 +93,14 @@ impl Events {
     pub fn open() -> Result<Self, Error> {
         let operation = Operation::Connect;
         let devlink = Devlink::open()?;
-        let description = devlink.resolve(&operation)?.messages;
+        let description = devlink.family.resolve(&operation)?.messages;
         let group = DEVLINK_GENL_MCGRP_CONFIG_NAME;
         let group = family::group(&description, DEVLINK_GENL_NAME, group);
         let group = group.map_err(Error::malformed(&operation))?;
         let socket = Socket::listen(Protocol::Generic, group).map_err(Error::netlink)?;
         Ok(Self {
             socket,
-            family: devlink.family(),
+            family: devlink.family.number(),
             pending: VecDeque::new(),
         })
     }

@@ -6,13 +6,11 @@ use std::str::FromStr;
 use netlink_packet_core::DefaultNla;
 use serde::{Deserialize, Serialize};
 
-use super::uapi::{
-    DEVLINK_ATTR_BUS_NAME, DEVLINK_ATTR_DEV_NAME, DEVLINK_ATTR_NETNS_ID, DEVLINK_ATTR_PORT_INDEX,
-};
+use super::uapi::*;
 use crate::error::{Error, ErrorKind};
-use crate::name::is_name;
+use crate::name::{as_text, is_name};
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{string, value};
 
 /// A devlink instance: `pci/0000:06:00.0`, `auxiliary/mlx5_core.sf.4`, `netdevsim/netdevsim10`.
@@ -80,19 +78,7 @@ fn bad_instance(text: &str) -> Error {
     Error::new(ErrorKind::BadName, message)
 }
 
-impl TryFrom<String> for Handle {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self, Error> {
-        text.parse()
-    }
-}
-
-impl From<Handle> for String {
-    fn from(handle: Handle) -> Self {
-        handle.to_string()
-    }
-}
+as_text!(Handle);
 
 impl FromStr for Handle {
     type Err = Error;
@@ -144,19 +130,7 @@ impl PortHandle {
     }
 }
 
-impl TryFrom<String> for PortHandle {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self, Error> {
-        text.parse()
-    }
-}
-
-impl From<PortHandle> for String {
-    fn from(handle: PortHandle) -> Self {
-        handle.to_string()
-    }
-}
+as_text!(PortHandle);
 
 impl FromStr for PortHandle {
     type Err = Error;

@@ -2,39 +2,22 @@
 
 use super::connection::Devlink;
 use super::handle::Handle;
+use super::numbered::numbered;
 use super::operation::{Operation, invalid};
-use super::uapi::{
-    DEVLINK_ATTR_HEALTH_REPORTER, DEVLINK_ATTR_HEALTH_REPORTER_AUTO_DUMP,
-    DEVLINK_ATTR_HEALTH_REPORTER_AUTO_RECOVER, DEVLINK_ATTR_HEALTH_REPORTER_DUMP_TS_NS,
-    DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT, DEVLINK_ATTR_HEALTH_REPORTER_GRACEFUL_PERIOD,
-    DEVLINK_ATTR_HEALTH_REPORTER_NAME, DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT,
-    DEVLINK_ATTR_HEALTH_REPORTER_STATE, DEVLINK_ATTR_PORT_INDEX, DEVLINK_CMD_HEALTH_REPORTER_GET,
-    DEVLINK_CMD_HEALTH_REPORTER_RECOVER,
-};
+use super::uapi::*;
 use crate::error::Error;
 use crate::name::is_name;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
-use crate::netlink::message::{Message, Mode, string, value};
+use crate::netlink::error::Malformed;
+use crate::netlink::message::{Message, string, value};
 
-/// How something is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HealthState {
-    /// It works.
-    Healthy,
-    /// It failed, and is not mended.
-    Error,
-    /// A state of a newer kernel.
-    Other(u8),
-}
-
-impl HealthState {
-    fn of(number: u8) -> Self {
-        match number {
-            0 => Self::Healthy,
-            1 => Self::Error,
-            other => Self::Other(other),
-        }
+numbered! {
+    /// How something is.
+    HealthState: u8, "state" {
+        /// It works.
+        Healthy = 0 "healthy",
+        /// It failed, and is not mended.
+        Error = 1 "error",
     }
 }
 
@@ -67,18 +50,17 @@ impl HealthReporter {
     pub(super) fn of(message: &Message) -> Result<Self, Malformed> {
         let attributes = Attributes::parse(&message.attributes)?;
         let reporter = attributes.needed_nested(DEVLINK_ATTR_HEALTH_REPORTER)?;
-        let flag = |kind| Ok(reporter.u8(kind)?.map(|flag| flag != 0));
         let count = |kind| Ok(reporter.u64(kind)?.unwrap_or(0));
         Ok(Self {
             handle: Handle::of(&attributes)?,
             port_index: attributes.u32(DEVLINK_ATTR_PORT_INDEX)?,
             name: reporter.needed_string(DEVLINK_ATTR_HEALTH_REPORTER_NAME)?,
-            state: HealthState::of(reporter.needed_u8(DEVLINK_ATTR_HEALTH_REPORTER_STATE)?),
+            state: HealthState::from(reporter.needed_u8(DEVLINK_ATTR_HEALTH_REPORTER_STATE)?),
             error_count: count(DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT)?,
             recover_count: count(DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT)?,
             graceful_period: reporter.u64(DEVLINK_ATTR_HEALTH_REPORTER_GRACEFUL_PERIOD)?,
-            auto_recover: flag(DEVLINK_ATTR_HEALTH_REPORTER_AUTO_RECOVER)?,
-            auto_dump: flag(DEVLINK_ATTR_HEALTH_REPORTER_AUTO_DUMP)?,
+            auto_recover: reporter.flag(DEVLINK_ATTR_HEALTH_REPORTER_AUTO_RECOVER)?,
+            auto_dump: reporter.flag(DEVLINK_ATTR_HEALTH_REPORTER_AUTO_DUMP)?,
             dump_time: reporter.u64(DEVLINK_ATTR_HEALTH_REPORTER_DUMP_TS_NS)?,
         })
     }
@@ -97,7 +79,8 @@ impl Devlink {
     /// [`Error`].
     pub fn health_reporters(&self) -> Result<Vec<HealthReporter>, Error> {
         let operation = Operation::List("health reporters");
-        self.dump(&operation, GET, Vec::new(), HealthReporter::of)
+        self.family
+            .dump(&operation, GET, Vec::new(), HealthReporter::of)
     }
 
     /// Has a reporter mend what it watches. What works already is left alone.
@@ -115,16 +98,12 @@ impl Devlink {
                 "{reporter:?} does not name a health reporter"
             )));
         }
-        let operation = Operation::Recover {
-            handle: handle.clone(),
-            reporter: reporter.to_owned(),
-        };
+        let operation = Operation::Recover { handle, reporter };
         let mut attributes = handle.attributes();
         attributes
             .extend(port_index.map(|port| value(DEVLINK_ATTR_PORT_INDEX, &port.to_ne_bytes())));
         attributes.push(string(DEVLINK_ATTR_HEALTH_REPORTER_NAME, reporter));
         let command = DEVLINK_CMD_HEALTH_REPORTER_RECOVER;
-        self.call(&operation, command, Mode::Do, attributes)
-            .map(drop)
+        self.family.change(&operation, command, attributes)
     }
 }

@@ -4,17 +4,10 @@ use super::connection::Devlink;
 use super::handle::{Handle, NestedDevlink};
 use super::operation::Operation;
 use super::reload::{ReloadStat, reload_stats};
-use super::uapi::{
-    DEVLINK_ATTR_DEV_STATS, DEVLINK_ATTR_INFO_BOARD_SERIAL_NUMBER, DEVLINK_ATTR_INFO_DRIVER_NAME,
-    DEVLINK_ATTR_INFO_SERIAL_NUMBER, DEVLINK_ATTR_INFO_VERSION_FIXED,
-    DEVLINK_ATTR_INFO_VERSION_NAME, DEVLINK_ATTR_INFO_VERSION_RUNNING,
-    DEVLINK_ATTR_INFO_VERSION_STORED, DEVLINK_ATTR_INFO_VERSION_VALUE, DEVLINK_ATTR_NESTED_DEVLINK,
-    DEVLINK_ATTR_RELOAD_FAILED, DEVLINK_ATTR_RELOAD_STATS, DEVLINK_ATTR_REMOTE_RELOAD_STATS,
-    DEVLINK_CMD_GET, DEVLINK_CMD_INFO_GET, DEVLINK_CMD_NEW,
-};
+use super::uapi::*;
 use crate::error::Error;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
 /// A devlink instance (`DEVLINK_CMD_GET`).
@@ -40,18 +33,14 @@ impl Instance {
             Some(stats) => reload_stats(stats, kind),
             None => Ok(Vec::new()),
         };
-        let mut nested = Vec::new();
-        for (kind, value) in attributes.iter() {
-            if kind == DEVLINK_ATTR_NESTED_DEVLINK {
-                nested.push(NestedDevlink::of(&Attributes::parse(value)?)?);
-            }
-        }
+        let nested = attributes.each(DEVLINK_ATTR_NESTED_DEVLINK);
+        let nested = nested.map(|value| NestedDevlink::of(&Attributes::parse(value)?));
         Ok(Self {
             handle: Handle::of(&attributes)?,
-            reload_failed: attributes.u8(DEVLINK_ATTR_RELOAD_FAILED)?.unwrap_or(0) != 0,
+            reload_failed: attributes.flag(DEVLINK_ATTR_RELOAD_FAILED)? == Some(true),
             reloads: of(DEVLINK_ATTR_RELOAD_STATS)?,
             remote_reloads: of(DEVLINK_ATTR_REMOTE_RELOAD_STATS)?,
-            nested,
+            nested: nested.collect::<Result<_, _>>()?,
         })
     }
 }
@@ -80,10 +69,7 @@ impl Info {
         let attributes = Attributes::parse(&message.attributes)?;
         let versions = |wanted| {
             let mut found = Vec::new();
-            for (kind, value) in attributes.iter() {
-                if kind != wanted {
-                    continue;
-                }
+            for value in attributes.each(wanted) {
                 let version = Attributes::parse(value)?;
                 found.push((
                     version.needed_string(DEVLINK_ATTR_INFO_VERSION_NAME)?,
@@ -117,7 +103,7 @@ impl Devlink {
     /// [`Error`].
     pub fn instances(&self) -> Result<Vec<Instance>, Error> {
         let operation = Operation::List("instances");
-        self.dump(&operation, GET, Vec::new(), Instance::of)
+        self.family.dump(&operation, GET, Vec::new(), Instance::of)
     }
 
     /// One instance.
@@ -127,9 +113,10 @@ impl Devlink {
     pub fn instance(&self, handle: &Handle) -> Result<Instance, Error> {
         let operation = Operation::Show {
             what: "instance",
-            handle: handle.clone(),
+            handle,
         };
-        self.get(&operation, GET, handle.attributes(), Instance::of)
+        self.family
+            .get(&operation, GET, handle.attributes(), Instance::of)
     }
 
     /// What the driver of an instance says of it.
@@ -139,8 +126,9 @@ impl Devlink {
     pub fn info(&self, handle: &Handle) -> Result<Info, Error> {
         let operation = Operation::Show {
             what: "information",
-            handle: handle.clone(),
+            handle,
         };
-        self.get(&operation, INFO, handle.attributes(), Info::of)
+        self.family
+            .get(&operation, INFO, handle.attributes(), Info::of)
     }
 }

@@ -3,50 +3,50 @@
 use std::fmt;
 
 use super::handle::{Handle, PortHandle};
-use super::rate::RateObject;
+use super::rate_object::RateObject;
 use crate::error::{Error, ErrorKind};
-use crate::netlink::exchange::Refusal;
+use crate::netlink::error::Refusal;
 
 /// The operation that failed, as part of a sentence: "cannot …".
 #[derive(Debug)]
-pub(super) enum Operation {
+pub(super) enum Operation<'a> {
     Connect,
     List(&'static str),
     Show {
         what: &'static str,
-        handle: Handle,
+        handle: &'a Handle,
     },
-    ShowPort(PortHandle),
+    ShowPort(&'a PortHandle),
     AddPort {
-        handle: Handle,
+        handle: &'a Handle,
         sfnum: Option<u32>,
     },
-    DeletePort(PortHandle),
+    DeletePort(&'a PortHandle),
     SetFunction {
-        port: PortHandle,
+        port: &'a PortHandle,
         setting: &'static str,
     },
-    SetEswitch(Handle),
+    SetEswitch(&'a Handle),
     ShowParam {
-        handle: Handle,
-        name: String,
+        handle: &'a Handle,
+        name: &'a str,
     },
     SetParam {
-        handle: Handle,
-        name: String,
+        handle: &'a Handle,
+        name: &'a str,
     },
-    Reload(Handle),
-    ShowRate(RateObject),
-    AddRate(RateObject),
-    SetRate(RateObject),
-    DeleteRate(RateObject),
+    Reload(&'a Handle),
+    ShowRate(&'a RateObject),
+    AddRate(&'a RateObject),
+    SetRate(&'a RateObject),
+    DeleteRate(&'a RateObject),
     Recover {
-        handle: Handle,
-        reporter: String,
+        handle: &'a Handle,
+        reporter: &'a str,
     },
 }
 
-impl fmt::Display for Operation {
+impl fmt::Display for Operation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connect => f.write_str("find the kernel's devlink"),
@@ -75,9 +75,9 @@ impl fmt::Display for Operation {
     }
 }
 
-impl Operation {
+impl<'a> Operation<'a> {
     /// The instance that it is about.
-    pub(super) fn handle(&self) -> Option<&Handle> {
+    pub(super) fn handle(&self) -> Option<&'a Handle> {
         match self {
             Self::Connect | Self::List(_) => None,
             Self::Show { handle, .. }
@@ -106,7 +106,7 @@ impl Operation {
     }
 
     /// The port that it is about, which must be there already.
-    pub(super) fn port(&self) -> Option<&PortHandle> {
+    pub(super) fn port(&self) -> Option<&'a PortHandle> {
         match self {
             Self::ShowPort(port) | Self::DeletePort(port) | Self::SetFunction { port, .. } => {
                 Some(port)
@@ -120,7 +120,7 @@ impl Operation {
 }
 
 /// A refusal with its remedy.
-pub(super) fn refused(operation: &Operation, source: Refusal) -> Error {
+pub(super) fn refused(operation: &Operation<'_>, source: Refusal) -> Error {
     use ErrorKind as Kind;
     use Operation as Of;
     let (kind, message) = match (source.errno(), operation) {
@@ -137,7 +137,7 @@ pub(super) fn refused(operation: &Operation, source: Refusal) -> Error {
             Kind::NotFound,
             format!("there is no rate node {object}; `bellhop port function rate show` lists them"),
         ),
-        // The kernel says the same of an instance and of its port; `Devlink::refused` tells them apart.
+        // The kernel says the same of an instance and of its port; `connection.rs` tells them apart.
         (libc::ENODEV, _) => match (operation.port(), operation.handle()) {
             (Some(port), _) => (
                 Kind::NotFound,
@@ -192,7 +192,7 @@ pub(super) fn no_instance(handle: &Handle, source: Refusal) -> Error {
 }
 
 /// The eswitch of the instance does not switch.
-pub(super) fn not_switchdev(operation: &Operation, handle: &Handle, source: Refusal) -> Error {
+pub(super) fn not_switchdev(operation: &Operation<'_>, handle: &Handle, source: Refusal) -> Error {
     let message = format!(
         "cannot {operation}: its eswitch is in legacy mode; switch it over first with `devlink dev \
          eswitch set {handle} mode switchdev` (links of its functions go down meanwhile)"

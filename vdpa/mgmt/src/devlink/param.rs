@@ -7,60 +7,23 @@ use netlink_packet_core::DefaultNla;
 
 use super::connection::Devlink;
 use super::handle::Handle;
+use super::numbered::numbered;
 use super::operation::{Operation, invalid};
-use super::uapi::{
-    DEVLINK_ATTR_PARAM, DEVLINK_ATTR_PARAM_GENERIC, DEVLINK_ATTR_PARAM_NAME,
-    DEVLINK_ATTR_PARAM_TYPE, DEVLINK_ATTR_PARAM_VALUE, DEVLINK_ATTR_PARAM_VALUE_CMODE,
-    DEVLINK_ATTR_PARAM_VALUE_DATA, DEVLINK_ATTR_PARAM_VALUES_LIST, DEVLINK_CMD_PARAM_GET,
-    DEVLINK_CMD_PARAM_SET, DEVLINK_PARAM_MAX_STRING_VALUE, NLA_FLAG, NLA_STRING, NLA_U8, NLA_U16,
-    NLA_U32, NLA_U64,
-};
+use super::uapi::*;
 use crate::error::{Error, ErrorKind};
-use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
-use crate::netlink::message::{Message, Mode, string, value};
+use crate::netlink::attributes::{Attributes, needed};
+use crate::netlink::error::Malformed;
+use crate::netlink::message::{Message, string, value};
 
-/// When a value comes into force.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cmode {
-    /// At once.
-    Runtime,
-    /// At the next reload.
-    Driverinit,
-    /// After the next start of the NIC; it is kept in its own memory.
-    Permanent,
-    /// A mode of a newer kernel.
-    Other(u8),
-}
-
-impl Cmode {
-    fn of(number: u8) -> Self {
-        match number {
-            0 => Self::Runtime,
-            1 => Self::Driverinit,
-            2 => Self::Permanent,
-            other => Self::Other(other),
-        }
-    }
-
-    fn number(self) -> u8 {
-        match self {
-            Self::Runtime => 0,
-            Self::Driverinit => 1,
-            Self::Permanent => 2,
-            Self::Other(other) => other,
-        }
-    }
-}
-
-impl fmt::Display for Cmode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Runtime => f.write_str("runtime"),
-            Self::Driverinit => f.write_str("driverinit"),
-            Self::Permanent => f.write_str("permanent"),
-            Self::Other(other) => write!(f, "mode {other}"),
-        }
+numbered! {
+    /// When a value comes into force.
+    Cmode: u8, "mode" {
+        /// At once.
+        Runtime = 0 "runtime",
+        /// At the next reload.
+        Driverinit = 1 "driverinit",
+        /// After the next start of the NIC; it is kept in its own memory.
+        Permanent = 2 "permanent",
     }
 }
 
@@ -91,13 +54,12 @@ pub enum ParamValue {
 impl ParamValue {
     fn of(kind: u8, attributes: &Attributes<'_>) -> Result<Self, Malformed> {
         let data = DEVLINK_ATTR_PARAM_VALUE_DATA;
-        let missing = || Malformed::attribute(data, "it is missing");
         Ok(match kind {
             NLA_U8 => Self::U8(attributes.needed_u8(data)?),
             NLA_U16 => Self::U16(attributes.needed_u16(data)?),
             NLA_U32 => Self::U32(attributes.needed_u32(data)?),
-            NLA_U64 => Self::U64(attributes.u64(data)?.ok_or_else(missing)?),
-            NLA_STRING => Self::String(attributes.string(data).ok_or_else(missing)?),
+            NLA_U64 => Self::U64(needed(data, attributes.u64(data)?)?),
+            NLA_STRING => Self::String(needed(data, attributes.string(data))?),
             NLA_FLAG => Self::Flag(attributes.has(data)),
             kind => Self::Other {
                 kind,
@@ -197,12 +159,10 @@ impl Param {
         let kind = param.needed_u8(DEVLINK_ATTR_PARAM_TYPE)?;
         let mut values = Vec::new();
         let list = param.needed_nested(DEVLINK_ATTR_PARAM_VALUES_LIST)?;
-        for (attribute, value) in list.iter() {
-            if attribute == DEVLINK_ATTR_PARAM_VALUE {
-                let value = Attributes::parse(value)?;
-                let cmode = value.needed_u8(DEVLINK_ATTR_PARAM_VALUE_CMODE)?;
-                values.push((Cmode::of(cmode), ParamValue::of(kind, &value)?));
-            }
+        for value in list.each(DEVLINK_ATTR_PARAM_VALUE) {
+            let value = Attributes::parse(value)?;
+            let cmode = value.needed_u8(DEVLINK_ATTR_PARAM_VALUE_CMODE)?;
+            values.push((Cmode::from(cmode), ParamValue::of(kind, &value)?));
         }
         Ok(Self {
             handle: Handle::of(&attributes)?,
@@ -246,7 +206,7 @@ impl Devlink {
     /// [`Error`].
     pub fn params(&self) -> Result<Vec<Param>, Error> {
         let operation = Operation::List("parameters");
-        self.dump(&operation, GET, Vec::new(), Param::of)
+        self.family.dump(&operation, GET, Vec::new(), Param::of)
     }
 
     /// One parameter.
@@ -254,11 +214,9 @@ impl Devlink {
     /// # Errors
     /// `NoParam` if the driver has no such one, `NotFound`, or another one.
     pub fn param(&self, handle: &Handle, name: &str) -> Result<Param, Error> {
-        let operation = Operation::ShowParam {
-            handle: handle.clone(),
-            name: name.to_owned(),
-        };
-        self.get(&operation, GET, named(handle, name)?, Param::of)
+        let operation = Operation::ShowParam { handle, name };
+        self.family
+            .get(&operation, GET, named(handle, name)?, Param::of)
     }
 
     /// Sets a parameter. Its type is asked for first: the kernel would take a number of another size
@@ -275,14 +233,11 @@ impl Devlink {
         value: &ParamValue,
     ) -> Result<(), Error> {
         self.param(handle, name)?.check(cmode, value)?;
-        let operation = Operation::SetParam {
-            handle: handle.clone(),
-            name: name.to_owned(),
-        };
+        let operation = Operation::SetParam { handle, name };
         let mut attributes = named(handle, name)?;
         attributes.extend(setting(cmode, value)?);
-        self.call(&operation, DEVLINK_CMD_PARAM_SET, Mode::Do, attributes)
-            .map(drop)
+        self.family
+            .change(&operation, DEVLINK_CMD_PARAM_SET, attributes)
     }
 }
 
@@ -301,7 +256,7 @@ pub(super) fn setting(
     cmode: Cmode,
     new: &ParamValue,
 ) -> Result<impl Iterator<Item = DefaultNla>, Error> {
-    let cmode = value(DEVLINK_ATTR_PARAM_VALUE_CMODE, &[cmode.number()]);
+    let cmode = value(DEVLINK_ATTR_PARAM_VALUE_CMODE, &[cmode.into()]);
     let kind = value(DEVLINK_ATTR_PARAM_TYPE, &[new.kind()]);
     Ok([cmode, kind].into_iter().chain(new.attribute()?))
 }

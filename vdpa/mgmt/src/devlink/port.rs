@@ -1,26 +1,13 @@
 //! Ports: what faces a cable, or a PCI function of the host or of another one.
 
-use std::fmt;
 use std::str::FromStr;
 
 use super::handle::{NestedDevlink, PortHandle};
-use super::uapi::{
-    DEVLINK_ATTR_PORT_CONTROLLER_NUMBER, DEVLINK_ATTR_PORT_DESIRED_TYPE,
-    DEVLINK_ATTR_PORT_EXTERNAL, DEVLINK_ATTR_PORT_FLAVOUR, DEVLINK_ATTR_PORT_FUNCTION,
-    DEVLINK_ATTR_PORT_IBDEV_NAME, DEVLINK_ATTR_PORT_LANES, DEVLINK_ATTR_PORT_NETDEV_IFINDEX,
-    DEVLINK_ATTR_PORT_NETDEV_NAME, DEVLINK_ATTR_PORT_NUMBER, DEVLINK_ATTR_PORT_PCI_PF_NUMBER,
-    DEVLINK_ATTR_PORT_PCI_SF_NUMBER, DEVLINK_ATTR_PORT_PCI_VF_NUMBER,
-    DEVLINK_ATTR_PORT_SPLIT_GROUP, DEVLINK_ATTR_PORT_SPLIT_SUBPORT_NUMBER,
-    DEVLINK_ATTR_PORT_SPLITTABLE, DEVLINK_ATTR_PORT_TYPE, DEVLINK_PORT_FLAVOUR_CPU,
-    DEVLINK_PORT_FLAVOUR_DSA, DEVLINK_PORT_FLAVOUR_PCI_PF, DEVLINK_PORT_FLAVOUR_PCI_SF,
-    DEVLINK_PORT_FLAVOUR_PCI_VF, DEVLINK_PORT_FLAVOUR_PHYSICAL, DEVLINK_PORT_FLAVOUR_UNUSED,
-    DEVLINK_PORT_FLAVOUR_VIRTUAL, DEVLINK_PORT_FN_ATTR_CAPS, DEVLINK_PORT_FN_ATTR_DEVLINK,
-    DEVLINK_PORT_FN_ATTR_MAX_IO_EQS, DEVLINK_PORT_FN_ATTR_OPSTATE, DEVLINK_PORT_FN_ATTR_STATE,
-    DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, MAX_ADDR_LEN,
-};
+use super::numbered::numbered;
+use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::{Attributes, Bitfield32};
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
 /// A port (`DEVLINK_CMD_PORT_GET`). None is what the driver does not tell.
@@ -55,30 +42,17 @@ pub struct Netdev {
     pub name: String,
 }
 
-/// What a port carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PortType {
-    /// Nothing yet.
-    NotSet,
-    /// What it finds.
-    Auto,
-    /// Ethernet.
-    Ethernet,
-    /// InfiniBand.
-    InfiniBand,
-    /// A type of a newer kernel.
-    Other(u16),
-}
-
-impl PortType {
-    fn of(number: u16) -> Self {
-        match number {
-            0 => Self::NotSet,
-            1 => Self::Auto,
-            2 => Self::Ethernet,
-            3 => Self::InfiniBand,
-            other => Self::Other(other),
-        }
+numbered! {
+    /// What a port carries.
+    PortType: u16, "type" {
+        /// Nothing yet.
+        NotSet = 0 "notset",
+        /// What it finds.
+        Auto = 1 "auto",
+        /// Ethernet.
+        Ethernet = 2 "eth",
+        /// InfiniBand.
+        InfiniBand = 3 "ib",
     }
 }
 
@@ -154,15 +128,14 @@ pub struct PortFunction {
     pub devlink: Option<NestedDevlink>,
 }
 
-/// Whether a function is to be in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FunctionState {
-    /// It is being set up.
-    Inactive,
-    /// Its driver may have it.
-    Active,
-    /// A state of a newer kernel.
-    Other(u8),
+numbered! {
+    /// Whether a function is to be in use.
+    FunctionState: u8, "state" {
+        /// It is being set up.
+        Inactive = 0 "inactive",
+        /// Its driver may have it.
+        Active = 1 "active",
+    }
 }
 
 impl FromStr for FunctionState {
@@ -181,52 +154,13 @@ impl FromStr for FunctionState {
     }
 }
 
-impl FunctionState {
-    fn of(number: u8) -> Self {
-        match number {
-            0 => Self::Inactive,
-            1 => Self::Active,
-            other => Self::Other(other),
-        }
-    }
-
-    pub(super) fn number(self) -> u8 {
-        match self {
-            Self::Inactive => 0,
-            Self::Active => 1,
-            Self::Other(other) => other,
-        }
-    }
-}
-
-impl fmt::Display for FunctionState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Inactive => f.write_str("inactive"),
-            Self::Active => f.write_str("active"),
-            Self::Other(other) => write!(f, "state {other}"),
-        }
-    }
-}
-
-/// Whether a driver has a function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FunctionOpstate {
-    /// No driver has it: it can be deleted.
-    Detached,
-    /// A driver has it.
-    Attached,
-    /// A state of a newer kernel.
-    Other(u8),
-}
-
-impl FunctionOpstate {
-    fn of(number: u8) -> Self {
-        match number {
-            0 => Self::Detached,
-            1 => Self::Attached,
-            other => Self::Other(other),
-        }
+numbered! {
+    /// Whether a driver has a function.
+    FunctionOpstate: u8, "state" {
+        /// No driver has it: it can be deleted.
+        Detached = 0 "detached",
+        /// A driver has it.
+        Attached = 1 "attached",
     }
 }
 
@@ -276,11 +210,10 @@ impl Capabilities {
 impl Port {
     pub(super) fn of(message: &Message) -> Result<Self, Malformed> {
         let attributes = Attributes::parse(&message.attributes)?;
-        let port_type = |kind| Ok(attributes.u16(kind)?.map(PortType::of));
+        let port_type = |kind| Ok(attributes.u16(kind)?.map(PortType::from));
         let index = attributes.u32(DEVLINK_ATTR_PORT_NETDEV_IFINDEX)?;
         let name = attributes.string(DEVLINK_ATTR_PORT_NETDEV_NAME);
         let function = attributes.nested(DEVLINK_ATTR_PORT_FUNCTION)?;
-        let splittable = attributes.u8(DEVLINK_ATTR_PORT_SPLITTABLE)?;
         Ok(Self {
             handle: PortHandle::of(&attributes)?,
             port_type: port_type(DEVLINK_ATTR_PORT_TYPE)?,
@@ -288,10 +221,18 @@ impl Port {
             netdev: name.map(|name| Netdev { index, name }),
             ibdev: attributes.string(DEVLINK_ATTR_PORT_IBDEV_NAME),
             flavour: Flavour::of(&attributes)?,
-            splittable: splittable.map(|flag| flag != 0),
+            splittable: attributes.flag(DEVLINK_ATTR_PORT_SPLITTABLE)?,
             lanes: attributes.u32(DEVLINK_ATTR_PORT_LANES)?,
             function: function.as_ref().map(PortFunction::of).transpose()?,
         })
+    }
+
+    /// The number of its subfunction, if it leads to one of this physical function.
+    pub(crate) fn sfnum(&self, of: u16) -> Option<u32> {
+        match &self.flavour {
+            Some(Flavour::PciSf { pci, sfnum }) if pci.pfnum == of => Some(*sfnum),
+            _ => None,
+        }
     }
 }
 
@@ -308,11 +249,10 @@ impl Flavour {
             })
         };
         let pci = || -> Result<PciNumbers, Malformed> {
-            let external = attributes.u8(DEVLINK_ATTR_PORT_EXTERNAL)?;
             Ok(PciNumbers {
                 controller: attributes.u32(DEVLINK_ATTR_PORT_CONTROLLER_NUMBER)?,
                 pfnum: attributes.needed_u16(DEVLINK_ATTR_PORT_PCI_PF_NUMBER)?,
-                external: external.map(|flag| flag != 0),
+                external: attributes.flag(DEVLINK_ATTR_PORT_EXTERNAL)?,
             })
         };
         Ok(Some(match number {
@@ -348,8 +288,8 @@ impl PortFunction {
         let devlink = attributes.nested(DEVLINK_PORT_FN_ATTR_DEVLINK)?;
         Ok(Self {
             hw_addr: hw_addr.map(<[u8]>::to_vec),
-            state: state.map(FunctionState::of),
-            opstate: opstate.map(FunctionOpstate::of),
+            state: state.map(FunctionState::from),
+            opstate: opstate.map(FunctionOpstate::from),
             capabilities: flags.map(Capabilities::of).unwrap_or_default(),
             max_io_eqs: attributes.u32(DEVLINK_PORT_FN_ATTR_MAX_IO_EQS)?,
             devlink: devlink.as_ref().map(NestedDevlink::of).transpose()?,

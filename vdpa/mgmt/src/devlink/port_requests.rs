@@ -14,15 +14,9 @@ use super::connection::Devlink;
 use super::handle::{Handle, PortHandle};
 use super::operation::{Operation, invalid, nothing};
 use super::port::{Capabilities, FunctionState, Port};
-use super::uapi::{
-    DEVLINK_ATTR_PORT_CONTROLLER_NUMBER, DEVLINK_ATTR_PORT_FLAVOUR, DEVLINK_ATTR_PORT_FUNCTION,
-    DEVLINK_ATTR_PORT_INDEX, DEVLINK_ATTR_PORT_PCI_PF_NUMBER, DEVLINK_ATTR_PORT_PCI_SF_NUMBER,
-    DEVLINK_CMD_PORT_DEL, DEVLINK_CMD_PORT_GET, DEVLINK_CMD_PORT_NEW, DEVLINK_CMD_PORT_SET,
-    DEVLINK_PORT_FLAVOUR_PCI_SF, DEVLINK_PORT_FN_ATTR_CAPS, DEVLINK_PORT_FN_ATTR_MAX_IO_EQS,
-    DEVLINK_PORT_FN_ATTR_STATE, DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR,
-};
+use super::uapi::*;
 use crate::error::{self, Error};
-use crate::netlink::message::{Mode, nested_flagged, value};
+use crate::netlink::message::{nested_flagged, value};
 
 /// A subfunction's port, to be added (`flavour pcisf`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,6 +63,16 @@ pub struct FunctionSettings {
     pub state: Option<FunctionState>,
 }
 
+impl From<FunctionState> for FunctionSettings {
+    /// The state alone.
+    fn from(state: FunctionState) -> Self {
+        Self {
+            state: Some(state),
+            ..Self::default()
+        }
+    }
+}
+
 impl FunctionSettings {
     /// The requests that make it, one after the other: what each is about, and the attributes in
     /// DEVLINK_ATTR_PORT_FUNCTION. A driver may refuse settings of a function that is active, so the state
@@ -104,7 +108,7 @@ impl FunctionSettings {
             _ => requests.push(("settings", settings)),
         }
         if let Some(state) = self.state {
-            let state = value(DEVLINK_PORT_FN_ATTR_STATE, &[state.number()]);
+            let state = value(DEVLINK_PORT_FN_ATTR_STATE, &[state.into()]);
             requests.push(("state", vec![state]));
         }
         if requests.is_empty() {
@@ -125,7 +129,7 @@ impl Devlink {
     /// [`Error`].
     pub fn ports(&self) -> Result<Vec<Port>, Error> {
         let operation = Operation::List("ports");
-        self.dump(&operation, GET, Vec::new(), Port::of)
+        self.family.dump(&operation, GET, Vec::new(), Port::of)
     }
 
     /// All ports of one instance.
@@ -137,9 +141,11 @@ impl Devlink {
         self.instance(handle)?;
         let operation = Operation::Show {
             what: "ports",
-            handle: handle.clone(),
+            handle,
         };
-        let mut ports = self.dump(&operation, GET, handle.attributes(), Port::of)?;
+        let mut ports = self
+            .family
+            .dump(&operation, GET, handle.attributes(), Port::of)?;
         ports.retain(|port| port.handle.handle() == handle);
         Ok(ports)
     }
@@ -149,8 +155,9 @@ impl Devlink {
     /// # Errors
     /// `NotFound`, or another one.
     pub fn port(&self, port: &PortHandle) -> Result<Port, Error> {
-        let operation = Operation::ShowPort(port.clone());
-        self.get(&operation, GET, port.attributes(), Port::of)
+        let operation = Operation::ShowPort(port);
+        self.family
+            .get(&operation, GET, port.attributes(), Port::of)
     }
 
     /// Adds the port of a new subfunction, which is inactive, and returns it.
@@ -160,11 +167,11 @@ impl Devlink {
     /// `NoAnswer` with `sent` and after `Malformed` it may exist all the same.
     pub fn add_port(&self, handle: &Handle, subfunction: &NewSubfunction) -> Result<Port, Error> {
         let operation = Operation::AddPort {
-            handle: handle.clone(),
+            handle,
             sfnum: subfunction.sfnum,
         };
         let attributes = [handle.attributes(), subfunction.attributes()].concat();
-        self.get(&operation, NEW, attributes, Port::of)
+        self.family.get(&operation, NEW, attributes, Port::of)
     }
 
     /// Deletes a port that was added, and its subfunction. A driver that has it loses it first.
@@ -172,10 +179,9 @@ impl Devlink {
     /// # Errors
     /// `NotFound`, `NotSupported`, `NotPermitted`, or another one.
     pub fn delete_port(&self, port: &PortHandle) -> Result<(), Error> {
-        let operation = Operation::DeletePort(port.clone());
+        let operation = Operation::DeletePort(port);
         let command = DEVLINK_CMD_PORT_DEL;
-        self.call(&operation, command, Mode::Do, port.attributes())
-            .map(drop)
+        self.family.change(&operation, command, port.attributes())
     }
 
     /// Sets what a port's function is to be: first everything else, then its state. If the state is
@@ -190,13 +196,11 @@ impl Devlink {
         settings: &FunctionSettings,
     ) -> Result<(), Error> {
         for (setting, function) in settings.requests()? {
-            let operation = Operation::SetFunction {
-                port: port.clone(),
-                setting,
-            };
+            let operation = Operation::SetFunction { port, setting };
             let mut attributes = port.attributes();
             attributes.push(nested_flagged(DEVLINK_ATTR_PORT_FUNCTION, &function));
-            self.call(&operation, DEVLINK_CMD_PORT_SET, Mode::Do, attributes)?;
+            self.family
+                .change(&operation, DEVLINK_CMD_PORT_SET, attributes)?;
         }
         Ok(())
     }

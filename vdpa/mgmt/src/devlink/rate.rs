@@ -1,161 +1,20 @@
 //! Rates: what functions may send, each by itself (a leaf) and in groups (nodes).
 
-use std::fmt;
-use std::str::FromStr;
-
 use netlink_packet_core::DefaultNla;
 
 use super::connection::Devlink;
-use super::handle::{Handle, PortHandle, port_index};
 use super::operation::{Operation, invalid, nothing};
-use super::uapi::{
-    DEVLINK_ATTR_PORT_INDEX, DEVLINK_ATTR_RATE_NODE_NAME, DEVLINK_ATTR_RATE_PARENT_NODE_NAME,
-    DEVLINK_ATTR_RATE_TX_MAX, DEVLINK_ATTR_RATE_TX_PRIORITY, DEVLINK_ATTR_RATE_TX_SHARE,
-    DEVLINK_ATTR_RATE_TX_WEIGHT, DEVLINK_ATTR_RATE_TYPE, DEVLINK_CMD_RATE_DEL,
-    DEVLINK_CMD_RATE_GET, DEVLINK_CMD_RATE_NEW, DEVLINK_CMD_RATE_SET,
-};
-use crate::error::{Error, ErrorKind};
+use super::rate_object::{NodeName, RateObject, bad_node};
+use super::uapi::*;
+use crate::error::Error;
 use crate::name::is_name;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
-use crate::netlink::message::{Message, Mode, string, value};
+use crate::netlink::error::Malformed;
+use crate::netlink::message::{Message, string, value};
 
 /// enum devlink_rate_type.
 const DEVLINK_RATE_TYPE_LEAF: u16 = 0;
 const DEVLINK_RATE_TYPE_NODE: u16 = 1;
-
-/// What has a rate: `pci/0000:06:00.0/1`, a port; `pci/0000:06:00.0/group1`, a node.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum RateObject {
-    /// A function, by its port.
-    Leaf(PortHandle),
-    /// A group of functions and of groups.
-    Node(NodeName),
-}
-
-/// A rate node of an instance.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeName {
-    handle: Handle,
-    name: Box<str>,
-}
-
-impl NodeName {
-    /// The node called `name`.
-    ///
-    /// # Errors
-    /// `BadName` for a name that is a number, empty, too long or has slashes.
-    pub fn new(handle: Handle, name: &str) -> Result<Self, Error> {
-        let number = name.bytes().all(|byte| byte.is_ascii_digit());
-        if !is_name(name) || number {
-            return Err(bad_node(name));
-        }
-        Ok(Self {
-            handle,
-            name: name.into(),
-        })
-    }
-
-    /// The instance that has it.
-    #[must_use]
-    pub fn handle(&self) -> &Handle {
-        &self.handle
-    }
-
-    /// Its name in the instance.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-}
-
-fn bad_node(name: &str) -> Error {
-    let message = format!(
-        "{name:?} does not name a rate node: names have 1 to 255 bytes, without slashes and control \
-         characters, and are no number"
-    );
-    Error::new(ErrorKind::BadName, message)
-}
-
-impl FromStr for NodeName {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        match text.parse()? {
-            RateObject::Node(node) => Ok(node),
-            RateObject::Leaf(_) => Err(bad_node(text)),
-        }
-    }
-}
-
-impl fmt::Display for NodeName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.handle, self.name)
-    }
-}
-
-impl RateObject {
-    /// The instance that has it.
-    #[must_use]
-    pub fn handle(&self) -> &Handle {
-        match self {
-            Self::Leaf(port) => port.handle(),
-            Self::Node(node) => &node.handle,
-        }
-    }
-
-    fn of(attributes: &Attributes<'_>) -> Result<Self, Malformed> {
-        let handle = Handle::of(attributes)?;
-        if let Some(name) = attributes.string(DEVLINK_ATTR_RATE_NODE_NAME) {
-            return NodeName::new(handle, &name)
-                .map(Self::Node)
-                .map_err(|error| Malformed::new("rate", error.to_string()));
-        }
-        Ok(Self::Leaf(
-            handle.port(attributes.needed_u32(DEVLINK_ATTR_PORT_INDEX)?),
-        ))
-    }
-
-    fn attributes(&self) -> Vec<DefaultNla> {
-        match self {
-            Self::Leaf(port) => port.attributes(),
-            Self::Node(node) => {
-                let mut attributes = node.handle.attributes();
-                attributes.push(string(DEVLINK_ATTR_RATE_NODE_NAME, &node.name));
-                attributes
-            }
-        }
-    }
-}
-
-impl FromStr for RateObject {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = || {
-            let message = format!(
-                "{text:?} names neither a port nor a rate node: write it as BUS/DEVICE/INDEX or \
-                 BUS/DEVICE/NODE"
-            );
-            Error::new(ErrorKind::BadName, message)
-        };
-        let (handle, last) = text.rsplit_once('/').ok_or_else(bad)?;
-        let handle: Handle = handle.parse().map_err(|_| bad())?;
-        match port_index(last) {
-            Some(index) => Ok(Self::Leaf(handle.port(index))),
-            None => NodeName::new(handle, last).map(Self::Node),
-        }
-    }
-}
-
-impl fmt::Display for RateObject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Leaf(port) => port.fmt(f),
-            Self::Node(node) => node.fmt(f),
-        }
-    }
-}
 
 /// The rate of something (`DEVLINK_CMD_RATE_GET`).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -264,7 +123,7 @@ impl Devlink {
     /// [`Error`].
     pub fn rates(&self) -> Result<Vec<Rate>, Error> {
         let operation = Operation::List("rates");
-        self.dump(&operation, GET, Vec::new(), Rate::of)
+        self.family.dump(&operation, GET, Vec::new(), Rate::of)
     }
 
     /// One rate.
@@ -272,8 +131,9 @@ impl Devlink {
     /// # Errors
     /// `NotFound`, or another one.
     pub fn rate(&self, object: &RateObject) -> Result<Rate, Error> {
-        let operation = Operation::ShowRate(object.clone());
-        self.get(&operation, GET, object.attributes(), Rate::of)
+        let operation = Operation::ShowRate(object);
+        self.family
+            .get(&operation, GET, object.attributes(), Rate::of)
     }
 
     /// Adds a node.
@@ -284,9 +144,9 @@ impl Devlink {
     pub fn add_rate(&self, node: &NodeName, settings: &RateSettings) -> Result<(), Error> {
         let object = RateObject::Node(node.clone());
         let attributes = [object.attributes(), settings.attributes()?].concat();
-        let operation = Operation::AddRate(object);
-        self.call(&operation, DEVLINK_CMD_RATE_NEW, Mode::Do, attributes)
-            .map(drop)
+        let operation = Operation::AddRate(&object);
+        self.family
+            .change(&operation, DEVLINK_CMD_RATE_NEW, attributes)
     }
 
     /// Changes the rate of a function or a node. Drivers take what is given one by one: what comes before a
@@ -300,10 +160,10 @@ impl Devlink {
         if changes.is_empty() {
             return Err(nothing());
         }
-        let operation = Operation::SetRate(object.clone());
+        let operation = Operation::SetRate(object);
         let attributes = [object.attributes(), changes].concat();
-        self.call(&operation, DEVLINK_CMD_RATE_SET, Mode::Do, attributes)
-            .map(drop)
+        self.family
+            .change(&operation, DEVLINK_CMD_RATE_SET, attributes)
     }
 
     /// Deletes a node that nothing is in.
@@ -313,35 +173,8 @@ impl Devlink {
     pub fn delete_rate(&self, node: &NodeName) -> Result<(), Error> {
         let object = RateObject::Node(node.clone());
         let attributes = object.attributes();
-        let operation = Operation::DeleteRate(object);
-        self.call(&operation, DEVLINK_CMD_RATE_DEL, Mode::Do, attributes)
-            .map(drop)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_ports_and_words_are_nodes() {
-        let object = |text: &str| text.parse::<RateObject>();
-        let handle: Handle = "netdevsim/netdevsim1".parse().unwrap();
-        let leaf = RateObject::Leaf(handle.port(128));
-        assert_eq!(object("netdevsim/netdevsim1/128").unwrap(), leaf);
-        let node = RateObject::Node(NodeName::new(handle, "1st").unwrap());
-        assert_eq!(object("netdevsim/netdevsim1/1st").unwrap(), node);
-        assert_eq!(node.to_string(), "netdevsim/netdevsim1/1st");
-        assert!("netdevsim/netdevsim1/1".parse::<NodeName>().is_err());
-        for bad in [
-            "",
-            "pci",
-            "pci/x",
-            "pci/x/",
-            "pci/x/99999999999",
-            "pci/x/..",
-        ] {
-            assert!(object(bad).is_err(), "{bad:?}");
-        }
+        let operation = Operation::DeleteRate(&object);
+        self.family
+            .change(&operation, DEVLINK_CMD_RATE_DEL, attributes)
     }
 }

@@ -1,78 +1,33 @@
 //! Reloading: a driver takes all of its instance down and makes it anew, with parameters of the
 //! configuration mode driverinit as they were set meanwhile.
 
-use std::fmt;
-
 use super::connection::Devlink;
 use super::handle::Handle;
+use super::numbered::numbered;
 use super::operation::Operation;
-use super::uapi::{
-    DEVLINK_ATTR_RELOAD_ACTION, DEVLINK_ATTR_RELOAD_ACTION_INFO, DEVLINK_ATTR_RELOAD_ACTION_STATS,
-    DEVLINK_ATTR_RELOAD_ACTIONS_PERFORMED, DEVLINK_ATTR_RELOAD_STATS_ENTRY,
-    DEVLINK_ATTR_RELOAD_STATS_LIMIT, DEVLINK_ATTR_RELOAD_STATS_VALUE, DEVLINK_CMD_RELOAD,
-};
+use super::uapi::*;
 use crate::error::Error;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, value};
 
-/// What a reload does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReloadAction {
-    /// The driver's own part is made anew.
-    DriverReinit,
-    /// Firmware that was stored comes into force.
-    FwActivate,
-    /// An action of a newer kernel.
-    Other(u8),
-}
-
-impl ReloadAction {
-    fn of(number: u8) -> Self {
-        match number {
-            1 => Self::DriverReinit,
-            2 => Self::FwActivate,
-            other => Self::Other(other),
-        }
-    }
-
-    fn number(self) -> u8 {
-        match self {
-            Self::DriverReinit => 1,
-            Self::FwActivate => 2,
-            Self::Other(other) => other,
-        }
+numbered! {
+    /// What a reload does.
+    ReloadAction: u8, "action" {
+        /// The driver's own part is made anew.
+        DriverReinit = 1 "driver_reinit",
+        /// Firmware that was stored comes into force.
+        FwActivate = 2 "fw_activate",
     }
 }
 
-impl fmt::Display for ReloadAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::DriverReinit => f.write_str("driver_reinit"),
-            Self::FwActivate => f.write_str("fw_activate"),
-            Self::Other(other) => write!(f, "action {other}"),
-        }
-    }
-}
-
-/// How far a reload may go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReloadLimit {
-    /// As far as it takes.
-    Unspecified,
-    /// No reset, and links stay up.
-    NoReset,
-    /// A limit of a newer kernel.
-    Other(u8),
-}
-
-impl ReloadLimit {
-    fn of(number: u8) -> Self {
-        match number {
-            0 => Self::Unspecified,
-            1 => Self::NoReset,
-            other => Self::Other(other),
-        }
+numbered! {
+    /// How far a reload may go.
+    ReloadLimit: u8, "limit" {
+        /// As far as it takes.
+        Unspecified = 0 "unspecified",
+        /// No reset, and links stay up.
+        NoReset = 1 "no_reset",
     }
 }
 
@@ -96,22 +51,16 @@ pub(super) fn reload_stats(
     let Some(actions) = stats.nested(kind)? else {
         return Ok(found);
     };
-    for (kind, value) in actions.iter() {
-        if kind != DEVLINK_ATTR_RELOAD_ACTION_INFO {
-            continue;
-        }
+    for value in actions.each(DEVLINK_ATTR_RELOAD_ACTION_INFO) {
         let info = Attributes::parse(value)?;
         let action = info.needed_u8(DEVLINK_ATTR_RELOAD_ACTION)?;
         let entries = info.needed_nested(DEVLINK_ATTR_RELOAD_ACTION_STATS)?;
-        for (kind, value) in entries.iter() {
-            if kind != DEVLINK_ATTR_RELOAD_STATS_ENTRY {
-                continue;
-            }
+        for value in entries.each(DEVLINK_ATTR_RELOAD_STATS_ENTRY) {
             let entry = Attributes::parse(value)?;
             let limit = entry.needed_u8(DEVLINK_ATTR_RELOAD_STATS_LIMIT)?;
             found.push(ReloadStat {
-                action: ReloadAction::of(action),
-                limit: ReloadLimit::of(limit),
+                action: ReloadAction::from(action),
+                limit: ReloadLimit::from(limit),
                 count: entry.needed_u32(DEVLINK_ATTR_RELOAD_STATS_VALUE)?,
             });
         }
@@ -127,7 +76,7 @@ pub(super) fn performed(message: &Message) -> Result<Vec<ReloadAction>, Malforme
     };
     let done = actions.value & actions.selector;
     let numbers = (0_u8..32).filter(|&bit| done & 1 << bit != 0);
-    Ok(numbers.map(ReloadAction::of).collect())
+    Ok(numbers.map(ReloadAction::from).collect())
 }
 
 impl Devlink {
@@ -141,10 +90,10 @@ impl Devlink {
         handle: &Handle,
         action: ReloadAction,
     ) -> Result<Vec<ReloadAction>, Error> {
-        let operation = Operation::Reload(handle.clone());
+        let operation = Operation::Reload(handle);
         let mut attributes = handle.attributes();
-        attributes.push(value(DEVLINK_ATTR_RELOAD_ACTION, &[action.number()]));
+        attributes.push(value(DEVLINK_ATTR_RELOAD_ACTION, &[action.into()]));
         let commands = (DEVLINK_CMD_RELOAD, DEVLINK_CMD_RELOAD);
-        self.get(&operation, commands, attributes, performed)
+        self.family.get(&operation, commands, attributes, performed)
     }
 }

@@ -2,12 +2,12 @@
 use netlink_packet_core::{DefaultNla, Emitable, Nla};
 use proptest::prelude::*;
 
-use super::connection::one;
 use super::events::Event;
 use super::operation::{Operation, no_instance, refused};
 use super::uapi::*;
 use super::*;
-use crate::netlink::exchange::{Malformed, Refusal, notifications};
+use crate::netlink::error::{Malformed, Refusal};
+use crate::netlink::exchange::notifications;
 use crate::netlink::family;
 use crate::netlink::message::{Message, Mode, Protocol, Request, nested_flagged, string, value};
 
@@ -518,7 +518,7 @@ fn a_datagram_may_hold_several_events() {
 
 #[test]
 fn an_answer_has_one_entry() {
-    let read = |answer: &[Message]| one(answer, DEVLINK_CMD_PORT_NEW, Port::of);
+    let read = |answer: &[Message]| family::one(answer, DEVLINK_CMD_PORT_NEW, Port::of);
     assert!(read(&[physical()]).is_ok());
     assert!(read(&[param(), physical()]).is_ok());
     for answer in [vec![], vec![physical(), physical()], vec![param()]] {
@@ -659,28 +659,26 @@ proptest! {
 #[test]
 fn refusals_become_remedies() {
     let error =
-        |operation: Operation, errno| refused(&operation, Refusal::of(errno, None)).to_string();
+        |operation: Operation<'_>, errno| refused(&operation, Refusal::of(errno, None)).to_string();
+    let (handle, port) = (&nic(), &nic().port(3));
     let add = || Operation::AddPort {
-        handle: nic(),
+        handle,
         sfnum: Some(88),
     };
     assert!(error(add(), libc::EPERM).contains("CAP_NET_ADMIN"));
     assert!(error(add(), libc::ENODEV).contains("no devlink instance pci/0000:06:00.0"));
     assert!(error(add(), libc::EEXIST).contains("subfunction 88 already"));
     assert!(error(add(), libc::EOPNOTSUPP).contains("does not support"));
-    let delete = Operation::DeletePort(nic().port(3));
+    let delete = Operation::DeletePort(port);
     assert!(error(delete, libc::ENODEV).contains("no port pci/0000:06:00.0/3"));
     let node: RateObject = "pci/0000:06:00.0/g".parse().unwrap();
-    let add = Operation::AddRate(node.clone());
+    let add = Operation::AddRate(&node);
     assert!(error(add, libc::EEXIST).contains("rate node pci/0000:06:00.0/g already"));
-    let delete = Operation::DeleteRate(node.clone());
+    let delete = Operation::DeleteRate(&node);
     assert!(error(delete, libc::ENODEV).contains("no rate node"));
-    let leaf = Operation::SetRate(RateObject::Leaf(nic().port(3)));
-    assert!(error(leaf, libc::ENODEV).contains("no port"));
-    let show = Operation::ShowParam {
-        handle: nic(),
-        name: "x".to_owned(),
-    };
+    let leaf = RateObject::Leaf(port.clone());
+    assert!(error(Operation::SetRate(&leaf), libc::ENODEV).contains("no port"));
+    let show = Operation::ShowParam { handle, name: "x" };
     assert!(error(show, libc::EINVAL).contains("has no parameter x"));
     let list = Operation::List("ports");
     assert_eq!(error(list, libc::ENOMEM), "cannot list devlink ports");
@@ -690,8 +688,10 @@ fn refusals_become_remedies() {
 
 #[test]
 fn the_source_is_the_kernels_answer_and_said_once() {
-    let operation = Operation::Reload(nic());
-    let error = refused(&operation, Refusal::of(libc::EINVAL, Some("why")));
+    let error = refused(
+        &Operation::Reload(&nic()),
+        Refusal::of(libc::EINVAL, Some("why")),
+    );
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert!(source.contains("why"));
     assert!(!error.to_string().contains("why"));

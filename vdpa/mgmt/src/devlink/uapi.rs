@@ -114,6 +114,9 @@ pub(super) const DEVLINK_PORT_FLAVOUR_VIRTUAL: u16 = 5;
 pub(super) const DEVLINK_PORT_FLAVOUR_UNUSED: u16 = 6;
 pub(super) const DEVLINK_PORT_FLAVOUR_PCI_SF: u16 = 7;
 
+/// enum devlink_eswitch_mode.
+pub(super) const DEVLINK_ESWITCH_MODE_LEGACY: u16 = 0;
+
 /// Longest hardware address (include/linux/netdevice.h), in bytes.
 pub(super) const MAX_ADDR_LEN: usize = 32;
 

@@ -2,13 +2,9 @@
 //! length, an empty name of a port) is left out, so that one interface never hides the others.
 
 use super::Link;
-use super::uapi::{
-    IFF_LOWER_UP, IFF_UP, IFLA_ADDRESS, IFLA_ALT_IFNAME, IFLA_BR_VLAN_FILTERING, IFLA_IFNAME,
-    IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_PARENT_DEV_BUS_NAME,
-    IFLA_PARENT_DEV_NAME, IFLA_PHYS_PORT_NAME, IFLA_PHYS_SWITCH_ID, IFLA_PROP_LIST, SWITCH_ID_MAX,
-};
+use super::uapi::*;
 use crate::netlink::attributes::{Attributes, text};
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
 /// `ifi_index` of `struct ifinfomsg`: family u8, padding u8, type u16, index i32, flags u32, change u32.
@@ -60,11 +56,9 @@ impl Link {
                     link.phys_switch_id = (!value.is_empty()).then(|| value.to_vec());
                 }
                 IFLA_PROP_LIST => {
-                    for (kind, value) in Attributes::parse(value)?.iter() {
-                        if kind == IFLA_ALT_IFNAME {
-                            link.alternative_names.push(text(value));
-                        }
-                    }
+                    let names = Attributes::parse(value)?;
+                    link.alternative_names
+                        .extend(names.each(IFLA_ALT_IFNAME).map(text));
                 }
                 IFLA_LINKINFO => link.information(value)?,
                 _ => {}
@@ -80,11 +74,8 @@ impl Link {
         if !self.is_bridge() {
             return Ok(());
         }
-        for (kind, data) in information.iter() {
-            if kind == IFLA_INFO_DATA {
-                let filtering = Attributes::parse(data)?.u8(IFLA_BR_VLAN_FILTERING)?;
-                self.vlan_filtering = filtering.map(|on| on != 0);
-            }
+        for data in information.each(IFLA_INFO_DATA) {
+            self.vlan_filtering = Attributes::parse(data)?.flag(IFLA_BR_VLAN_FILTERING)?;
         }
         Ok(())
     }

@@ -7,9 +7,7 @@
 //! ```
 
 use super::VlanId;
-use super::uapi::{
-    AF_BRIDGE, NDA_LLADDR, NDA_VLAN, NTF_MASTER, NTF_USE, NUD_REACHABLE, RTM_NEWNEIGH,
-};
+use super::uapi::*;
 use crate::netlink::message::{Mode, Request, value};
 
 /// Has the bridge of the port with this index learn an address there, as from a frame that came in by it.

@@ -10,19 +10,16 @@ use netlink_packet_core::DefaultNla;
 
 use super::forwarding;
 use super::namespace::Namespace;
-use super::uapi::{
-    AF_BRIDGE, AF_UNSPEC, ALTERNATIVE_NAME_MAX, IFF_UP, IFLA_ALT_IFNAME, IFLA_EXT_MASK,
-    IFLA_IFNAME, IFLA_MASTER, IFLA_MTU, IFLA_NET_NS_FD, NAME_MAX, RTEXT_FILTER_BRVLAN_COMPRESSED,
-    RTEXT_FILTER_SKIP_STATS, RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, RTM_SETLINK,
-};
+use super::uapi::*;
 use super::vlan::{self, PortVlan, VlanId};
 use super::{Link, decode};
 use crate::DEFAULT_PATIENCE;
-use crate::error::{self, Error, ErrorKind, Texts};
+use crate::error::{self, Error, ErrorKind, Texts, existing};
 use crate::name::is_name;
-use crate::netlink::exchange::{Answer, Malformed, Refusal};
-use crate::netlink::message::{Mode, Protocol, Request, string, value};
-use crate::netlink::worker::{CallError, Worker};
+use crate::netlink::error::{CallError, Malformed, Refusal};
+use crate::netlink::exchange::Answer;
+use crate::netlink::message::{Message, Mode, Protocol, Request, string, value};
+use crate::netlink::worker::Worker;
 
 pub(crate) const TEXTS: Texts = Texts {
     listed: "interfaces",
@@ -58,7 +55,7 @@ impl Links {
     /// # Errors
     /// As [`Self::open`].
     pub fn with_patience(patience: Duration) -> Result<Self, Error> {
-        let worker = Worker::start(Protocol::Route, patience).map_err(Error::netlink)?;
+        let worker = Worker::start(Protocol::Route, patience)?;
         Ok(Self::of(worker, "this network namespace"))
     }
 
@@ -69,8 +66,7 @@ impl Links {
     pub fn in_namespace(namespace: &Namespace) -> Result<Self, Error> {
         let entered = namespace.duplicate()?;
         let worker =
-            Worker::start_after(Protocol::Route, DEFAULT_PATIENCE, move || entered.enter())
-                .map_err(Error::netlink)??;
+            Worker::start_after(Protocol::Route, DEFAULT_PATIENCE, move || entered.enter())?;
         Ok(Self::of(
             worker,
             &format!("the network namespace {namespace}"),
@@ -144,7 +140,7 @@ impl Links {
         let operation = Operation::new(text, Some(&name));
         let header = header(AF_UNSPEC, index, 0, 0);
         let answer = self.ask(&operation, RTM_GETLINK, header, Mode::Do, attributes)?;
-        only(&answer).map_err(Error::malformed(&operation))
+        only(&answer, Link::of).map_err(Error::malformed(&operation))
     }
 
     /// Sets it up.
@@ -237,10 +233,8 @@ impl Links {
             ..Operation::new(text, Some(&link.name))
         };
         // The kernel moves first and renames then, so a name that is taken would be found out too late.
-        match there.link(name) {
-            Ok(_) => return Err(operation.name_taken(&there.place)),
-            Err(error) if error.is_missing() => {}
-            Err(error) => return Err(error),
+        if existing(there.link(name))?.is_some() {
+            return Err(operation.name_taken(&there.place));
         }
         let descriptor = namespace.duplicate()?;
         let file = descriptor.as_fd().as_raw_fd();
@@ -480,13 +474,16 @@ fn bad_name(name: &str) -> Error {
 }
 
 /// The link of an answer, which has exactly one.
-pub(super) fn only(answer: &Answer) -> Result<Link, Malformed> {
+pub(crate) fn only<T>(
+    answer: &Answer,
+    of: impl Fn(&Message) -> Result<T, Malformed>,
+) -> Result<T, Malformed> {
     let mut found = answer
         .messages
         .iter()
         .filter(|message| message.message_type == RTM_NEWLINK);
     match (found.next(), found.next()) {
-        (Some(message), None) => Link::of(message),
+        (Some(message), None) => of(message),
         _ => Err(Malformed::new(
             "answer",
             "it does not have exactly one link",

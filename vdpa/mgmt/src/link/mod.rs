@@ -26,7 +26,7 @@ pub use namespace::Namespace;
 pub use port_name::PhysPortName;
 pub use vlan::{PortVlan, VlanId};
 
-pub(super) use links::{TEXTS, header, is_interface_name};
+pub(super) use links::{TEXTS, header, is_interface_name, only};
 
 /// For the fuzz target.
 #[cfg(any(test, feature = "fuzz"))]

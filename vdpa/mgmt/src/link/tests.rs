@@ -6,7 +6,8 @@ use super::links::{Operation, only, vlans_of};
 use super::uapi::*;
 use super::*;
 use crate::error::ErrorKind;
-use crate::netlink::exchange::{Answer, Refusal};
+use crate::netlink::error::Refusal;
+use crate::netlink::exchange::Answer;
 use crate::netlink::message::{Message, nested, string, value};
 
 fn message(family: u8, index: u32, flags: u32, attributes: &[DefaultNla]) -> Message {
@@ -119,7 +120,7 @@ fn gaps_and_contradictions_are_malformed() {
         assert!(Link::of(&odd).is_err(), "{index}");
     }
     for messages in [vec![], vec![bridge(), port()]] {
-        assert!(only(&answer(messages)).is_err());
+        assert!(only(&answer(messages), Link::of).is_err());
     }
 }
 

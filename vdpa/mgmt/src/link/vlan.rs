@@ -6,13 +6,10 @@ use std::str::FromStr;
 use netlink_packet_core::DefaultNla;
 use serde::{Deserialize, Serialize};
 
-use super::uapi::{
-    BRIDGE_VLAN_INFO_PVID, BRIDGE_VLAN_INFO_RANGE_BEGIN, BRIDGE_VLAN_INFO_RANGE_END,
-    BRIDGE_VLAN_INFO_UNTAGGED, IFLA_AF_SPEC, IFLA_BRIDGE_VLAN_INFO,
-};
+use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::{nested, value};
 
 /// The number of a VLAN, 1 to 4094 (IEEE 802.1Q: 0 is none, 4095 is reserved).
@@ -118,16 +115,11 @@ impl PortVlan {
 /// last of a range.
 pub(super) fn of_message(attributes: &[u8]) -> Result<Vec<PortVlan>, Malformed> {
     let mut found: Vec<PortVlan> = Vec::new();
-    for (kind, list) in Attributes::parse(attributes)?.iter() {
-        if kind != IFLA_AF_SPEC {
-            continue;
-        }
+    for list in Attributes::parse(attributes)?.each(IFLA_AF_SPEC) {
         let mut begun: Option<(u16, u16)> = None;
         // Ranges of all VLANs are at most 4094 attributes of 8 bytes; Attributes has its own limit.
-        for (kind, bytes) in Attributes::parse(list)?.iter() {
-            if kind != IFLA_BRIDGE_VLAN_INFO {
-                continue;
-            }
+        let kind = IFLA_BRIDGE_VLAN_INFO;
+        for bytes in Attributes::parse(list)?.each(kind) {
             let (flags, number) = match bytes {
                 [a, b, c, d, ..] => (u16::from_ne_bytes([*a, *b]), u16::from_ne_bytes([*c, *d])),
                 _ => return Err(Malformed::attribute(kind, "it is too short")),

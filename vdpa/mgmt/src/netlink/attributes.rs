@@ -5,7 +5,7 @@
 
 use netlink_packet_core::{NlasIterator, parse_mac, parse_u8, parse_u16, parse_u32, parse_u64};
 
-use super::exchange::Malformed;
+use super::error::Malformed;
 
 /// Size of `struct nlattr`.
 const NLA_HDRLEN: usize = 4;
@@ -58,9 +58,15 @@ impl<'a> Attributes<'a> {
         self.list.iter().copied()
     }
 
+    /// The values of all attributes of a type, in their order.
+    pub(crate) fn each(&self, kind: u16) -> impl Iterator<Item = &'a [u8]> {
+        self.iter()
+            .filter(move |one| one.0 == kind)
+            .map(|one| one.1)
+    }
+
     fn find(&self, kind: u16) -> Option<&'a [u8]> {
-        let mut found = self.list.iter().rev();
-        found.find(|one| one.0 == kind).map(|one| one.1)
+        self.each(kind).last()
     }
 
     pub(crate) fn u8(&self, kind: u16) -> Result<Option<u8>, Malformed> {
@@ -77,6 +83,11 @@ impl<'a> Attributes<'a> {
 
     pub(crate) fn u64(&self, kind: u16) -> Result<Option<u64>, Malformed> {
         self.number(kind, parse_u64)
+    }
+
+    /// A number of 8 bits that is on or off.
+    pub(crate) fn flag(&self, kind: u16) -> Result<Option<bool>, Malformed> {
+        Ok(self.u8(kind)?.map(|flag| flag != 0))
     }
 
     pub(crate) fn mac(&self, kind: u16) -> Result<Option<[u8; 6]>, Malformed> {
@@ -114,8 +125,7 @@ impl<'a> Attributes<'a> {
 
     /// Attributes in an attribute that the message must have.
     pub(crate) fn needed_nested(&self, kind: u16) -> Result<Self, Malformed> {
-        self.nested(kind)?
-            .ok_or_else(|| Malformed::attribute(kind, "it is missing"))
+        needed(kind, self.nested(kind)?)
     }
 
     pub(crate) fn string(&self, kind: u16) -> Option<String> {
@@ -124,9 +134,7 @@ impl<'a> Attributes<'a> {
 
     /// A string that the message must have.
     pub(crate) fn needed_string(&self, kind: u16) -> Result<String, Malformed> {
-        self.string(kind)
-            .filter(|text| !text.is_empty())
-            .ok_or_else(|| Malformed::attribute(kind, "it is missing"))
+        needed(kind, self.string(kind).filter(|text| !text.is_empty()))
     }
 
     /// `struct nla_bitfield32`: flags, and which of them count.
@@ -143,21 +151,23 @@ impl<'a> Attributes<'a> {
 
     /// A number that the message must have.
     pub(crate) fn needed_u8(&self, kind: u16) -> Result<u8, Malformed> {
-        self.u8(kind)?
-            .ok_or_else(|| Malformed::attribute(kind, "it is missing"))
+        needed(kind, self.u8(kind)?)
     }
 
     /// A number that the message must have.
     pub(crate) fn needed_u16(&self, kind: u16) -> Result<u16, Malformed> {
-        self.u16(kind)?
-            .ok_or_else(|| Malformed::attribute(kind, "it is missing"))
+        needed(kind, self.u16(kind)?)
     }
 
     /// A number that the message must have.
     pub(crate) fn needed_u32(&self, kind: u16) -> Result<u32, Malformed> {
-        self.u32(kind)?
-            .ok_or_else(|| Malformed::attribute(kind, "it is missing"))
+        needed(kind, self.u32(kind)?)
     }
+}
+
+/// What the message must have.
+pub(crate) fn needed<T>(kind: u16, found: Option<T>) -> Result<T, Malformed> {
+    found.ok_or_else(|| Malformed::attribute(kind, "it is missing"))
 }
 
 /// A string up to its NUL. Bytes that are no UTF-8 are replaced: a device with such a name

@@ -12,17 +12,14 @@
 //! skipped. Whatever is shorter than it says is an error: an answer in half would
 //! look like fewer devices.
 
-use std::fmt;
-use std::io;
-
 use netlink_packet_core::{
     NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP_INTR, NetlinkBuffer, NetlinkMessage, NetlinkPayload,
     NlasIterator,
 };
 
 use super::attributes::text;
+use super::error::{CallError, Malformed, Refusal};
 use super::message::{Incoming, Message, Mode, Protocol};
-use super::worker::CallError;
 
 /// Size of `struct nlmsghdr`.
 const NLMSG_HDRLEN: usize = 16;
@@ -39,69 +36,6 @@ const MESSAGES_MAX: usize = 1 << 16;
 
 /// The kernel's range of errno values (MAX_ERRNO).
 const ERRNO_MAX: i32 = 4095;
-
-/// An answer that does not follow the protocol.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what}: {problem}")]
-pub(crate) struct Malformed {
-    what: String,
-    problem: String,
-}
-
-impl Malformed {
-    pub(crate) fn new(what: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self {
-            what: what.into(),
-            problem: problem.into(),
-        }
-    }
-
-    pub(crate) fn attribute(kind: u16, problem: impl Into<String>) -> Self {
-        Self::new(format!("attribute {kind}"), problem)
-    }
-}
-
-/// The kernel's refusal of a request, in its own words where it has some
-/// (extended acknowledgement).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    errno: i32,
-    explanation: Option<String>,
-}
-
-impl Refusal {
-    /// The errno, positive.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        self.errno
-    }
-
-    /// The extended acknowledgement's text, such as `vdpa: device not found`.
-    #[must_use]
-    pub fn explanation(&self) -> Option<&str> {
-        self.explanation.as_deref()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn of(errno: i32, explanation: Option<&str>) -> Self {
-        Self {
-            errno,
-            explanation: explanation.map(str::to_owned),
-        }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let error = io::Error::from_raw_os_error(self.errno);
-        match &self.explanation {
-            Some(text) => write!(f, "the kernel says \"{text}\": {error}"),
-            None => write!(f, "the kernel says: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 /// What is known after a datagram.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,9 +1,20 @@
-//! The controller of generic netlink: from a family's name to its number, which changes
-//! each time its module is loaded (include/uapi/linux/genetlink.h).
+//! Families of generic netlink, and their controller: from a family's name to its number, which
+//! changes each time its module is loaded (include/uapi/linux/genetlink.h).
+//!
+//! Owns the requests to a family and the way back from their answers. It must not know any family.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use netlink_packet_core::DefaultNla;
 
 use super::attributes::Attributes;
-use super::exchange::Malformed;
-use super::message::{Message, Mode, Request, string};
+use super::error::{CallError, Malformed, Refusal};
+use super::exchange::Answer;
+use super::message::{Message, Mode, Protocol, Request, string};
+use super::worker::Worker;
+use crate::error::{Error, Texts};
 
 /// The controller's own number.
 const GENL_ID_CTRL: u16 = 16;
@@ -17,8 +28,183 @@ const CTRL_ATTR_MCAST_GRP_NAME: u16 = 1;
 const CTRL_ATTR_MCAST_GRP_ID: u16 = 2;
 const CTRL_VERSION: u8 = 1;
 
+/// A family as this program knows it.
+#[derive(Debug)]
+pub(crate) struct Description {
+    pub(crate) name: &'static str,
+    pub(crate) version: u8,
+    pub(crate) texts: Texts,
+    /// The error where the kernel does not have it.
+    pub(crate) absent: fn() -> Error,
+}
+
+/// A request to a family, as errors name it.
+pub(crate) trait Operation: fmt::Display {
+    /// The error when the kernel refuses it.
+    fn refused(&self, family: &Family, refusal: Refusal) -> Error;
+}
+
+/// A connection to a family. All its requests go through one thread, one after the other.
+#[derive(Debug)]
+pub(crate) struct Family {
+    description: &'static Description,
+    worker: Worker,
+    /// Another one after the family's module was loaded again.
+    number: AtomicU16,
+}
+
+impl Family {
+    /// Connects; answers are waited for this long.
+    ///
+    /// # Errors
+    /// The kernel does not have the family, or there is no netlink.
+    pub(crate) fn open(
+        description: &'static Description,
+        patience: Duration,
+        operation: &impl Operation,
+    ) -> Result<Self, Error> {
+        let family = Self {
+            description,
+            worker: Worker::start(Protocol::Generic, patience)?,
+            number: AtomicU16::new(0),
+        };
+        family.resolve(operation)?;
+        Ok(family)
+    }
+
+    /// Asks the controller about the family; its number is remembered.
+    pub(crate) fn resolve(&self, operation: &impl Operation) -> Result<Answer, Error> {
+        let name = self.description.name;
+        let answer = match self.worker.call(request(name)) {
+            Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENOENT => {
+                return Err((self.description.absent)());
+            }
+            answer => answer.map_err(|error| self.error(operation, error))?,
+        };
+        let number = number(&answer.messages, name).map_err(Error::malformed(operation))?;
+        self.number.store(number, Ordering::Relaxed);
+        Ok(answer)
+    }
+
+    /// The family's number, as it was last.
+    pub(crate) fn number(&self) -> u16 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    fn request(&self, command: u8, mode: Mode, attributes: Vec<DefaultNla>) -> Request {
+        let version = self.description.version;
+        Request::generic(self.number(), command, version, mode, attributes)
+    }
+
+    /// Sends a request and waits for the whole answer.
+    pub(crate) fn call(
+        &self,
+        operation: &impl Operation,
+        command: u8,
+        mode: Mode,
+        attributes: Vec<DefaultNla>,
+    ) -> Result<Answer, Error> {
+        let mut request = self.request(command, mode, attributes);
+        let outcome = match self.worker.call(request.clone()) {
+            // A number that no family has.
+            Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENOENT => {
+                self.resolve(operation)?;
+                if self.number() == request.message_type {
+                    return Err(operation.refused(self, refusal));
+                }
+                request.message_type = self.number();
+                self.worker.call(request)
+            }
+            outcome => outcome,
+        };
+        let answer = outcome.map_err(|error| self.error(operation, error))?;
+        if let Some(warning) = &answer.warning {
+            tracing::debug!(%operation, warning, "done, with a warning of the kernel's");
+        }
+        Ok(answer)
+    }
+
+    /// Has something changed.
+    pub(crate) fn change(
+        &self,
+        operation: &impl Operation,
+        command: u8,
+        attributes: Vec<DefaultNla>,
+    ) -> Result<(), Error> {
+        self.call(operation, command, Mode::Do, attributes)
+            .map(drop)
+    }
+
+    /// All that a dump lists.
+    pub(crate) fn dump<T>(
+        &self,
+        operation: &impl Operation,
+        (request, answer): (u8, u8),
+        attributes: Vec<DefaultNla>,
+        of: impl Fn(&Message) -> Result<T, Malformed>,
+    ) -> Result<Vec<T>, Error> {
+        let messages = self.call(operation, request, Mode::Dump, attributes)?;
+        read(&messages.messages, answer, of).map_err(Error::malformed(operation))
+    }
+
+    /// The one object that a request is about.
+    pub(crate) fn get<T>(
+        &self,
+        operation: &impl Operation,
+        (request, answer): (u8, u8),
+        attributes: Vec<DefaultNla>,
+        of: impl Fn(&Message) -> Result<T, Malformed>,
+    ) -> Result<T, Error> {
+        let messages = self.call(operation, request, Mode::Do, attributes)?;
+        one(&messages.messages, answer, of).map_err(Error::malformed(operation))
+    }
+
+    /// Sends a request in aid of another one: without its errors' texts.
+    pub(crate) fn ask(
+        &self,
+        command: u8,
+        attributes: Vec<DefaultNla>,
+    ) -> Result<Answer, CallError> {
+        self.worker
+            .call(self.request(command, Mode::Do, attributes))
+    }
+
+    fn error(&self, operation: &impl Operation, error: CallError) -> Error {
+        let refused = |refusal| operation.refused(self, refusal);
+        let patience = self.worker.patience();
+        let texts = &self.description.texts;
+        texts.explain(operation, error, patience, refused)
+    }
+}
+
+/// All objects in an answer, which messages with this command hold.
+pub(crate) fn read<T>(
+    answer: &[Message],
+    command: u8,
+    of: impl Fn(&Message) -> Result<T, Malformed>,
+) -> Result<Vec<T>, Malformed> {
+    let messages = answer.iter().filter(|one| one.command() == command);
+    messages.map(of).collect()
+}
+
+/// The only object in an answer.
+pub(crate) fn one<T>(
+    answer: &[Message],
+    command: u8,
+    of: impl Fn(&Message) -> Result<T, Malformed>,
+) -> Result<T, Malformed> {
+    let mut all = read(answer, command, of)?;
+    match (all.pop(), all.is_empty()) {
+        (Some(one), true) => Ok(one),
+        _ => Err(Malformed::new(
+            "answer",
+            "it does not have exactly one entry",
+        )),
+    }
+}
+
 /// Asks for the number of the family called `name`.
-pub(crate) fn request(name: &str) -> Request {
+fn request(name: &str) -> Request {
     let attributes = vec![string(CTRL_ATTR_FAMILY_NAME, name)];
     Request::generic(
         GENL_ID_CTRL,
@@ -31,8 +217,7 @@ pub(crate) fn request(name: &str) -> Request {
 
 /// The number in the answer.
 pub(crate) fn number(answer: &[Message], name: &str) -> Result<u16, Malformed> {
-    let number = description(answer, name)?.u16(CTRL_ATTR_FAMILY_ID)?;
-    number.ok_or_else(|| Malformed::attribute(CTRL_ATTR_FAMILY_ID, "it is missing"))
+    description(answer, name)?.needed_u16(CTRL_ATTR_FAMILY_ID)
 }
 
 /// The number of one of the family's multicast groups in the answer.

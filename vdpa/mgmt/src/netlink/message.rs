@@ -10,7 +10,7 @@ use netlink_packet_core::{
     NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 
-use super::exchange::Malformed;
+use super::error::Malformed;
 
 /// Which netlink protocol is spoken, and with it the size of the header of its messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

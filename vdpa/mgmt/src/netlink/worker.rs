@@ -13,7 +13,6 @@
 //! The thread ends when its [`Worker`] is dropped and the request under way, if there is
 //! one, has returned.
 
-use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,28 +20,14 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use super::exchange::{Answer, Exchange, Malformed, Progress, Refusal};
+use super::error::CallError;
+use super::exchange::{Answer, Exchange, Progress};
 use super::message::{Mode, Protocol, Request};
 use super::socket::Socket;
+use crate::error::Error;
 
 /// How often an inconsistent dump is tried again.
 const DUMP_ATTEMPTS: u32 = 16;
-
-/// Why there is no answer.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum CallError {
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    #[error(transparent)]
-    Malformed(#[from] Malformed),
-    #[error("netlink socket")]
-    Socket(#[source] io::Error),
-    #[error("dump interrupted")]
-    Interrupted,
-    /// Nothing came in time. `sent` tells whether the kernel may still do it.
-    #[error("no answer in time")]
-    Timeout { sent: bool },
-}
 
 type Outcome = Result<Answer, CallError>;
 
@@ -62,33 +47,32 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Starts the thread, which opens a socket. `patience` is how long a call waits.
-    pub(crate) fn start(protocol: Protocol, patience: Duration) -> io::Result<Self> {
-        match Self::start_after(protocol, patience, || Ok::<_, Infallible>(()))? {
-            Ok(worker) => Ok(worker),
-            Err(never) => match never {},
-        }
+    pub(crate) fn start(protocol: Protocol, patience: Duration) -> Result<Self, Error> {
+        Self::start_after(protocol, patience, || Ok(()))
     }
 
     /// The same; before anything else the thread does this, such as entering a network namespace, in which all its
     /// sockets are then.
-    pub(crate) fn start_after<E: Send + 'static>(
+    pub(crate) fn start_after(
         protocol: Protocol,
         patience: Duration,
-        prepare: impl FnOnce() -> Result<(), E> + Send + 'static,
-    ) -> io::Result<Result<Self, E>> {
+        prepare: impl FnOnce() -> Result<(), Error> + Send + 'static,
+    ) -> Result<Self, Error> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (ready, readiness) = mpsc::sync_channel(1);
+        let open = move || {
+            prepare()?;
+            Socket::open(protocol, patience).map_err(Error::netlink)
+        };
         thread::Builder::new()
             .name("netlink".to_owned())
             .spawn(move || {
-                let opened = prepare().map(|()| Socket::open(protocol, patience));
-                let (socket, outcome) = match opened {
-                    Ok(Ok(socket)) => (Some(socket), Ok(Ok(()))),
-                    Ok(Err(error)) => (None, Ok(Err(error))),
+                let (socket, opened) = match open() {
+                    Ok(socket) => (Some(socket), Ok(())),
                     Err(error) => (None, Err(error)),
                 };
                 let begun = socket.is_some();
-                if ready.send(outcome).is_err() || !begun {
+                if ready.send(opened).is_err() || !begun {
                     return;
                 }
                 let mut link = Link {
@@ -103,15 +87,10 @@ impl Worker {
                         let _ = job.answer.send(link.call(&job.request));
                     }
                 }
-            })?;
-        let ended = |_| io::Error::other("the netlink thread has ended");
-        Ok(match readiness.recv().map_err(ended)? {
-            Ok(opened) => {
-                opened?;
-                Ok(Self { jobs, patience })
-            }
-            Err(error) => Err(error),
-        })
+            })
+            .map_err(Error::netlink)?;
+        readiness.recv().map_err(|_| Error::netlink(ended()))??;
+        Ok(Self { jobs, patience })
     }
 
     /// How long a call waits.
@@ -121,7 +100,7 @@ impl Worker {
 
     /// Sends a request and waits for its whole answer.
     pub(crate) fn call(&self, request: Request) -> Outcome {
-        let gone = || CallError::Socket(io::Error::other("the netlink thread has ended"));
+        let gone = || CallError::Socket(ended());
         let taken = Arc::new(AtomicBool::new(false));
         let (answer, answered) = mpsc::sync_channel(1);
         let job = Job {
@@ -139,6 +118,10 @@ impl Worker {
             }
         }
     }
+}
+
+fn ended() -> io::Error {
+    io::Error::other("the netlink thread has ended")
 }
 
 /// The thread's own.

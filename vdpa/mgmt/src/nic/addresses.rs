@@ -12,15 +12,17 @@ use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 
+use crate::error::Error;
+use crate::netlink::error::CallError;
 use crate::netlink::message::{Message, Mode, Protocol, Request};
-use crate::netlink::worker::{CallError, Worker};
+use crate::netlink::worker::Worker;
 
 /// include/uapi/linux/rtnetlink.h
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
 
 /// Indexes of the interfaces in this network namespace that have an address.
-pub(super) fn interfaces_with_one(patience: Duration) -> io::Result<HashSet<u32>> {
+pub(super) fn interfaces_with_one(patience: Duration) -> Result<HashSet<u32>, Error> {
     let worker = Worker::start(Protocol::Route, patience)?;
     let request = Request {
         message_type: RTM_GETADDR,
@@ -28,9 +30,11 @@ pub(super) fn interfaces_with_one(patience: Duration) -> io::Result<HashSet<u32>
         mode: Mode::Dump,
         attributes: Vec::new(),
     };
-    let answer = worker.call(request).map_err(|error| match error {
-        CallError::Socket(error) => error,
-        error => io::Error::other(error),
+    let answer = worker.call(request).map_err(|error| {
+        Error::netlink(match error {
+            CallError::Socket(error) => error,
+            error => io::Error::other(error),
+        })
     })?;
     Ok(answer.messages.iter().filter_map(index).collect())
 }

@@ -4,13 +4,15 @@
 //! is here, down, without an address and in no bridge or bond. One whose driver shows no interface here
 //! may have it in another network namespace, so it is not free.
 
-use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use super::{NicError, Nics, addresses};
-use crate::error::Error;
-use crate::pci::{Address, Function};
+use super::addresses;
+use super::error::NicError;
+use super::nics::Nics;
+use super::taken::{Taken, TakenBecause};
+use crate::error::existing;
+use crate::pci::Function;
 
 /// Where network interfaces are in sysfs.
 const INTERFACES: &str = "/sys/class/net";
@@ -21,63 +23,6 @@ const IFF_UP: u32 = 1;
 /// Drivers that leave a function without a network interface.
 const WITHOUT_INTERFACE: [&str; 2] = ["vp-vdpa", "vfio-pci"];
 
-/// A virtual function that is not free.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Taken {
-    /// Its number.
-    pub virtual_function: u32,
-    /// Its address.
-    pub address: Address,
-    /// Why it is not.
-    pub because: TakenBecause,
-}
-
-/// Why a virtual function is not free.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TakenBecause {
-    /// It has a vDPA device.
-    VdpaDevice(String),
-    /// It is given to programs.
-    Vfio,
-    /// Its interface is up.
-    Up(String),
-    /// Its interface has an address.
-    Address(String),
-    /// Its interface belongs to a bridge or bond.
-    Member(String),
-    /// Its driver shows no interface in this network namespace.
-    Hidden(String),
-}
-
-impl Taken {
-    /// Whether that may change by itself, moments after the function has come.
-    pub(super) fn may_be_starting(&self) -> bool {
-        matches!(self.because, TakenBecause::Hidden(_))
-    }
-}
-
-impl fmt::Display for Taken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}) ", self.virtual_function, self.address)?;
-        match &self.because {
-            TakenBecause::VdpaDevice(name) => write!(f, "has the vDPA device {name}"),
-            TakenBecause::Vfio => f.write_str("is bound to vfio-pci"),
-            TakenBecause::Up(interface) => write!(f, "has the interface {interface}, which is up"),
-            TakenBecause::Address(interface) => {
-                write!(f, "has the interface {interface}, which has an address")
-            }
-            TakenBecause::Member(interface) => write!(
-                f,
-                "has the interface {interface}, which is in a bridge or bond"
-            ),
-            TakenBecause::Hidden(driver) => write!(
-                f,
-                "has the driver {driver} and no interface here (it may be in another network namespace)"
-            ),
-        }
-    }
-}
-
 impl Nics {
     /// The first virtual function of `physical` that nobody uses, by number.
     ///
@@ -85,20 +30,10 @@ impl Nics {
     /// [`NicError::NoneFree`] with a reason for each, or what the kernel says.
     pub(super) fn choose(&self, physical: &Function) -> Result<(u32, Function), NicError> {
         let mut taken = Vec::new();
-        for &(number, address) in &physical.virtual_functions {
-            let function = match self.pci.function(address) {
-                Ok(function) => function,
-                // Gone meanwhile.
-                Err(error) if error.is_missing() => continue,
-                Err(error) => return Err(error.into()),
-            };
-            match self.taken(&function)? {
-                None => return Ok((number, function)),
-                Some(because) => taken.push(Taken {
-                    virtual_function: number,
-                    address,
-                    because,
-                }),
+        for one in self.look_at(physical) {
+            match one? {
+                (number, function, None) => return Ok((number, function)),
+                (.., Some(user)) => taken.push(user),
             }
         }
         Err(NicError::NoneFree {
@@ -109,21 +44,36 @@ impl Nics {
 
     /// A virtual function of `physical` that somebody uses, if there is one.
     pub(super) fn used(&self, physical: &Function) -> Result<Option<Taken>, NicError> {
-        for &(number, address) in &physical.virtual_functions {
-            let function = match self.pci.function(address) {
-                Ok(function) => function,
-                Err(error) if error.is_missing() => continue,
-                Err(error) => return Err(error.into()),
-            };
-            if let Some(because) = self.taken(&function)? {
-                return Ok(Some(Taken {
-                    virtual_function: number,
-                    address,
-                    because,
-                }));
+        for one in self.look_at(physical) {
+            if let (.., Some(user)) = one? {
+                return Ok(Some(user));
             }
         }
         Ok(None)
+    }
+
+    /// The virtual functions of `physical` that are there, each with its number and its user.
+    fn look_at(
+        &self,
+        physical: &Function,
+    ) -> impl Iterator<Item = Result<(u32, Function, Option<Taken>), NicError>> {
+        let all = physical.virtual_functions.iter();
+        all.filter_map(|&(virtual_function, address)| {
+            // None if it is gone meanwhile.
+            let function = match existing(self.pci.function(address)).transpose()? {
+                Ok(function) => function,
+                Err(error) => return Some(Err(error.into())),
+            };
+            let because = self.taken(&function);
+            Some(because.map(|because| {
+                let taken = because.map(|because| Taken {
+                    virtual_function,
+                    address,
+                    because,
+                });
+                (virtual_function, function, taken)
+            }))
+        })
     }
 
     /// Why a function is not free; none if it is.
@@ -140,7 +90,7 @@ impl Nics {
         if function.netdevs.is_empty() && !WITHOUT_INTERFACE.contains(&driver.as_str()) {
             return Ok(Some(TakenBecause::Hidden(driver.clone())));
         }
-        let addressed = addresses::interfaces_with_one(self.patience).map_err(Error::netlink)?;
+        let addressed = addresses::interfaces_with_one(self.patience)?;
         for interface in &function.netdevs {
             let directory = Path::new(INTERFACES).join(interface);
             // An interface that is gone meanwhile has none of these.

@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use super::error::NicError;
 use super::making::Making;
-use super::observer::Phase;
-use super::{NicError, Nics};
+use super::nics::Nics;
+use super::phase::Phase;
 use crate::connectivity::{Connectivity, Place};
 use crate::devlink::{Devlink, PortHandle};
 use crate::link::Links;

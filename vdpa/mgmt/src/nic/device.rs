@@ -2,11 +2,12 @@
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
+use super::error::NicError;
 use super::making::Making;
-use super::observer::Phase;
+use super::nics::{Nics, VHOST_DRIVER};
+use super::phase::Phase;
 use super::request::NicRequest;
 use super::step::Step;
-use super::{NicError, Nics, VHOST_DRIVER};
 use crate::journal::Outcome;
 use crate::{ErrorKind, MgmtDeviceName, NewDevice, connection};
 
@@ -53,29 +54,18 @@ impl Making<'_> {
         has_address: bool,
     ) -> Result<(), NicError> {
         self.phase = Phase::AddDevice;
-        let mut devices = vec![request.device(mgmtdev.clone())?];
-        if has_address {
-            let request = NicRequest {
-                mac: None,
-                ..request.clone()
-            };
-            devices.push(request.device(mgmtdev.clone())?);
-        }
-        self.add_device(&devices)
-    }
-
-    /// Adds the first of these devices that the management device takes. The next one is tried only if the management device
-    /// does not take an address.
-    fn add_device(&mut self, devices: &[NewDevice]) -> Result<(), NicError> {
-        let mut devices = devices.iter().peekable();
-        while let Some(device) = devices.next() {
-            match self.add(device) {
-                Err(error) if devices.peek().is_some() && takes_no_mac(&error) => {}
-                Err(error) => return Err(error),
-                Ok(()) => return self.await_character_device(device.name()),
+        let added = self.add(&request.device(mgmtdev.clone())?);
+        match added {
+            Err(error) if has_address && takes_no_mac(&error) => {
+                let without = NicRequest {
+                    mac: None,
+                    ..request.clone()
+                };
+                self.add(&without.device(mgmtdev.clone())?)?;
             }
+            added => added?,
         }
-        Ok(())
+        self.await_character_device(&request.name)
     }
 
     fn add(&mut self, device: &NewDevice) -> Result<(), NicError> {

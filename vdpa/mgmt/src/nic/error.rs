@@ -4,10 +4,10 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use super::choose::Taken;
-use super::observer::Phase;
+use super::phase::Phase;
 use super::record::BadOwner;
 use super::step::Step;
+use super::taken::Taken;
 use crate::connectivity::ConnectivityError;
 use crate::devlink::{Handle, PortHandle};
 use crate::error::Error;
@@ -91,7 +91,7 @@ pub enum NicError {
     #[error("{0} does not make network devices; `bellhop mgmtdev show` tells what each makes")]
     NotNetwork(String),
     /// All virtual functions are used.
-    #[error("no virtual function of {physical} is free{}", list(taken))]
+    #[error("no virtual function of {physical} is free{}", listed("", taken))]
     NoneFree {
         /// The physical function.
         physical: Address,
@@ -139,12 +139,18 @@ impl From<ConnectivityError> for NicError {
     }
 }
 
-fn list(taken: &[Taken]) -> String {
-    let all: Vec<String> = taken.iter().map(ToString::to_string).collect();
+/// All of them in one line.
+pub(super) fn joined(all: &[impl fmt::Display]) -> String {
+    let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+    all.join("; ")
+}
+
+/// The same after this text; nothing if there are none.
+fn listed(before: &str, all: &[impl fmt::Display]) -> String {
     if all.is_empty() {
         String::new()
     } else {
-        format!(": {}", all.join("; "))
+        format!("{before}: {}", joined(all))
     }
 }
 
@@ -169,16 +175,11 @@ impl fmt::Display for NotUndone {
     }
 }
 
-fn remains(not_undone: &[NotUndone]) -> String {
-    let all: Vec<String> = not_undone.iter().map(ToString::to_string).collect();
-    all.join("; ")
-}
-
 /// Why a NIC was not made.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot make {name}: it was not possible to {phase}{}",
-    rolled_back(not_undone)
+    listed(". Not undone", not_undone)
 )]
 pub struct MakeError {
     /// The NIC.
@@ -190,14 +191,6 @@ pub struct MakeError {
     pub source: Box<NicError>,
     /// What was done before and could not be undone, the last step first.
     pub not_undone: Vec<NotUndone>,
-}
-
-fn rolled_back(not_undone: &[NotUndone]) -> String {
-    if not_undone.is_empty() {
-        String::new()
-    } else {
-        format!(". Not undone: {}", remains(not_undone))
-    }
 }
 
 /// Why a NIC was not removed.
@@ -218,10 +211,7 @@ pub enum RemoveError {
         driver: String,
     },
     /// Something could not be undone. It is still in the record.
-    #[error(
-        "{name} is not removed completely. Not undone: {}",
-        remains(not_undone)
-    )]
+    #[error("{name} is not removed completely. Not undone: {}", joined(not_undone))]
     Incomplete {
         /// The NIC.
         name: String,

@@ -1,15 +1,12 @@
 //! A NIC that is being made or removed: phases in order, each step in the journal before it is done, and the way back.
 
-use super::connect::Subject;
 use super::error::{MakeError, NicError, NotUndone};
-use super::observer::{Activity, Observer, Phase, Progress};
-use super::origin::Plan;
-use super::record::{MadeNic, State, check_owner};
-use super::request::NicRequest;
+use super::nics::Nics;
+use super::observer::{Activity, Observer, Progress};
+use super::phase::Phase;
+use super::record::{MadeNic, State};
 use super::step::Step;
-use super::undo::Undone;
-use super::{Nics, VHOST_DRIVER, wait};
-use crate::bus::Bus;
+use super::wait;
 use crate::connectivity::{Connectivity, Place};
 use crate::journal::{Journal, Moment, Outcome};
 use crate::link::Links;
@@ -38,72 +35,6 @@ impl<'a> Making<'a> {
             nic,
             observer,
         }
-    }
-
-    /// All phases.
-    pub(super) fn run(&mut self, request: &NicRequest) -> Result<(), NicError> {
-        let plan = self.phase(Phase::Check, &request.from, |making| making.check(request))?;
-        match plan {
-            Plan::MgmtDevice(mgmtdev) => {
-                self.add_device_with_address(request, &mgmtdev, false)?;
-            }
-            Plan::VirtualFunction(physical) => {
-                let function = self.virtual_function(request, *physical)?;
-                let subject = Subject::VirtualFunction(function);
-                self.connect(request.connectivity.as_ref(), &subject)?;
-            }
-            Plan::Subfunction { handle, pfnum } => {
-                let port = self.subfunction(request, &handle, pfnum)?;
-                self.connect(request.connectivity.as_ref(), &Subject::Port(port))?;
-            }
-        }
-        self.nic.set_state(State::Made);
-        self.phase = Phase::Connect;
-        self.persist()
-    }
-
-    /// Whether it can be done, as far as that can be known before anything is touched.
-    fn check(&self, request: &NicRequest) -> Result<Plan, NicError> {
-        let nics = self.nics;
-        // Values that no device can have, whatever it is made on.
-        if let Ok(any) = "any".parse() {
-            request.device(any)?;
-        }
-        if let Some(owner) = &request.owner {
-            check_owner(owner)?;
-        }
-        if self.others.iter().any(|nic| nic.name() == request.name) {
-            return Err(NicError::RecordTaken(request.name.clone()));
-        }
-        match nics.connection.device(&request.name) {
-            Err(error) if error.is_missing() => {}
-            Ok(_) => return Err(NicError::NameTaken(request.name.clone())),
-            Err(error) => return Err(error.into()),
-        }
-        if !nics.bus.has_driver(VHOST_DRIVER) {
-            return Err(Bus::no_driver(VHOST_DRIVER).into());
-        }
-        let plan = nics.plan(nics.find(&request.from)?, &request.from, request.kind)?;
-        match &plan {
-            Plan::MgmtDevice(name) => {
-                let settings = [
-                    (request.connectivity.is_some(), "connection"),
-                    (request.rates.is_some(), "rates"),
-                    (request.virtual_functions.is_some(), "virtual functions"),
-                ];
-                if let Some(&(_, what)) = settings.iter().find(|one| one.0) {
-                    let from = request.from.clone();
-                    return Err(NicError::NoSettings { from, what });
-                }
-                nics.check_network(name)?;
-            }
-            Plan::VirtualFunction(physical) => nics.check_virtual_function(request, physical)?,
-            Plan::Subfunction { handle, .. } => nics.check_subfunction(request, handle)?,
-        }
-        if let Some(wanted) = &request.connectivity {
-            nics.check_connectivity(wanted)?;
-        }
-        Ok(plan)
     }
 
     /// A phase without a step.
@@ -204,8 +135,12 @@ impl<'a> Making<'a> {
         self.nic.steps().last()
     }
 
-    pub(super) fn into_nic(self) -> MadeNic {
-        self.nic
+    /// All steps are done: the record says so.
+    pub(super) fn finish(&mut self) -> Result<MadeNic, NicError> {
+        self.nic.set_state(State::Made);
+        self.phase = Phase::Connect;
+        self.persist()?;
+        Ok(self.nic.clone())
     }
 
     /// Undoes what was done before this error.
@@ -261,7 +196,7 @@ impl Journal for Making<'_> {
     }
 
     fn undo(&mut self, step: &Step) -> Result<(), NicError> {
-        if let Undone::Left(why) = self.nics.undo(self.nic.name(), step)? {
+        if let Some(why) = self.nics.undo(self.nic.name(), step)? {
             self.say(Activity::Leave(&why));
         }
         Ok(())

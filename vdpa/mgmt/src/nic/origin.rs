@@ -1,10 +1,13 @@
 //! What a NIC is made of, found by what a user calls it.
 
-use super::{Kind, NicError, Nics};
+use super::error::NicError;
+use super::nics::Nics;
+use super::request::Kind;
+use crate::MgmtDeviceName;
 use crate::devlink::{Devlink, EswitchMode, Handle};
+use crate::error::{Error, ErrorKind, existing};
 use crate::link::Links;
 use crate::pci::{Address, Function};
-use crate::{Error, ErrorKind, MgmtDeviceName};
 
 /// What a NIC is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,18 +51,17 @@ impl Nics {
                 Err(NicError::NoOrigin(text.to_owned()))
             };
         }
-        match self.pci.behind(text) {
-            Ok(Some(address)) => self.physical(address),
-            Ok(None) => {
-                let parent = Links::open()?.link(text)?.parent;
-                let handle = parent.and_then(|(bus, device)| Handle::new(&bus, &device).ok());
-                match handle {
-                    Some(handle) if has_instance(&handle)? => Ok(Origin::Instance(handle)),
-                    _ => Err(NicError::NotPci(text.to_owned())),
-                }
-            }
-            Err(error) if error.is_missing() => Err(NicError::NoOrigin(text.to_owned())),
-            Err(error) => Err(error.into()),
+        let Some(behind) = existing(self.pci.behind(text))? else {
+            return Err(NicError::NoOrigin(text.to_owned()));
+        };
+        if let Some(address) = behind {
+            return self.physical(address);
+        }
+        let parent = Links::open()?.link(text)?.parent;
+        let handle = parent.and_then(|(bus, device)| Handle::new(&bus, &device).ok());
+        match handle {
+            Some(handle) if has_instance(&handle)? => Ok(Origin::Instance(handle)),
+            _ => Err(NicError::NotPci(text.to_owned())),
         }
     }
 
@@ -113,25 +115,24 @@ impl Nics {
         let Ok(name) = text.parse() else {
             return Ok(None);
         };
-        match self.connection.mgmt_device(&name) {
-            Ok(_) => Ok(Some(name)),
-            Err(error) if error.kind() == ErrorKind::NoMgmtDevice => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        Ok(self.has_mgmt_device(&name)?.then_some(name))
+    }
+}
+
+/// The kernel's devlink, if it has one.
+fn devlink() -> Result<Option<Devlink>, Error> {
+    match Devlink::open() {
+        Err(error) if error.kind() == ErrorKind::NoDevlink => Ok(None),
+        devlink => devlink.map(Some),
     }
 }
 
 /// Whether there is such a devlink instance here.
 fn has_instance(handle: &Handle) -> Result<bool, Error> {
-    let devlink = match Devlink::open() {
-        Err(error) if error.kind() == ErrorKind::NoDevlink => return Ok(false),
-        devlink => devlink?,
+    let Some(devlink) = devlink()? else {
+        return Ok(false);
     };
-    match devlink.instance(handle) {
-        Ok(_) => Ok(true),
-        Err(error) if error.is_missing() => Ok(false),
-        Err(error) => Err(error),
-    }
+    Ok(existing(devlink.instance(handle))?.is_some())
 }
 
 /// What a function's devlink instance is called.
@@ -141,9 +142,8 @@ fn instance_of(address: Address) -> Option<Handle> {
 
 /// Whether a NIC's switch has representors. What has no devlink, or no such switch, has not.
 pub(super) fn is_switchdev(handle: &Handle) -> Result<bool, Error> {
-    let devlink = match Devlink::open() {
-        Err(error) if error.kind() == ErrorKind::NoDevlink => return Ok(false),
-        devlink => devlink?,
+    let Some(devlink) = devlink()? else {
+        return Ok(false);
     };
     match devlink.eswitch(handle) {
         Ok(eswitch) => Ok(eswitch.mode == Some(EswitchMode::Switchdev)),

@@ -4,7 +4,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::step::Step;
 use crate::connectivity::Attached;
-use crate::{Error, MgmtDeviceName, NewDevice};
+use crate::new_device::check_name;
+use crate::{Error, MgmtDeviceName};
 
 /// The version of records that this program writes and reads.
 pub(super) const VERSION: u32 = 1;
@@ -177,13 +178,4 @@ pub(super) fn check_owner(owner: &str) -> Result<(), BadOwner> {
     } else {
         Err(BadOwner)
     }
-}
-
-/// Fails for what cannot name a NIC, which is what cannot name a new vDPA device.
-pub(super) fn check_name(name: &str) -> Result<(), Error> {
-    // The name of a management device plays no part in it.
-    let Ok(any) = "any".parse() else {
-        return Err(NewDevice::bad_name(name));
-    };
-    NewDevice::new(name, any).map(drop)
 }

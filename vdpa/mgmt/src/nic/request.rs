@@ -71,19 +71,8 @@ impl NicRequest {
     /// # Errors
     /// `Invalid` for values that no device can have.
     pub fn device(&self, mgmtdev: MgmtDeviceName) -> Result<NewDevice, Error> {
-        let mut device = NewDevice::new(&self.name, mgmtdev)?;
-        if let Some(mac) = self.mac {
-            device = device.mac(mac)?;
-        }
-        if let Some(mtu) = self.mtu {
-            device = device.mtu(mtu)?;
-        }
-        if let Some(pairs) = self.max_vqp {
-            device = device.max_vqp(pairs)?;
-        }
-        if let Some(features) = self.device_features {
-            device = device.device_features(features);
-        }
-        Ok(device)
+        let device = NewDevice::new(&self.name, mgmtdev)?.mac(self.mac)?;
+        let device = device.mtu(self.mtu)?.max_vqp(self.max_vqp)?;
+        Ok(device.device_features(self.device_features))
     }
 }

@@ -4,11 +4,11 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::observer::Phase;
+use super::phase::Phase;
 use crate::MgmtDeviceName;
 use crate::connectivity::Attached;
 use crate::devlink::{Handle, PortHandle};
-use crate::error::Error;
+use crate::error::{self, Error};
 use crate::pci::Address;
 use crate::sriov::{Rates, Setting, VirtualFunction};
 
@@ -244,8 +244,7 @@ impl fmt::Display for Settings {
     /// In the words of `bellhop vf set`, with a space before each.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(mac) = self.mac {
-            let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
-            write!(f, " mac {mac}")?;
+            write!(f, " mac {}", error::mac(mac))?;
         }
         if let Some((min, max)) = self.rates {
             write!(f, " max_tx_rate {max} min_tx_rate {min}")?;

@@ -19,8 +19,9 @@ use rustix::fs::{FlockOperation, flock};
 use serde::Deserialize;
 
 use super::observer::Observer;
-use super::record::{MadeNic, VERSION, check_name};
+use super::record::{MadeNic, VERSION};
 use crate::Error;
+use crate::new_device::check_name;
 
 /// Where records are unless something else is asked for.
 const DIRECTORY: &str = "/run/bellhop/nics";

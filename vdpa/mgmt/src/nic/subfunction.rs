@@ -8,15 +8,16 @@
 //! Address and rates go with the port, parameters with the subfunction, so only the port and its state are
 //! steps to undo.
 
+use super::error::NicError;
 use super::making::Making;
-use super::observer::Phase;
+use super::nics::Nics;
 use super::origin::is_switchdev;
+use super::phase::Phase;
 use super::request::NicRequest;
 use super::step::Step;
-use super::{NicError, Nics};
 use crate::devlink::{
-    Cmode, Devlink, Flavour, FunctionOpstate, FunctionSettings, FunctionState, Handle,
-    NewSubfunction, ParamValue, Port, PortHandle, RateObject, RateSettings, ReloadAction,
+    Cmode, Devlink, FunctionOpstate, FunctionSettings, FunctionState, Handle, NewSubfunction,
+    ParamValue, Port, PortHandle, RateObject, RateSettings, ReloadAction,
 };
 use crate::journal::Outcome;
 use crate::{ErrorKind, MgmtDeviceName};
@@ -142,34 +143,16 @@ impl Making<'_> {
         let step = Step::ActivatePort { port: port.clone() };
         self.step(step, |_| {
             // Being inactive twice does no harm.
-            let active = devlink.set_function(port, &state(FunctionState::Active));
+            let active = devlink.set_function(port, &FunctionState::Active.into());
             active.map_err(NicError::from).into()
         })
     }
 }
 
-/// Only the state of a function.
-pub(super) fn state(state: FunctionState) -> FunctionSettings {
-    FunctionSettings {
-        state: Some(state),
-        ..FunctionSettings::default()
-    }
-}
-
-/// The number of a port's subfunction, if it has one of this physical function.
-pub(super) fn sfnum_of(port: &Port, of: u16) -> Option<u32> {
-    match &port.flavour {
-        Some(Flavour::PciSf { pci, sfnum }) if pci.pfnum == of => Some(*sfnum),
-        _ => None,
-    }
-}
-
 /// The lowest number that no subfunction has.
 fn free_number(ports: &[Port], pfnum: u16) -> Option<u32> {
-    let taken: std::collections::BTreeSet<u32> = ports
-        .iter()
-        .filter_map(|port| sfnum_of(port, pfnum))
-        .collect();
+    let taken: std::collections::BTreeSet<u32> =
+        ports.iter().filter_map(|port| port.sfnum(pfnum)).collect();
     (1..=u32::MAX).find(|number| !taken.contains(number))
 }
 
@@ -228,7 +211,7 @@ fn enable_vnet(devlink: &Devlink, instance: &Handle) -> Result<(), NicError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::devlink::PciNumbers;
+    use crate::devlink::{Flavour, PciNumbers};
 
     fn port(index: u32, pfnum: u16, sfnum: u32) -> Port {
         let handle: Handle = "pci/0000:06:00.0".parse().unwrap();

@@ -3,26 +3,23 @@
 //! Each step may have been done, or not, or have been undone by somebody else, or have been changed since. So
 //! each looks first: what is not as this step made it is left alone.
 
-use super::error::NicError;
+use super::error::{NicError, joined};
+use super::nics::Nics;
 use super::step::{Settings, Step};
-use super::subfunction::{sfnum_of, state};
-use super::{Nics, Taken, wait};
+use super::wait;
 use crate::MgmtDeviceName;
 use crate::devlink::{Devlink, FunctionOpstate, FunctionState, Handle, PortHandle};
+use crate::error::existing;
 use crate::link;
 use crate::pci::Address;
 use crate::sriov::Links;
 
-/// What undoing came to.
-pub(super) enum Undone {
-    Yes,
-    /// It is left as it is, and why.
-    Left(String),
-}
+/// What is left as it is, and why; none if all is undone.
+type Undone = Result<Option<String>, NicError>;
 
 impl Nics {
     /// Undoes one step.
-    pub(super) fn undo(&self, name: &str, step: &Step) -> Result<Undone, NicError> {
+    pub(super) fn undo(&self, name: &str, step: &Step) -> Undone {
         match step {
             Step::CountVirtualFunctions { physical, count } => self.uncount(*physical, *count),
             Step::SetVirtualFunction {
@@ -52,28 +49,20 @@ impl Nics {
             Step::AddDevice { mgmtdev } => self.delete(name, mgmtdev),
             Step::Connect { attached } => {
                 let left = attached.detach(&link::Links::open()?)?;
-                let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-                Ok(if left.is_empty() {
-                    Undone::Yes
-                } else {
-                    Undone::Left(left.join("; "))
-                })
+                Ok((!left.is_empty()).then(|| joined(&left)))
             }
         }
     }
 
     /// A function that is gone needs no undoing; the driver may let go of an active one a moment later.
-    fn deactivate(&self, port: &PortHandle) -> Result<Undone, NicError> {
+    fn deactivate(&self, port: &PortHandle) -> Undone {
         let devlink = Devlink::open()?;
-        let now = || match devlink.port(port) {
-            Err(error) if error.is_missing() => Ok(None),
-            port => Ok(port?.function),
-        };
-        let Some(function) = now().map_err(NicError::Mgmt)? else {
-            return Ok(Undone::Yes);
+        let now = || existing(devlink.port(port)).map(|port| port?.function);
+        let Some(function) = now()? else {
+            return Ok(None);
         };
         if function.state != Some(FunctionState::Inactive) {
-            devlink.set_function(port, &state(FunctionState::Inactive))?;
+            devlink.set_function(port, &FunctionState::Inactive.into())?;
         }
         let what = format!("the end of the device of the port {port}");
         wait::until(
@@ -82,13 +71,13 @@ impl Nics {
             || false,
             || (),
             || {
-                let function = now().map_err(NicError::Mgmt)?;
+                let function = now()?;
                 let attached =
                     function.is_some_and(|one| one.opstate == Some(FunctionOpstate::Attached));
                 Ok((!attached).then_some(()))
             },
         )?;
-        Ok(Undone::Yes)
+        Ok(None)
     }
 
     fn delete_port(
@@ -97,41 +86,32 @@ impl Nics {
         pfnum: u16,
         sfnum: u32,
         port: Option<&PortHandle>,
-    ) -> Result<Undone, NicError> {
+    ) -> Undone {
         let devlink = Devlink::open()?;
-        let ports = match devlink.ports_of(handle) {
-            Err(error) if error.is_missing() => return Ok(Undone::Yes),
-            ports => ports?,
-        };
+        let ports = existing(devlink.ports_of(handle))?.unwrap_or_default();
         let mut ours = ports
             .iter()
-            .filter(|one| sfnum_of(one, pfnum) == Some(sfnum))
+            .filter(|one| one.sfnum(pfnum) == Some(sfnum))
             .filter(|one| port.is_none_or(|port| one.handle == *port));
         let Some(found) = ours.next() else {
-            return Ok(Undone::Yes);
+            return Ok(None);
         };
-        match devlink.delete_port(&found.handle) {
-            Err(error) if !error.is_missing() => Err(error.into()),
-            _ => Ok(Undone::Yes),
-        }
+        existing(devlink.delete_port(&found.handle))?;
+        Ok(None)
     }
 
-    fn delete(&self, name: &str, mgmtdev: &MgmtDeviceName) -> Result<Undone, NicError> {
-        match self.connection.device(name) {
-            Err(error) if error.is_missing() => return Ok(Undone::Yes),
-            Err(error) => return Err(error.into()),
-            Ok(device) if device.mgmtdev != *mgmtdev => {
-                let other = device.mgmtdev;
-                return Ok(Undone::Left(format!(
-                    "the device {name} is another one, on {other}"
-                )));
-            }
-            Ok(_) => {}
+    fn delete(&self, name: &str, mgmtdev: &MgmtDeviceName) -> Undone {
+        let Some(device) = existing(self.connection.device(name))? else {
+            return Ok(None);
+        };
+        if device.mgmtdev != *mgmtdev {
+            let other = device.mgmtdev;
+            return Ok(Some(format!(
+                "the device {name} is another one, on {other}"
+            )));
         }
-        match self.connection.delete(name) {
-            Err(error) if !error.is_missing() => Err(error.into()),
-            _ => Ok(Undone::Yes),
-        }
+        existing(self.connection.delete(name))?;
+        Ok(None)
     }
 
     fn unbind(
@@ -140,25 +120,22 @@ impl Nics {
         driver: &str,
         former_driver: Option<&str>,
         former_override: Option<&str>,
-    ) -> Result<Undone, NicError> {
-        let function = match self.pci.function(address) {
-            Err(error) if error.is_missing() => return Ok(Undone::Yes),
-            function => function?,
+    ) -> Undone {
+        let Some(function) = existing(self.pci.function(address))? else {
+            return Ok(None);
         };
         let now = function.driver.as_deref();
         if let Some(now) = now.filter(|&now| now != driver && Some(now) != former_driver) {
-            return Ok(Undone::Left(format!(
-                "{address} has the driver {now} meanwhile"
-            )));
+            return Ok(Some(format!("{address} has the driver {now} meanwhile")));
         }
         if let Some(device) = function.vdpa_devices.first() {
-            return Ok(Undone::Left(format!(
+            return Ok(Some(format!(
                 "{address} has the vDPA device {device}, which is not this NIC's"
             )));
         }
         self.pci
             .restore(&function, driver, former_driver, former_override)?;
-        Ok(Undone::Yes)
+        Ok(None)
     }
 
     fn unset(
@@ -167,14 +144,13 @@ impl Nics {
         virtual_function: u32,
         settings: &Settings,
         former: &Settings,
-    ) -> Result<Undone, NicError> {
-        let function = match self.pci.function(physical) {
-            Err(error) if error.is_missing() => return Ok(Undone::Yes),
-            function => function?,
+    ) -> Undone {
+        let Some(function) = existing(self.pci.function(physical))? else {
+            return Ok(None);
         };
         let there = function.virtual_functions.iter();
         if !there.clone().any(|one| one.0 == virtual_function) {
-            return Ok(Undone::Yes);
+            return Ok(None);
         }
         let interface = function
             .netdevs
@@ -184,45 +160,40 @@ impl Nics {
         let link = links.link(interface)?;
         let mut all = link.virtual_functions.iter();
         let Some(now) = all.find(|one| one.index == virtual_function) else {
-            return Ok(Undone::Left(format!(
+            return Ok(Some(format!(
                 "the driver of {physical} does not tell the settings of its virtual functions"
             )));
         };
         let now = Settings::former(&settings.list()?, now);
         let (back, changed) = former.where_still(&now, settings);
         links.set(interface, virtual_function, &back.list()?)?;
-        Ok(if changed {
-            Undone::Left(format!(
+        Ok(changed.then(|| {
+            format!(
                 "settings of virtual function {virtual_function} of {physical} that were changed \
                  meanwhile"
-            ))
-        } else {
-            Undone::Yes
-        })
+            )
+        }))
     }
 
-    fn uncount(&self, physical: Address, count: u32) -> Result<Undone, NicError> {
-        let function = match self.pci.function(physical) {
-            Err(error) if error.is_missing() => return Ok(Undone::Yes),
-            function => function?,
+    fn uncount(&self, physical: Address, count: u32) -> Undone {
+        let Some(function) = existing(self.pci.function(physical))? else {
+            return Ok(None);
         };
         let there = function.virtual_functions.len();
         if there == 0 {
-            return Ok(Undone::Yes);
+            return Ok(None);
         }
         if u32::try_from(there) != Ok(count) {
-            return Ok(Undone::Left(format!(
+            return Ok(Some(format!(
                 "{physical} has {there} virtual functions meanwhile, not {count}"
             )));
         }
         if let Some(taken) = self.used(&function)? {
-            return Ok(Undone::Left(in_use(physical, &taken)));
+            return Ok(Some(format!(
+                "the virtual functions of {physical}, because others use them: {taken}"
+            )));
         }
         self.pci.set_virtual_functions(physical, 0)?;
-        Ok(Undone::Yes)
+        Ok(None)
     }
-}
-
-fn in_use(physical: Address, taken: &Taken) -> String {
-    format!("the virtual functions of {physical}, because others use them: {taken}")
 }

@@ -7,13 +7,15 @@
 //!                virtio device ──> vp-vdpa
 //! ```
 
-use super::choose::Taken;
+use super::error::NicError;
 use super::making::Making;
-use super::observer::Phase;
+use super::nics::Nics;
 use super::origin::has_representors;
+use super::phase::Phase;
+use super::record::MadeNic;
 use super::request::NicRequest;
 use super::step::{Settings, Step};
-use super::{NicError, Nics};
+use super::taken::Taken;
 use crate::journal::Outcome;
 use crate::pci::{Address, Function, no_driver, no_sriov};
 use crate::sriov::{Links, Setting};
@@ -102,7 +104,7 @@ impl Making<'_> {
         let address = physical.address;
         if !physical.virtual_functions.is_empty() {
             // Counted for another NIC of ours: the last one takes them away.
-            let step = self.others.iter().flat_map(super::MadeNic::steps).find(
+            let step = self.others.iter().flat_map(MadeNic::steps).find(
                 |step| matches!(step, Step::CountVirtualFunctions { physical, .. } if *physical == address),
             );
             if let Some(step) = step {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::NicError;
+use super::error::NicError;
 use crate::uevent::Uevents;
 
 /// How long to wait for a message before looking again.

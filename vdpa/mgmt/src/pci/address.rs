@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
+use crate::name::as_text;
 
 /// The address of a PCI function, checked, in the kernel's spelling: `0000:01:00.1`. It is read with
 /// and without `pci/` in front of it, also by serde.
@@ -21,19 +22,7 @@ pub struct Address {
     function: u8,
 }
 
-impl TryFrom<String> for Address {
-    type Error = Error;
-
-    fn try_from(text: String) -> Result<Self, Error> {
-        text.parse()
-    }
-}
-
-impl From<Address> for String {
-    fn from(address: Address) -> Self {
-        address.to_string()
-    }
-}
+as_text!(Address);
 
 impl Address {
     /// The function's number in its device, 0 to 7: that of physical functions in names of ports.

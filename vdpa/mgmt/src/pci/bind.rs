@@ -11,13 +11,12 @@
 //!                  any failure after the unbind: old override ──> old driver
 //! ```
 
-use std::fs::OpenOptions;
-use std::io::{self, Write as _};
-use std::path::Path;
+use std::io;
 
 use super::{Address, Function, Pci};
 use crate::error::{Error, ErrorKind};
 use crate::name::is_name;
+use crate::sysfs::write;
 
 impl Pci {
     /// Gives the function at `address` to the driver `driver`, and returns it as it is then. Nothing
@@ -156,12 +155,4 @@ fn bind_error(address: Address, driver: &str, now: Option<&str>, source: io::Err
         )
     };
     Error::write(&address.to_string(), source, ErrorKind::NotUndone, message)
-}
-
-/// Writes to a file of sysfs in one piece. No file is made where there is none.
-pub(crate) fn write(path: &Path, text: &str) -> io::Result<()> {
-    OpenOptions::new()
-        .write(true)
-        .open(path)?
-        .write_all(text.as_bytes())
 }

@@ -9,10 +9,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use super::{Address, Function, Pci, names};
-use crate::error::{Error, ErrorKind};
-use crate::in_use;
-use vdpa::device::holder::{holders, sentence};
+use super::{Address, Function, Pci};
+use crate::bus::in_use;
+use crate::error::{Error, ErrorKind, existing};
+use crate::sysfs::names;
+use vdpa::device::holder::holders;
 
 /// The driver that gives functions to programs.
 const VFIO: &str = "vfio-pci";
@@ -32,11 +33,9 @@ impl Pci {
     /// Fails if somebody uses a virtual function of this one.
     pub(crate) fn check_virtual_functions_unused(&self, function: &Function) -> Result<(), Error> {
         for &(_, address) in &function.virtual_functions {
-            match self.function(address) {
-                Ok(one) => self.check_alone(&one)?,
-                // Gone meanwhile.
-                Err(error) if error.is_missing() => {}
-                Err(error) => return Err(error),
+            // None if it is gone meanwhile.
+            if let Some(one) = existing(self.function(address))? {
+                self.check_alone(&one)?;
             }
         }
         Ok(())
@@ -45,7 +44,7 @@ impl Pci {
     fn check_alone(&self, function: &Function) -> Result<(), Error> {
         for name in &function.vdpa_devices {
             match self.vdpa.device(name) {
-                Ok(device) => in_use::check(&device).map_err(|source| {
+                Ok(device) => device.check_unused().map_err(|source| {
                     let message = format!("a vDPA device on {} is open", function.address);
                     Error::new(ErrorKind::InUse, message).because(source)
                 })?,
@@ -62,13 +61,7 @@ impl Pci {
                 };
                 let holders = holders(file.rdev());
                 if !holders.is_empty() {
-                    let message = format!(
-                        "{} is in use by {} through {}: end that first",
-                        function.address,
-                        sentence(&holders),
-                        path.display()
-                    );
-                    return Err(Error::new(ErrorKind::InUse, message));
+                    return Err(in_use(function.address, &holders, &path));
                 }
             }
         }

@@ -2,15 +2,11 @@
 //! here (of newer kernels), never shorter.
 
 use super::settings::{LinkState, Rates, Vlan};
-use super::uapi::{
-    ETH_P_8021Q, IFLA_VF_INFO, IFLA_VF_LINK_STATE, IFLA_VF_MAC, IFLA_VF_RATE, IFLA_VF_RSS_QUERY_EN,
-    IFLA_VF_SPOOFCHK, IFLA_VF_TRUST, IFLA_VF_TX_RATE, IFLA_VF_VLAN, IFLA_VF_VLAN_INFO,
-    IFLA_VF_VLAN_LIST, IFLA_VFINFO_LIST, SETTING_UNKNOWN,
-};
+use super::uapi::*;
 use super::{Link, VirtualFunction};
 use crate::link::uapi::IFLA_IFNAME;
 use crate::netlink::attributes::Attributes;
-use crate::netlink::exchange::Malformed;
+use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
 /// Bits of an attribute's type that are flags (NLA_F_NESTED, NLA_F_NET_BYTEORDER).

@@ -10,11 +10,9 @@ use super::{Link, VirtualFunction};
 use crate::DEFAULT_PATIENCE;
 use crate::error::{Error, ErrorKind};
 use crate::link;
-use crate::link::uapi::{
-    AF_UNSPEC, IFLA_EXT_MASK, IFLA_IFNAME, RTEXT_FILTER_SKIP_STATS, RTEXT_FILTER_VF, RTM_GETLINK,
-    RTM_NEWLINK, RTM_SETLINK,
-};
-use crate::netlink::exchange::{Answer, Malformed, Refusal};
+use crate::link::uapi::*;
+use crate::netlink::error::Refusal;
+use crate::netlink::exchange::Answer;
 use crate::netlink::message::{Mode, Request, nested, string, value};
 
 /// Virtual functions through the kernel's network interfaces, those of this network namespace. All
@@ -68,7 +66,7 @@ impl Links {
             value(IFLA_EXT_MASK, &mask.to_ne_bytes()),
         ];
         let answer = self.call(&operation, interface, RTM_GETLINK, 0, attributes)?;
-        only(&answer).map_err(Error::malformed(&operation))
+        link::only(&answer, Link::of).map_err(Error::malformed(&operation))
     }
 
     /// Sets what a virtual function may do, in this order. If one setting fails, those before it are
@@ -171,24 +169,6 @@ impl Links {
             let refused = |refusal| refused(operation, interface, sets, refusal);
             link::TEXTS.explain(&operation, error, self.connection.patience(), refused)
         })
-    }
-}
-
-/// The link of an answer, which has exactly one.
-pub(super) fn only(answer: &Answer) -> Result<Link, Malformed> {
-    let mut found = answer
-        .messages
-        .iter()
-        .filter(|message| message.message_type == RTM_NEWLINK);
-    match (found.next(), found.next()) {
-        (Some(message), None) => {
-            // It may have another name: interfaces can have several.
-            Link::of(message)
-        }
-        _ => Err(Malformed::new(
-            "answer",
-            "it does not have exactly one link",
-        )),
     }
 }
 

@@ -5,10 +5,7 @@ use std::fmt;
 use netlink_packet_core::DefaultNla;
 
 use super::VirtualFunction;
-use super::uapi::{
-    ETH_P_8021AD, ETH_P_8021Q, IFLA_VF_LINK_STATE, IFLA_VF_MAC, IFLA_VF_RATE, IFLA_VF_SPOOFCHK,
-    IFLA_VF_TRUST, IFLA_VF_VLAN_INFO, IFLA_VF_VLAN_LIST, MAX_ADDR_LEN,
-};
+use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::netlink::message::nested;
 

@@ -2,11 +2,12 @@
 use netlink_packet_core::{DefaultNla, Emitable};
 use proptest::prelude::*;
 
-use super::links::{only, refused};
+use super::links::refused;
 use super::uapi::*;
 use super::*;
 use crate::link::uapi::{IFLA_IFNAME, RTM_NEWLINK};
-use crate::netlink::exchange::{Answer, Refusal};
+use crate::netlink::error::Refusal;
+use crate::netlink::exchange::Answer;
 use crate::netlink::message::{Message, nested, string};
 use crate::pci::tests::Sysfs;
 
@@ -165,7 +166,7 @@ fn contradictions_and_gaps_are_malformed() {
             messages,
             warning: None,
         };
-        assert!(only(&answer).is_err());
+        assert!(crate::link::only(&answer, Link::of).is_err());
     }
 }
 

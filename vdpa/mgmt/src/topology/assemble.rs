@@ -14,9 +14,10 @@ use super::tree::{
     PostingObstacle, Queue, Representor, Subfunction, Topology, VirtualFunction,
 };
 use crate::bus::{Bus, BusDevice};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, existing};
 use crate::name::MgmtDeviceName;
-use crate::pci::{Address, Pci, attribute, link_name, names, no_function, number};
+use crate::pci::{Address, Pci, no_function};
+use crate::sysfs::{attribute, link_name, names, number};
 
 /// More queues than a device can have.
 const QUEUES_MAX: u32 = 1 << 16;
@@ -173,12 +174,8 @@ impl<'a> Assembly<'a> {
         });
         let auxiliaries = self.auxiliaries.iter().map(|one| one.function);
         for address in named.chain(found).chain(auxiliaries) {
-            match self.top_of(address) {
-                Ok(top) => drop(tops.insert(top)),
-                // Gone meanwhile.
-                Err(error) if error.is_missing() => {}
-                Err(error) => return Err(error),
-            }
+            // None if it is gone meanwhile.
+            tops.extend(existing(self.top_of(address))?);
         }
         Ok(tops)
     }

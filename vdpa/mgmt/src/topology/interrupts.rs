@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use super::tree::PostingObstacle;
-use crate::pci::{attribute, names};
+use crate::sysfs::{attribute, names};
 
 /// VT-d's capability register: posted interrupts (`cap_pi_support`, drivers/iommu/intel/iommu.h).
 const VTD_POSTED_INTERRUPTS: u64 = 1 << 59;

@@ -9,7 +9,8 @@ use std::path::Path;
 use super::tree::Representor;
 use crate::error::Error;
 use crate::link::PhysPortName;
-use crate::pci::{Address, Pci, attribute, link_name, names};
+use crate::pci::{Address, Pci};
+use crate::sysfs::{attribute, link_name, names};
 
 /// What a port stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

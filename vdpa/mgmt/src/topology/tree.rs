@@ -10,6 +10,7 @@ use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
 
 use super::management::ManagementState;
 use super::processes::DeviceHolder;
+use crate::error;
 use crate::name::MgmtDeviceName;
 use crate::pci::Address;
 
@@ -323,7 +324,7 @@ fn text<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok
 
 fn mac_address<S: Serializer>(mac: &Option<[u8; 6]>, serializer: S) -> Result<S::Ok, S::Error> {
     match mac {
-        Some(mac) => serializer.serialize_str(&mac.map(|byte| format!("{byte:02x}")).join(":")),
+        Some(mac) => serializer.serialize_str(&error::mac(*mac)),
         None => serializer.serialize_none(),
     }
 }

@@ -5,12 +5,10 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::RelayedQueue;
 use crate::device::{VringAddresses, VringBase, VringConfig};
 use crate::iotlb::{Access, Iotlb, Mapping};
 use crate::iova::IovaRange;
 use crate::memory::SharedBuffer;
-use crate::relay::ring::begin_at_used;
 use crate::relay::{Dirty, MediatedQueue, Relay, ShadowQueue, Strategy, in_flight_unknown};
 use crate::ring::guest::ram;
 use crate::ring::{GuestRing, RingFormat, RingLayout};
@@ -20,6 +18,30 @@ use crate::{Error, ErrorKind};
 /// Largest private ring. More entries than the guest's ring has are of use
 /// where its chains are indirect, which ours are not.
 const PRIVATE_ENTRIES_MAX: u16 = 1024;
+
+/// A queue of the guest's that can be relayed.
+#[derive(Debug, Clone)]
+pub struct RelayedQueue {
+    /// Index of the queue on the device.
+    pub index: u16,
+    /// The guest's ring; all of a device have the same format.
+    pub ring: GuestRing,
+    /// Signalled by the guest. While the queue is shadowed, the device does not see it: wait for
+    /// [`RelaySet::hints`](super::RelaySet::hints). A guest with a doorbell must get this instead.
+    pub kick: Arc<EventFd>,
+    /// Interrupts the guest.
+    pub call: Arc<EventFd>,
+}
+
+impl RelayedQueue {
+    /// For `map_err`: the ring of queue `index` is not where a ring of a guest's can be.
+    pub fn refused(index: u16) -> impl FnOnce(Error) -> Error {
+        move |source| {
+            Error::other(format!("queue {index}: the guest's ring cannot be relayed"))
+                .because(source)
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(super) enum Mode {
@@ -287,7 +309,7 @@ impl Lane {
     pub(super) fn take_over(&self, stopped: Result<VringBase, Error>) -> Result<VringBase, Error> {
         let stands = match (self.is_packed(), stopped) {
             (true, Ok(stopped)) => match stopped.packed_in_flight(self.queue.ring.size()) {
-                0 => Ok(begin_at_used(stopped)),
+                0 => Ok(stopped.at_used()),
                 descriptors => Err(packed_in_flight(descriptors)),
             },
             (false, Ok(VringBase::Split { index })) => self.queue.ring.used().and_then(|used| {

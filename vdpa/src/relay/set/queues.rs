@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::lane::{Lane, Mode};
-use super::{RelaySet, RelayedQueue, no_such_queue, refused};
+use super::lane::{Lane, Mode, RelayedQueue, signal};
+use super::{RelaySet, no_such_queue, refused};
 use crate::Error;
 use crate::device::{Device, DeviceInfo, State, VringBase};
 use crate::iotlb::Iotlb;
@@ -30,7 +30,7 @@ impl RelaySet {
         let lane = lanes.find(|lane| lane.queue.index == queue)?;
         lane.queue.call = call;
         // An eventfd that can't be written belongs to nobody any more.
-        let _ = super::signal(&lane.queue.call);
+        let _ = signal(&lane.queue.call);
         Some(lane.mode.strategy())
     }
 

@@ -110,15 +110,15 @@ pub fn parse_list(text: &str) -> Option<BTreeSet<u64>> {
 }
 
 /// Ascending numbers in the kernel's list format.
-pub fn show_list(numbers: impl IntoIterator<Item = u16>) -> String {
-    let mut ranges: Vec<(u16, u16)> = Vec::new();
-    for number in numbers {
+pub fn show_list(numbers: impl IntoIterator<Item = impl Into<u32>>) -> String {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for number in numbers.into_iter().map(Into::into) {
         match ranges.last_mut() {
             Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
             _ => ranges.push((number, number)),
         }
     }
-    let show = |(first, last): &(u16, u16)| {
+    let show = |(first, last): &(u32, u32)| {
         if first == last {
             first.to_string()
         } else {

@@ -61,16 +61,4 @@ impl fmt::Display for MacAddress {
     }
 }
 
-impl TryFrom<String> for MacAddress {
-    type Error = MacAddressError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<MacAddress> for String {
-    fn from(mac: MacAddress) -> Self {
-        mac.to_string()
-    }
-}
+text_form!(MacAddress, MacAddressError);

@@ -19,6 +19,24 @@ fn text() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(SchemaType::new(Type::String))
 }
 
+/// A text, or null.
+fn text_or_null() -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
+}
+
+/// One of these texts, or null.
+fn one_of_or_null(texts: &[&str]) -> ObjectBuilder {
+    let texts = texts.iter().copied().map(serde_json::Value::from);
+    text_or_null().enum_values(Some(texts.chain([serde_json::Value::Null])))
+}
+
+fn integer(minimum: u16, maximum: u16) -> ObjectBuilder {
+    ObjectBuilder::new()
+        .schema_type(SchemaType::new(Type::Integer))
+        .minimum(Some(minimum))
+        .maximum(Some(maximum))
+}
+
 fn size() -> ObjectBuilder {
     text()
         .pattern(Some(SIZE_PATTERN))
@@ -27,8 +45,7 @@ fn size() -> ObjectBuilder {
 
 /// [`MacAddress`](super::MacAddress), or null as if it were not given.
 pub fn mac() -> Object {
-    text()
-        .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
+    text_or_null()
         .pattern(Some(MAC_PATTERN))
         .description(Some(
             "The MAC address that the guest sees, unicast; the device's own where none is given",
@@ -50,10 +67,7 @@ pub fn memory_max() -> Object {
 
 /// [`HugePageSize`](super::HugePageSize), or null as if it were not given.
 pub fn hugepages() -> Object {
-    let sizes = ["2M", "1G"].map(serde_json::Value::from);
-    text()
-        .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
-        .enum_values(Some(sizes.into_iter().chain([serde_json::Value::Null])))
+    one_of_or_null(&["2M", "1G"])
         .description(Some(
             "Back the guest's memory with huge pages of the host of this size",
         ))
@@ -73,11 +87,7 @@ pub fn memory() -> Schema {
         )
         .property(
             "host_numa_node",
-            ObjectBuilder::new()
-                .schema_type(SchemaType::new(Type::Integer))
-                .minimum(Some(0))
-                .maximum(Some(u16::MAX))
-                .description(Some("Take it from this NUMA node of the host only")),
+            integer(0, u16::MAX).description(Some("Take it from this NUMA node of the host only")),
         )
         .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)));
     OneOfBuilder::new()
@@ -90,12 +100,8 @@ pub fn memory() -> Schema {
 
 /// [`CpuAffinity`](super::CpuAffinity).
 pub fn cpu_affinity() -> Array {
-    let cpu = ObjectBuilder::new()
-        .schema_type(SchemaType::new(Type::Integer))
-        .minimum(Some(0))
-        .maximum(Some(HostCpus::MAX - 1));
     let cpus = ArrayBuilder::new()
-        .items(cpu)
+        .items(integer(0, HostCpus::MAX - 1))
         .min_items(Some(1))
         .description(Some("CPUs of the host, by number"));
     ArrayBuilder::new()
@@ -121,10 +127,7 @@ pub fn doorbell() -> Object {
 
 /// A change of it: null leaves it as it is.
 pub fn doorbell_change() -> Object {
-    let modes = ["auto", "on", "off"].map(serde_json::Value::from);
-    text()
-        .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
-        .enum_values(Some(modes.into_iter().chain([serde_json::Value::Null])))
+    one_of_or_null(&["auto", "on", "off"])
         .description(Some(
             "Whether the guest gets the device's doorbells; null leaves it as it is",
         ))
@@ -133,10 +136,7 @@ pub fn doorbell_change() -> Object {
 
 /// [`RingWatch`](super::RingWatch).
 pub fn ring_watch() -> Schema {
-    let seconds = ObjectBuilder::new()
-        .schema_type(SchemaType::new(Type::Integer))
-        .minimum(Some(1))
-        .maximum(Some(u32::from(super::RingWatch::MAX)))
+    let seconds = integer(1, super::RingWatch::MAX)
         .description(Some("Seconds after which a queue that hangs is an alarm"))
         .examples([5])
         .build();

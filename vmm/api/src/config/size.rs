@@ -80,16 +80,4 @@ impl fmt::Display for MemorySize {
     }
 }
 
-impl TryFrom<String> for MemorySize {
-    type Error = MemorySizeError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<MemorySize> for String {
-    fn from(size: MemorySize) -> Self {
-        size.to_string()
-    }
-}
+text_form!(MemorySize, MemorySizeError);

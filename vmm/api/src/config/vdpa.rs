@@ -6,7 +6,7 @@
 //! ```text
 //!   {"path": P} ──> Path(P) ───────────────────────────────┐
 //!                                                          ├──> the machine opens, or takes it
-//!   {"fd": N} ──> Number(N) ── VmConfig::take_descriptors ─> Descriptor ┘        │
+//!   {"fd": N} ──> Number(N) ─ VdpaConfig::take_descriptor ─> Descriptor ┘        │
 //!                    │ nobody has taken it: the machine refuses                  │ VdpaConfig::release
 //!                                                          Path(as opened) <─────┘
 //! ```
@@ -190,14 +190,14 @@ impl VdpaConfig {
         let id = self.id.clone().ok_or(DescriptorError::NoName(number))?;
         let fd = match take(number) {
             Ok(fd) => fd,
-            Err(reason) => {
-                return Err(DescriptorError::Missing { id, number, reason });
-            }
+            Err(reason) => return Err(DescriptorError::Missing { id, number, reason }),
         };
-        match VdpaDescriptor::new(fd) {
-            Ok(descriptor) => self.source = VdpaSource::Descriptor(descriptor),
-            Err(source) => return Err(DescriptorError::Unusable { id, number, source }),
-        }
+        let descriptor = VdpaDescriptor::new(fd).map_err(|source| DescriptorError::Unusable {
+            id,
+            number,
+            source,
+        })?;
+        self.source = VdpaSource::Descriptor(descriptor);
         Ok(())
     }
 
@@ -219,18 +219,6 @@ impl VdpaConfig {
 }
 
 impl VmConfig {
-    /// As [`VdpaConfig::take_descriptor`] for each device.
-    ///
-    /// # Errors
-    /// See [`DescriptorError`].
-    pub fn take_descriptors(
-        &mut self,
-        mut take: impl FnMut(u32) -> Result<OwnedFd, String>,
-    ) -> Result<(), DescriptorError> {
-        let mut devices = self.vdpa.iter_mut();
-        devices.try_for_each(|vdpa| vdpa.take_descriptor(&mut take))
-    }
-
     /// Puts `nic` in the place of the device that has its name: where that is on this host, and what else `nic` says.
     ///
     /// # Errors

@@ -82,7 +82,7 @@ pub enum AlarmKind {
 }
 
 /// A queue that something is wrong with.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AlarmInfo {
     /// The device.
     pub device: String,

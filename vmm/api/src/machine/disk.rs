@@ -19,7 +19,7 @@ pub struct DiskChange {
 }
 
 /// A disk in short.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskSummary {
     /// Its name.
     pub id: String,

@@ -40,8 +40,8 @@ pub(crate) const fn connections() -> u16 {
     CONNECTIONS
 }
 
-/// A request to send a machine: the fields of its own, then those that all such requests have. serde's `flatten` would
-/// not refuse unknown fields.
+/// A request to send a machine: the fields of its own, then those that all such requests have. With
+/// serde's `flatten` an error would name neither the path of a wrong field nor the known fields.
 macro_rules! send_request {
     ($(#[$meta:meta])* $name:ident { $($own:tt)* }) => {
         $(#[$meta])*

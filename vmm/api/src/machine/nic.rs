@@ -9,7 +9,7 @@ use super::{DeviceInfo, PlugPhase};
 use crate::config::{DoorbellMode, MacAddress, VdpaConfig, schema};
 
 /// A NIC in a list.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NicSummary {
     /// Its name.
     pub id: String,

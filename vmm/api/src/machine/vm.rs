@@ -74,8 +74,19 @@ pub struct End {
     pub detail: String,
 }
 
+impl End {
+    /// An end for this reason, in more words.
+    #[must_use]
+    pub fn new(reason: EndReason, detail: impl Into<String>) -> Self {
+        Self {
+            reason,
+            detail: detail.into(),
+        }
+    }
+}
+
 /// The machine at one moment.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmStatus {
     /// What it does.
     pub state: VmState,

@@ -143,7 +143,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 /// The vDPA device that takes the place of a NIC's own when that says that it needs a reset, or devlink that what it is part of
 /// is in error; once. The guest's driver goes on. One of `from`, `path` and `device`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NicStandBy {
     /// It is made of this when the NIC is, like the NIC's own (`from`), and taken back with it.
@@ -164,8 +164,7 @@ impl NicStandBy {
     pub fn made_of(from: &str) -> Self {
         Self {
             from: Some(from.to_owned()),
-            path: None,
-            device: None,
+            ..Self::default()
         }
     }
 }
@@ -175,9 +174,8 @@ impl From<String> for NicStandBy {
     fn from(text: String) -> Self {
         if text.starts_with('/') {
             Self {
-                from: None,
                 path: Some(text.into()),
-                device: None,
+                ..Self::default()
             }
         } else {
             Self::made_of(&text)

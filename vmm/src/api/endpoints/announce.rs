@@ -2,12 +2,11 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use bellhop_api::responses::NameErrors;
+use bellhop_api::responses::{BusyErrors, NameErrors};
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::http::parameters::DeviceName;
-use crate::http::{ErrorBody, on_worker};
 
 /// Have the guest announce a NIC
 ///
@@ -16,15 +15,12 @@ use crate::http::{ErrorBody, on_worker};
 #[utoipa::path(post, path = "/v1/vm/nics/{id}/announce", operation_id = "announce_nic",
     params(("id" = String, Path, description = "The NIC's name")), responses(
     (status = 204, description = "The guest is asked"),
-    NameErrors,
-    (status = 409, description = "There is no machine that runs or is paused; or the guest's driver cannot announce", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    NameErrors, BusyErrors,
 ))]
 pub(super) async fn announce(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<StatusCode, ApiError> {
-    let machine = api.running()?;
-    on_worker(move || machine.announce(&id)).await??;
+    api.ask(move |machine| machine.announce(&id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

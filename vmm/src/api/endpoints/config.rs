@@ -2,16 +2,16 @@
 
 use axum::Json;
 use axum::extract::State;
+use bellhop_api::responses::StateErrors;
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::config::VmConfig;
-use crate::http::ErrorBody;
 
 /// The machine's configuration
 #[utoipa::path(get, path = "/v1/vm/config", operation_id = "get_vm_config", responses(
     (status = 200, description = "The configuration", body = VmConfig),
-    (status = 409, description = "There is none yet", body = ErrorBody),
+    StateErrors,
 ))]
 pub(super) async fn show(State(api): Api) -> Result<Json<VmConfig>, ApiError> {
     api.config().map(Json)

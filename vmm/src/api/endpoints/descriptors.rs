@@ -2,31 +2,35 @@
 
 use std::os::fd::OwnedFd;
 
+use crate::api::error::ApiError;
+use crate::config::VdpaConfig;
 use crate::http::HttpError;
 use crate::http::descriptors::Received;
 
-/// What came with a request; the rest is closed with this.
-#[derive(Debug)]
-pub(super) struct Descriptors(Vec<Option<OwnedFd>>);
-
-impl Descriptors {
-    /// Takes all that came with the request, whose body is there.
-    pub(super) fn of(received: &Received) -> Result<Self, HttpError> {
-        let all = received.take();
-        let all = all.map_err(|error| HttpError::Parameter(error.to_string()))?;
-        Ok(Self(all.into_iter().map(Some).collect()))
+/// Gives each of `nics` the descriptor that it names, of those that came with the request, whose
+/// body is there. The others are closed.
+pub(super) fn give<'a>(
+    received: &Received,
+    nics: impl IntoIterator<Item = &'a mut VdpaConfig>,
+) -> Result<(), ApiError> {
+    let all = received.take();
+    let all = all.map_err(|error| HttpError::Parameter(error.to_string()))?;
+    let mut all: Vec<_> = all.into_iter().map(Some).collect();
+    for nic in nics {
+        nic.take_descriptor(|number| take(&mut all, number))?;
     }
+    Ok(())
+}
 
-    /// The one with this index, once.
-    pub(super) fn take(&mut self, number: u32) -> Result<OwnedFd, String> {
-        let index = usize::try_from(number).unwrap_or(usize::MAX);
-        match self.0.get_mut(index).map(Option::take) {
-            Some(Some(descriptor)) => Ok(descriptor),
-            Some(None) => Err("is another NIC's already".to_owned()),
-            None => Err(format!(
-                "did not come with the request: {} came, counted from 0",
-                self.0.len()
-            )),
-        }
+/// The one with this index, once.
+fn take(all: &mut [Option<OwnedFd>], number: u32) -> Result<OwnedFd, String> {
+    let came = all.len();
+    let index = usize::try_from(number).unwrap_or(usize::MAX);
+    match all.get_mut(index).map(Option::take) {
+        Some(Some(descriptor)) => Ok(descriptor),
+        Some(None) => Err("is another NIC's already".to_owned()),
+        None => Err(format!(
+            "did not come with the request: {came} came, counted from 0"
+        )),
     }
 }

@@ -3,15 +3,16 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use bellhop_api::machine::{DiskChange, DiskInfo};
-use bellhop_api::responses::{HostErrors, NameErrors, NamedBodyErrors};
+use bellhop_api::responses::{
+    BusyErrors, HostErrors, NameErrors, NamedBodyErrors, NamedChangeErrors, StateErrors,
+};
 
-use super::{Api, pluggable};
+use super::pluggable;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::config::DiskConfig;
-use crate::http::ErrorBody;
 use crate::http::body::JsonBody;
 use crate::http::parameters::DeviceName;
 
@@ -19,16 +20,13 @@ use crate::http::parameters::DeviceName;
 #[utoipa::path(get, path = "/v1/vm/disks/{id}", operation_id = "get_disk",
     params(("id" = String, Path, description = "The disk's name")), responses(
     (status = 200, description = "The disk", body = DiskInfo),
-    NameErrors,
-    (status = 409, description = "The machine has no configuration yet, or has ended", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    NameErrors, BusyErrors,
 ))]
 pub(super) async fn show(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Json<DiskInfo>, ApiError> {
-    let disk = pluggable::show::<DiskConfig>(&api, &id).await?;
-    Ok(Json(disk.into()))
+    pluggable::show::<DiskConfig>(&api, &id).await
 }
 
 /// Give the machine a disk
@@ -38,43 +36,40 @@ pub(super) async fn show(
 /// same disk again changes nothing. The name is also the disk's serial number, so the guest's
 /// limit of 20 characters holds for it.
 #[utoipa::path(put, path = "/v1/vm/disks/{id}", operation_id = "put_disk",
-    params(("id" = String, Path, description = "The disk's name")), request_body = DiskConfig, responses(
-    (status = 200, description = "There was one of this name: before the machine starts it is replaced, later it is the same", body = DiskInfo),
+    params(("id" = String, Path, description = "The disk's name")),
+    request_body = DiskConfig, responses(
+    (status = 200, description = "There was one of this name: before the machine starts it is \
+        replaced, later it is the same", body = DiskInfo),
     (status = 201, description = "It is there now", body = DiskInfo),
     NamedBodyErrors, HostErrors,
-    (status = 409, description = "The machine has another device of this name, no free slot, no configuration yet, or just starts", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or the image cannot be used: it is missing, in use, or no file", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(api): Api,
     DeviceName(id): DeviceName,
     JsonBody(wanted): JsonBody<DiskConfig>,
 ) -> Result<Response, ApiError> {
-    let (status, disk) = pluggable::put(&api, id, wanted).await?;
-    Ok((status, Json(DiskInfo::from(disk))).into_response())
+    pluggable::put(&api, id, wanted).await
 }
 
 /// Change a disk before the machine starts
 #[utoipa::path(patch, path = "/v1/vm/disks/{id}", operation_id = "patch_disk",
-    params(("id" = String, Path, description = "The disk's name")), request_body = DiskChange, responses(
+    params(("id" = String, Path, description = "The disk's name")),
+    request_body = DiskChange, responses(
     (status = 200, description = "The disk as it is now", body = DiskInfo),
-    NamedBodyErrors,
-    (status = 404, description = "There is none of this name", body = ErrorBody),
-    (status = 409, description = "The machine is built, or has no configuration yet", body = ErrorBody),
+    NamedChangeErrors, StateErrors,
 ))]
 pub(super) async fn change(
     State(api): Api,
     DeviceName(id): DeviceName,
     JsonBody(change): JsonBody<DiskChange>,
 ) -> Result<Json<DiskInfo>, ApiError> {
-    let disk = pluggable::change(&api, &id, |disk: &mut DiskConfig| {
+    pluggable::change(&api, &id, |disk: &mut DiskConfig| {
         if let Some(path) = change.path {
             disk.path = path;
         }
         disk.readonly = change.readonly.unwrap_or(disk.readonly);
         Ok(())
-    })?;
-    Ok(Json(disk.into()))
+    })
 }
 
 /// Take a disk away
@@ -86,16 +81,11 @@ pub(super) async fn change(
     params(("id" = String, Path, description = "The disk's name")), responses(
     (status = 202, description = "The guest is asked: watch it go", body = DiskInfo),
     (status = 204, description = "It is gone"),
-    NameErrors,
-    (status = 409, description = "It is another device than a disk; or the machine has no configuration yet, or just starts", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    NameErrors, BusyErrors,
 ))]
 pub(super) async fn remove(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Response, ApiError> {
-    Ok(match pluggable::remove::<DiskConfig>(&api, id).await? {
-        Some(disk) => (StatusCode::ACCEPTED, Json(DiskInfo::from(disk))).into_response(),
-        None => StatusCode::NO_CONTENT.into_response(),
-    })
+    pluggable::remove::<DiskConfig>(&api, id).await
 }

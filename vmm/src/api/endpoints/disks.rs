@@ -3,12 +3,12 @@
 use axum::Json;
 use axum::extract::State;
 use bellhop_api::machine::{DeviceInfo, DiskInfo, DiskSummary, PlugPhase};
+use bellhop_api::responses::BusyErrors;
 
-use super::Api;
 use super::pluggable::Known;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::config::DiskConfig;
-use crate::http::{ErrorBody, on_worker};
 use crate::machine::DiskStatus;
 
 impl From<&DiskStatus> for DiskSummary {
@@ -53,8 +53,7 @@ impl From<Known<DiskConfig>> for DiskInfo {
 /// All disks
 #[utoipa::path(get, path = "/v1/vm/disks", operation_id = "list_disks", responses(
     (status = 200, description = "All disks", body = Vec<DiskInfo>),
-    (status = 409, description = "The machine has no configuration yet, or has ended", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    BusyErrors,
 ))]
 pub(super) async fn list(State(api): Api) -> Result<Json<Vec<DiskInfo>>, ApiError> {
     if !api.is_built() {
@@ -66,14 +65,13 @@ pub(super) async fn list(State(api): Api) -> Result<Json<Vec<DiskInfo>>, ApiErro
         return Ok(Json(disks.iter().enumerate().map(info).collect()));
     }
     let disks = api.view().disks;
-    let machine = api.running()?;
-    let devices = on_worker(move || machine.devices()).await??;
-    let info = |disk: &DiskStatus| {
-        let device = devices.iter().find(|device| device.id == disk.id);
+    let devices = api.ask(|machine| machine.devices()).await?;
+    let info = |summary: DiskSummary| {
+        let device = devices.iter().find(|device| device.id == summary.id);
         DiskInfo {
-            summary: DiskSummary::from(disk),
             device: device.map(DeviceInfo::from),
+            summary,
         }
     };
-    Ok(Json(disks.iter().map(info).collect()))
+    Ok(Json(disks.into_iter().map(info).collect()))
 }

@@ -8,18 +8,15 @@ use std::fmt::Write as _;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
-use bellhop_api::machine::VmState;
+use bellhop_api::machine::{PlugPhase, VmState, VmStatus};
+use bellhop_api::responses::HostErrors;
 use devices::virtio::pci::KickPath;
 use devices::virtio::status::DRIVER_OK;
 
-use super::Api;
-use crate::api::controller::View;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::console::ConsoleLoss;
-use crate::http::{ErrorBody, on_worker};
-use crate::machine::{
-    DeviceStatus, Handle, PlugState, RequestError, Resources, WatchState, WatchStatus,
-};
+use crate::machine::{DeviceStatus, Handle, RequestError, Resources, WatchState, WatchStatus};
 
 /// The version of the format is a part of its type.
 const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -29,17 +26,13 @@ const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Before the machine is built only its state and boots are there.
 #[utoipa::path(get, path = "/v1/metrics", operation_id = "get_metrics", responses(
     (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
-    (status = 409, description = "The machine has ended", body = ErrorBody),
-    (status = 500, description = "KVM does not say", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    HostErrors,
 ))]
 pub(super) async fn show(State(api): Api) -> Result<Response, ApiError> {
     let mut text = Text::default();
     view(&mut text, &api.view());
     if api.is_built() {
-        let machine = api.running()?;
-        let counted = on_worker(move || Counted::ask(&machine)).await??;
-        counted.write(&mut text);
+        api.ask(Counted::ask).await?.write(&mut text);
     }
     Ok(([(CONTENT_TYPE, FORMAT)], text.0).into_response())
 }
@@ -82,7 +75,7 @@ impl Family<'_> {
     }
 }
 
-fn view(text: &mut Text, view: &View) {
+fn view(text: &mut Text, view: &VmStatus) {
     let mut states = text.family(
         "bellhop_vm_state",
         "gauge",
@@ -111,7 +104,7 @@ fn view(text: &mut Text, view: &View) {
     for nic in &view.nics {
         nics.sample(
             &[("nic", &nic.id)],
-            u64::from(nic.state == PlugState::Plugged),
+            u64::from(nic.state == PlugPhase::Plugged),
         );
     }
     let mut disks = text.family(
@@ -122,7 +115,7 @@ fn view(text: &mut Text, view: &View) {
     for disk in &view.disks {
         disks.sample(
             &[("disk", &disk.id)],
-            u64::from(disk.state == PlugState::Plugged),
+            u64::from(disk.state == PlugPhase::Plugged),
         );
     }
 }
@@ -157,7 +150,8 @@ impl Counted {
         text.family(
             "bellhop_console_lost_bytes_total",
             "counter",
-            "Output of the guest that a console on a socket lost: the log could not be written, or a client did not read",
+            "Output of the guest that a console on a socket lost: the log could not be written, \
+             or a client did not read",
         )
         .sample(&[("to", "log")], self.console.log)
         .sample(&[("to", "client")], self.console.clients);
@@ -282,7 +276,8 @@ mod tests {
             .sample(&[], u64::MAX);
         assert_eq!(
             text.0,
-            "# HELP x help\n# TYPE x gauge\nx{a=\"q\\\"\\\\\\n\",b=\"\"} 7\nx 18446744073709551615\n"
+            "# HELP x help\n# TYPE x gauge\nx{a=\"q\\\"\\\\\\n\",b=\"\"} 7\n\
+             x 18446744073709551615\n"
         );
     }
 }

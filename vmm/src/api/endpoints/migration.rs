@@ -5,44 +5,20 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::{
-    CONNECTIONS_MAX, DowntimeParts, Forecast, MigrationPhase, MigrationRequest, MigrationStatus,
-    MigrationTrial, Place, SendConfig, SettleRequest,
+    CONNECTIONS_MAX, DowntimeParts, MigrationPhase, MigrationRequest, MigrationStatus,
+    MigrationTrial, Place, SettleRequest,
 };
-use bellhop_api::responses::BodyErrors;
+use bellhop_api::responses::{BodyErrors, HostErrors, MigrationErrors};
 
-use super::descriptors::Descriptors;
-use super::{Api, exactly};
+use super::descriptors;
+use super::state::Api;
 use crate::api::error::ApiError;
+use crate::api::exactly;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::{ErrorBody, HttpError, on_worker};
-use crate::machine::{Arriving, Migration, MigrationEnd, RequestError, Trial, load_tls};
+use crate::machine::{Arriving, Migration, MigrationEnd, load_tls, milliseconds};
 use crate::migration::Phase;
-
-fn trial_info(config: &SendConfig, trial: Trial, bytes_per_second: Option<u64>) -> MigrationTrial {
-    let time = |rate| {
-        let milliseconds = u128::from(trial.data_bytes) * 1000 / u128::from(rate);
-        u64::try_from(milliseconds).unwrap_or(u64::MAX)
-    };
-    MigrationTrial {
-        destination: config.destination.to_string(),
-        movable: trial.obstacles.is_empty(),
-        forecast: Some(Forecast {
-            ram_bytes: trial.ram_bytes,
-            data_bytes: trial.data_bytes,
-            bytes_per_second,
-            copy_ms: bytes_per_second.filter(|&rate| rate > 0).map(time),
-            prepare_ms: trial.prepare.map(milliseconds),
-            downtime_min_ms: milliseconds(trial.downtime),
-            downtime_max_ms: config.downtime_ms.into(),
-        }),
-        obstacles: trial.obstacles,
-    }
-}
-
-fn milliseconds(duration: std::time::Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
 
 fn status(migration: &Migration, end: Option<MigrationEnd>) -> MigrationStatus {
     let progress = migration.progress();
@@ -121,11 +97,7 @@ pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiEr
     request_body = MigrationRequest, responses(
     (status = 200, description = "With `dry_run`: whether it could be sent", body = MigrationTrial),
     (status = 202, description = "It is under way", body = MigrationStatus),
-    BodyErrors,
-    (status = 409, description = "Not from the state that the machine is in, or one is under way", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or nobody can be waited for there; or certificates are missing (over TCP) or cannot be used; or a descriptor did not come along, or is no vDPA device", body = ErrorBody),
-    (status = 500, description = "The host cannot do it", body = ErrorBody),
-    (status = 503, description = "This process ends", body = ErrorBody),
+    BodyErrors, HostErrors,
 ))]
 pub(super) async fn begin(
     State(api): Api,
@@ -148,22 +120,14 @@ pub(super) async fn begin(
             })
             .await??;
             if config.dry_run {
-                let (config, trial) = on_worker(move || {
-                    let trial = machine.try_migration(&config, tls.as_ref())?;
-                    Ok::<_, RequestError>((config, trial))
-                })
-                .await??;
                 let rate = api.known_rate(&config.destination);
-                return Ok(Json(trial_info(&config, trial, rate)).into_response());
+                let trial = on_worker(move || machine.try_migration(&config, rate, tls.as_ref()));
+                return Ok(Json(trial.await??).into_response());
             }
             api.send(config, tls)?
         }
         MigrationRequest::Receive(mut config) => {
-            let mut descriptors = Descriptors::of(&received)?;
-            for nic in &mut config.vdpa {
-                nic.take_descriptor(|number| descriptors.take(number))?;
-            }
-            drop(descriptors);
+            descriptors::give(&received, &mut config.vdpa)?;
             api.before_boot("a machine can come only where none is")?;
             let arriving = on_worker(move || Arriving::new(config)).await??;
             api.receive(arriving)?
@@ -180,10 +144,7 @@ pub(super) async fn begin(
 #[utoipa::path(patch, path = "/v1/vm/migration", operation_id = "resolve_migration",
     request_body = SettleRequest, responses(
     (status = 204, description = "The guest goes on here, or the machine ends"),
-    BodyErrors,
-    (status = 404, description = "There was no migration", body = ErrorBody),
-    (status = 409, description = "It is settled, or still under way; or the machine has ended", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or the machine cannot go on: a device does not take its state", body = ErrorBody),
+    BodyErrors, MigrationErrors,
     (status = 500, description = "The host failed at it", body = ErrorBody),
 ))]
 pub(super) async fn settle(
@@ -206,8 +167,7 @@ pub(super) async fn settle(
 /// was; a machine that is waited for does not come.
 #[utoipa::path(delete, path = "/v1/vm/migration", operation_id = "cancel_migration", responses(
     (status = 202, description = "It ends: GET says how"),
-    (status = 404, description = "There is none", body = ErrorBody),
-    (status = 409, description = "It is over", body = ErrorBody),
+    MigrationErrors,
 ))]
 pub(super) async fn cancel(State(api): Api) -> Result<StatusCode, ApiError> {
     let migration = api.migration()?;
@@ -216,58 +176,4 @@ pub(super) async fn cancel(State(api): Api) -> Result<StatusCode, ApiError> {
     }
     migration.cancel();
     Ok(StatusCode::ACCEPTED)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use bellhop_api::machine::MigrationObstacle;
-
-    use super::*;
-
-    fn trial(obstacles: Vec<MigrationObstacle>) -> Trial {
-        Trial {
-            prepare: obstacles.is_empty().then_some(Duration::from_millis(170)),
-            obstacles,
-            ram_bytes: 1 << 30,
-            data_bytes: 100 << 20,
-            downtime: Duration::from_millis(25),
-        }
-    }
-
-    fn copy_ms(trial: MigrationTrial) -> Option<u64> {
-        trial.forecast.unwrap().copy_ms
-    }
-
-    #[test]
-    fn a_trial_says_what_is_known_and_what_is_not() {
-        let config = SendConfig::new("tcp:b:7444".parse().unwrap());
-        let movable = trial_info(&config, trial(Vec::new()), Some(50 << 20));
-        assert!(movable.movable && movable.obstacles.is_empty());
-        let forecast = movable.forecast.unwrap();
-        assert_eq!(
-            (forecast.copy_ms, forecast.prepare_ms),
-            (Some(2000), Some(170))
-        );
-        assert_eq!(
-            (forecast.downtime_min_ms, forecast.downtime_max_ms),
-            (25, 300)
-        );
-        for rate in [None, Some(0)] {
-            assert_eq!(copy_ms(trial_info(&config, trial(Vec::new()), rate)), None);
-        }
-        let mut endless = trial(Vec::new());
-        endless.data_bytes = u64::MAX;
-        let endless = trial_info(&config, endless, Some(1));
-        assert_eq!(copy_ms(endless), Some(u64::MAX));
-
-        let obstacle = MigrationObstacle {
-            reason: "the NIC net0 is there here and given no device there".to_owned(),
-            remedy: None,
-        };
-        let not = trial_info(&config, trial(vec![obstacle]), None);
-        assert!(!not.movable && not.obstacles.len() == 1);
-        assert_eq!(not.forecast.unwrap().prepare_ms, None);
-    }
 }

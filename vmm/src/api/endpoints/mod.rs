@@ -1,4 +1,4 @@
-//! The endpoints: one file each, one line here.
+//! The endpoints: one file each, one line here, and their description.
 
 mod announce;
 mod config;
@@ -11,20 +11,21 @@ mod migration;
 mod nic;
 mod nics;
 mod nmi;
-mod openapi;
 mod pluggable;
 mod power_button;
 mod queue_watch;
 mod reset;
 mod restore;
 mod snapshot;
+mod state;
 mod upgrade;
 mod vm;
 mod watch;
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
 
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
 use axum::{Router, middleware};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -32,24 +33,19 @@ use utoipa_axum::routes;
 
 use super::controller::Controller;
 use crate::http::descriptors::discard;
-use crate::http::{self, ErrorBody};
-
-#[cfg(test)]
-pub(super) use openapi::document;
+use crate::http::{self, ErrorBody, description};
 
 /// What the description has beside the endpoints.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Bellhop, the API of one machine",
-        description = "HTTP/1.1 on a Unix socket. Errors have the body `ErrorBody`; every answer has the header `x-request-id`."
+        description = "HTTP/1.1 on a Unix socket. Errors have the body `ErrorBody`; every \
+                       answer has the header `x-request-id`."
     ),
     components(schemas(ErrorBody))
 )]
 struct Description;
-
-/// What every endpoint's handler gets.
-type Api = axum::extract::State<Arc<Controller>>;
 
 fn registered() -> OpenApiRouter<Arc<Controller>> {
     OpenApiRouter::with_openapi(Description::openapi())
@@ -74,17 +70,29 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
         .routes(routes!(disks::list))
         .routes(routes!(disk::show, disk::put, disk::change, disk::remove))
         .routes(routes!(metrics::show))
-        .routes(routes!(openapi::show))
+        .routes(routes!(openapi))
 }
 
-/// In milliseconds, with their fraction.
-fn exactly(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1000.0
+/// The description; a copy is in the repository, and a test compares them.
+pub(super) fn document() -> &'static str {
+    static DOCUMENT: OnceLock<String> = OnceLock::new();
+    DOCUMENT.get_or_init(|| {
+        let (_, registered) = registered().split_for_parts();
+        description::text(&registered)
+    })
+}
+
+/// The description of this API, OpenAPI 3.1
+#[utoipa::path(get, path = "/v1/openapi.json", operation_id = "get_openapi", responses(
+    (status = 200, description = "The description", body = serde_json::Value),
+))]
+async fn openapi() -> Response {
+    ([(CONTENT_TYPE, "application/json")], document()).into_response()
 }
 
 /// All of them, over `controller`.
 pub(super) fn router(controller: Arc<Controller>) -> Router {
-    let router = http::description::endpoints_alone(registered());
+    let router = description::endpoints_alone(registered());
     // The outermost: also of requests for what is not there.
     let router = http::surround(router).layer(middleware::from_fn(discard));
     router.with_state(controller)

@@ -5,22 +5,23 @@ use std::path::{Path, PathBuf};
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use bellhop_api::machine::{
     DeviceInfo, FailoverInfo, FailoverPhase, NicChange, NicInfo, NicSummary,
 };
-use bellhop_api::responses::{HostErrors, NameErrors, NamedBodyErrors};
+use bellhop_api::responses::{
+    BusyErrors, HostErrors, NameErrors, NamedBodyErrors, NamedChangeErrors,
+};
 
-use super::descriptors::Descriptors;
 use super::pluggable::Known;
-use super::{Api, pluggable};
+use super::state::Api;
+use super::{descriptors, pluggable};
 use crate::api::error::ApiError;
 use crate::config::{DoorbellMode, VdpaConfig, VdpaSource};
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::parameters::DeviceName;
-use crate::http::{ErrorBody, HttpError, on_worker};
+use crate::http::{ErrorBody, HttpError};
 use crate::machine::{Failover, FailoverState, Handle, NicStatus, RequestError};
 
 impl From<&Failover> for FailoverInfo {
@@ -109,16 +110,13 @@ fn is_devices_alone(change: &NicChange) -> bool {
 #[utoipa::path(get, path = "/v1/vm/nics/{id}", operation_id = "get_nic",
     params(("id" = String, Path, description = "The NIC's name")), responses(
     (status = 200, description = "The NIC", body = NicInfo),
-    NameErrors,
-    (status = 409, description = "The machine has no configuration yet, or has ended", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    NameErrors, BusyErrors,
 ))]
 pub(super) async fn show(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Json<NicInfo>, ApiError> {
-    let nic = pluggable::show::<VdpaConfig>(&api, &id).await?;
-    Ok(Json(nic.into()))
+    pluggable::show::<VdpaConfig>(&api, &id).await
 }
 
 /// Give the machine a NIC
@@ -127,12 +125,12 @@ pub(super) async fn show(
 /// plugged in; the guest finds it by itself. The same NIC again changes nothing. With `fd` the device comes as a
 /// descriptor with the request (SCM_RIGHTS); what `PUT /v1/vm` says of those holds here too.
 #[utoipa::path(put, path = "/v1/vm/nics/{id}", operation_id = "put_nic",
-    params(("id" = String, Path, description = "The NIC's name")), request_body = VdpaConfig, responses(
-    (status = 200, description = "There was one of this name: before the machine starts it is replaced, later it is the same", body = NicInfo),
+    params(("id" = String, Path, description = "The NIC's name")),
+    request_body = VdpaConfig, responses(
+    (status = 200, description = "There was one of this name: before the machine starts it is \
+        replaced, later it is the same", body = NicInfo),
     (status = 201, description = "It is there now", body = NicInfo),
     NamedBodyErrors, HostErrors,
-    (status = 409, description = "The machine has another device of this name, no free slot, no configuration yet, or just starts", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or the device cannot be used: it is busy, locked memory is too low, or it is a descriptor that did not come along or is no vDPA device", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(api): Api,
@@ -142,11 +140,8 @@ pub(super) async fn put(
 ) -> Result<Response, ApiError> {
     // One that comes as a descriptor has no other name.
     wanted.id.get_or_insert_with(|| id.clone());
-    let mut descriptors = Descriptors::of(&received)?;
-    wanted.take_descriptor(|number| descriptors.take(number))?;
-    drop(descriptors);
-    let (status, nic) = pluggable::put(&api, id, wanted).await?;
-    Ok((status, Json(NicInfo::from(nic))).into_response())
+    descriptors::give(&received, [&mut wanted])?;
+    pluggable::put(&api, id, wanted).await
 }
 
 /// Change a NIC; while the machine runs, move it to another vDPA device
@@ -161,14 +156,12 @@ pub(super) async fn put(
 /// there by itself, in the same way, once; afterwards none stands by. What came of it is `last_failover`, and the machine's
 /// generation grows. If it fails the guest's driver is told what its device said.
 #[utoipa::path(patch, path = "/v1/vm/nics/{id}", operation_id = "patch_nic",
-    params(("id" = String, Path, description = "The NIC's name")), request_body = NicChange, responses(
+    params(("id" = String, Path, description = "The NIC's name")),
+    request_body = NicChange, responses(
     (status = 200, description = "The NIC as it is now", body = NicInfo),
-    NamedBodyErrors,
-    (status = 404, description = "There is none of this name", body = ErrorBody),
-    (status = 409, description = "The machine is built and not just its devices are to change, the old device cannot hand over now, it is another device than a NIC, or the machine has no configuration yet", body = ErrorBody),
-    (status = 422, description = "An unknown field or a wrong value, named; or the new device cannot be used: it is busy, does not fit (what is missing is named), does not start, or is a descriptor that did not come along or is no vDPA device", body = ErrorBody),
-    (status = 500, description = "The host cannot do it; or the new device did not start and the old one not again: the guest's driver has to reset the NIC", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    NamedChangeErrors, HostErrors,
+    (status = 500, description = "The host cannot do it; or the new device did not start and \
+        the old one not again: the guest's driver has to reset the NIC", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(api): Api,
@@ -177,24 +170,19 @@ pub(super) async fn change(
     JsonBody(change): JsonBody<NicChange>,
 ) -> Result<Json<NicInfo>, ApiError> {
     let mut device = source(&change)?.map(|source| on_device(&id, source));
-    let mut descriptors = Descriptors::of(&received)?;
-    if let Some(device) = &mut device {
-        device.take_descriptor(|number| descriptors.take(number))?;
-    }
-    drop(descriptors);
+    descriptors::give(&received, &mut device)?;
     // Before anything moves.
     if let (Some(device), Some(failover)) = (&device, &change.failover) {
         check_failover(device, failover.as_deref())?;
     }
     if api.is_built() && is_devices_alone(&change) {
-        let machine = api.running()?;
         let source = device.map(|device| device.source);
-        let changed = on_worker(move || change_devices(&machine, &id, source, change.failover));
-        let nic = changed.await??;
+        let changed = api.ask(move |machine| change_devices(machine, &id, source, change.failover));
+        let nic = changed.await?;
         let nic = nic.ok_or_else(|| api.wrong_state(pluggable::UNCHANGING))?;
         return Ok(Json(Known::from(nic).into()));
     }
-    let nic = pluggable::change(&api, &id, |nic: &mut VdpaConfig| {
+    pluggable::change(&api, &id, |nic: &mut VdpaConfig| {
         if let Some(device) = device {
             nic.source = device.source;
         }
@@ -206,8 +194,7 @@ pub(super) async fn change(
             nic.failover = failover;
         }
         Ok(check_failover(nic, nic.failover.as_deref())?)
-    })?;
-    Ok(Json(nic.into()))
+    })
 }
 
 /// Another device is to take a NIC's place.
@@ -267,16 +254,11 @@ fn swap(machine: &Handle, id: &str, source: VdpaSource) -> Result<NicStatus, Req
     params(("id" = String, Path, description = "The NIC's name")), responses(
     (status = 202, description = "The guest is asked: watch it go", body = NicInfo),
     (status = 204, description = "It is gone"),
-    NameErrors,
-    (status = 409, description = "It is another device than a NIC; or the machine has no configuration yet, or just starts", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    NameErrors, BusyErrors,
 ))]
 pub(super) async fn remove(
     State(api): Api,
     DeviceName(id): DeviceName,
 ) -> Result<Response, ApiError> {
-    Ok(match pluggable::remove::<VdpaConfig>(&api, id).await? {
-        Some(nic) => (StatusCode::ACCEPTED, Json(NicInfo::from(nic))).into_response(),
-        None => StatusCode::NO_CONTENT.into_response(),
-    })
+    pluggable::remove::<VdpaConfig>(&api, id).await
 }

@@ -3,10 +3,10 @@
 use axum::Json;
 use axum::extract::State;
 use bellhop_api::machine::NicSummary;
+use bellhop_api::responses::StateErrors;
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
-use crate::http::ErrorBody;
 use crate::machine::NicStatus;
 
 impl From<&NicStatus> for NicSummary {
@@ -26,12 +26,11 @@ impl From<&NicStatus> for NicSummary {
 /// shows when they are opened.
 #[utoipa::path(get, path = "/v1/vm/nics", operation_id = "list_nics", responses(
     (status = 200, description = "All NICs", body = Vec<NicSummary>),
-    (status = 409, description = "The machine has no configuration yet", body = ErrorBody),
+    StateErrors,
 ))]
 pub(super) async fn list(State(api): Api) -> Result<Json<Vec<NicSummary>>, ApiError> {
     if api.is_built() {
-        let nics = api.view().nics;
-        return Ok(Json(nics.iter().map(NicSummary::from).collect()));
+        return Ok(Json(api.view().nics));
     }
     let config = api.config()?;
     Ok(Json(config.vdpa.iter().map(NicSummary::from).collect()))

@@ -4,9 +4,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use bellhop_api::responses::HostErrors;
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
-use crate::http::{ErrorBody, on_worker};
 
 /// Send a non-maskable interrupt
 ///
@@ -15,10 +14,8 @@ use crate::http::{ErrorBody, on_worker};
 #[utoipa::path(post, path = "/v1/vm/nmi", operation_id = "send_nmi", responses(
     (status = 204, description = "It is sent"),
     HostErrors,
-    (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
 ))]
 pub(super) async fn send(State(api): Api) -> Result<StatusCode, ApiError> {
-    let machine = api.running()?;
-    on_worker(move || machine.nmi()).await??;
+    api.ask(|machine| machine.nmi()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

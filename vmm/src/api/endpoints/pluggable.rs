@@ -7,13 +7,16 @@
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::http::StatusCode;
-use bellhop_api::machine::{DeviceInfo, PlugPhase};
+use axum::response::{IntoResponse as _, Response};
+use bellhop_api::machine::{DeviceInfo, DiskInfo, NicInfo, PlugPhase};
+use serde::Serialize;
 
 use crate::api::controller::Controller;
 use crate::api::error::ApiError;
 use crate::config::{DiskConfig, VdpaConfig, VmConfig};
-use crate::http::{HttpError, on_worker};
+use crate::http::HttpError;
 use crate::machine::{DiskStatus, Handle, NicStatus, PlugState, Pluggable, RequestError};
 
 impl From<PlugState> for PlugPhase {
@@ -27,6 +30,9 @@ impl From<PlugState> for PlugPhase {
 
 /// A kind of device that comes and goes, by what configures it.
 pub(super) trait Kind: Clone + PartialEq + Send + 'static {
+    /// What clients are shown of one.
+    type Info: From<Known<Self>> + Serialize;
+
     /// Where the configuration has them.
     fn list(config: &mut VmConfig) -> &mut Vec<Self>;
     /// Its name, once it has one: see [`name_all`].
@@ -39,6 +45,8 @@ pub(super) trait Kind: Clone + PartialEq + Send + 'static {
 }
 
 impl Kind for VdpaConfig {
+    type Info = NicInfo;
+
     fn list(config: &mut VmConfig) -> &mut Vec<Self> {
         &mut config.vdpa
     }
@@ -65,6 +73,8 @@ impl Kind for VdpaConfig {
 }
 
 impl Kind for DiskConfig {
+    type Info = DiskInfo;
+
     fn list(config: &mut VmConfig) -> &mut Vec<Self> {
         &mut config.disks
     }
@@ -131,20 +141,20 @@ fn position<C: Kind>(config: &mut VmConfig, id: &str) -> Option<usize> {
 }
 
 /// The device `id`, with what the guest made of it.
-pub(super) async fn show<C: Kind>(api: &Controller, id: &str) -> Result<Known<C>, ApiError> {
+pub(super) async fn show<C: Kind>(api: &Controller, id: &str) -> Result<Json<C::Info>, ApiError> {
     if !api.is_built() {
         let mut config = api.config()?;
         name_all(&mut config);
         let at = position::<C>(&mut config, id).ok_or_else(|| no_such(id))?;
-        return Ok(Known::Configured(C::list(&mut config).swap_remove(at)));
+        let configured = C::list(&mut config).swap_remove(at);
+        return Ok(Json(Known::Configured(configured).into()));
     }
-    let machine = api.running()?;
-    let device = C::find(&machine, id).ok_or_else(|| no_such(id))?;
-    let devices = on_worker(move || machine.devices()).await??;
+    let device = C::find(&api.running()?, id).ok_or_else(|| no_such(id))?;
+    let devices = api.ask(|machine| machine.devices()).await?;
     // It may have gone in between.
     let info = devices.iter().find(|device| device.id == id);
     let info = info.map(DeviceInfo::from);
-    Ok(Known::Plugged { device, info })
+    Ok(Json(Known::Plugged { device, info }.into()))
 }
 
 /// Has the device `id` there as it is `wanted`, now or when the machine starts.
@@ -152,7 +162,7 @@ pub(super) async fn put<C: Kind>(
     api: &Arc<Controller>,
     id: String,
     mut wanted: C,
-) -> Result<(StatusCode, Known<C>), ApiError> {
+) -> Result<Response, ApiError> {
     if let Some(other) = wanted.id().replace(id.clone())
         && other != id
     {
@@ -162,11 +172,13 @@ pub(super) async fn put<C: Kind>(
         }
         .into());
     }
-    if api.is_built() {
-        let machine = api.running()?;
-        return Ok(on_worker(move || plug(&machine, &id, &wanted)).await??);
-    }
-    api.edit(|config| configure(config, id, wanted))
+    let (status, device) = if api.is_built() {
+        let plugged = api.ask(move |machine| plug(machine, &id, &wanted));
+        plugged.await?
+    } else {
+        api.edit(|config| configure(config, id, wanted))?
+    };
+    Ok((status, Json(C::Info::from(device))).into_response())
 }
 
 fn configure<C: Kind>(
@@ -220,7 +232,7 @@ pub(super) fn change<C: Kind>(
     api: &Controller,
     id: &str,
     change: impl FnOnce(&mut C) -> Result<(), ApiError>,
-) -> Result<Known<C>, ApiError> {
+) -> Result<Json<C::Info>, ApiError> {
     if api.is_built() {
         return Err(api.wrong_state(UNCHANGING));
     }
@@ -231,24 +243,24 @@ pub(super) fn change<C: Kind>(
         let mut changed = device.clone();
         change(&mut changed)?;
         device.clone_from(&changed);
-        Ok(Known::Configured(changed))
+        Ok(Json(Known::Configured(changed).into()))
     })
 }
 
-/// Takes the device `id` away; `None` if it is gone at once, else the guest is asked.
+/// Takes the device `id` away, at once or by asking the guest.
 pub(super) async fn remove<C: Kind>(
     api: &Arc<Controller>,
     id: String,
-) -> Result<Option<Known<C>>, ApiError> {
+) -> Result<Response, ApiError> {
     if api.is_built() {
-        let machine = api.running()?;
-        let device = on_worker(move || C::unplug(&machine, &id)).await??;
-        return Ok(Some(device.into()));
+        let device = api.ask(move |machine| C::unplug(machine, &id)).await?;
+        let info = C::Info::from(device.into());
+        return Ok((StatusCode::ACCEPTED, Json(info)).into_response());
     }
     api.edit(|config| {
         name_all(config);
         let at = position::<C>(config, &id).ok_or_else(|| no_such(&id))?;
         C::list(config).remove(at);
-        Ok(None)
+        Ok(StatusCode::NO_CONTENT.into_response())
     })
 }

@@ -4,9 +4,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use bellhop_api::responses::HostErrors;
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
-use crate::http::{ErrorBody, on_worker};
 
 /// Press the power button
 ///
@@ -15,10 +14,8 @@ use crate::http::{ErrorBody, on_worker};
 #[utoipa::path(post, path = "/v1/vm/power-button", operation_id = "press_power_button", responses(
     (status = 204, description = "The button is pressed"),
     HostErrors,
-    (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
 ))]
 pub(super) async fn press(State(api): Api) -> Result<StatusCode, ApiError> {
-    let machine = api.running()?;
-    on_worker(move || machine.power_button()).await??;
+    api.ask(|machine| machine.power_button()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,8 +1,8 @@
 //! What the watch of rings says of a queue: a part of what is said of devices and of the machine.
 
-use bellhop_api::machine::{AlarmInfo, AlarmKind, WatchInfo, WatchPhase};
+use bellhop_api::machine::{AlarmKind, WatchInfo, WatchPhase};
 
-use crate::machine::{Alarm, QueueAlarm, WatchState, WatchStatus};
+use crate::machine::{Alarm, WatchState, WatchStatus};
 
 impl From<Alarm> for AlarmKind {
     fn from(alarm: Alarm) -> Self {
@@ -10,16 +10,6 @@ impl From<Alarm> for AlarmKind {
             Alarm::Stuck => Self::Stuck,
             Alarm::DriverStalled => Self::DriverStalled,
             Alarm::Inconsistent => Self::Inconsistent,
-        }
-    }
-}
-
-impl From<&QueueAlarm> for AlarmInfo {
-    fn from(alarm: &QueueAlarm) -> Self {
-        Self {
-            device: alarm.device.clone(),
-            queue: alarm.queue,
-            alarm: alarm.alarm.into(),
         }
     }
 }

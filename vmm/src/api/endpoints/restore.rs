@@ -3,15 +3,15 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use bellhop_api::machine::RestoreRequest;
-use bellhop_api::responses::BodyErrors;
+use bellhop_api::responses::{BodyErrors, HostErrors};
 
-use super::Api;
-use super::descriptors::Descriptors;
+use super::descriptors;
+use super::state::Api;
 use crate::Error;
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
-use crate::http::{ErrorBody, on_worker};
+use crate::http::on_worker;
 use crate::machine::Snapshot;
 
 /// Restore the machine from a snapshot, instead of starting it
@@ -22,11 +22,7 @@ use crate::machine::Snapshot;
 #[utoipa::path(put, path = "/v1/vm/restore", operation_id = "restore_vm",
     request_body = RestoreRequest, responses(
     (status = 204, description = "It goes on, or is paused as was asked"),
-    BodyErrors,
-    (status = 409, description = "The machine is started already", body = ErrorBody),
-    (status = 422, description = "An unknown field; the snapshot is none, damaged, or of another version; or it cannot be restored here", body = ErrorBody),
-    (status = 500, description = "The host cannot run the machine", body = ErrorBody),
-    (status = 503, description = "This process ends", body = ErrorBody),
+    BodyErrors, HostErrors,
 ))]
 pub(super) async fn restore(
     State(api): Api,
@@ -38,11 +34,7 @@ pub(super) async fn restore(
         mut vdpa,
         paused,
     } = wanted;
-    let mut descriptors = Descriptors::of(&received)?;
-    for nic in &mut vdpa {
-        nic.take_descriptor(|number| descriptors.take(number))?;
-    }
-    drop(descriptors);
+    descriptors::give(&received, &mut vdpa)?;
     api.before_boot("it is restored before it starts")?;
     let opened = on_worker(move || {
         let mut snapshot = Snapshot::open(&path)?;

@@ -4,12 +4,12 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use bellhop_api::machine::{SnapshotInfo, SnapshotRequest};
-use bellhop_api::responses::BodyErrors;
+use bellhop_api::responses::{BodyErrors, HostErrors};
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
-use crate::http::{ErrorBody, on_worker};
+use crate::machine::milliseconds;
 
 /// Write a snapshot of the machine
 ///
@@ -20,23 +20,18 @@ use crate::http::{ErrorBody, on_worker};
 #[utoipa::path(post, path = "/v1/vm/snapshot", operation_id = "create_snapshot",
     request_body = SnapshotRequest, responses(
     (status = 201, description = "It is there, whole", body = SnapshotInfo),
-    BodyErrors,
-    (status = 409, description = "There is no machine that runs or is paused, one of its devices cannot be saved, or another snapshot is being written", body = ErrorBody),
-    (status = 422, description = "An unknown field; or the directory cannot be made: it exists, is no absolute path, …", body = ErrorBody),
-    (status = 500, description = "The host cannot do it: the disk is full, …", body = ErrorBody),
-    (status = 503, description = "Too many requests wait", body = ErrorBody),
+    BodyErrors, HostErrors,
 ))]
 pub(super) async fn write(
     State(api): Api,
     JsonBody(wanted): JsonBody<SnapshotRequest>,
 ) -> Result<(StatusCode, Json<SnapshotInfo>), ApiError> {
-    let machine = api.running()?;
     let path = wanted.path.clone();
-    let written = on_worker(move || machine.snapshot(&path)).await??;
+    let written = api.ask(move |machine| machine.snapshot(&path)).await?;
     let info = SnapshotInfo {
         path: wanted.path,
         memory_bytes: written.memory_bytes,
-        paused_ms: u64::try_from(written.paused.as_millis()).unwrap_or(u64::MAX),
+        paused_ms: milliseconds(written.paused),
     };
     Ok((StatusCode::CREATED, Json(info)))
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use bellhop_api::machine::UpgradeRequest;
-use bellhop_api::responses::BodyErrors;
+use bellhop_api::responses::{BodyErrors, StateErrors};
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
-use crate::http::{ErrorBody, on_worker};
+use crate::http::on_worker;
 
-/// What the answer needs to get to the client: the program that sends it is not there any more afterwards.
+/// The time for the answer to reach the client, before the program that sends it is replaced.
 const ANSWER: Duration = Duration::from_millis(100);
 
 /// Have another version of Bellhop go on with the machine
@@ -24,9 +24,7 @@ const ANSWER: Duration = Duration::from_millis(100);
 #[utoipa::path(post, path = "/v1/vm/upgrade", operation_id = "upgrade_vm",
     request_body = UpgradeRequest, responses(
     (status = 202, description = "It begins: watch `upgrades` and `upgrade_error`"),
-    BodyErrors,
-    (status = 409, description = "There is no machine that runs or is paused", body = ErrorBody),
-    (status = 422, description = "An unknown field; or the program is none, or does not read what this one saves", body = ErrorBody),
+    BodyErrors, StateErrors,
 ))]
 pub(super) async fn upgrade(
     State(api): Api,

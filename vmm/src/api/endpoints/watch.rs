@@ -5,11 +5,12 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use bellhop_api::machine::{VmState, VmStatus, Watch};
+use bellhop_api::responses::WatchErrors;
 
-use super::Api;
+use super::state::Api;
 use crate::api::error::ApiError;
+use crate::http::HttpError;
 use crate::http::parameters::Parameters;
-use crate::http::{ErrorBody, HttpError};
 
 /// The longest wait, in seconds.
 const TIMEOUT_MAX: u64 = 60;
@@ -22,8 +23,7 @@ const TIMEOUT: u64 = 30;
 /// `timeout_s`; then with the generation that the client has seen already.
 #[utoipa::path(get, path = "/v1/vm/watch", operation_id = "watch_vm", params(Watch), responses(
     (status = 200, description = "The machine now", body = VmStatus),
-    (status = 400, description = "A parameter is wrong or unknown", body = ErrorBody),
-    (status = 503, description = "Too many clients wait", body = ErrorBody),
+    WatchErrors,
 ))]
 pub(super) async fn wait(
     State(api): Api,
@@ -44,5 +44,5 @@ pub(super) async fn wait(
         // What there is then is the answer, whether it changed or not.
         let _ = tokio::time::timeout(Duration::from_secs(seconds), done).await;
     }
-    Ok(Json(VmStatus::from(&api.view())))
+    Ok(Json(api.view()))
 }

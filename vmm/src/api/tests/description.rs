@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::api::endpoints;
-use crate::http::description;
+use crate::http::description::testing as description;
 
 /// The copy in the repository.
 const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::{CONFIG, Inside};
-use crate::api::controller::WATCHERS_MAX;
+use crate::api::WATCHERS_MAX;
 use crate::config::VmConfig;
 use crate::machine::pretend::{PretendMachine, nic_config};
 use crate::machine::{End, EndReason};

@@ -7,43 +7,16 @@
 //! ```
 //! It must not know how a device takes another one's place.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use devices::virtio::backend::{Backend, SharedMemory};
 use devices::virtio::pci::other_device_type;
 
-use super::super::devices::open_vdpa;
-use super::super::inventory::Device;
-use super::super::pluggable::{DeviceKind, NicStatus};
-use super::{Handle, Request, RequestError};
+use super::super::devices::{Device, VIRTIO_ID_NET, open_vdpa};
+use super::super::error::RequestError;
+use super::super::pluggable::{DeviceKind, NicStatus, NicSwapped};
+use super::super::queue::{Request, SwapAnswer};
+use super::Handle;
 use crate::config::VdpaConfig;
-
-/// A NIC with another device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NicSwapped {
-    /// The NIC as it is now.
-    pub status: NicStatus,
-    /// How long neither device worked, as the machine saw it; `None` if no driver was using the NIC, or
-    /// it has the same device as before.
-    pub gap: Option<Duration>,
-}
-
-/// What the vmm thread answers.
-pub(in crate::machine) struct SwapAnswer {
-    pub(in crate::machine) outcome: Result<NicSwapped, RequestError>,
-    /// The old backend, or after a failure the new one: stopped, not closed.
-    pub(in crate::machine) unused: Box<dyn Backend>,
-}
-
-impl fmt::Debug for SwapAnswer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SwapAnswer")
-            .field("outcome", &self.outcome)
-            .finish_non_exhaustive()
-    }
-}
 
 impl Handle {
     /// Moves the NIC `id` to another vDPA device while the guest's driver goes on: the same PCI
@@ -90,14 +63,13 @@ impl Handle {
 
     /// Opens the device to which the NIC `id` is to move, and maps all guest RAM for it.
     fn open_successor(&self, id: &str, config: &VdpaConfig) -> Result<Device, RequestError> {
-        let memory: SharedMemory = self.0.memory.upgrade().ok_or(RequestError::Ended)?;
+        let memory = self.0.memory.upgrade().ok_or(RequestError::Ended)?;
         let device = open_vdpa(config, &memory, self.0.ram_end)?;
-        drop(memory);
         if device.config.is_none() {
             // Said here because the machine knows it for a NIC only by that.
             return Err(RequestError::Swap {
                 id: id.to_owned(),
-                source: other_device_type(NETWORK, device.backend.device_type()),
+                source: other_device_type(VIRTIO_ID_NET, device.backend.device_type()),
             });
         }
         Ok(device)
@@ -127,12 +99,12 @@ impl Handle {
         id: &str,
         failover: Option<PathBuf>,
     ) -> Result<NicStatus, RequestError> {
-        self.ask(|answer| Request::StandBy {
+        let nic = self.ask(|answer| Request::StandBy {
             id: id.to_owned(),
             failover,
             answer,
-        })??
-        .of()
+        })??;
+        Ok(nic.of()?)
     }
 }
 
@@ -143,6 +115,3 @@ pub(super) fn without_itself(mut config: VdpaConfig) -> VdpaConfig {
     }
     config
 }
-
-/// Virtio device type of a network device (virtio 1.3, section 5).
-const NETWORK: u32 = 1;

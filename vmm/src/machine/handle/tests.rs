@@ -1,6 +1,7 @@
 //! Queue and board without a machine: a thread that answers stands in for it.
 
 use std::thread;
+use std::time::Duration;
 
 use devices::pci::Slot;
 use parking_lot::Mutex;
@@ -9,7 +10,9 @@ use super::*;
 use crate::config::VdpaSource;
 use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
-use crate::machine::PlugState;
+use crate::machine::board::RunState;
+use crate::machine::error::WAITING_MAX;
+use crate::machine::pluggable::PlugState;
 use crate::memory::GuestRam;
 
 fn memory() -> SharedMemory {
@@ -21,7 +24,7 @@ fn ram() -> Arc<GuestRam> {
     Arc::new(GuestRam::new(&layout, None).unwrap())
 }
 
-fn requests(memory: &SharedMemory) -> Requests {
+fn requests(memory: &SharedMemory) -> Requests<Machine> {
     Requests::new(memory, &ram(), 16 << 20).unwrap()
 }
 
@@ -51,6 +54,13 @@ fn config(path: &str) -> VdpaConfig {
 }
 
 const LIMIT: Duration = Duration::from_secs(20);
+
+fn go_on(answer: Answer<Result<(), RequestError>>) -> Request<Machine> {
+    Request::Act {
+        action: Action::GoOn,
+        answer,
+    }
+}
 
 #[test]
 fn requests_are_answered_and_bounded() {
@@ -124,24 +134,9 @@ fn the_board_tells_changes_and_the_end() {
     assert_eq!(handle.status(), first);
     assert_eq!(handle.nic("a"), Some(nic("a", 1)));
     assert_eq!(handle.nic("b"), None);
-    assert!(!handle.wait_unplugged(&nic("a", 1), Duration::from_millis(10)));
-
-    let waits = thread::spawn({
-        let handle = handle.clone();
-        move || handle.wait_unplugged(&nic("a", 1), LIMIT)
-    });
-    // Another one of the same name is not the one that is waited for.
-    requests.publish_devices(vec![nic("a", 2)], Vec::new());
-    assert!(waits.join().unwrap());
-    let waits = thread::spawn({
-        let handle = handle.clone();
-        move || handle.wait_unplugged(&nic("a", 2), LIMIT)
-    });
     drop(requests);
-    assert!(waits.join().unwrap());
     let last = handle.status();
     assert!(last.run == RunState::Ended && last.nics.is_empty());
-    assert!(handle.wait_unplugged(&nic("a", 2), Duration::ZERO));
 }
 
 #[test]
@@ -267,13 +262,13 @@ fn what_must_not_be_left_undone_waits_where_others_are_refused() {
     let handle = requests.handle();
     let start = Instant::now();
     // As after a snapshot: the machine stands still until this is carried out.
-    let goes_on = thread::spawn(move || handle.ask_surely(|answer| Request::GoOn { answer }));
+    let goes_on = thread::spawn(move || handle.ask_surely(go_on));
     let mut went_on = false;
     while !went_on {
         assert!(start.elapsed() < LIMIT && !goes_on.is_finished());
         for request in requests.take() {
             // Dropped, the others are told that it has ended.
-            if let Request::GoOn { answer } = request {
+            if let Request::Act { answer, .. } = request {
                 answer.send(Ok(())).unwrap();
                 went_on = true;
             }
@@ -286,6 +281,6 @@ fn what_must_not_be_left_undone_waits_where_others_are_refused() {
     // It does not wait for a machine that is gone.
     let handle = requests.handle();
     drop(requests);
-    let gone = handle.ask_surely(|answer| Request::GoOn { answer });
+    let gone = handle.ask_surely(go_on);
     assert!(matches!(gone, Err(RequestError::Ended)));
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use devices::virtio::backend::Backend;
 use devices::virtio::pci::{SwapFailed, Swapped};
 
-use super::super::RequestError;
-use super::super::failover::{Failover, FailoverState};
-use super::super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
-use super::{Device, Inventory, poll, unpoll};
+use super::super::devices::Device;
+use super::super::error::RequestError;
+use super::super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState, Pluggable};
+use super::{Inventory, poll, unpoll};
 use crate::Error;
 use crate::config::{VdpaConfig, VdpaSource};
 use crate::event_loop::EventLoop;
@@ -119,27 +119,21 @@ impl Inventory {
 
     /// Whether the failover of the NIC with this number is under way.
     pub(in super::super) fn is_failing_over(&self, number: u16) -> bool {
-        let removable = self
-            .entries
-            .get(&number)
-            .and_then(|entry| entry.removable.as_ref());
-        let failover = removable.and_then(|removable| removable.failover.as_ref());
-        failover.is_some_and(|failover| matches!(failover.state, FailoverState::UnderWay))
+        let entry = self.entries.get(&number);
+        let failover = entry.and_then(|entry| entry.removable.as_ref()?.under_way());
+        failover.is_some()
     }
 
     /// The failover of the NIC with this name and serial number, if it is under way still.
     pub(in super::super) fn fails_over(&self, id: &str, serial: u64) -> Option<&Failover> {
-        let entry = self.entries.values().find(|entry| entry.id == id)?;
-        let removable = entry.removable.as_ref()?;
-        let failover = removable.failover.as_ref()?;
-        let under_way = matches!(failover.state, FailoverState::UnderWay);
-        (removable.serial == serial && under_way).then_some(failover)
+        let removable = self.entry(id)?.removable.as_ref()?;
+        let failover = removable.under_way();
+        failover.filter(|_| removable.serial == serial)
     }
 
     /// Notes what came of that. A driver whose device is not replaced hears that it needs a reset.
     pub(in super::super) fn end_failover(&mut self, id: &str, failover: Failover) {
-        let mut entries = self.entries.values_mut();
-        let Some(entry) = entries.find(|entry| entry.id == id) else {
+        let Ok(entry) = self.entry_mut(id) else {
             return;
         };
         entry.device.give_up();
@@ -157,8 +151,7 @@ impl Inventory {
         id: &str,
         failover: Option<PathBuf>,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
-        let entry = self.entries.values_mut().find(|entry| entry.id == id);
-        let entry = entry.ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))?;
+        let entry = self.entry_mut(id)?;
         let config = entry
             .removable
             .as_mut()

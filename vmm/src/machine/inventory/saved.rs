@@ -3,10 +3,9 @@
 //! Owns which state belongs to which device, and that a machine has just the devices that were saved. It must not know what
 //! is in a state.
 
-use super::super::RequestError;
+use super::super::error::{RequestError, SnapshotError};
 use super::super::pluggable::PlugState;
 use super::super::saved::SavedDevice;
-use super::super::snapshot::SnapshotError;
 use super::Inventory;
 
 impl Inventory {
@@ -21,10 +20,7 @@ impl Inventory {
                 Ok(state) => saved.push(SavedDevice {
                     id: entry.id.clone(),
                     slot: entry.slot.number(),
-                    unplug_requested: entry
-                        .removable
-                        .as_ref()
-                        .is_some_and(|removable| removable.state == PlugState::UnplugRequested),
+                    unplug_requested: entry.is_unplugging(),
                     state,
                 }),
                 Err(source) => {
@@ -102,10 +98,9 @@ impl Inventory {
         self.all_saved(saved)?;
         for saved in saved {
             let id = &saved.id;
-            let mut entries = self.entries.values_mut();
-            let entry = entries
-                .find(|entry| entry.id == *id)
-                .ok_or_else(|| SnapshotError::NoDevice(id.clone()))?;
+            let entry = self
+                .entry_mut(id)
+                .map_err(|_| SnapshotError::NoDevice(id.clone()))?;
             if let (true, Some(removable)) = (saved.unplug_requested, &mut entry.removable) {
                 removable.state = PlugState::UnplugRequested;
             }

@@ -25,8 +25,10 @@ use crate::console::{Console, TerminalConsole};
 use crate::event_loop::{EventLoop, Ready, Token};
 use crate::kvm::saved::ClockPolicy;
 use crate::machine::build::Given;
+use crate::machine::error::SnapshotError;
+use crate::machine::parts::Machine;
 use crate::machine::saved::SavedMachine;
-use crate::machine::{Machine, SnapshotError, StopHandle};
+use crate::machine::signals::StopHandle;
 use crate::memory;
 use crate::migration::destination::Go;
 use crate::migration::endpoint::{Endpoint, Listener};
@@ -215,16 +217,14 @@ impl Arrival<'_> {
         let machine = console(self)
             .and_then(|console| Machine::build(&document.config, &given, console, self.stop))
             .map_err(|error| vec![compat::unbuildable(&error)])?;
-        let refusals = document.compare(&machine);
+        let refusals = document.compare(&machine.vcpus, &machine.inventory);
         if refusals.is_empty() {
             Ok(machine)
         } else {
             Err(refusals)
         }
     }
-}
 
-impl Arrival<'_> {
     /// What a source may take now.
     fn memory_max(&self) -> Result<MemoryMax, Vec<Refusal>> {
         let config = &self.arriving.config;

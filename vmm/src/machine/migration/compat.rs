@@ -16,15 +16,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vdpa::causes::in_one_line;
 
-use super::super::program::reads;
-use super::super::{Machine, state_versions};
 use crate::Error;
 use crate::byte_count::ByteCount;
 use crate::config::{CpuAffinity, HugePageSize, MemoryConfig, NoSuchNic, VdpaConfig, VmConfig};
+use crate::machine::error::NotMovable;
+use crate::machine::inventory::Inventory;
+use crate::machine::program::{reads, state_versions};
 use crate::migration::protocol::Refusal;
 use crate::snapshot::format::Saved as _;
 use crate::snapshot::memory_image::MemoryDigest;
-use crate::vcpu::CpuidLeaf;
+use crate::vcpu::{CpuidLeaf, Vcpus};
 
 /// Most devices in a document: the slots of the PCI bus.
 const DEVICES_MAX: usize = devices::pci::SLOTS as usize;
@@ -311,10 +312,10 @@ impl Document {
         slots.collect()
     }
 
-    /// Why the guest cannot go on with `machine`, which was built for it.
-    pub(super) fn compare(&self, machine: &Machine) -> Vec<Refusal> {
+    /// Why the guest cannot resume on the vCPUs and devices that were built for it.
+    pub(super) fn compare(&self, vcpus: &Vcpus, inventory: &Inventory) -> Vec<Refusal> {
         let mut refusals = Vec::new();
-        if let Err(error) = machine.vcpus.check_cpuid(&self.cpuid) {
+        if let Err(error) = vcpus.check_cpuid(&self.cpuid) {
             refusals.push(refusal(
                 "the processor",
                 "what the guest was told of it".to_owned(),
@@ -323,7 +324,7 @@ impl Document {
                  moves to others",
             ));
         }
-        let here = machine.inventory.devices();
+        let here = inventory.devices();
         for device in &here {
             if self.devices.iter().all(|there| there.id != device.id) {
                 refusals.push(refusal(
@@ -335,10 +336,7 @@ impl Document {
             }
         }
         for DocumentDevice { id, relied, .. } in &self.devices {
-            let taken = machine
-                .inventory
-                .named(id)
-                .map(|here| here.take_place(relied));
+            let taken = inventory.named(id).map(|here| here.take_place(relied));
             match taken {
                 Some(Ok(())) => {}
                 Some(Err(error)) => refusals.push(refusal(
@@ -392,30 +390,6 @@ pub(super) fn unbuildable(error: &Error) -> Refusal {
         format!("not to be built: {}", in_one_line(error)),
         "",
     )
-}
-
-/// Why a machine cannot leave at all.
-#[derive(Debug, thiserror::Error)]
-pub enum NotMovable {
-    /// Two hosts would have to hand over the lock of its image.
-    #[error(
-        "disk {0} cannot move: its image would have to be handed over; unplug it first (DELETE /v1/vm/disks/{0})"
-    )]
-    Disk(String),
-    /// The destination would be built with it, and the guest is about to let it go.
-    #[error("the guest was asked to eject {0}; try again when it has")]
-    Unplugging(String),
-}
-
-impl NotMovable {
-    /// What helps.
-    #[must_use]
-    pub fn remedy(&self) -> String {
-        match self {
-            Self::Disk(id) => format!("unplug it first: DELETE /v1/vm/disks/{id}"),
-            Self::Unplugging(_) => "try again when the guest has let it go".to_owned(),
-        }
-    }
 }
 
 /// Whether the machine with this configuration can leave.

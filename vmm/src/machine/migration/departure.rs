@@ -12,8 +12,10 @@ use vdpa::causes::in_one_line;
 
 use super::requests::{Offer, Stopped};
 use super::{Direction, Migration, MigrationEnd, SendConfig};
-use crate::machine::handle::{Handle, Request, RequestError};
-use crate::machine::{Machine, SnapshotError};
+use crate::machine::error::{RequestError, SnapshotError};
+use crate::machine::handle::Handle;
+use crate::machine::parts::Machine;
+use crate::machine::queue::Request;
 use crate::memory::RamSlot;
 use crate::migration::convergence::Limits;
 use crate::migration::dirty::{DirtyPages, DirtyTracker};

@@ -11,8 +11,8 @@
 //! ```
 
 use crate::Error;
-use crate::machine::handle::RequestError;
-use crate::machine::{Exit, end};
+use crate::machine::end::{self, Exit};
+use crate::machine::error::RequestError;
 
 /// See the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -33,10 +33,8 @@ use parking_lot::{Condvar, Mutex};
 pub use bellhop_api::machine::{Direction, InFlight, ReceiveConfig, SendConfig};
 
 pub use arrival::Arriving;
-pub use compat::NotMovable;
 pub(super) use leaving::Leaving;
 pub(super) use throttle::Throttle;
-pub use trial::Trial;
 
 use crate::Error;
 use crate::migration::Monitor;
@@ -60,6 +58,11 @@ pub fn load_tls(
         ))),
         (_, files) => Ok(files.map(Tls::load).transpose()?),
     }
+}
+
+/// A duration in whole milliseconds, as the API has it.
+pub(crate) fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// How a migration ended.

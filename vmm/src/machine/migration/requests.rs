@@ -7,15 +7,17 @@ use std::sync::Arc;
 
 use bellhop_api::machine::InFlight;
 
-use super::compat::{self, Document, DocumentDevice, NotMovable};
+use super::compat::{self, Document, DocumentDevice};
 use super::leaving::Leaving;
 use super::throttle::{Throttle, Turn};
 use crate::event_loop::Token;
 use crate::kvm::memory_slots::MemorySlots;
-use crate::machine::handle::RequestError;
+use crate::machine::board::RunState;
+use crate::machine::error::{NotMovable, RequestError};
+use crate::machine::held::HeldFor;
+use crate::machine::parts::Machine;
+use crate::machine::program::state_versions;
 use crate::machine::saved::SavedMachine;
-use crate::machine::saving::HeldFor;
-use crate::machine::{Machine, RunState, state_versions};
 use crate::memory::GuestRam;
 
 /// What a machine that leaves gives to the thread that sends it.
@@ -143,12 +145,10 @@ impl Machine {
         if self.is_held_for_migration() {
             return Err(RequestError::StandsStill);
         }
-        match self.leaving {
-            Leaving::No => Ok(()),
-            Leaving::Sending | Leaving::Committed | Leaving::Moved | Leaving::Departed => {
-                Err(RequestError::Migrating)
-            }
+        if self.leaving != Leaving::No {
+            return Err(RequestError::Migrating);
         }
+        Ok(())
     }
 
     /// Nothing, unless its state is on the way to another host: what happens to it here now would not be seen there.

@@ -8,27 +8,25 @@
 //! ```
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
 
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
+use crate::event_loop::Timer;
 
-/// Nanoseconds of one turn.
-const TURN: i64 = 50_000_000;
+/// How long one turn takes.
+const TURN: Duration = Duration::from_millis(50);
 
 /// Whether vCPUs are to run now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Turn {
+pub(in crate::machine) enum Turn {
     Hold,
     Run,
 }
 
 /// A timer that says when vCPUs are to be held and when to run.
 #[derive(Debug)]
-pub(in super::super) struct Throttle {
-    timer: OwnedFd,
+pub(in crate::machine) struct Throttle {
+    timer: Timer,
     percent: u8,
     turn: Turn,
 }
@@ -38,57 +36,35 @@ impl Throttle {
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub(in super::super) fn new(percent: u8) -> io::Result<Self> {
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+    pub(in crate::machine) fn new(percent: u8) -> io::Result<Self> {
         let this = Self {
-            timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
+            timer: Timer::new()?,
             percent: percent.clamp(1, 99),
             turn: Turn::Run,
         };
-        this.arm(1)?;
+        this.timer.set(Duration::from_nanos(1), Duration::ZERO)?;
         Ok(this)
     }
 
     /// Another share, from the next turn on.
-    pub(in super::super) fn set(&mut self, percent: u8) {
+    pub(in crate::machine) fn set(&mut self, percent: u8) {
         self.percent = percent.clamp(1, 99);
     }
 
     /// What is to be done after the timer's event.
-    pub(in super::super) fn next(&mut self) -> Turn {
-        // An error only says that there is none.
-        let _ = rustix::io::read(&self.timer, &mut [0; 8]);
-        let held = TURN / 100 * i64::from(self.percent);
-        let nanoseconds = match self.turn {
-            Turn::Run => {
-                self.turn = Turn::Hold;
-                held
-            }
-            Turn::Hold => {
-                self.turn = Turn::Run;
-                TURN - held
-            }
+    pub(in crate::machine) fn next(&mut self) -> Turn {
+        self.timer.take();
+        let held = TURN / 100 * u32::from(self.percent);
+        let (turn, time) = match self.turn {
+            Turn::Run => (Turn::Hold, held),
+            Turn::Hold => (Turn::Run, TURN - held),
         };
-        if let Err(error) = self.arm(nanoseconds) {
+        self.turn = turn;
+        if let Err(error) = self.timer.set(time, Duration::ZERO) {
             tracing::warn!(%error, "vCPUs cannot be held back any longer");
             self.turn = Turn::Run;
         }
         self.turn
-    }
-
-    fn arm(&self, nanoseconds: i64) -> io::Result<()> {
-        let timer = Itimerspec {
-            it_interval: Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            },
-            it_value: Timespec {
-                tv_sec: 0,
-                tv_nsec: nanoseconds,
-            },
-        };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer)?;
-        Ok(())
     }
 }
 

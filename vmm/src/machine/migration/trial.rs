@@ -1,17 +1,17 @@
 //! Whether a machine could leave, and what that would cost: asked of the destination, and nothing changes on either side.
 //!
-//! Owns what is found. It must not know the API, nor how the destination finds out.
+//! Owns what is found. It must not know how the destination finds out.
 
 use std::time::{Duration, Instant};
 
-use bellhop_api::machine::MigrationObstacle;
+use bellhop_api::machine::{Forecast, MigrationObstacle, MigrationTrial};
 use vdpa::causes::in_one_line;
 
-use super::compat::NotMovable;
 use super::departure::{CONNECT, SWITCH};
 use super::requests::Offer;
-use super::{Endpoint, SendConfig};
-use crate::machine::handle::{Handle, RequestError};
+use super::{Endpoint, SendConfig, milliseconds};
+use crate::machine::error::{NotMovable, RequestError};
+use crate::machine::handle::Handle;
 use crate::migration::endpoint::connect;
 use crate::migration::protocol::Refusal;
 use crate::migration::tls::Tls;
@@ -21,26 +21,11 @@ use crate::migration::{self, MigrationError, RamImage, Timeouts};
 /// API waits (the node daemon: 90 s), and than a migration does.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// What a machine's move would be like.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trial {
-    /// All that is in its way; it can move if there is nothing.
-    pub obstacles: Vec<MigrationObstacle>,
-    /// Bytes of guest RAM.
-    pub ram_bytes: u64,
-    /// Bytes of it that hold data: what the first round sends at most.
-    pub data_bytes: u64,
-    /// How long the guest would stand still if it wrote nothing meanwhile; an assumption.
-    pub downtime: Duration,
-    /// How long the destination took to build the machine: to open its devices and map all guest memory for them, which most
-    /// NICs pin. It is done before memory is sent, while the guest runs. `None` if it refused, or was not asked.
-    pub prepare: Option<Duration>,
-}
-
 impl Handle {
     /// Asks whoever waits at the destination whether it would take the machine, which runs on: the vCPUs rest for a moment,
     /// since they say only then which CPU the guest was told that it has. The destination builds the machine to find out, with
-    /// its devices, and waits on. `tls` is what [`load_tls`](super::load_tls) gave.
+    /// its devices, and waits on. `rate` is how fast memory went there the last time, in bytes per
+    /// second on the wire. `tls` is what [`load_tls`](super::load_tls) gave.
     ///
     /// Blocks: give it a thread.
     ///
@@ -49,8 +34,9 @@ impl Handle {
     pub fn try_migration(
         &self,
         config: &SendConfig,
+        rate: Option<u64>,
         tls: Option<&Tls>,
-    ) -> Result<Trial, RequestError> {
+    ) -> Result<MigrationTrial, RequestError> {
         let mut obstacles = Vec::new();
         let offer = match self.on_vmm_thread(|machine| machine.offer(false))? {
             Ok(offer) => Some(offer),
@@ -73,14 +59,28 @@ impl Handle {
                 Err(there) => obstacles.extend(there),
             }
         }
-        Ok(Trial {
+        let data_bytes = ram.data_bytes();
+        Ok(MigrationTrial {
+            destination: config.destination.to_string(),
+            movable: obstacles.is_empty(),
             obstacles,
-            ram_bytes: ram.len(),
-            data_bytes: ram.data_bytes(),
-            downtime: SWITCH,
-            prepare,
+            forecast: Some(Forecast {
+                ram_bytes: ram.len(),
+                data_bytes,
+                bytes_per_second: rate,
+                copy_ms: rate.and_then(|rate| copy_ms(data_bytes, rate)),
+                prepare_ms: prepare.map(milliseconds),
+                downtime_min_ms: milliseconds(SWITCH),
+                downtime_max_ms: config.downtime_ms.into(),
+            }),
         })
     }
+}
+
+/// How long so many bytes take at this rate; `None` if none go over.
+fn copy_ms(bytes: u64, rate: u64) -> Option<u64> {
+    let milliseconds = (u128::from(bytes) * 1000).checked_div(rate.into())?;
+    Some(u64::try_from(milliseconds).unwrap_or(u64::MAX))
 }
 
 /// How long the destination took to make ready for it, or what it has against it.
@@ -193,6 +193,13 @@ mod tests {
         let disk = here(&NotMovable::Disk("data".to_owned()));
         assert!(disk.reason.contains("data"), "{}", disk.reason);
         assert!(disk.remedy.unwrap().contains("/v1/vm/disks/data"));
+    }
+
+    #[test]
+    fn memory_takes_as_long_as_its_rate_says() {
+        assert_eq!(copy_ms(100 << 20, 50 << 20), Some(2000));
+        assert_eq!(copy_ms(1, 0), None);
+        assert_eq!(copy_ms(u64::MAX, 1), Some(u64::MAX));
     }
 
     #[test]

@@ -24,86 +24,29 @@
 pub(super) mod in_flight;
 mod queue;
 
-use std::io;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use devices::virtio::pci::{RunningRing, VirtioPciDevice};
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
 use vdpa::memory::GuestMemory;
 use vm_memory::{Address as _, Bytes as _, GuestAddress};
 
 use self::queue::{Event, QueueWatch};
 
 pub use self::queue::{Alarm, WatchState, WatchStatus};
+use crate::event_loop::Timer;
 
 /// Time between two samples.
-const PERIOD: Timespec = Timespec {
-    tv_sec: 1,
-    tv_nsec: 0,
-};
-
-/// No time: a timer with it does not run.
-const NEVER: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
+const PERIOD: Duration = Duration::from_secs(1);
 
 /// How often the indices are read until they go together.
 const TRIES: u32 = 4;
 
-/// An alarm that was announced and is not over.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QueueAlarm {
-    /// The device's name.
-    pub device: String,
-    /// The queue's index.
-    pub queue: u16,
-    /// What is wrong.
-    pub alarm: Alarm,
-}
-
-/// When to sample.
-#[derive(Debug)]
-pub(super) struct WatchTimer(std::os::fd::OwnedFd);
-
-impl WatchTimer {
-    /// A timer that does not run.
-    ///
-    /// # Errors
-    /// The process has no descriptor left.
-    pub(super) fn new() -> io::Result<Self> {
-        // Not blocking: it may be stopped between the event and the read.
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        Ok(Self(timerfd_create(TimerfdClockId::Monotonic, flags)?))
-    }
-
-    /// Lets it run, or stops it.
-    pub(super) fn run(&self, on: bool) {
-        let period = if on { PERIOD } else { NEVER };
-        let timer = Itimerspec {
-            it_interval: period,
-            it_value: period,
-        };
-        if let Err(error) = timerfd_settime(&self.0, TimerfdTimerFlags::empty(), &timer) {
-            tracing::warn!(%error, "the timer of the ring watch cannot be set");
-        }
-    }
-
-    /// Takes the event. How many periods have passed does not matter: samples have their own time.
-    pub(super) fn take(&self) {
-        // An error only says that there is none.
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
-    }
-}
-
-impl AsRawFd for WatchTimer {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+/// Lets the timer of the samples run, or stops it.
+pub(super) fn run(timer: &Timer, on: bool) {
+    let period = if on { PERIOD } else { Duration::ZERO };
+    if let Err(error) = timer.set(period, period) {
+        tracing::warn!(%error, "the timer of the ring watch cannot be set");
     }
 }
 

@@ -16,54 +16,48 @@ use std::thread::{Builder, Scope};
 use std::time::Duration;
 
 use crate::migration::channel::Halt;
+use crate::migration::error::{MigrationError, Phase};
 
 /// Connections that are asked at once: those of a source, and as many strangers.
 const ASKED_MAX: usize = 32;
 /// How long an answer is waited for before the next connection is looked for.
 const MOMENT: Duration = Duration::from_millis(10);
 
-/// Why no connection comes.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum DoorError {
-    /// The kernel gives none.
-    #[error("no connection can be accepted")]
-    Accept(#[source] io::Error),
-    /// Nobody can be asked.
-    #[error("a connection cannot be served")]
-    Thread(#[source] io::Error),
-}
-
 /// See the module. Whoever is still being asked when this is dropped is not asked any longer.
 pub(super) struct Door<T> {
     halt: Halt,
+    phase: Phase,
     asked: usize,
     sender: Sender<Option<T>>,
     answers: Receiver<Option<T>>,
 }
 
 impl<T: Send> Door<T> {
-    /// One whose visitors are sent away as soon as `halt` says so.
-    pub(super) fn new(halt: &Halt) -> Self {
+    /// One whose visitors are sent away as soon as `halt` says so; they come in `phase`.
+    pub(super) fn new(halt: &Halt, phase: Phase) -> Self {
         let (sender, answers) = channel();
         Self {
             halt: halt.apart(),
+            phase,
             asked: 0,
             sender,
             answers,
         }
     }
 
-    /// Has the next connection, if there is one and room for it, asked by `ask`, which gives nothing for a stranger and ends
-    /// soon after its [`Halt`] says so. Returns one that has answered, after a short while at most.
+    /// Has the next connection, `number` of those of a migration, if there is one and room for it,
+    /// asked by `ask`, which gives nothing for a stranger and ends soon after its [`Halt`] says so.
+    /// Returns one that has answered, after a short while at most.
     ///
     /// # Errors
-    /// [`DoorError`].
+    /// The kernel gives no connection, or no thread to ask on.
     pub(super) fn next<'scope, C: Send + 'scope>(
         &mut self,
         scope: &'scope Scope<'scope, '_>,
         accept: &mut dyn FnMut() -> io::Result<C>,
+        number: u16,
         ask: impl FnOnce(C, &Halt) -> Option<T> + Send + 'scope,
-    ) -> Result<Option<T>, DoorError>
+    ) -> Result<Option<T>, MigrationError>
     where
         T: 'scope,
     {
@@ -78,7 +72,7 @@ impl<T: Send> Door<T> {
                     Builder::new()
                         .name("visitor".to_owned())
                         .spawn_scoped(scope, visitor)
-                        .map_err(DoorError::Thread)?;
+                        .map_err(MigrationError::no_thread)?;
                     self.asked += 1;
                 }
                 Err(error)
@@ -86,7 +80,13 @@ impl<T: Send> Door<T> {
                         error.kind(),
                         ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
                     ) => {}
-                Err(error) => return Err(DoorError::Accept(error)),
+                Err(source) => {
+                    return Err(MigrationError::Broken {
+                        phase: self.phase,
+                        connection: number,
+                        source,
+                    });
+                }
             }
         }
         if self.asked == 0 {
@@ -140,9 +140,9 @@ mod tests {
         let started = Instant::now();
         let halt = Halt::default();
         let found = thread::scope(|scope| {
-            let mut door = Door::new(&halt);
+            let mut door = Door::new(&halt, Phase::Offer);
             loop {
-                if let Some(found) = door.next(scope, &mut accept, ask).unwrap() {
+                if let Some(found) = door.next(scope, &mut accept, 0, ask).unwrap() {
                     break found;
                 }
                 assert!(started.elapsed() < Duration::from_secs(30));
@@ -168,14 +168,14 @@ mod tests {
         };
         let halt = Halt::default();
         let error = thread::scope(|scope| {
-            let mut door = Door::new(&halt);
+            let mut door = Door::new(&halt, Phase::Offer);
             loop {
-                match door.next(scope, &mut accept, ask) {
+                match door.next(scope, &mut accept, 0, ask) {
                     Ok(answer) => assert_eq!(answer, None),
                     Err(error) => break error,
                 }
             }
         });
-        assert!(matches!(error, DoorError::Accept(_)), "{error:?}");
+        assert!(matches!(error, MigrationError::Broken { .. }), "{error:?}");
     }
 }

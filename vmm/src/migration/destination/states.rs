@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::door::{Door, DoorError};
+use super::door::Door;
 use super::{HELLO_PATIENCE, JOIN_PATIENCE};
 use crate::migration::channel::{Channel, Connection, Halt, Wait};
 use crate::migration::error::{MigrationError, Phase};
@@ -68,14 +68,15 @@ impl<C: Connection> Listening<C> {
     pub fn hello(mut self) -> Result<(Self, Asked), MigrationError> {
         let phase = Phase::Offer;
         let wait = Wait::AtMost(HELLO_PATIENCE.min(self.control.frame_patience()));
-        let name = match self.control.receive(phase, wait) {
-            Ok(Message::Hello(hello)) => return Ok((self, Asked::Take(hello))),
-            Ok(Message::Try(hello)) => return Ok((self, Asked::Try(hello))),
-            Ok(other) => other.name(),
-            Err(error) => return Err(end(self.control, phase, error)),
+        let asked = |message: Message<'_>| match message {
+            Message::Hello(hello) => Ok(Asked::Take(hello)),
+            Message::Try(hello) => Ok(Asked::Try(hello)),
+            other => Err(other.name()),
         };
-        let error = self.control.out_of_order(phase, name);
-        Err(end(self.control, phase, error))
+        match self.control.receive_expected(phase, wait, asked) {
+            Ok(asked) => Ok((self, asked)),
+            Err(error) => Err(end(self.control, phase, error)),
+        }
     }
 
     /// Says why the machine cannot come. Gives the error for this side.
@@ -123,10 +124,7 @@ fn random_session() -> Result<Session, MigrationError> {
     let mut session = [0; 16];
     File::open("/dev/urandom")
         .and_then(|mut random| random.read_exact(&mut session))
-        .map_err(|source| MigrationError::Machine {
-            step: "read /dev/urandom",
-            source: source.into(),
-        })?;
+        .map_err(MigrationError::machine("read /dev/urandom"))?;
     Ok(Session(session))
 }
 
@@ -201,69 +199,50 @@ impl<C: Connection> Accepted<C> {
             }
         };
         let (part, failed) = (&part, &failed);
-        let not_started = |source: io::Error| MigrationError::Machine {
-            step: "start a thread for a connection",
-            source: source.into(),
-        };
         let thread = |index: u16| thread::Builder::new().name(format!("migrate{index}"));
         thread::scope(|scope| {
             // The first connection is listened to meanwhile: it may bring a CANCEL.
             let control = &mut self.control;
             if let Err(source) = thread(0).spawn_scoped(scope, move || part(control)) {
-                failed(not_started(source));
+                failed(MigrationError::no_thread(source));
             }
-            let mut door = Door::new(&halt);
+            let mut door = Door::new(&halt, Phase::Join);
             // Numbers of the connections that are there.
             let mut joined = vec![0];
-            while joined.len() < usize::from(connections) {
-                let missing = (1..connections).find(|index| !joined.contains(index));
-                if let Err(error) = halt.check() {
-                    failed(error);
-                    break;
-                }
-                if Instant::now() >= closes {
-                    failed(MigrationError::Silent {
-                        phase: Phase::Join,
-                        connection: missing.unwrap_or(0),
-                        waited: wait,
-                    });
-                    break;
-                }
-                let asked =
-                    move |stream, halt: &Halt| join(stream, halt, session, connections, patience);
-                let mut channel = match door.next(scope, accept, asked) {
-                    Ok(Some(channel)) => channel,
-                    Ok(None) => continue,
-                    Err(DoorError::Thread(source)) => {
-                        failed(not_started(source));
-                        break;
-                    }
-                    Err(DoorError::Accept(source)) => {
-                        failed(MigrationError::Broken {
+            let mut all_join = || {
+                while joined.len() < usize::from(connections) {
+                    let missing = (1..connections).find(|index| !joined.contains(index));
+                    let missing = missing.unwrap_or(0);
+                    halt.check()?;
+                    if Instant::now() >= closes {
+                        return Err(MigrationError::Silent {
                             phase: Phase::Join,
-                            connection: missing.unwrap_or(0),
-                            source,
+                            connection: missing,
+                            waited: wait,
                         });
-                        break;
                     }
-                };
-                // Of two with one number the first is there already.
-                if joined.contains(&channel.index()) {
-                    continue;
+                    let asked = move |stream, halt: &Halt| {
+                        join(stream, halt, session, connections, patience)
+                    };
+                    let next = door.next(scope, accept, missing, asked)?;
+                    // Of two with one number the first is there already.
+                    let next = next.filter(|channel| !joined.contains(&channel.index()));
+                    let Some(mut channel) = next else {
+                        continue;
+                    };
+                    joined.push(channel.index());
+                    channel.set_halt(&halt);
+                    thread(channel.index())
+                        .spawn_scoped(scope, move || part(&mut channel))
+                        .map_err(MigrationError::no_thread)?;
                 }
-                joined.push(channel.index());
-                channel.set_halt(&halt);
-                let spawned =
-                    thread(channel.index()).spawn_scoped(scope, move || part(&mut channel));
-                if let Err(source) = spawned {
-                    failed(not_started(source));
-                }
+                Ok(())
+            };
+            if let Err(error) = all_join() {
+                failed(error);
             }
         });
-        match first_error.into_inner() {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        first_error.into_inner().map_or(Ok(()), Err)
     }
 
     fn state(&mut self, max: u64) -> Result<Vec<u8>, MigrationError> {
@@ -365,19 +344,19 @@ impl<C: Connection> AwaitingGo<C> {
     /// # Errors
     /// [`MigrationError::PeerCancelled`] or [`MigrationError::PeerFailed`]: the source is in charge. With any other, nobody knows.
     pub fn wait_go(mut self, wait: Duration) -> Result<(Go, Running<C>), MigrationError> {
-        let phase = Phase::Go;
+        let (session, wait) = (self.session, Wait::AtMost(wait));
         self.control.ignore_halt();
-        let name = match self.control.receive(phase, Wait::AtMost(wait))? {
-            Message::Go(session) if session == self.session => {
-                let running = Running {
-                    control: self.control,
-                };
-                return Ok((Go(()), running));
-            }
-            Message::Go(_) => "GO for another migration",
-            other => other.name(),
+        let go = self
+            .control
+            .receive_expected(Phase::Go, wait, |message| match message {
+                Message::Go(theirs) if theirs == session => Ok(Go(())),
+                Message::Go(_) => Err("GO for another migration"),
+                other => Err(other.name()),
+            })?;
+        let running = Running {
+            control: self.control,
         };
-        Err(self.control.out_of_order(phase, name))
+        Ok((go, running))
     }
 }
 

@@ -36,20 +36,16 @@ pub(super) fn send_everywhere<C: Connection>(
                 .spawn_scoped(scope, move || part(channel));
             if let Err(source) = spawned {
                 control.halt().fail();
-                first_error.lock().get_or_insert(MigrationError::Machine {
-                    step: "start a thread for a connection",
-                    source: source.into(),
-                });
+                first_error
+                    .lock()
+                    .get_or_insert(MigrationError::no_thread(source));
                 // It will not come.
                 drop(Arrival(&fence));
             }
         }
         part(control);
     });
-    match first_error.into_inner() {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
+    first_error.into_inner().map_or(Ok(()), Err)
 }
 
 fn send_part<C: Connection>(

@@ -115,17 +115,16 @@ impl<C: Connection> Connected<C> {
     ) -> Result<(Session, u16), MigrationError> {
         let phase = Phase::Offer;
         self.control.send(phase, message)?;
-        match self.control.receive(phase, Wait::AtMost(wait))? {
-            Message::Accept {
-                session,
-                connections,
-            } => Ok((session, connections.min(wanted))),
-            Message::Refuse(reasons) => Err(MigrationError::Refused { reasons }),
-            other => {
-                let name = other.name();
-                Err(self.control.out_of_order(phase, name))
-            }
-        }
+        let wait = Wait::AtMost(wait);
+        self.control
+            .receive_expected(phase, wait, |message| match message {
+                Message::Accept {
+                    session,
+                    connections,
+                } => Ok(Ok((session, connections.min(wanted)))),
+                Message::Refuse(reasons) => Ok(Err(MigrationError::Refused { reasons })),
+                other => Err(other.name()),
+            })?
     }
 }
 
@@ -357,20 +356,17 @@ impl<C: Connection> Stopped<C> {
     /// # Errors
     /// A [`Parting`]; the source is in charge.
     pub fn wait_ready(mut self, wait: Duration) -> Result<Ready<C>, Parting<C>> {
-        let result = match self.control.receive(Phase::Ready, Wait::AtMost(wait)) {
-            Ok(Message::Ready) => Ok(()),
-            Ok(other) => Err(other.name()),
-            Err(error) => return Err(end(self.control, Phase::Ready, error)),
+        let (phase, wait) = (Phase::Ready, Wait::AtMost(wait));
+        let ready = |message: Message<'_>| match message {
+            Message::Ready => Ok(()),
+            other => Err(other.name()),
         };
-        match result {
+        match self.control.receive_expected(phase, wait, ready) {
             Ok(()) => Ok(Ready {
                 control: self.control,
                 session: self.session,
             }),
-            Err(name) => {
-                let error = self.control.out_of_order(Phase::Ready, name);
-                Err(end(self.control, Phase::Ready, error))
-            }
+            Err(error) => Err(end(self.control, phase, error)),
         }
     }
 }
@@ -416,10 +412,11 @@ impl<C: Connection> Committed<C> {
     /// [`MigrationError`]; it is not known whether it does. The source must not run the guest.
     pub fn wait_done(mut self, wait: Duration) -> Result<(), MigrationError> {
         self.control.ignore_halt();
-        let name = match self.control.receive(Phase::Done, Wait::AtMost(wait))? {
-            Message::Done => return Ok(()),
-            other => other.name(),
-        };
-        Err(self.control.out_of_order(Phase::Done, name))
+        let wait = Wait::AtMost(wait);
+        self.control
+            .receive_expected(Phase::Done, wait, |message| match message {
+                Message::Done => Ok(()),
+                other => Err(other.name()),
+            })
     }
 }

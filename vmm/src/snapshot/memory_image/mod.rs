@@ -27,12 +27,3 @@ pub use digest::{BLOCK_SIZE, DigestError, MemoryDigest};
 pub use page_sums::PageSums;
 pub use restore::{RestoreError, restore};
 pub use save::{SaveError, save};
-
-/// How far a copy is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
-    /// Bytes of guest RAM that are dealt with, holes included.
-    pub done: u64,
-    /// Bytes of guest RAM.
-    pub total: u64,
-}

@@ -2,12 +2,11 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::Progress;
 use super::digest::{BLOCK_SIZE, MemoryDigest, blocks, checksum};
 use super::pages::{data_runs, next_data, read_block};
 use crate::byte_count::ByteCount;
@@ -64,9 +63,6 @@ pub enum RestoreError {
         /// Bytes that have this checksum.
         len: u64,
     },
-    /// The callback ended it.
-    #[error("restoring the guest's memory was cancelled")]
-    Cancelled,
     /// A step failed.
     #[error("cannot {step} at {offset:#x}")]
     Io {
@@ -80,8 +76,7 @@ pub enum RestoreError {
     },
 }
 
-/// Fills guest RAM from `file` and checks every block against the digest. `progress` is called after each
-/// [`BLOCK_SIZE`] bytes and once before; [`ControlFlow::Break`] cancels.
+/// Fills guest RAM from `file` and checks every block against the digest.
 ///
 /// Untouched RAM stays untouched where the file has zeros, so it takes no memory. RAM that has been
 /// written before, or that is pinned by a device, is right afterwards as well, but it takes longer. The pages are not
@@ -89,12 +84,7 @@ pub enum RestoreError {
 ///
 /// # Errors
 /// [`RestoreError`].
-pub fn restore(
-    ram: &GuestRam,
-    file: &File,
-    digest: &MemoryDigest,
-    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(), RestoreError> {
+pub fn restore(ram: &GuestRam, file: &File, digest: &MemoryDigest) -> Result<(), RestoreError> {
     let failed = |step, offset| {
         move |source| RestoreError::Io {
             step,
@@ -130,9 +120,6 @@ pub fn restore(
     }
 
     let mut buffer = vec![0; usize::try_from(BLOCK_SIZE.min(total)).unwrap_or_default()];
-    if progress(Progress { done: 0, total }).is_break() {
-        return Err(RestoreError::Cancelled);
-    }
     // Where the next data begins, so that a large hole is asked for once.
     let mut data = 0;
     for (block, expected) in blocks(total).zip(&digest.checksums) {
@@ -163,10 +150,6 @@ pub fn restore(
         target
             .put(block.start, bytes, &runs)
             .map_err(failed("write the guest's memory", block.start))?;
-        let done = block.end;
-        if progress(Progress { done, total }).is_break() {
-            return Err(RestoreError::Cancelled);
-        }
     }
     Ok(())
 }

@@ -2,12 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::io::Errno;
 
-use super::Progress;
 use super::digest::{BLOCK_SIZE, MemoryDigest, blocks, checksum};
 use super::pages::{data_runs, next_data, read_block};
 use crate::byte_count::ByteCount;
@@ -35,9 +33,6 @@ pub enum SaveError {
         #[source]
         source: io::Error,
     },
-    /// The callback ended it.
-    #[error("saving the guest's memory was cancelled")]
-    Cancelled,
     /// A step failed.
     #[error("cannot {step} at {offset:#x}")]
     Io {
@@ -53,16 +48,11 @@ pub enum SaveError {
 
 /// Writes guest RAM to `file`, which must be regular and empty, and waits until it is on the disk.
 ///
-/// Reads through the memfd, so that pages that nobody has touched are not allocated for it. `progress` is
-/// called after each [`BLOCK_SIZE`] bytes and once before; [`ControlFlow::Break`] cancels.
+/// Reads through the memfd, so that untouched pages are not allocated for it.
 ///
 /// # Errors
 /// [`SaveError`]. The file is empty then, so that it takes no room even before it is removed.
-pub fn save(
-    ram: &GuestRam,
-    file: &File,
-    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<MemoryDigest, SaveError> {
+pub fn save(ram: &GuestRam, file: &File) -> Result<MemoryDigest, SaveError> {
     let at_start = |step| {
         move |source| SaveError::Io {
             step,
@@ -76,7 +66,7 @@ pub fn save(
     if !metadata.is_file() || metadata.len() != 0 {
         return Err(SaveError::NotEmpty);
     }
-    let saved = copy(ram.file(), file, progress);
+    let saved = copy(ram.file(), file);
     if saved.is_err() {
         // The error that brought us here says more than one of this.
         let _ = file.set_len(0);
@@ -84,11 +74,7 @@ pub fn save(
     saved
 }
 
-fn copy(
-    memory: &File,
-    file: &File,
-    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<MemoryDigest, SaveError> {
+fn copy(memory: &File, file: &File) -> Result<MemoryDigest, SaveError> {
     let failed = |step, offset| {
         move |source| SaveError::Io {
             step,
@@ -110,9 +96,6 @@ fn copy(
 
     let mut checksums = Vec::new();
     let mut buffer = vec![0; usize::try_from(BLOCK_SIZE.min(total)).unwrap_or_default()];
-    if progress(Progress { done: 0, total }).is_break() {
-        return Err(SaveError::Cancelled);
-    }
     // Where the next data begins, so that a large hole is asked for once.
     let mut data = 0;
     for block in blocks(total) {
@@ -136,10 +119,6 @@ fn copy(
                 file.write_all_at(run, offset).map_err(full(offset))?;
             }
             data = block.end;
-        }
-        let done = block.end;
-        if progress(Progress { done, total }).is_break() {
-            return Err(SaveError::Cancelled);
         }
     }
     // Delayed allocation may find only now that the disk is full.

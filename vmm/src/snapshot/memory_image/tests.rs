@@ -2,7 +2,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::ops::ControlFlow;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use proptest::prelude::*;
@@ -48,10 +47,6 @@ fn file() -> File {
     }
 }
 
-fn go_on(_: Progress) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
-
 fn fill(ram: &GuestRam, pieces: &[(u64, Vec<u8>)]) {
     for (address, bytes) in pieces {
         ram.memory()
@@ -87,7 +82,7 @@ fn sample() -> GuestRam {
 
 fn saved(ram: &GuestRam) -> (File, MemoryDigest) {
     let file = file();
-    let digest = save(ram, &file, &mut go_on).unwrap();
+    let digest = save(ram, &file).unwrap();
     (file, digest)
 }
 
@@ -154,7 +149,7 @@ fn a_saved_memory_is_the_same_and_sparse() {
     assert!(written < 2 * MIB, "{written} bytes on the disk");
 
     let after = ram(SIZE);
-    restore(&after, &file, &digest, &mut go_on).unwrap();
+    restore(&after, &file, &digest).unwrap();
     assert!(content(after.file()) == expected);
     let allocated = after.file().metadata().unwrap().blocks() * 512;
     assert!(allocated < 2 * MIB, "{allocated} bytes in memory");
@@ -175,7 +170,7 @@ fn memory_that_was_used_is_right_afterwards() {
         &after,
         &[(0, vec![9; 9 << 20]), (SIZE - 4096, vec![9; 4096])],
     );
-    restore(&after, &file, &digest, &mut go_on).unwrap();
+    restore(&after, &file, &digest).unwrap();
     assert!(content(after.file()) == content(before.file()));
 }
 
@@ -186,7 +181,7 @@ fn a_copy_without_holes_is_as_good() {
     let file = file();
     file.write_all_at(&content(&sparse), 0).unwrap();
     let after = ram(SIZE);
-    restore(&after, &file, &digest, &mut go_on).unwrap();
+    restore(&after, &file, &digest).unwrap();
     assert!(content(after.file()) == content(before.file()));
     let allocated = after.file().metadata().unwrap().blocks() * 512;
     assert!(allocated < 2 * MIB, "{allocated} bytes in memory");
@@ -211,7 +206,7 @@ fn memory_on_both_sides_of_the_hole() {
         &[(HOLE_START - 1, vec![1]), (HOLE_END, vec![2, 3, 4])],
     );
     let (file, digest) = saved(&before);
-    restore(&after, &file, &digest, &mut go_on).unwrap();
+    restore(&after, &file, &digest).unwrap();
     let mut bytes = [0; 3];
     after
         .memory()
@@ -244,7 +239,7 @@ fn huge_pages_too() {
     let (file, digest) = saved(&before);
     assert!(file.metadata().unwrap().blocks() * 512 < MIB);
     for _ in 0..2 {
-        restore(&after, &file, &digest, &mut go_on).unwrap();
+        restore(&after, &file, &digest).unwrap();
         assert!(content(after.file()) == content(before.file()));
         // The second time over memory that was used.
         fill(&after, &[(0, vec![7; 5 << 20])]);
@@ -262,7 +257,7 @@ proptest! {
         fill(&before, &pieces);
         let (file, digest) = saved(&before);
         let after = ram(SIZE);
-        restore(&after, &file, &digest, &mut go_on).unwrap();
+        restore(&after, &file, &digest).unwrap();
         prop_assert!(content(after.file()) == content(before.file()));
     }
 }
@@ -283,7 +278,7 @@ fn a_change_of_any_block_is_noticed() {
         let mut byte = [0];
         file.read_exact_at(&mut byte, offset).unwrap();
         file.write_all_at(&[byte[0] ^ 0x10], offset).unwrap();
-        let error = restore(&ram(SIZE), &file, &digest, &mut go_on).unwrap_err();
+        let error = restore(&ram(SIZE), &file, &digest).unwrap_err();
         assert!(
             matches!(error, RestoreError::Checksum { offset, .. } if offset == at),
             "{offset:#x}: {error}"
@@ -292,7 +287,7 @@ fn a_change_of_any_block_is_noticed() {
     }
     // A block that is lost: as zeros that were written, and as a hole.
     let lost = || {
-        let error = restore(&ram(SIZE), &file, &digest, &mut go_on).unwrap_err();
+        let error = restore(&ram(SIZE), &file, &digest).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the saved memory is damaged or of another snapshot: the checksum of 1 MiB from 0x500000 on is wrong"
@@ -308,7 +303,7 @@ fn a_change_of_any_block_is_noticed() {
 #[test]
 fn other_sizes_are_refused() {
     let (file, digest) = saved(&sample());
-    let error = restore(&ram(32 * MIB), &file, &digest, &mut go_on).unwrap_err();
+    let error = restore(&ram(32 * MIB), &file, &digest).unwrap_err();
     assert_eq!(
         error.to_string(),
         "the saved state is of a guest with 16 MiB of memory, this one has 32 MiB; give it as much"
@@ -320,7 +315,7 @@ fn other_sizes_are_refused() {
             size: SIZE,
             checksums,
         };
-        let error = restore(&ram(SIZE), &file, &lie, &mut go_on).unwrap_err();
+        let error = restore(&ram(SIZE), &file, &lie).unwrap_err();
         assert!(
             matches!(error, RestoreError::Checksums { found, expected: 17 } if found == count),
             "{error}"
@@ -328,14 +323,14 @@ fn other_sizes_are_refused() {
     }
     for len in [0, SIZE - 1, SIZE + 1] {
         file.set_len(len).unwrap();
-        let error = restore(&ram(SIZE), &file, &digest, &mut go_on).unwrap_err();
+        let error = restore(&ram(SIZE), &file, &digest).unwrap_err();
         assert!(
             matches!(error, RestoreError::Length { found, expected: SIZE } if found == len),
             "{error}"
         );
     }
     let null = File::open("/dev/zero").unwrap();
-    let error = restore(&ram(SIZE), &null, &digest, &mut go_on).unwrap_err();
+    let error = restore(&ram(SIZE), &null, &digest).unwrap_err();
     assert!(matches!(error, RestoreError::NotRegular), "{error}");
 }
 
@@ -345,43 +340,8 @@ fn only_an_empty_file_is_written() {
     used.write_all_at(b"x", 0).unwrap();
     let null = OpenOptions::new().write(true).open("/dev/null").unwrap();
     for file in [used, null] {
-        let error = save(&ram(SIZE), &file, &mut go_on).unwrap_err();
+        let error = save(&ram(SIZE), &file).unwrap_err();
         assert!(matches!(error, SaveError::NotEmpty), "{error}");
-    }
-}
-
-#[test]
-fn progress_is_told_and_can_end_it() {
-    let before = sample();
-    let (whole, digest) = saved(&before);
-    for last in 0..=17_u64 {
-        let mut told = Vec::new();
-        let mut callback = |progress: Progress| {
-            told.push(progress.done);
-            assert_eq!(progress.total, SIZE);
-            if told.len() as u64 > last {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        };
-        let file = file();
-        let error = save(&before, &file, &mut callback).unwrap_err();
-        assert!(matches!(error, SaveError::Cancelled), "{error}");
-        assert_eq!(file.metadata().unwrap().len(), 0);
-        assert_eq!(told.len() as u64, last + 1);
-        assert_eq!(told.last(), Some(&(last * MIB).min(SIZE)));
-
-        let mut left = last;
-        let mut callback = |_| match left.checked_sub(1) {
-            None => ControlFlow::Break(()),
-            Some(now) => {
-                left = now;
-                ControlFlow::Continue(())
-            }
-        };
-        let error = restore(&ram(SIZE), &whole, &digest, &mut callback).unwrap_err();
-        assert!(matches!(error, RestoreError::Cancelled), "{error}");
     }
 }
 
@@ -410,7 +370,7 @@ fn a_full_disk_says_how_much_is_needed() {
         Err(error) => panic!("{error}"),
     };
     let before = sample();
-    let error = save(&before, &file, &mut go_on).unwrap_err();
+    let error = save(&before, &file).unwrap_err();
     let SaveError::NoRoom { needed, free, .. } = error else {
         panic!("{error}");
     };
@@ -435,7 +395,7 @@ fn how_long_it_takes() {
         let saving = start.elapsed();
         let after = ram(256 * MIB);
         let start = std::time::Instant::now();
-        restore(&after, &file, &digest, &mut go_on).unwrap();
+        restore(&after, &file, &digest).unwrap();
         println!(
             "{dense} of 256 MiB: saved and synced in {saving:?}, restored in {:?}",
             start.elapsed()

@@ -4,11 +4,12 @@ use bellhop_api::machine::{Forecast, MigrationObstacle, MigrationTrial};
 use hyper::Method;
 use serde::Serialize;
 
-use super::super::{MAKING, read};
-use crate::client::Node;
+use super::super::read;
+use crate::client::{MAKING, Node};
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::{Format, printable};
+use crate::listing::Format;
+use crate::text::printable;
 
 /// Asks, shows the answer, and ends with it.
 pub(in crate::commands::vm) fn execute(

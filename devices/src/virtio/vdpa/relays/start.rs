@@ -6,7 +6,7 @@ use vdpa::control_queue::Command;
 use vdpa::device::VringBase;
 use vdpa::relay::Strategy;
 
-use super::super::VdpaBackend;
+use super::super::device::VdpaBackend;
 use super::super::poller::Poller;
 use super::Plan;
 use crate::Error;
@@ -54,10 +54,7 @@ impl VdpaBackend {
         let started = self.start_with(&mut poller, &targets, known, replay);
         self.log.poller = Some(poller);
         started?;
-        match &mut self.log.poller {
-            Some(poller) => poller.go(),
-            None => Ok(()),
-        }
+        self.log.go()
     }
 
     fn start_with(

@@ -19,8 +19,8 @@ use vdpa::device::VringBase;
 use vdpa::relay::Strategy;
 use vdpa::uapi::BackendFeatures;
 
-use super::super::poller::Poller;
-use super::super::{VdpaBackend, relays_lost};
+use super::super::device::VdpaBackend;
+use super::super::poller::{Poller, relays_lost};
 use super::{BETWEEN_TRIES, Plan, TRIES, Way};
 use crate::{Error, ErrorKind};
 
@@ -38,11 +38,7 @@ impl VdpaBackend {
             return Err(relays_lost());
         };
         let before = poller.strategies();
-        let suspends = self
-            .rings
-            .device
-            .backend_features()
-            .contains(BackendFeatures::SUSPEND);
+        let suspends = self.rings.offers(BackendFeatures::SUSPEND);
         let bases = if suspends && !self.needs_reset {
             self.suspended_bases(&mut poller)
         } else {
@@ -94,11 +90,7 @@ impl VdpaBackend {
     }
 
     fn suspended_bases(&mut self, poller: &mut Poller) -> Result<Vec<(u16, VringBase)>, Error> {
-        let resumes = self
-            .rings
-            .device
-            .backend_features()
-            .contains(BackendFeatures::RESUME);
+        let resumes = self.rings.offers(BackendFeatures::RESUME);
         let mediated = Plan {
             way: Way::InPlace,
             receive: Strategy::Mediated,

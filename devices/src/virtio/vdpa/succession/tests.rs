@@ -1,7 +1,6 @@
-//! What the rings tell of buffers in flight, by a model; what a guest was told.
+//! What the rings tell of buffers in flight, by a model.
 
 use proptest::prelude::*;
-use virtio_bindings::virtio_net::VIRTIO_NET_F_MQ;
 
 use super::*;
 use crate::virtio::userspace_queue::driver::memory;
@@ -17,11 +16,11 @@ const RING: QueueAddresses = QueueAddresses {
     device: DEVICE,
 };
 
-fn ring(base: VringBase) -> Ring {
+fn ring(memory: &SharedMemory) -> Ring<'_> {
     Ring {
+        memory,
         index: 5,
         addresses: RING,
-        base,
     }
 }
 
@@ -122,7 +121,7 @@ proptest! {
         let waiting = model.available.wrapping_sub(model.used);
         let position = model.used.wrapping_add(taken % (waiting + 1));
         for in_order in [false, true] {
-            let next = ring(at(position)).taken_again(&model.memory, in_order).unwrap();
+            let next = ring(&model.memory).taken_again(at(position), in_order).unwrap();
             prop_assert_eq!(next, at(model.used));
         }
         prop_assert_eq!(model.taken_at_used(), model.in_flight);
@@ -139,7 +138,7 @@ proptest! {
         let mut model = Model::new(begin);
         (0..given).for_each(|_| model.give(0));
         (0..first).for_each(|_| model.complete(0));
-        let handed_over = ring(at(model.used));
+        let handed_over = at(model.used);
         for (give, pick) in steps {
             if give {
                 model.give(pick.into());
@@ -147,7 +146,7 @@ proptest! {
                 model.complete(0);
             }
         }
-        let back = handed_over.after_another(&model.memory, false).unwrap();
+        let back = ring(&model.memory).after_another(handed_over, false).unwrap();
         prop_assert_eq!(back, at(model.used));
         prop_assert_eq!(model.taken_at_used(), model.in_flight);
     }
@@ -169,9 +168,9 @@ proptest! {
         let base = if packed { VringBase::initial(true) } else { at(position) };
         for (driver, device) in [(driver, device), (DRIVER, DEVICE)] {
             let addresses = QueueAddresses { size: 1 << exponent, descriptor: 0, driver, device };
-            let hostile = Ring { index: 5, addresses, base };
-            let _ = hostile.taken_again(&memory, false);
-            let _ = hostile.after_another(&memory, false);
+            let hostile = Ring { memory: &memory, index: 5, addresses };
+            let _ = hostile.taken_again(base, false);
+            let _ = hostile.after_another(base, false);
         }
     }
 }
@@ -183,18 +182,17 @@ fn a_hole_before_the_used_index_is_found() {
         model.give(0);
     }
     model.complete(1);
-    let taken = ring(at(3));
-    let refused = taken.taken_again(&model.memory, false).unwrap_err();
+    let refused = ring(&model.memory).taken_again(at(3), false).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InFlightUnknown);
     // As do rings of a device that failed there.
-    let refused = ring(at(0)).after_another(&model.memory, false).unwrap_err();
+    let refused = ring(&model.memory).after_another(at(0), false).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InFlightUnknown);
     // With nothing in flight there is nothing to mistake.
     (0..3).for_each(|_| model.complete(0));
-    ring(at(5)).taken_again(&model.memory, false).unwrap();
+    ring(&model.memory).taken_again(at(5), false).unwrap();
     // A device that keeps nothing needs no proof of its order.
     model.give(0);
-    ring(at(4)).taken_again(&model.memory, false).unwrap();
+    ring(&model.memory).taken_again(at(4), false).unwrap();
 }
 
 #[test]
@@ -202,7 +200,7 @@ fn a_ring_that_is_none_is_named() {
     let mut model = Model::new(0);
     model.available = SIZE + 1;
     model.publish();
-    let refused = ring(at(0)).taken_again(&model.memory, true).unwrap_err();
+    let refused = ring(&model.memory).taken_again(at(0), true).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::BrokenRing { queue: 5 });
 }
 
@@ -222,14 +220,12 @@ fn a_packed_ring_is_taken_back_as_far_as_it_tells() {
             descriptor: 0x4000,
             ..RING
         };
-        let base = VringBase::initial(true);
-        let index = 5;
         let ring = Ring {
-            index,
+            memory: &memory,
+            index: 5,
             addresses,
-            base,
         };
-        ring.after_another(&memory, false)
+        ring.after_another(VringBase::initial(true), false)
     };
     assert_eq!(back().unwrap(), VringBase::initial(true));
     put(0, AVAILABLE | NEXT);
@@ -249,103 +245,4 @@ fn a_packed_ring_is_taken_back_as_far_as_it_tells() {
         refused.starts_with("queue 5: where its packed ring stands"),
         "{refused}"
     );
-}
-
-fn told(queue_pairs: u16, mtu: u16) -> VirtioNetConfig {
-    let mut config = VirtioNetConfig::of([0; VirtioNetConfig::LEN]);
-    config.max_virtqueue_pairs = queue_pairs.into();
-    config.mtu = mtu.into();
-    config.rss_max_key_size = 40;
-    config.rss_max_indirection_table_length = 128_u16.into();
-    config.supported_hash_types = 0b11_u32.into();
-    config
-}
-
-#[test]
-fn what_the_guest_was_told_holds_where_it_relies_on_it() {
-    const MQ: u64 = 1 << VIRTIO_NET_F_MQ;
-    const MTU: u64 = 1 << VIRTIO_NET_F_MTU;
-    const RSS: u64 = 1 << VIRTIO_NET_F_RSS;
-    let old = told(4, 9000);
-    for (new, features, fits) in [
-        (told(4, 9000), MQ | MTU | RSS, true),
-        (told(2, 9000), MQ, false),
-        // The control queue would be another one.
-        (told(8, 9000), MQ, false),
-        (told(8, 9000), RSS, false),
-        (told(8, 1500), 0, true),
-        (told(4, 1500), MQ, true),
-        (told(4, 1500), MTU, false),
-        (told(4, 9216), MTU, true),
-    ] {
-        assert_eq!(
-            check_config(&old, &new, features).is_ok(),
-            fits,
-            "{new:?} {features:#x}"
-        );
-    }
-    let changes: [fn(&mut VirtioNetConfig); 3] = [
-        |new| new.rss_max_key_size = 39,
-        |new| new.rss_max_indirection_table_length = 64_u16.into(),
-        |new| new.supported_hash_types = 0b101_u32.into(),
-    ];
-    for change in changes {
-        let mut new = old;
-        change(&mut new);
-        let error = check_config(&old, &new, RSS).unwrap_err();
-        assert!(error.to_string().contains("hashes less"), "{error}");
-        check_config(&old, &new, MQ).unwrap();
-    }
-}
-
-#[test]
-fn what_a_driver_comes_to_rely_on_later_counts_then() {
-    const MTU: u64 = 1 << VIRTIO_NET_F_MTU;
-    const SETTABLE: u64 = 1 << VIRTIO_NET_F_CTRL_VQ | 1 << VIRTIO_NET_F_CTRL_MAC_ADDR;
-    let mac = [2, 0, 0, 0, 0, 1];
-    let config = |mac: [u8; 6], mtu: u16| {
-        let mut config = [0; VirtioNetConfig::LEN];
-        config[..6].copy_from_slice(&mac);
-        config[10..12].copy_from_slice(&mtu.to_le_bytes());
-        config
-    };
-    let identity = Identity {
-        mac: Some(mac),
-        config: config(mac, 9000),
-    };
-    let smaller = config(mac, 1500);
-    // No driver yet; then one that does not care; then one that does.
-    identity.check(smaller, true, 0).unwrap();
-    identity.check(smaller, true, 1).unwrap();
-    let error = identity.check(smaller, true, MTU).unwrap_err();
-    let text = error.to_string();
-    assert!(
-        text.contains("an MTU of 9000, the device has 1500"),
-        "{text}"
-    );
-    for (new, addressed) in [([2, 0, 0, 0, 0, 2], true), (mac, false)] {
-        let new = config(new, 9000);
-        identity.check(new, addressed, 0).unwrap();
-        identity.check(new, addressed, SETTABLE).unwrap();
-        let error = identity.check(new, addressed, MTU).unwrap_err();
-        assert!(error.to_string().contains("another MAC address"), "{error}");
-    }
-}
-
-#[test]
-fn an_identity_of_another_kind_is_refused() {
-    let identity = Identity {
-        mac: Some([2, 0, 0, 0, 0, 1]),
-        config: [7; VirtioNetConfig::LEN],
-    };
-    let state = encode(&identity).unwrap();
-    assert_eq!(decode(&state).unwrap(), identity);
-    let mut foreign = state.clone();
-    foreign.name = "virtio-vdpa".to_owned();
-    decode(&foreign).unwrap_err();
-    for len in 0..state.payload.len() {
-        let mut cut = state.clone();
-        cut.payload.truncate(len);
-        decode(&cut).unwrap_err();
-    }
 }

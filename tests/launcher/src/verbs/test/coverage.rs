@@ -30,12 +30,15 @@ const NAME: &str = "%m%c.profraw";
 const IN_LAB_HOST: &str = "/dev/shm";
 
 /// The product's crates: name and folder of the sources, the longest path first.
-const CRATES: [(&str, &str); 6] = [
+const CRATES: [(&str, &str); 9] = [
     ("vdpa-mgmt", "vdpa/mgmt/src/"),
     ("vdpa", "vdpa/src/"),
     ("devices", "devices/src/"),
     ("bellhop-api", "vmm/api/src/"),
     ("vmm", "vmm/src/"),
+    ("bellhop-common", "cli/common/src/"),
+    ("bellhop-diagnostics", "cli/diagnostics/src/"),
+    ("bellhop-node", "cli/node/src/"),
     ("bellhop", "cli/src/"),
 ];
 

@@ -1,0 +1,110 @@
+//! Requests to a daemon by HTTP, for commands, which wait for each answer.
+//!
+//! Owns the runtime that waits, and the texts of this side's errors.
+
+use std::io;
+
+use hyper::Request as HttpRequest;
+use hyper::body::Bytes;
+use tokio::runtime::Runtime;
+use vmm::http::client::{Client, ClientError as HttpError};
+
+use super::{Address, Answer, Credentials, Request, Transport};
+use crate::error::{Error, ErrorKind};
+
+/// The largest answer that is read, in bytes.
+const ANSWER_MAX: usize = 16 << 20;
+
+const BROKEN: &str = "the connection to the node daemon broke";
+
+/// Requests over a Unix socket, or over TLS.
+#[derive(Debug)]
+pub struct Http {
+    client: Client,
+    runtime: Runtime,
+}
+
+impl Http {
+    /// To the daemon at `address`, which is reached with the first request.
+    ///
+    /// # Errors
+    /// The kernel has no descriptors left to wait with, or what a daemon on another host is to be shown cannot be
+    /// used.
+    pub fn new(address: &Address, credentials: &Credentials) -> Result<Self, Error> {
+        let client = Client::of(address.clone()).answer_max(ANSWER_MAX);
+        let client = match address {
+            Address::Socket(_) => client,
+            Address::Https { .. } => client.tls(credentials.load()?),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(Error::context("cannot talk HTTP to the node daemon"))?;
+        Ok(Self { client, runtime })
+    }
+}
+
+impl Transport for Http {
+    fn exchange(&self, request: &Request) -> Result<Answer, Error> {
+        let mut builder = HttpRequest::builder()
+            .method(request.method.clone())
+            .uri(&request.path);
+        if request.listen.is_some() {
+            // From the first on.
+            builder = builder.header("last-event-id", "0");
+        }
+        let http_request = builder
+            .body(Bytes::from(request.body.clone().unwrap_or_default()))
+            .map_err(Error::context(BROKEN))?;
+        let client = self.client.clone().time(request.time);
+        let answer = self.runtime.block_on(async {
+            match request.listen {
+                Some(time) => client.listen(http_request, time).await,
+                None => client.send(http_request, &[]).await,
+            }
+        })?;
+        Ok(Answer {
+            status: answer.status(),
+            body: answer.into_body().into(),
+        })
+    }
+}
+
+impl From<HttpError> for Error {
+    fn from(error: HttpError) -> Self {
+        match error {
+            HttpError::Connect { server, source } => {
+                let message = format!("the node daemon cannot be reached at {server}");
+                let kind = source.kind();
+                let error = Self::new(ErrorKind::NoDaemon, message).because(source);
+                match kind {
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => error.hint(
+                        "start it with `systemctl start bellhop` or `bellhop serve`, or say where \
+                         it is with --node",
+                    ),
+                    io::ErrorKind::PermissionDenied => error.hint(
+                        "run this as root, or as a member of the group that `bellhop serve \
+                         --group` gives the socket to",
+                    ),
+                    _ => error,
+                }
+            }
+            HttpError::TooSlow { server, limit } => {
+                let seconds = limit.as_secs();
+                let message =
+                    format!("the node daemon at {server} did not answer within {seconds} s");
+                Self::new(ErrorKind::TimedOut, message)
+            }
+            HttpError::TooLarge { limit, .. } => {
+                let message = format!("the node daemon answers with more than {limit} bytes");
+                Self::failed(message)
+            }
+            HttpError::Http { source, .. } => Self::context(BROKEN)(source),
+            HttpError::Body { source, .. } => Self::context(BROKEN)(source),
+            error @ (HttpError::TooManyDescriptors(_) | HttpError::Descriptor(_)) => {
+                Self::context(BROKEN)(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A daemon that is made up, for tests of commands.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "only tests use it")]
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use hyper::StatusCode;
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use super::{Answer, Node, Request, Transport};
+use crate::error::Error;
+
+/// What a made-up daemon was asked, and what it answers.
+#[derive(Clone, Default)]
+pub struct MadeUp(Arc<Mutex<Script>>);
+
+#[derive(Default)]
+struct Script {
+    answers: VecDeque<Answer>,
+    asked: Vec<Request>,
+}
+
+impl fmt::Debug for MadeUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MadeUp")
+    }
+}
+
+impl MadeUp {
+    /// Answers so, once and behind the answers before.
+    #[must_use]
+    pub fn answer(self, status: u16, body: &Value) -> Self {
+        let body = match body {
+            Value::Null => Vec::new(),
+            Value::String(text) => text.clone().into_bytes(),
+            body => serde_json::to_vec(body).unwrap(),
+        };
+        self.0.lock().answers.push_back(Answer {
+            status: StatusCode::from_u16(status).unwrap(),
+            body,
+        });
+        self
+    }
+
+    /// The daemon, as commands ask it.
+    #[must_use]
+    pub fn node(&self) -> Node {
+        Node::new(self.clone())
+    }
+
+    /// What was asked: `METHOD PATH BODY`.
+    #[must_use]
+    pub fn asked(&self) -> Vec<String> {
+        let script = self.0.lock();
+        let line = |request: &Request| {
+            let body = request.body.as_deref().map(String::from_utf8_lossy);
+            let line = format!(
+                "{} {} {}",
+                request.method,
+                request.path,
+                body.unwrap_or_default()
+            );
+            line.trim_end().to_owned()
+        };
+        script.asked.iter().map(line).collect()
+    }
+}
+
+impl Transport for MadeUp {
+    fn exchange(&self, request: &Request) -> Result<Answer, Error> {
+        let mut script = self.0.lock();
+        script.asked.push(request.clone());
+        let asked = format!("{} {}", request.method, request.path);
+        Ok(script.answers.pop_front().expect(&asked))
+    }
+}
+
+/// A VM that runs, as a daemon describes it; with these fields instead of its own.
+#[must_use]
+pub fn vm(other: &Value) -> Value {
+    let mut vm = serde_json::json!({
+        "name": "web", "phase": "Running", "state": "Running", "restart": "OnFailure", "pid": 7, "nics": [],
+        "console": {"socket": "/run/c.socket", "log": "/var/c.log"}, "log": "/var/vmm.log",
+    });
+    for (field, value) in other.as_object().unwrap() {
+        vm[field] = value.clone();
+    }
+    vm
+}

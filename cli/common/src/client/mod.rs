@@ -1,0 +1,150 @@
+//! The node daemon, as the command line talks to it.
+//!
+//! [`Node`] asks and understands answers; how a request travels is a [`Transport`], so that commands can be
+//! tried against answers that are made up. Owns addresses, limits, and what an error of the daemon looks
+//! like here. Must not know any subcommand.
+//!
+//! ```text
+//!   command ──> Node (JSON, errors) ──> Transport ──> Unix socket, or TLS with certificate and token
+//! ```
+
+mod arguments;
+mod http;
+mod refusal;
+mod tls;
+mod transport;
+
+use std::time::Duration;
+
+use hyper::{Method, StatusCode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+pub use arguments::NodeArguments;
+pub use bellhop_api::address::Address;
+pub use http::Http;
+pub use refusal::Refusal;
+pub use tls::Credentials;
+pub use transport::{Answer, Request, STRANGE, Transport};
+
+use crate::error::Error;
+
+/// How long an ordinary answer may take.
+const ORDINARY: Duration = Duration::from_secs(60);
+/// How long making or starting a machine may take: NICs are made, devices opened, all memory
+/// pinned.
+pub const MAKING: Duration = Duration::from_secs(600);
+
+/// A node's daemon.
+#[derive(Debug)]
+pub struct Node {
+    transport: Box<dyn Transport>,
+}
+
+impl Node {
+    /// The daemon that `transport` reaches.
+    pub fn new(transport: impl Transport + 'static) -> Self {
+        Self {
+            transport: Box::new(transport),
+        }
+    }
+
+    /// What is at `path`.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, refuses, or answers something else.
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
+        let answer = self.ask(&Request::new(Method::GET, path, ORDINARY))?;
+        answer.read()
+    }
+
+    /// What is at `path` as it is.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, or refuses.
+    pub fn get_bytes(&self, path: &str) -> Result<Vec<u8>, Error> {
+        let answer = self.ask(&Request::new(Method::GET, path, ORDINARY))?;
+        Ok(answer.body)
+    }
+
+    /// What comes from `path`, which tells without an end, within `time`, from the first thing on that is still known.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, or refuses.
+    pub fn listen(&self, path: &str, time: Duration) -> Result<Vec<u8>, Error> {
+        let request = Request::new(Method::GET, path, ORDINARY).listening(time);
+        Ok(self.ask(&request)?.body)
+    }
+
+    /// Asks for a change; the answer, `Null` if it has none.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, refuses, or answers something else.
+    pub fn change(&self, method: Method, path: &str) -> Result<Value, Error> {
+        Ok(self.change_within(method, path, ORDINARY)?.1)
+    }
+
+    /// The same, within `time`; with the status, where that says more.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, refuses, or answers something else.
+    pub fn change_within(
+        &self,
+        method: Method,
+        path: &str,
+        time: Duration,
+    ) -> Result<(StatusCode, Value), Error> {
+        let answer = self.ask(&Request::new(method, path, time))?;
+        Ok((answer.status, answer.read()?))
+    }
+
+    /// The same with a body, and within `time`.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, refuses, or answers something else.
+    pub fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+        time: Duration,
+    ) -> Result<(StatusCode, Value), Error> {
+        let request = Request::new(method, path, time).json(body)?;
+        let answer = self.ask(&request)?;
+        Ok((answer.status, answer.read()?))
+    }
+
+    fn ask(&self, request: &Request) -> Result<Answer, Error> {
+        let answer = self.transport.exchange(request)?;
+        if answer.status.is_success() {
+            Ok(answer)
+        } else {
+            Err(Refusal::of(answer.status, &answer.body).into())
+        }
+    }
+}
+
+/// A path of the API, of segments that may be any text.
+#[must_use]
+pub fn path<'a>(segments: impl IntoIterator<Item = &'a str>) -> String {
+    let mut path = String::new();
+    for segment in segments {
+        path.push('/');
+        for byte in segment.bytes() {
+            match byte {
+                // RFC 3986, 2.3
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                    path.push(char::from(byte));
+                }
+                _ => path.push_str(&format!("%{byte:02X}")),
+            }
+        }
+    }
+    path
+}
+
+#[cfg(any(test, feature = "testing"))]
+pub mod made_up;
+#[cfg(test)]
+mod tests;

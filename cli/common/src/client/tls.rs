@@ -1,0 +1,107 @@
+//! What a daemon on another host wants to see: a certificate whose authority it knows, and a token. And what it
+//! has to show: a certificate of an authority that we know.
+//!
+//! Owns the files and what is made of them. Must not know what is asked. TLS 1.3 only, as the daemon has it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hyper::header::HeaderValue;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::{self, ClientConfig};
+use vmm::credentials::{self, Holder, Secrecy};
+use vmm::http::client::Tls;
+
+use crate::error::Error;
+
+/// Where the files are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
+pub struct Credentials {
+    /// With https: the authorities whose certificate the daemon may have (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_NODE_CA")]
+    node_ca: Option<PathBuf>,
+
+    /// With https: the certificate that is shown to the daemon (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_NODE_CERT")]
+    node_cert: Option<PathBuf>,
+
+    /// With https: that certificate's private key (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_NODE_KEY")]
+    node_key: Option<PathBuf>,
+
+    /// With https: the file with the token that the daemon knows us by
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "BELLHOP_NODE_TOKEN_FILE"
+    )]
+    node_token_file: Option<PathBuf>,
+}
+
+impl Credentials {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// A file is not given or cannot be used.
+    pub(super) fn load(&self) -> Result<Tls, Error> {
+        let ca = given(&self.node_ca, "--node-ca", "BELLHOP_NODE_CA")?;
+        let certificate = given(&self.node_cert, "--node-cert", "BELLHOP_NODE_CERT")?;
+        let key = given(&self.node_key, "--node-key", "BELLHOP_NODE_KEY")?;
+        let token = given(
+            &self.node_token_file,
+            "--node-token-file",
+            "BELLHOP_NODE_TOKEN_FILE",
+        )?;
+        let authorities = credentials::authorities(ca, Holder::Caller)?;
+        let chain = credentials::certificates(certificate, Holder::Caller)?;
+        let private = credentials::private_key(key, Holder::Caller)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(Error::context("TLS 1.3 cannot be set up"))?
+            .with_root_certificates(authorities)
+            .with_client_auth_cert(chain, private)
+            .map_err(Error::context(format!(
+                "the key {} does not go with the certificate {}",
+                key.display(),
+                certificate.display()
+            )))?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Tls {
+            connector: TlsConnector::from(Arc::new(config)),
+            authorization: authorization(token)?,
+        })
+    }
+}
+
+fn given<'a>(
+    path: &'a Option<PathBuf>,
+    option: &'static str,
+    variable: &'static str,
+) -> Result<&'a Path, Error> {
+    path.as_deref().ok_or_else(|| {
+        Error::wrong(format!(
+            "a daemon on another host is asked with certificate and token: {option} is not given \
+             (or {variable} not set)"
+        ))
+    })
+}
+
+fn authorization(path: &Path) -> Result<HeaderValue, Error> {
+    let bytes = credentials::read(path, Secrecy::Secret, Holder::Caller)?;
+    let token = bytes.trim_ascii();
+    if token.is_empty() {
+        let message = format!("{} has no token", path.display());
+        return Err(Error::failed(message));
+    }
+    let mut value = b"Bearer ".to_vec();
+    value.extend_from_slice(token);
+    let bad = Error::context(format!("{} has no token on one line", path.display()));
+    let mut value = HeaderValue::from_bytes(&value).map_err(bad)?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests;

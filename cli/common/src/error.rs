@@ -1,0 +1,259 @@
+//! The one error of the command line and of its requests: a kind for code, a message with the
+//! remedy for the user.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+use hyper::StatusCode;
+use vdpa_mgmt::ErrorKind as MgmtErrorKind;
+use vdpa_mgmt::nic::{MakeError, NicError, RemoveError, StoreError};
+
+use crate::client::Refusal;
+use crate::exit::{Code, Report};
+
+/// The cases that code decides on. The error's text has the rest.
+#[derive(Debug, Default)]
+pub enum ErrorKind {
+    /// The command failed.
+    #[default]
+    Failed,
+    /// The command line is wrong.
+    WrongCommandLine,
+    /// A file does not exist.
+    Absent,
+    /// The node daemon cannot be reached.
+    NoDaemon,
+    /// The node daemon did not answer in time.
+    TimedOut,
+    /// The node daemon refused the request.
+    Refused(Refusal),
+}
+
+/// A failed command or request. The text is a sentence that names the remedy.
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: ErrorKind,
+    /// None if the source speaks for itself.
+    message: Option<String>,
+    hint: Option<&'static str>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error without a source.
+    #[must_use]
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            message: Some(message.into()),
+            hint: None,
+            source: None,
+        }))
+    }
+
+    /// A kind for an error of another type, which keeps its text.
+    #[must_use]
+    pub fn transparent(
+        kind: ErrorKind,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        let mut error = Self::new(kind, "").because(source);
+        error.0.message = None;
+        error
+    }
+
+    /// The same error with its source.
+    #[must_use]
+    pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// The same error with a hint.
+    #[must_use]
+    pub fn hint(mut self, hint: &'static str) -> Self {
+        self.0.hint = Some(hint);
+        self
+    }
+
+    /// The remedy, where it is not in the text.
+    #[must_use]
+    pub fn remedy(&self) -> Option<&'static str> {
+        self.0.hint
+    }
+
+    /// The case that code decides on.
+    #[must_use]
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// An error of the default kind.
+    #[must_use]
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::default(), message)
+    }
+
+    /// For `map_err`: an error of the default kind with its source.
+    pub fn context<E>(message: impl Into<String>) -> impl FnOnce(E) -> Self
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        move |source| Self::failed(message).because(source)
+    }
+
+    /// A wrong command line.
+    #[must_use]
+    pub fn wrong(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::WrongCommandLine, message)
+    }
+
+    /// Standard output cannot be written.
+    #[must_use]
+    pub fn output(source: io::Error) -> Self {
+        Self::failed("cannot write the result").because(source)
+    }
+
+    /// A wrong command line, if the management library rejected an argument.
+    #[must_use]
+    pub fn blame_arguments(mut self) -> Self {
+        let source = self.0.source.as_deref();
+        let error = source.and_then(|source| source.downcast_ref::<vdpa_mgmt::Error>());
+        if error.is_some_and(|error| {
+            matches!(
+                error.kind(),
+                MgmtErrorKind::BadName | MgmtErrorKind::Invalid
+            )
+        }) {
+            self.0.kind = ErrorKind::WrongCommandLine;
+        }
+        self
+    }
+
+    /// Whether a file does not exist.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Absent)
+    }
+
+    /// The daemon's refusal, if it refused the request.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&Refusal> {
+        match &self.0.kind {
+            ErrorKind::Refused(refusal) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    /// The exit code of the command.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match &self.0.kind {
+            ErrorKind::Failed | ErrorKind::Absent => Code::Failed,
+            ErrorKind::WrongCommandLine => Code::WrongCommandLine,
+            ErrorKind::NoDaemon => Code::NoDaemon,
+            ErrorKind::TimedOut => Code::TimedOut,
+            ErrorKind::Refused(refusal) => match refusal.status {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Code::NoDaemon,
+                _ if refusal.is_not_there() => Code::NotThere,
+                _ => Code::Failed,
+            },
+        }
+    }
+
+    /// The error as it is printed.
+    #[must_use]
+    pub fn in_words(&self) -> Report {
+        let report = match &self.0.kind {
+            ErrorKind::Refused(refusal) => refusal.in_words(),
+            _ => Report::of(self),
+        };
+        match self.0.hint {
+            Some(hint) => report.hint(hint),
+            None => report,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.0.message, &self.0.source) {
+            (Some(message), _) => f.write_str(message),
+            (None, Some(source)) => source.fmt(f),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        let source = self.0.source.as_deref()?;
+        if self.0.message.is_none() {
+            return source.source();
+        }
+        Some(source)
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        let message = refusal.body.message.clone();
+        Self::new(ErrorKind::Refused(refusal), message)
+    }
+}
+
+macro_rules! failures {
+    ($($source:ty),+ $(,)?) => {
+        $(impl From<$source> for Error {
+            fn from(source: $source) -> Self {
+                Self::transparent(ErrorKind::Failed, source)
+            }
+        })+
+    };
+}
+
+failures!(
+    vdpa::Error,
+    vdpa_mgmt::Error,
+    RemoveError,
+    vmm::Error,
+    vmm::api::ServerError,
+    vmm::config::DescriptorError,
+    vmm::machine::SnapshotError,
+);
+
+fn kind(error: &NicError) -> ErrorKind {
+    match error {
+        NicError::NoCount | NicError::NoOrigin(_) => ErrorKind::WrongCommandLine,
+        NicError::Mgmt(error) if error.kind() == MgmtErrorKind::Invalid => {
+            ErrorKind::WrongCommandLine
+        }
+        _ => ErrorKind::Failed,
+    }
+}
+
+impl From<NicError> for Error {
+    fn from(error: NicError) -> Self {
+        Self::transparent(kind(&error), error)
+    }
+}
+
+impl From<MakeError> for Error {
+    fn from(error: MakeError) -> Self {
+        Self::transparent(kind(&error.source), error)
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let kind = match error {
+            StoreError::Name(_) => ErrorKind::WrongCommandLine,
+            _ => ErrorKind::Failed,
+        };
+        Self::transparent(kind, error)
+    }
+}

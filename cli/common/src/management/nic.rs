@@ -1,0 +1,80 @@
+//! NICs that were made as listings.
+
+use vdpa_mgmt::nic::{MadeNic, State, Step};
+use vdpa_mgmt::{ClassConfig, Connection};
+
+use crate::listing::{Entry, Layout, Listing};
+use crate::text::address;
+
+/// NICs as they are shown.
+///
+/// # Errors
+/// The kernel does not answer.
+pub fn listing(nics: &[MadeNic]) -> Result<Listing, vdpa_mgmt::Error> {
+    let mut entries = Vec::new();
+    if !nics.is_empty() {
+        let connection = Connection::open()?;
+        entries.extend(nics.iter().map(|nic| entry(nic, &connection)));
+    }
+    Ok(Listing {
+        section: "nic",
+        layout: Layout::Line,
+        entries,
+    })
+}
+
+/// A NIC with all that is known of it.
+fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
+    let mut entry = Entry::new(nic.name())
+        .with_text("from", nic.from())
+        .with_text(
+            "state",
+            match nic.state() {
+                State::Made => "made",
+                State::Making => "making",
+                State::Removing => "removing",
+            },
+        )
+        .with_some("owner", nic.owner());
+    for step in nic.steps() {
+        entry = match step {
+            Step::CountVirtualFunctions { physical, count } => entry
+                .with_text("pf", format!("pci/{physical}"))
+                .with_number("vfs", Some(*count)),
+            Step::SetVirtualFunction {
+                virtual_function, ..
+            } => entry.with_number("vf", Some(*virtual_function)),
+            Step::BindFunction {
+                function, driver, ..
+            } => entry
+                .with_text("function", format!("pci/{function}"))
+                .with_text("driver", driver),
+            Step::AddPort { sfnum, port, .. } => entry
+                .with_some("port", port.as_ref().map(ToString::to_string))
+                .with_number("sfnum", Some(*sfnum)),
+            Step::ActivatePort { .. } => entry,
+            Step::AddDevice { mgmtdev } => entry.with_text("mgmtdev", mgmtdev.to_string()),
+            Step::Connect { attached } => entry.with_some("representor", attached.interface()),
+        };
+    }
+    let Some(mgmtdev) = nic.mgmtdev() else {
+        return entry;
+    };
+    let device = connection.device(nic.name());
+    if !device.is_ok_and(|device| device.mgmtdev == *mgmtdev) {
+        return entry.with_flag("exists", Some(false));
+    }
+    if let Ok(device) = vdpa_mgmt::bus::Bus::default().device(nic.name()) {
+        entry = match device.path() {
+            Some(path) => entry.with_text("path", path.display().to_string()),
+            None => entry.with_text("bus_driver", device.driver.as_deref().unwrap_or("none")),
+        };
+    }
+    match connection.config(nic.name()).map(|config| config.class) {
+        Ok(ClassConfig::Net(net)) => entry
+            .with_some("mac", net.mac.map(|mac| address(&mac)))
+            .with_number("mtu", net.mtu)
+            .with_number("max_vq_pairs", net.max_vq_pairs),
+        _ => entry,
+    }
+}

@@ -1,0 +1,337 @@
+//! The host as the checks see it: files below a root.
+//!
+//! Owns every access to `/proc`, `/sys`, `/dev`, `/boot`, `/lib` and `/etc`. Reads
+//! are capped, never wait (a FIFO in the way is refused) and never panic.
+//! The root is `/`; tests point it at a made-up tree. Must not know what a
+//! file means.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::fs::{Access, Mode, OFlags};
+use rustix::io::Errno;
+use vdpa::device::holder::{self, Holder};
+
+use bellhop_common::error::{Error, ErrorKind};
+use bellhop_common::groups;
+
+/// Most bytes of an ordinary attribute file.
+const TEXT_MAX: u64 = 64 << 10;
+
+/// Most entries of a directory that are looked at.
+const ENTRIES_MAX: usize = 4096;
+
+/// A file that does not exist.
+pub(super) fn absent(path: &str) -> Error {
+    Error::new(ErrorKind::Absent, format!("there is no {path}"))
+}
+
+/// A file whose content cannot be decoded.
+pub(super) fn odd(path: &str) -> Error {
+    Error::failed(format!("the content of {path} makes no sense"))
+}
+
+fn unread(path: &str, source: io::Error) -> Error {
+    if source.kind() == io::ErrorKind::NotFound {
+        return absent(path);
+    }
+    Error::failed(format!("cannot read {path}")).because(source)
+}
+
+/// Owner and permissions of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// Permission bits.
+    pub(crate) mode: u32,
+    /// Group id.
+    pub(crate) gid: u32,
+    /// The group's name in `/etc/group`, if it is one that can be typed.
+    pub(crate) group: Option<String>,
+    /// User id.
+    pub(crate) uid: u32,
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { mode, uid, gid, .. } = self;
+        let mode = mode & 0o7777;
+        match &self.group {
+            Some(group) => write!(f, "mode {mode:04o}, user {uid}, group {group}"),
+            None => write!(f, "mode {mode:04o}, user {uid}, group {gid}"),
+        }
+    }
+}
+
+/// Asks the system about a device file.
+type Ask = fn(&Path) -> Result<(), Errno>;
+
+/// A host.
+#[derive(Debug)]
+pub struct Host {
+    root: PathBuf,
+    /// Processes are those of this machine.
+    is_this: bool,
+    open: Ask,
+    may_open: Ask,
+}
+
+fn open_for_both(path: &Path) -> Result<(), Errno> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, Mode::empty()).map(drop)
+}
+
+fn may_open_for_both(path: &Path) -> Result<(), Errno> {
+    rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK)
+}
+
+impl Host {
+    /// The machine this runs on.
+    #[must_use]
+    pub fn this() -> Self {
+        Self {
+            root: PathBuf::from("/"),
+            is_this: true,
+            open: open_for_both,
+            may_open: may_open_for_both,
+        }
+    }
+
+    /// A made-up one below `root`, whose devices answer like `devices`.
+    #[cfg(test)]
+    pub(super) fn made_up(root: &Path, devices: Ask) -> Self {
+        Self {
+            root: root.to_owned(),
+            is_this: false,
+            open: devices,
+            may_open: devices,
+        }
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    fn file(&self, path: &str) -> Result<File, Error> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = rustix::fs::open(self.path(path), flags, Mode::empty())
+            .map(File::from)
+            .map_err(|error| unread(path, error.into()))?;
+        match file.metadata() {
+            Ok(metadata) if metadata.is_file() => Ok(file),
+            Ok(_) => Err(Error::failed(format!("{path} is not a regular file"))),
+            Err(error) => Err(unread(path, error)),
+        }
+    }
+
+    /// All of a file that has at most `max` bytes.
+    pub(crate) fn bytes(&self, path: &str, max: u64) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::new();
+        self.file(path)?
+            .take(max.saturating_add(1))
+            .read_to_end(&mut bytes)
+            .map_err(|error| unread(path, error))?;
+        if u64::try_from(bytes.len()).is_ok_and(|len| len <= max) {
+            return Ok(bytes);
+        }
+        Err(Error::failed(format!(
+            "{path} is larger than {max} bytes, so it is not what it should be"
+        )))
+    }
+
+    /// A small text file, without white space around it; what is not UTF-8 is replaced.
+    pub(crate) fn text(&self, path: &str) -> Result<String, Error> {
+        let bytes = self.bytes(path, TEXT_MAX)?;
+        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+    }
+
+    /// The beginning of a text file that may be long.
+    pub(crate) fn beginning(&self, path: &str) -> Result<String, Error> {
+        let mut bytes = Vec::new();
+        self.file(path)?
+            .take(TEXT_MAX)
+            .read_to_end(&mut bytes)
+            .map_err(|error| unread(path, error))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// A file that holds one decimal number.
+    pub(crate) fn number<T: FromStr>(&self, path: &str) -> Result<T, Error> {
+        let text = self.text(path)?;
+        text.parse().map_err(|_| odd(path))
+    }
+
+    /// Names in a directory, sorted; at most [`ENTRIES_MAX`], and only those that are UTF-8.
+    pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, Error> {
+        let mut names: Vec<String> = fs::read_dir(self.path(path))
+            .map_err(|error| unread(path, error))?
+            .flatten()
+            .take(ENTRIES_MAX)
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// Like [`Self::names`], for a directory of sysfs that the kernel makes only
+    /// where it has such things: none if it is not there. An error where sysfs
+    /// itself is not there.
+    pub(crate) fn sysfs_names(&self, path: &str) -> Result<Vec<String>, Error> {
+        match self.names(path) {
+            Err(why) if why.is_absent() => self.sysfs().map(|()| Vec::new()),
+            names => names,
+        }
+    }
+
+    /// An error where sysfs is not mounted, so that nothing can be told from
+    /// what is not in it.
+    pub(crate) fn sysfs(&self) -> Result<(), Error> {
+        const ALWAYS: &str = "/sys/kernel";
+        if self.exists(ALWAYS) {
+            Ok(())
+        } else {
+            Err(absent(ALWAYS))
+        }
+    }
+
+    /// Whether there is something of this name.
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        fs::symlink_metadata(self.path(path)).is_ok()
+    }
+
+    /// What a symbolic link says.
+    pub(crate) fn link(&self, path: &str) -> Result<String, Error> {
+        fs::read_link(self.path(path))
+            .map(|target| target.to_string_lossy().into_owned())
+            .map_err(|error| unread(path, error))
+    }
+
+    /// The last name in a symbolic link: a device's driver, IOMMU group, …
+    pub(crate) fn link_name(&self, path: &str) -> Option<String> {
+        let link = self.link(path).ok()?;
+        let name = Path::new(&link).file_name()?.to_str()?;
+        Some(name.to_owned())
+    }
+
+    /// The name of the directory in which this really lies: a device's parent.
+    pub(crate) fn parent_name(&self, path: &str) -> Option<String> {
+        let real = fs::canonicalize(self.path(path)).ok()?;
+        let parent = real.parent()?.file_name()?.to_str()?;
+        Some(parent.to_owned())
+    }
+
+    /// Owner and permissions.
+    pub(crate) fn owner(&self, path: &str) -> Result<Owner, Error> {
+        let metadata = fs::metadata(self.path(path)).map_err(|error| unread(path, error))?;
+        Ok(Owner {
+            mode: metadata.mode(),
+            gid: metadata.gid(),
+            group: self.group_name(metadata.gid()),
+            uid: metadata.uid(),
+        })
+    }
+
+    fn group_name(&self, gid: u32) -> Option<String> {
+        let text = self.beginning(groups::PATH).ok()?;
+        let (name, _) = groups::parse(&text).find(|(_, number)| *number == gid)?;
+        is_plain(name).then(|| name.to_owned())
+    }
+
+    /// Opens a device for reading and writing, and closes it. Only for devices
+    /// that don't mind.
+    pub(crate) fn open_device(&self, path: &str) -> Result<(), Errno> {
+        (self.open)(&self.path(path))
+    }
+
+    /// Whether permissions allow opening for reading and writing (access(2)),
+    /// without opening.
+    pub(crate) fn may_open(&self, path: &str) -> Result<(), Errno> {
+        (self.may_open)(&self.path(path))
+    }
+
+    /// Visible processes that hold the device with this number, `major:minor`.
+    pub(crate) fn holders(&self, number: &str) -> Vec<Holder> {
+        let number = number.split_once(':').and_then(|(major, minor)| {
+            Some(rustix::fs::makedev(
+                major.parse().ok()?,
+                minor.parse().ok()?,
+            ))
+        });
+        match number {
+            Some(number) if self.is_this => holder::holders(number),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Whether a name can be part of a command as it is.
+pub(crate) fn is_plain(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 128
+        && !name.starts_with(['-', '.'])
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_-.:+~".contains(&byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::made_up::Tree;
+    use super::*;
+
+    #[test]
+    fn odd_files_are_refused_with_a_reason() {
+        let tree = Tree::new();
+        tree.file("/proc/large", vec![b'7'; 70_000]);
+        tree.file("/proc/garbage", b"12\xff\xfe");
+        tree.file("/proc/negative", "-1\n");
+        tree.file("/proc/huge", "99999999999999999999999");
+        tree.file("/proc/good", " 42\n");
+        tree.directory("/proc/directory");
+        tree.fifo("/proc/fifo");
+        let host = tree.host();
+        let number = |path| host.number::<u64>(path);
+        assert_eq!(number("/proc/good").unwrap(), 42);
+        for (path, words) in [
+            ("/proc/large", "is larger than"),
+            ("/proc/garbage", "makes no sense"),
+            ("/proc/negative", "makes no sense"),
+            ("/proc/huge", "makes no sense"),
+            ("/proc/directory", "not a regular file"),
+            ("/proc/fifo", "not a regular file"),
+        ] {
+            let error = number(path).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let absent = number("/proc/absent").unwrap_err();
+        assert!(absent.is_absent());
+        assert_eq!(absent.to_string(), "there is no /proc/absent");
+        assert!(host.text("/proc/garbage").unwrap().starts_with("12"));
+        assert_eq!(host.beginning("/proc/large").unwrap().len(), 65_536);
+    }
+
+    #[test]
+    fn groups_have_names_only_if_they_can_be_typed() {
+        let tree = Tree::new();
+        tree.file(
+            "/etc/group",
+            "x\n:::\nroot:x:0:\nkvm:x:104:qemu\nbad;rm:x:105:\n",
+        );
+        let host = tree.host();
+        assert_eq!(host.group_name(104).unwrap(), "kvm");
+        assert_eq!(host.group_name(105), None);
+        assert_eq!(host.group_name(7), None);
+    }
+
+    #[test]
+    fn plain_names() {
+        for good in ["nic0", "0000:01:00.0", "6.12.107+deb13-amd64"] {
+            assert!(is_plain(good), "{good}");
+        }
+        for bad in ["", "..", "-rf", "a b", "a;b", "a/b", "ä", "$(x)"] {
+            assert!(!is_plain(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Is this host fit for virtual machines on vDPA NICs, and what mends it?
+//!
+//! Each theme is one file with a function `check` that reads the [`Host`] and
+//! returns [`Finding`]s; `CHECKS` is the list of them. A new check is a file
+//! and a line there. Checks change nothing, open no vDPA device (opening one
+//! resets it) and need no rights: what can't be read becomes
+//! [`State::Unknown`] with the reason. Must not know how a report is asked for.
+
+mod devices;
+mod finding;
+mod host;
+mod hugepages;
+mod iommu;
+mod iotlb;
+mod kernel;
+mod kvm;
+#[cfg(test)]
+mod made_up;
+mod memlock;
+mod modules;
+mod nics;
+mod numa;
+mod rights;
+mod table;
+
+use serde::Serialize;
+
+pub use finding::{Finding, State};
+pub use host::Host;
+pub use table::table;
+
+/// What looks at a theme.
+type Look = fn(&Host) -> Vec<Finding>;
+
+/// All checks, each with the name of its group, in the order in which they are shown.
+const CHECKS: [(&str, Look); 11] = [
+    ("kvm", kvm::check),
+    ("kernel", kernel::check),
+    ("modules", modules::check),
+    ("iommu", iommu::check),
+    ("nics", nics::check),
+    ("devices", devices::check),
+    ("memlock", memlock::check),
+    ("hugepages", hugepages::check),
+    ("iotlb", iotlb::check),
+    ("numa", numa::check),
+    ("rights", rights::check),
+];
+
+/// A finding and the group it belongs to.
+#[derive(Debug, Serialize)]
+pub struct Line {
+    /// The theme.
+    pub group: &'static str,
+    /// What was found.
+    #[serde(flatten)]
+    pub finding: Finding,
+}
+
+/// All that was found. In JSON: `{"fit": bool, "findings": [{"group", "name",
+/// "state", "found", "remedy": [lines]}]}`.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Nothing that is needed is missing.
+    pub fit: bool,
+    /// In the order of the groups.
+    pub findings: Vec<Line>,
+}
+
+impl Report {
+    /// How many findings are in this state.
+    pub(crate) fn count(&self, state: State) -> usize {
+        self.findings
+            .iter()
+            .filter(|line| line.finding.state == state)
+            .count()
+    }
+}
+
+/// Looks at everything.
+#[must_use]
+pub fn report(host: &Host) -> Report {
+    let findings: Vec<Line> = CHECKS
+        .iter()
+        .flat_map(|(group, look)| {
+            look(host)
+                .into_iter()
+                .map(|finding| Line { group, finding })
+        })
+        .collect();
+    let fit = findings
+        .iter()
+        .all(|line| line.finding.state != State::Missing);
+    Report { fit, findings }
+}
+
+#[cfg(test)]
+mod tests;

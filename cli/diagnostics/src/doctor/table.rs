@@ -1,0 +1,64 @@
+//! The report as text for people.
+
+use std::fmt::Write;
+
+use super::{Report, State};
+
+/// Columns: group, state, name; what was found follows.
+const INDENT: usize = 20;
+
+/// A state's word, and its colour on a terminal.
+fn word(state: State) -> (&'static str, u8) {
+    match state {
+        State::Ok => ("ok", 32),
+        State::Warning => ("warning", 33),
+        State::Missing => ("MISSING", 31),
+        State::Unknown => ("unknown", 36),
+    }
+}
+
+/// The report as a table, with a line of summary. `colours`: it goes to a terminal.
+#[must_use]
+pub fn table(report: &Report, colours: bool) -> String {
+    let mut text = String::new();
+    let mut last = "";
+    for line in &report.findings {
+        let finding = &line.finding;
+        let group = if line.group == last { "" } else { line.group };
+        last = line.group;
+        let (word, colour) = word(finding.state);
+        let state = if colours {
+            format!("\x1b[{colour}m{word:<8}\x1b[0m")
+        } else {
+            format!("{word:<8}")
+        };
+        let _ = writeln!(
+            text,
+            "{group:<11}{state} {:<18} {}",
+            finding.name, finding.found
+        );
+        for (index, remedy) in finding.remedy.iter().enumerate() {
+            let mark = if index == 0 { "mend:" } else { "" };
+            let _ = writeln!(text, "{:INDENT$}{mark:<6}{remedy}", "");
+        }
+    }
+    let counted = |state, one: &str, many: &str| match report.count(state) {
+        1 => format!("1 {one}"),
+        n => format!("{n} {many}"),
+    };
+    let rest = format!(
+        "{}, {} unknown",
+        counted(State::Warning, "warning", "warnings"),
+        report.count(State::Unknown)
+    );
+    let _ = if report.fit {
+        writeln!(text, "\nNothing that is needed is missing ({rest}).")
+    } else {
+        writeln!(
+            text,
+            "\nNot fit for VMs on vDPA NICs: {} missing ({rest}).",
+            counted(State::Missing, "thing is", "things are")
+        )
+    };
+    text
+}

@@ -1,0 +1,157 @@
+//! Reports of [`vdpa::probe`] and [`vdpa::conformance`] as text for people.
+
+use std::fmt::Write;
+
+use vdpa::conformance::{self, Verdict};
+use vdpa::probe::{Identity, Outcome, Report};
+
+use bellhop_common::text::address;
+
+/// Names of the virtio device types that vDPA parents make (virtio 1.3, section 5).
+fn type_name(device_id: u32) -> &'static str {
+    match device_id {
+        1 => "network",
+        2 => "block",
+        _ => "other",
+    }
+}
+
+/// Lines `name  value`, aligned.
+struct Lines(String);
+
+impl Lines {
+    fn line(&mut self, name: &str, value: impl std::fmt::Display) {
+        // Writing to a String does not fail.
+        let _ = writeln!(self.0, "{name:<18} {value}");
+    }
+}
+
+fn or_dash(text: Option<&String>) -> &str {
+    text.map_or("-", String::as_str)
+}
+
+fn identity(lines: &mut Lines, identity: &Identity) {
+    lines.line("device", identity.path.display());
+    lines.line("name", or_dash(identity.place.name.as_ref()));
+    lines.line(
+        "parent",
+        format!(
+            "{} (driver {})",
+            or_dash(identity.place.parent.as_ref()),
+            or_dash(identity.place.driver.as_ref())
+        ),
+    );
+    let kind = type_name(identity.device_id);
+    lines.line("type", format!("{} ({kind})", identity.device_id));
+    if let Some(network) = &identity.network {
+        let mac = network.mac.map_or("-".to_owned(), |mac| address(&mac));
+        lines.line("MAC", mac);
+        lines.line(
+            "link",
+            match network.link {
+                Some(true) => "up",
+                Some(false) => "down",
+                None => "not told",
+            },
+        );
+        let mtu = network.mtu.map_or("-".to_owned(), |mtu| mtu.to_string());
+        lines.line("MTU", mtu);
+        lines.line("max_vqp", network.max_virtqueue_pairs);
+    }
+    features(lines, identity);
+    lines.line("backend features", identity.backend_features.join(" "));
+    let sizes: Vec<u16> = identity.queues.iter().map(|queue| queue.max_size).collect();
+    let largest = sizes.iter().max().copied().unwrap_or_default();
+    lines.line(
+        "queues",
+        format!("{}, rings of up to {largest} entries", sizes.len()),
+    );
+    let groups: Vec<String> = identity
+        .queues
+        .iter()
+        .map(|queue| {
+            queue
+                .group
+                .map_or("-".to_owned(), |group| group.to_string())
+        })
+        .collect();
+    lines.line(
+        "groups, ASIDs",
+        format!(
+            "{} groups (of queue: {}), {} address spaces",
+            identity.groups,
+            groups.join(" "),
+            identity.address_spaces
+        ),
+    );
+    let (first, last) = identity.iova_range;
+    lines.line("IOVA range", format!("{first:#x}-{last:#x}"));
+    lines.line("config size", format!("{} bytes", identity.config_size));
+}
+
+fn features(lines: &mut Lines, identity: &Identity) {
+    let mut taken = Vec::new();
+    let mut withheld = Vec::new();
+    for feature in &identity.features {
+        let name = match feature.name {
+            Some(name) => name.to_owned(),
+            None => format!("bit {}", feature.bit),
+        };
+        match &feature.withheld {
+            None => taken.push(name),
+            Some(reason) => withheld.push(format!("{name}: {reason}")),
+        }
+    }
+    lines.line("features", taken.join(" "));
+    for (index, text) in withheld.iter().enumerate() {
+        lines.line(if index == 0 { "not for guests" } else { "" }, text);
+    }
+}
+
+/// The report of a probe.
+#[must_use]
+pub fn probe(report: &Report) -> String {
+    let mut lines = Lines(String::new());
+    identity(&mut lines, &report.identity);
+    lines.0.push('\n');
+    for check in &report.checks {
+        let outcome = match check.outcome {
+            Outcome::Ok => "ok",
+            Outcome::Failed => "FAILED",
+            Outcome::NotOffered => "not offered",
+            Outcome::Inconclusive => "inconclusive",
+        };
+        let (time, detail) = (check.milliseconds, &check.detail);
+        lines.line(
+            check.name,
+            format!("{outcome:<13}{time:>6} ms  {detail}").trim_end(),
+        );
+    }
+    lines.0
+}
+
+/// The report on conformance.
+#[must_use]
+pub fn conformance(report: &conformance::Report) -> String {
+    let mut text = String::new();
+    let (mut passed, mut failed, mut other) = (0, 0, 0);
+    for line in &report.lines {
+        let (word, detail, count) = match &line.verdict {
+            Verdict::Pass { detail } => ("pass", detail, &mut passed),
+            Verdict::Fail { detail } => ("FAIL", detail, &mut failed),
+            Verdict::Quirk { detail } => ("quirk", detail, &mut other),
+            Verdict::Skipped { detail } => ("skipped", detail, &mut other),
+        };
+        *count += 1;
+        let _ = writeln!(text, "{word:<8} {:<22} {}", line.id, line.rule);
+        if !detail.is_empty() {
+            let _ = writeln!(text, "{:31} {detail}", "");
+        }
+        let _ = writeln!(text, "{:31} [{}]", "", line.source);
+    }
+    let _ = writeln!(
+        text,
+        "\n{passed} passed, {failed} failed, {other} skipped or known quirks of the kernel"
+    );
+    text
+}

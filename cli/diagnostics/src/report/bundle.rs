@@ -1,0 +1,206 @@
+//! The parts of a report, and what is missing from it.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde::Serialize;
+use tar::{Builder, EntryType, Header};
+use vdpa::causes::in_one_line;
+
+/// All parts together, in bytes, before they are compressed.
+const TOTAL_MAX: usize = 64 << 20;
+
+/// A report that grows.
+pub struct Bundle {
+    archive: Builder<GzEncoder<Vec<u8>>>,
+    /// The header of each file, without its name and size.
+    header: Header,
+    /// The directory that everything is in.
+    top: String,
+    errors: String,
+    missing: usize,
+    names: Vec<String>,
+    left: usize,
+}
+
+impl fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Bundle");
+        shown.field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
+impl Bundle {
+    /// An empty one, made at this time (seconds since 1970).
+    pub(super) fn new(time: u64) -> Self {
+        let mut header = Header::new_ustar();
+        header.set_entry_type(EntryType::Regular);
+        header.set_mode(0o600);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(time);
+        Self {
+            archive: Builder::new(GzEncoder::new(Vec::new(), Compression::default())),
+            header,
+            top: format!("bellhop-report-{}", timestamp(time)),
+            errors: String::new(),
+            missing: 0,
+            names: Vec::new(),
+            left: TOTAL_MAX,
+        }
+    }
+
+    /// The name of the directory in it, and without an extension that of its file.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.top
+    }
+
+    /// How many parts could not be had.
+    #[must_use]
+    pub fn missing(&self) -> usize {
+        self.missing
+    }
+
+    /// Adds a part; `segments` are its directories and its name, which may come from anywhere.
+    pub(super) fn add(&mut self, segments: &[&str], content: &[u8]) {
+        let segments: Vec<String> = segments.iter().map(|segment| plain(segment)).collect();
+        let name = segments.join("/");
+        let Some(left) = self.left.checked_sub(content.len()) else {
+            return self.miss(&name, "the report would be too large");
+        };
+        if self.names.contains(&name) {
+            return self.miss(&name, "there is a part of this name already");
+        }
+        match self.append(&format!("{}/{name}", self.top), content) {
+            Ok(()) => {
+                self.left = left;
+                self.names.push(name);
+            }
+            Err(error) => self.miss(&name, &error.to_string()),
+        }
+    }
+
+    fn append(&mut self, path: &str, content: &[u8]) -> io::Result<()> {
+        let mut header = self.header.clone();
+        header.set_size(u64::try_from(content.len()).map_err(io::Error::other)?);
+        self.archive.append_data(&mut header, path, content)
+    }
+
+    /// Adds a part, or says why it cannot be had.
+    pub(super) fn put<E: Error>(&mut self, segments: &[&str], content: Result<Vec<u8>, E>) {
+        match content {
+            Ok(content) => self.add(segments, &content),
+            Err(error) => self.miss(&segments.join("/"), &in_one_line(&error)),
+        }
+    }
+
+    /// The same for a value, as JSON.
+    pub(super) fn put_json<T: Serialize, E: Error>(
+        &mut self,
+        segments: &[&str],
+        value: Result<T, E>,
+    ) {
+        match value {
+            Ok(value) => self.put(segments, serde_json::to_vec_pretty(&value)),
+            Err(error) => self.miss(&segments.join("/"), &in_one_line(&error)),
+        }
+    }
+
+    /// Says that a part is missing.
+    pub(super) fn miss(&mut self, what: &str, why: &str) {
+        self.missing += 1;
+        self.errors.push_str(&format!("{what}: {why}\n"));
+    }
+
+    /// The file.
+    ///
+    /// # Errors
+    /// The archive cannot be completed.
+    pub fn finish(mut self) -> io::Result<Vec<u8>> {
+        let errors = match self.errors.as_str() {
+            "" => "Nothing is missing.\n".to_owned(),
+            errors => format!("Parts that could not be had, and why:\n\n{errors}"),
+        };
+        self.left = usize::MAX;
+        self.add(&["errors.txt"], errors.as_bytes());
+        self.archive.into_inner()?.finish()
+    }
+}
+
+/// A name that is one segment of a path and nothing else.
+fn plain(segment: &str) -> String {
+    let known = |c: char| c.is_ascii_alphanumeric() || "._-+@".contains(c);
+    let text: String = segment
+        .chars()
+        .map(|c| if known(c) { c } else { '_' })
+        .collect();
+    if text.starts_with('.') || text.is_empty() {
+        format!("_{text}")
+    } else {
+        text
+    }
+}
+
+/// A time in UTC as ISO 8601 writes it without marks: `20261121T214500Z`.
+fn timestamp(time: u64) -> String {
+    let (days, seconds) = (time / 86_400, time % 86_400);
+    // Years that begin in March, so that leap days are at their ends; eras of 400 years.
+    let days = days.saturating_add(719_468);
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, carry) = match month {
+        0..=9 => (month + 3, 0),
+        _ => (month - 9, 1),
+    };
+    let year = era * 400 + year + carry;
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_date() {
+        // date -u -d @N +%Y%m%dT%H%M%SZ
+        for (time, text) in [
+            (0, "19700101T000000Z"),
+            (951_782_400, "20000229T000000Z"),
+            (951_868_799, "20000229T235959Z"),
+            (1_735_689_599, "20241231T235959Z"),
+            (1_795_297_500, "20261121T214500Z"),
+            (4_107_542_400, "21000301T000000Z"),
+        ] {
+            assert_eq!(timestamp(time), text);
+        }
+    }
+
+    #[test]
+    fn names_cannot_leave_the_bundle() {
+        assert_eq!(plain("web-1"), "web-1");
+        assert_eq!(plain("../../etc"), "_.._.._etc");
+        assert_eq!(plain(".."), "_..");
+        assert_eq!(plain(""), "_");
+        assert_eq!(plain("a\n\0ö"), "a___");
+    }
+
+    #[test]
+    fn what_is_too_much_or_there_already_is_missing() {
+        let mut bundle = Bundle::new(0);
+        bundle.left = 3;
+        bundle.add(&["a"], b"12");
+        bundle.add(&["b"], b"12");
+        bundle.add(&["a"], b"");
+        assert_eq!((bundle.missing(), bundle.names.len()), (2, 1));
+        assert!(bundle.errors.contains("b: the report would be too large"));
+        assert!(bundle.errors.contains("a: there is a part"));
+    }
+}

@@ -1,0 +1,132 @@
+//! The machines: what the daemon knows of them, and what each says of itself. Without a daemon the machines
+//! are asked at their own sockets.
+
+use std::time::{Duration, Instant};
+
+use bellhop_common::client::{Address, Credentials, Http, Node, path};
+use bellhop_common::error::ErrorKind;
+use serde_json::Value;
+use vdpa::causes::in_one_line;
+
+use super::{Bundle, Context, of_each_machine};
+
+/// Machines that do not answer are not waited for, one after the other, for longer than this.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What the daemon tells of the node: the part, and where it is.
+const OF_NODE: [(&str, &str); 3] = [
+    ("version.json", "/v1/version"),
+    ("vms.json", "/v1/vms"),
+    ("topology.json", "/v1/topology"),
+];
+/// The daemon tells at once what it still knows of what has happened.
+const LISTEN: Duration = Duration::from_secs(1);
+/// What a machine says of itself: the part, and where it is below the machine's own path.
+const OF_MACHINE: [(&str, &[&str]); 4] = [
+    ("config.json", &["config"]),
+    ("nics.json", &["nics"]),
+    ("disks.json", &["disks"]),
+    ("metrics.txt", &["metrics"]),
+];
+
+/// Adds it.
+pub(super) fn add(context: &Context, bundle: &mut Bundle) {
+    let node = match Http::new(&context.node, &context.credentials).map(Node::new) {
+        Ok(node) => node,
+        Err(error) => return bundle.miss("node", &in_one_line(&error)),
+    };
+    match node.get::<Value>("/v1/version") {
+        Err(error) if matches!(error.kind(), ErrorKind::NoDaemon) => {
+            let why = in_one_line(&error);
+            bundle.miss(
+                "node",
+                &format!("{why}; machines were asked at their own sockets"),
+            );
+            alone(context, bundle);
+        }
+        Err(error) => bundle.miss("node", &in_one_line(&error)),
+        Ok(_) => of_node(&node, bundle),
+    }
+}
+
+fn of_node(node: &Node, bundle: &mut Bundle) {
+    for (name, path) in OF_NODE {
+        bundle.put(&["node", name], node.get_bytes(path));
+    }
+    bundle.put(&["node", "events.txt"], node.listen("/v1/events", LISTEN));
+    let start = Instant::now();
+    let names = match node.get::<Value>("/v1/vms") {
+        Ok(list) => names(&list),
+        // Said above.
+        Err(_) => Vec::new(),
+    };
+    for name in names {
+        if start.elapsed() > PATIENCE {
+            bundle.miss(&format!("vms/{name}"), "the machines before took too long");
+            continue;
+        }
+        let of_vm = path(["v1", "vms", &name]);
+        bundle.put(&["vms", &name, "vm.json"], node.get_bytes(&of_vm));
+        let spec = node.get_bytes(&path(["v1", "vms", &name, "spec"]));
+        bundle.put(&["vms", &name, "spec.json"], spec);
+        of_machine(node, &name, &of_vm, &of_vm, bundle);
+    }
+}
+
+/// The names in a list of machines, in whatever of the usual forms it comes.
+fn names(list: &Value) -> Vec<String> {
+    let list = list.get("vms").unwrap_or(list);
+    let name = |vm: &Value| Some(vm.get("name")?.as_str()?.to_owned());
+    match list {
+        Value::Array(vms) => vms.iter().filter_map(name).collect(),
+        Value::Object(vms) => vms.keys().cloned().collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// `of_vm` is where its devices are, `of_all` where its metrics are.
+fn of_machine(node: &Node, name: &str, of_vm: &str, of_all: &str, bundle: &mut Bundle) {
+    for (part, segments) in OF_MACHINE {
+        let above = if part == "metrics.txt" { of_all } else { of_vm };
+        let content = node.get_bytes(&format!("{above}{}", path(segments.iter().copied())));
+        if part == "nics.json"
+            && let Ok(nics) = &content
+        {
+            each_nic(node, name, of_vm, nics, bundle);
+        }
+        bundle.put(&["vms", name, part], content);
+    }
+}
+
+/// Each NIC by itself, with its queues, where its rings stand, and its doorbells.
+fn each_nic(node: &Node, name: &str, of_vm: &str, nics: &[u8], bundle: &mut Bundle) {
+    let nics: Value = serde_json::from_slice(nics).unwrap_or_default();
+    for nic in nics.as_array().into_iter().flatten() {
+        if let Some(id) = nic.get("id").and_then(Value::as_str) {
+            let content = node.get_bytes(&format!("{of_vm}{}", path(["nics", id])));
+            bundle.put(&["vms", name, "nics", &format!("{id}.json")], content);
+        }
+    }
+}
+
+/// Machines at their own sockets.
+fn alone(context: &Context, bundle: &mut Bundle) {
+    let vms = context.runtime_dir.join("vms");
+    let start = Instant::now();
+    for (name, directory) in of_each_machine(&vms, "vms", bundle) {
+        let socket = Address::Socket(directory.join("api.socket"));
+        let node = match Http::new(&socket, &Credentials::default()).map(Node::new) {
+            Ok(node) => node,
+            Err(error) => {
+                bundle.miss(&format!("vms/{name}"), &in_one_line(&error));
+                continue;
+            }
+        };
+        let vm = node.get_bytes("/v1/vm");
+        let answers = vm.is_ok() && start.elapsed() < PATIENCE;
+        bundle.put(&["vms", &name, "vm.json"], vm);
+        if answers {
+            of_machine(&node, &name, "/v1/vm", "/v1", bundle);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Who calls, and why not.
+//!
+//! Owns how a request is told from whom it is. It must not know which role an endpoint needs.
+
+use std::fmt;
+
+use axum::extract::Request;
+use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use vmm::http::server::UnixPeer;
+
+use super::Access;
+use super::listener::TlsPeer;
+use super::role::Role;
+use crate::error::Error;
+
+/// Who is at the other end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Peer {
+    /// A process of this host.
+    Unix(UnixPeer),
+    /// Somebody with a certificate.
+    Tls(TlsPeer),
+    /// It is not known who: nobody comes in that way.
+    Unknown,
+}
+
+impl Peer {
+    /// As the server says.
+    pub(super) fn of(request: &Request) -> Self {
+        let extensions = request.extensions();
+        if let Some(peer) = extensions.get::<TlsPeer>() {
+            Self::Tls(peer.clone())
+        } else if let Some(peer) = extensions.get::<UnixPeer>() {
+            Self::Unix(*peer)
+        } else {
+            Self::Unknown
+        }
+    }
+}
+
+/// For the audit: `uid 0 pid 1234`, `CN=ops (0123456789abcdef) from 192.0.2.1:5000`.
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(peer) => match peer.pid {
+                Some(pid) => write!(f, "uid {} pid {pid}", peer.uid),
+                None => write!(f, "uid {}", peer.uid),
+            },
+            Self::Tls(peer) => {
+                let TlsPeer {
+                    address,
+                    subject,
+                    fingerprint,
+                } = peer;
+                write!(f, "{subject} ({fingerprint}) from {address}")
+            }
+            Self::Unknown => f.write_str("unknown"),
+        }
+    }
+}
+
+/// What a caller may do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Caller {
+    pub(super) role: Role,
+    /// The name of its token, if it needs one.
+    pub(super) token: Option<String>,
+}
+
+/// The code of a token that is not in the file.
+const UNKNOWN_TOKEN: &str = "unknown_token";
+
+fn unauthorized(code: &'static str, message: &str) -> Error {
+    Error::answered(StatusCode::UNAUTHORIZED, code, message)
+}
+
+fn unknown_caller() -> Error {
+    let message = "it is not known who calls";
+    Error::answered(StatusCode::FORBIDDEN, "unknown_caller", message)
+}
+
+/// The answer to a request that is not allowed.
+pub(super) fn refusal(error: Error) -> Response {
+    let (status, code) = error.answer();
+    let mut response = error.into_response();
+    if status == StatusCode::UNAUTHORIZED {
+        // RFC 6750, section 3: without a token no error is named.
+        let challenge = if code == UNKNOWN_TOKEN {
+            "Bearer realm=\"bellhop\", error=\"invalid_token\""
+        } else {
+            "Bearer realm=\"bellhop\""
+        };
+        let challenge = HeaderValue::from_static(challenge);
+        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+    }
+    response
+}
+
+impl Access {
+    /// What the one who sent this may do.
+    pub(super) fn caller(&self, peer: &Peer, headers: &HeaderMap) -> Result<Caller, Error> {
+        match peer {
+            Peer::Unix(_) => Ok(Caller {
+                role: Role::Admin,
+                token: None,
+            }),
+            Peer::Tls(_) => {
+                let tokens = self.tokens().ok_or_else(unknown_caller)?;
+                let token = tokens.find(bearer(headers)?).ok_or_else(|| {
+                    unauthorized(UNKNOWN_TOKEN, "this token is not known here").hint(
+                        "the file given with --tokens has its SHA-256 \
+                         (`printf %s TOKEN | sha256sum`); after a change of it the daemon needs \
+                         SIGHUP",
+                    )
+                })?;
+                Ok(Caller {
+                    role: token.role,
+                    token: Some(token.name.clone()),
+                })
+            }
+            Peer::Unknown => Err(unknown_caller()),
+        }
+    }
+}
+
+impl Caller {
+    /// Whether this role is enough.
+    pub(super) fn may(&self, needed: Role) -> Result<(), Error> {
+        if self.role >= needed {
+            Ok(())
+        } else {
+            let (name, has) = (self.token.as_deref().unwrap_or_default(), self.role);
+            let message = format!("this needs the role {needed}, and the token {name} has {has}");
+            Err(Error::answered(StatusCode::FORBIDDEN, "role_too_low", message).hint(
+                "use another token, or give this one another role in the file given with --tokens",
+            ))
+        }
+    }
+}
+
+/// The token of a request (RFC 6750, section 2.1; the scheme in upper or lower case as in RFC 9110,
+/// section 11.1).
+fn bearer(headers: &HeaderMap) -> Result<&[u8], Error> {
+    let none = || {
+        let message = "one header `Authorization: Bearer TOKEN` is needed";
+        unauthorized("no_token", message)
+    };
+    let mut given = headers.get_all(AUTHORIZATION).iter();
+    let (Some(value), None) = (given.next(), given.next()) else {
+        return Err(none());
+    };
+    let value = value.as_bytes().trim_ascii();
+    let end = value.iter().position(|&byte| byte == b' ');
+    let (scheme, token) = value.split_at(end.unwrap_or(value.len()));
+    if !scheme.eq_ignore_ascii_case(b"Bearer") {
+        let message = "the header `Authorization` has another scheme than Bearer";
+        return Err(unauthorized("wrong_scheme", message));
+    }
+    match token.trim_ascii_start() {
+        [] => Err(none()),
+        token => Ok(token),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Method;
+
+    use super::super::role;
+    use super::*;
+
+    #[test]
+    fn a_token_is_taken_from_its_header_only() {
+        let of = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(AUTHORIZATION, HeaderValue::from_static(value));
+            }
+            let token = bearer(&headers).map(<[u8]>::to_vec);
+            token.map_err(|error| error.answer().1)
+        };
+        assert_eq!(of(&["Bearer abc"]), Ok(b"abc".to_vec()));
+        assert_eq!(of(&["bEARER   abc "]), Ok(b"abc".to_vec()));
+        assert_eq!(of(&["Bearer a b"]), Ok(b"a b".to_vec()));
+        assert_eq!(of(&[]), Err("no_token"));
+        assert_eq!(of(&["Bearer"]), Err("no_token"));
+        assert_eq!(of(&["Bearer "]), Err("no_token"));
+        assert_eq!(of(&["Bearer a", "Bearer b"]), Err("no_token"));
+        for other in [
+            "Basic abc",
+            "abc",
+            "",
+            "Bearerabc",
+            "Token abc",
+            "Bearer\tabc",
+        ] {
+            assert_eq!(of(&[other]), Err("wrong_scheme"), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_caller_of_whom_nothing_is_known_may_nothing() {
+        let access = Access::new(None).unwrap();
+        let none = HeaderMap::new();
+        let refused = access.caller(&Peer::Unknown, &none).unwrap_err();
+        assert_eq!(refused.answer().1, "unknown_caller");
+        let peer = Peer::Tls(TlsPeer {
+            address: ([192, 0, 2, 1], 5000).into(),
+            subject: "CN=ops".into(),
+            fingerprint: "00".into(),
+        });
+        assert_eq!(peer.to_string(), "CN=ops (00) from 192.0.2.1:5000");
+        // Without tokens there is no TCP, so nobody can come by it.
+        let refused = access.caller(&peer, &none).unwrap_err();
+        assert_eq!(refused.answer().1, "unknown_caller");
+        let here = Peer::Unix(UnixPeer {
+            uid: 7,
+            pid: Some(9),
+        });
+        assert_eq!(here.to_string(), "uid 7 pid 9");
+        assert_eq!(access.caller(&here, &none).unwrap().role, Role::Admin);
+    }
+
+    #[test]
+    fn a_token_may_do_what_its_role_includes_and_no_more() {
+        use Role::{Admin, Operate, Read};
+        for (method, path, least) in [
+            (Method::GET, "/v1/vms/a", Read),
+            (Method::PATCH, "/v1/vms/a", Operate),
+            (Method::POST, "/v1/vms/a/reset", Operate),
+            (Method::PUT, "/v1/vms/a", Admin),
+            (Method::DELETE, "/v1/vms/a", Admin),
+            (Method::PUT, "/v1/vms/a/nics/b", Admin),
+            (Method::PATCH, "/v1/vms/a/nics/b", Admin),
+            (Method::DELETE, "/v1/vms/a/nics/b", Admin),
+            (Method::PUT, "/v1/vms/a/migration", Admin),
+            (Method::POST, "/v1/vms/a/migration", Admin),
+            (Method::PATCH, "/v1/vms/a/migration", Admin),
+            (Method::DELETE, "/v1/vms/a/migration", Admin),
+            (Method::PATCH, "/v1/functions/a", Admin),
+            (Method::PUT, "/v1/vdpa-devices/a", Admin),
+            (Method::PATCH, "/v1/vdpa-devices/a", Admin),
+            (Method::DELETE, "/v1/vdpa-devices/a", Admin),
+            (Method::POST, "/v1/unknown", Admin),
+        ] {
+            let needed = role::needed(&method, path);
+            for role in [Read, Operate, Admin] {
+                let caller = Caller {
+                    role,
+                    token: Some("ops".to_owned()),
+                };
+                let refused = caller.may(needed).map_err(|error| error.answer().1);
+                let expected = if role >= least {
+                    Ok(())
+                } else {
+                    Err("role_too_low")
+                };
+                assert_eq!(refused, expected, "{role}: {method} {path}");
+            }
+        }
+    }
+}

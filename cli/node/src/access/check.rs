@@ -1,0 +1,108 @@
+//! Around every request: is it allowed, and a line about each change and each refusal.
+//!
+//! Owns the audit: lines of the target `audit`, which are logged at every log level. It must not know what
+//! an endpoint does.
+//!
+//! A client that goes does not stop what it asked for (`vmm::http::on_worker`), so the line is written then, too.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::Response;
+use vmm::http::ErrorBody;
+use vmm::http::request_id::RequestId;
+
+use super::Access;
+use super::caller::{Peer, refusal};
+use super::role::{self, Role};
+
+/// Lets a request through to its endpoint, or answers that it is not allowed.
+pub(crate) async fn check(
+    State(access): State<Arc<Access>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let mut line = Line::about(&request);
+    let needed = role::needed(request.method(), request.uri().path());
+    let allowed = access
+        .caller(&line.peer, request.headers())
+        .and_then(|caller| {
+            line.role = Some(caller.role);
+            line.token.clone_from(&caller.token);
+            caller.may(needed)
+        });
+    let response = match allowed {
+        Ok(()) => next.run(request).await,
+        Err(refused) => {
+            line.refused = true;
+            refusal(refused)
+        }
+    };
+    let error = response.extensions().get::<ErrorBody>();
+    line.outcome = Some((response.status(), error.map(|body| body.code.clone())));
+    response
+}
+
+/// A line of the audit; written when it is dropped.
+struct Line {
+    peer: Peer,
+    role: Option<Role>,
+    token: Option<String>,
+    method: Method,
+    path: String,
+    request_id: String,
+    refused: bool,
+    /// The status, and the error's word. None as long as there is no answer.
+    outcome: Option<(StatusCode, Option<String>)>,
+}
+
+impl Line {
+    fn about(request: &Request) -> Self {
+        let id = request.extensions().get::<RequestId>();
+        Self {
+            peer: Peer::of(request),
+            role: None,
+            token: None,
+            method: request.method().clone(),
+            path: request.uri().path().to_owned(),
+            request_id: id.map(|id| id.0.clone()).unwrap_or_default(),
+            refused: false,
+            outcome: None,
+        }
+    }
+
+    /// Whether anybody may ask later.
+    fn is_of_interest(&self) -> bool {
+        self.refused || ![Method::GET, Method::HEAD].contains(&self.method)
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if !self.is_of_interest() {
+            return;
+        }
+        let (status, error) = match &self.outcome {
+            Some((status, error)) => (Some(status.as_u16()), error.as_deref()),
+            None => (None, Some("the client went before there was an answer")),
+        };
+        let who = self.peer.to_string();
+        let role = self.role.map(|role| role.to_string());
+        let done = status.is_some_and(|status| (200..300).contains(&status));
+        tracing::info!(
+            target: "audit",
+            who,
+            role,
+            token = self.token,
+            method = self.method.as_str(),
+            path = self.path,
+            status,
+            error,
+            request_id = self.request_id,
+            "{}",
+            if self.refused { "not allowed" } else if done { "done" } else { "not done" }
+        );
+    }
+}

@@ -1,0 +1,111 @@
+//! What access adds to the description of the API: that each request needs a role, and which.
+//!
+//! Owns the answers 401 and 403 of all endpoints. It must not know what an endpoint does.
+
+use axum::http::Method;
+use bellhop_api::responses::error;
+use utoipa::openapi::OpenApi;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+
+use super::role;
+
+/// The name of the one security scheme.
+const SCHEME: &str = "token";
+
+/// Adds to each endpoint the role that it needs, and the answers without it.
+pub(crate) fn describe(document: &mut OpenApi) {
+    let scheme = SecurityScheme::Http(
+        Http::builder()
+            .scheme(HttpAuthScheme::Bearer)
+            .description(Some(
+                "By TCP a client certificate and a token are needed; on the Unix socket neither, there the role is admin.",
+            ))
+            .build(),
+    );
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme(SCHEME, scheme);
+    for (path, item) in &mut document.paths.paths {
+        for (method, operation) in operations(item) {
+            let role = role::needed(&method, path).to_string();
+            let answers = &mut operation.responses.responses;
+            let unknown = error("By TCP: no token, or one that is not known");
+            answers.insert("401".to_owned(), unknown);
+            let below = error(&format!("By TCP: the token's role is below {role}"));
+            answers.insert("403".to_owned(), below);
+            let requirement = SecurityRequirement::new(SCHEME, [role]);
+            // The second one, which is empty, stands for the Unix socket.
+            operation.security = Some(vec![requirement, SecurityRequirement::default()]);
+        }
+    }
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operation)> {
+    [
+        (Method::GET, &mut item.get),
+        (Method::PUT, &mut item.put),
+        (Method::POST, &mut item.post),
+        (Method::DELETE, &mut item.delete),
+        (Method::OPTIONS, &mut item.options),
+        (Method::HEAD, &mut item.head),
+        (Method::PATCH, &mut item.patch),
+        (Method::TRACE, &mut item.trace),
+    ]
+    .into_iter()
+    .filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}
+
+/// Endpoints of a description that have no row in the table, and rows of endpoints that there are not.
+#[cfg(test)]
+pub(crate) fn faults(description: &serde_json::Value) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut described = Vec::new();
+    for (path, item) in description["paths"].as_object().into_iter().flatten() {
+        for method in item
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(method, _)| method)
+        {
+            let method: Method = method.to_uppercase().parse().unwrap();
+            if !role::is_known(&method, path) {
+                faults.push(format!("{method} {path} has no row in TABLE"));
+            }
+            described.push((method, path.as_str()));
+        }
+    }
+    for (method, pattern, _) in role::TABLE {
+        let mut described = described.iter();
+        let exists = described.any(|(of, path)| of == method && role::fits(pattern, path));
+        // What goes on to a machine's own API has no description here.
+        let proxied = pattern.starts_with("/v1/vms");
+        if !exists && !proxied {
+            faults.push(format!("{method} {pattern} is in TABLE and no endpoint"));
+        }
+    }
+    faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use utoipa::OpenApi as _;
+
+    #[test]
+    fn roles_are_in_the_description() {
+        #[derive(utoipa::OpenApi)]
+        #[openapi(paths(one))]
+        struct Api;
+        #[utoipa::path(patch, path = "/v1/vms/{name}", responses((status = 200)))]
+        #[expect(dead_code, reason = "only described")]
+        fn one() {}
+        let mut document = Api::openapi();
+        describe(&mut document);
+        let written = serde_json::to_value(&document).unwrap();
+        let operation = &written["paths"]["/v1/vms/{name}"]["patch"];
+        assert_eq!(operation["security"][0][SCHEME][0], "operate");
+        for status in ["200", "401", "403"] {
+            assert!(operation["responses"][status].is_object(), "{status}");
+        }
+    }
+}

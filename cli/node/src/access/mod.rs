@@ -1,0 +1,125 @@
+//! Who may do what: nobody calls unknown, and each change is on record.
+//!
+//! Owns certificates, tokens, roles and the audit. It must not know what an endpoint does.
+//!
+//! ```text
+//!   Unix socket (mode 0600, or 0660 with --group) ── SO_PEERCRED ──> uid, pid ───────────> admin ─┐
+//!   TCP (--listen) ── TLS 1.3, client certificate ── handshake ──> subject                        │
+//!                                                       └─ Authorization: Bearer TOKEN ──> role ──┤
+//!                                                                                                 v
+//!                        endpoint <── role is enough <── TABLE (role.rs): method, path ──> role needed
+//!                           └──> audit: who, what, outcome, request_id
+//! ```
+//!
+//! On the Unix socket the file system says who may connect, and whoever may is `admin`. TCP is there only with a certificate,
+//! a key, an authority for clients and tokens; a client needs both, so neither a stolen token nor a
+//! stolen certificate is enough. All files are read again on SIGHUP, together: if one of them is wrong, all of them stay as
+//! they were.
+
+mod caller;
+mod certificates;
+mod check;
+mod describe;
+mod listener;
+mod role;
+mod share;
+mod subject;
+mod tokens;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use tokio_rustls::rustls::ServerConfig;
+
+pub use certificates::CertificateFiles;
+pub(crate) use check::check;
+pub(crate) use describe::describe;
+#[cfg(test)]
+pub(crate) use describe::faults;
+pub(crate) use listener::TlsListener;
+pub(crate) use share::share_with;
+
+use super::error::Error;
+use tokens::Tokens;
+
+/// Files that say who may call by TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AccessFiles {
+    /// For TLS.
+    pub certificates: CertificateFiles,
+    /// For requests.
+    pub tokens: PathBuf,
+}
+
+/// What was read from the files.
+struct Loaded {
+    tls: Arc<ServerConfig>,
+    tokens: Arc<Tokens>,
+}
+
+impl Loaded {
+    fn of(files: &AccessFiles) -> Result<Self, Error> {
+        Ok(Self {
+            tls: certificates::load(&files.certificates)?,
+            tokens: Arc::new(Tokens::load(&files.tokens)?),
+        })
+    }
+}
+
+/// Who may do what, as it is now.
+pub(crate) struct Access {
+    /// None without TCP.
+    remote: Option<(AccessFiles, RwLock<Loaded>)>,
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let files = self.remote.as_ref().map(|(files, _)| files);
+        f.debug_struct("Access")
+            .field("files", &files)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Access {
+    /// With `files`, also by TCP.
+    ///
+    /// # Errors
+    /// A file cannot be used.
+    pub(crate) fn new(files: Option<AccessFiles>) -> Result<Self, Error> {
+        let remote = files.map(|files| {
+            let loaded = Loaded::of(&files)?;
+            Ok::<_, Error>((files, RwLock::new(loaded)))
+        });
+        Ok(Self {
+            remote: remote.transpose()?,
+        })
+    }
+
+    /// Reads all files again. Connections that are there stay; tokens count from the next request on.
+    ///
+    /// # Errors
+    /// A file cannot be used; then all is as before.
+    pub(crate) fn reload(&self) -> Result<(), Error> {
+        if let Some((files, loaded)) = &self.remote {
+            let new = Loaded::of(files)?;
+            *loaded.write() = new;
+        }
+        Ok(())
+    }
+
+    fn loaded<T>(&self, look: impl FnOnce(&Loaded) -> T) -> Option<T> {
+        let (_, loaded) = self.remote.as_ref()?;
+        Some(look(&loaded.read()))
+    }
+
+    fn tls_config(&self) -> Option<Arc<ServerConfig>> {
+        self.loaded(|loaded| loaded.tls.clone())
+    }
+
+    fn tokens(&self) -> Option<Arc<Tokens>> {
+        self.loaded(|loaded| loaded.tokens.clone())
+    }
+}

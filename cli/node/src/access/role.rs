@@ -1,0 +1,212 @@
+//! What each endpoint asks of who calls it: the one table.
+//!
+//! Owns [`TABLE`] and how a path is found in it. It must not know who calls.
+//!
+//! ```text
+//!   read ⊂ operate ⊂ admin
+//! ```
+//! A path that is not in the table needs `admin`, so that what is forgotten is closed; a unit test compares
+//! the table with the description of the API, so that nothing is.
+
+use std::fmt;
+use std::str::FromStr;
+
+use axum::http::Method;
+
+use crate::error::Error;
+
+/// What somebody may do, each including the ones before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Role {
+    /// Look at everything.
+    Read,
+    /// Change what machines do: start, pause, stop, reset.
+    Operate,
+    /// Everything: make and delete machines, devices and NICs.
+    Admin,
+}
+
+/// How roles are said.
+const WORDS: [(Role, &str); 3] = [
+    (Role::Read, "read"),
+    (Role::Operate, "operate"),
+    (Role::Admin, "admin"),
+];
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let said = WORDS.iter().find(|(role, _)| role == self);
+        f.write_str(said.map_or("", |(_, word)| word))
+    }
+}
+
+impl FromStr for Role {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let meant = WORDS.iter().find(|(_, word)| *word == text);
+        let unknown = || format!("{text:?} is no role: they are read, operate and admin");
+        meant.map_or_else(|| Err(Error::failed(unknown())), |(role, _)| Ok(*role))
+    }
+}
+
+/// A row: method, path with `{…}` for any one segment, and `{*…}` for one or more at the end.
+pub(super) type Row = (Method, &'static str, Role);
+
+/// Which role each endpoint needs; the first row that fits counts. HEAD is as GET.
+///
+/// A machine's own endpoints are reached through `/v1/vms/{name}/`: their rows stand by name where a role
+/// below `admin` is enough.
+pub(super) const TABLE: &[Row] = &[
+    (Method::GET, "/v1/openapi.json", Role::Read),
+    (Method::GET, "/v1/version", Role::Read),
+    (Method::GET, "/v1/events", Role::Read),
+    (Method::GET, "/v1/topology", Role::Read),
+    (Method::GET, "/v1/functions", Role::Read),
+    (Method::GET, "/v1/functions/{address}", Role::Read),
+    (Method::PATCH, "/v1/functions/{address}", Role::Admin),
+    (Method::GET, "/v1/mgmtdevs", Role::Read),
+    (Method::GET, "/v1/ports", Role::Read),
+    (Method::GET, "/v1/ports/{bus}/{device}", Role::Read),
+    (Method::GET, "/v1/ports/{bus}/{device}/{index}", Role::Read),
+    (Method::GET, "/v1/nics", Role::Read),
+    (Method::GET, "/v1/vdpa-devices", Role::Read),
+    (Method::GET, "/v1/vdpa-devices/{name}", Role::Read),
+    (Method::PUT, "/v1/vdpa-devices/{name}", Role::Admin),
+    (Method::PATCH, "/v1/vdpa-devices/{name}", Role::Admin),
+    (Method::DELETE, "/v1/vdpa-devices/{name}", Role::Admin),
+    (Method::GET, "/v1/vms", Role::Read),
+    (Method::GET, "/v1/vms/{name}", Role::Read),
+    (Method::PUT, "/v1/vms/{name}", Role::Admin),
+    (Method::PATCH, "/v1/vms/{name}", Role::Operate),
+    (Method::DELETE, "/v1/vms/{name}", Role::Admin),
+    (Method::GET, "/v1/vms/{name}/spec", Role::Read),
+    (Method::PUT, "/v1/vms/{name}/nics/{id}", Role::Admin),
+    (Method::PATCH, "/v1/vms/{name}/nics/{id}", Role::Admin),
+    (Method::DELETE, "/v1/vms/{name}/nics/{id}", Role::Admin),
+    (Method::POST, "/v1/vms/{name}/power-button", Role::Operate),
+    (Method::POST, "/v1/vms/{name}/reset", Role::Operate),
+    (Method::POST, "/v1/vms/{name}/nmi", Role::Operate),
+    (Method::GET, "/v1/vms/{name}/{*rest}", Role::Read),
+    (Method::PUT, "/v1/vms/{name}/{*rest}", Role::Admin),
+    (Method::PATCH, "/v1/vms/{name}/{*rest}", Role::Admin),
+    (Method::POST, "/v1/vms/{name}/{*rest}", Role::Admin),
+    (Method::DELETE, "/v1/vms/{name}/{*rest}", Role::Admin),
+];
+
+/// The role that a request needs.
+pub(super) fn needed(method: &Method, path: &str) -> Role {
+    row(method, path).map_or(Role::Admin, |row| row.2)
+}
+
+/// The row of a request. `path` is as it came, percent signs included: axum's routes are found that way, too.
+fn row(method: &Method, path: &str) -> Option<&'static Row> {
+    let method = match *method {
+        Method::HEAD => &Method::GET,
+        _ => method,
+    };
+    TABLE
+        .iter()
+        .find(|(of, pattern, _)| of == method && fits(pattern, path))
+}
+
+/// Whether there is a row for a request.
+#[cfg(test)]
+pub(super) fn is_known(method: &Method, path: &str) -> bool {
+    row(method, path).is_some()
+}
+
+pub(super) fn fits(pattern: &str, path: &str) -> bool {
+    let mut segments = path.split('/');
+    for wanted in pattern.split('/') {
+        if wanted.starts_with("{*") {
+            return segments.next().is_some_and(|first| !first.is_empty());
+        }
+        let Some(segment) = segments.next() else {
+            return false;
+        };
+        let fits = if wanted.starts_with('{') {
+            !segment.is_empty()
+        } else {
+            segment == wanted
+        };
+        if !fits {
+            return false;
+        }
+    }
+    segments.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_include_the_ones_before() {
+        assert!(Role::Read < Role::Operate && Role::Operate < Role::Admin);
+        for role in [Role::Read, Role::Operate, Role::Admin] {
+            assert_eq!(role.to_string().parse::<Role>().unwrap(), role);
+        }
+        for bad in ["", "Admin", "root", "read "] {
+            assert!(bad.parse::<Role>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn each_row_is_found_by_its_own_path() {
+        for row in TABLE {
+            let found = super::row(&row.0, row.1).unwrap();
+            assert_eq!(found.1, row.1, "{} is hidden by an earlier row", row.1);
+        }
+    }
+
+    #[test]
+    fn reading_needs_read_and_no_more() {
+        for (method, path, role) in TABLE {
+            assert_eq!(
+                *role == Role::Read,
+                method == Method::GET,
+                "{method} {path}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_needs_admin() {
+        for (method, path) in [
+            (Method::GET, "/"),
+            (Method::GET, ""),
+            (Method::GET, "/v1/secret"),
+            (Method::GET, "/v1/%76ms"),
+            (Method::GET, "/v1/vms/"),
+            (Method::GET, "/v1//vms"),
+            (Method::OPTIONS, "/v1/vms"),
+            (Method::TRACE, "/v1/vms/a"),
+            (Method::POST, "/v1/vms/a"),
+            (Method::PATCH, "/v1/vms"),
+            (Method::PATCH, "/v1/vms/a/nics/b"),
+            (Method::POST, "/v1/vms/a/reset/"),
+            (Method::POST, "/v1/vms//reset"),
+            (Method::POST, "/v1/vms/a/b/reset"),
+            (Method::POST, "/v1/vms/a%2Freset"),
+            (Method::POST, "/v1/vms/a/announce"),
+            (Method::PUT, "/v1/vms/a/disks/b"),
+        ] {
+            assert_eq!(needed(&method, path), Role::Admin, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn operators_change_what_machines_do() {
+        for (method, path) in [
+            (Method::PATCH, "/v1/vms/a"),
+            (Method::POST, "/v1/vms/a/reset"),
+            (Method::POST, "/v1/vms/a/nmi"),
+            (Method::POST, "/v1/vms/a/power-button"),
+        ] {
+            assert_eq!(needed(&method, path), Role::Operate, "{method} {path}");
+        }
+        assert_eq!(needed(&Method::HEAD, "/v1/vms/a/metrics"), Role::Read);
+        assert_eq!(needed(&Method::GET, "/v1/vms/a/disks/b"), Role::Read);
+    }
+}

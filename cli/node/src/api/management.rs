@@ -1,0 +1,199 @@
+//! Requests to the kernel about NICs, devices and ports: how many at a time, and what their errors are to a client.
+//!
+//! Owns the bound and the table of statuses. It must not know what is asked.
+//!
+//! | what | status |
+//! |---|---|
+//! | the client named what is not there | 404 |
+//! | the client's values cannot be | 422 |
+//! | it cannot be done on this host, or not now: in use, no driver, no right, refused by the kernel | 409 |
+//! | the kernel does not answer, or too many requests wait for it | 503 |
+//! | the kernel's answers or files make no sense | 500 |
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use tokio::sync::Semaphore;
+use vdpa_mgmt::nic::StoreError;
+use vdpa_mgmt::{Connection, Error as MgmtError, ErrorKind as MgmtErrorKind};
+use vmm::http::on_worker;
+
+use crate::error::{Error, ErrorKind, HOST_FAILED, UNUSABLE, conflict};
+
+/// Requests at a time: the kernel has one lock for vDPA and one for network interfaces, so more of
+/// them would only wait there, where nothing ends them.
+const REQUESTS_MAX: usize = 4;
+/// How long a request waits for its turn.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const NOT_FOUND: ErrorKind = ErrorKind::Answer(StatusCode::NOT_FOUND, "not_found");
+
+impl From<MgmtError> for Error {
+    fn from(error: MgmtError) -> Self {
+        Self::transparent(kind(&error), error)
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        let kind = match error {
+            StoreError::NotPermitted { .. } => conflict("not_permitted"),
+            StoreError::NoNic(_) => NOT_FOUND,
+            _ => HOST_FAILED,
+        };
+        Self::transparent(kind, error)
+    }
+}
+
+/// Deleting the named object would leave the rest of a NIC behind.
+pub(super) fn part_of_nic(message: String) -> Error {
+    Error::conflict("part_of_nic", message).hint(
+        "`bellhop nic remove`; the NIC of a virtual machine goes with DELETE \
+         /v1/vms/{name}/nics/{id}",
+    )
+}
+
+fn kind(error: &MgmtError) -> ErrorKind {
+    match error.kind() {
+        MgmtErrorKind::NotFound | MgmtErrorKind::NoParam => NOT_FOUND,
+        MgmtErrorKind::BadName => ErrorKind::Answer(StatusCode::BAD_REQUEST, "bad_parameter"),
+        MgmtErrorKind::Invalid | MgmtErrorKind::Unusable | MgmtErrorKind::NoMgmtDevice => UNUSABLE,
+        MgmtErrorKind::NoVdpa | MgmtErrorKind::OtherNamespace => conflict("no_vdpa"),
+        MgmtErrorKind::NoDevlink => conflict("no_devlink"),
+        MgmtErrorKind::NotPermitted => conflict("not_permitted"),
+        MgmtErrorKind::NameTaken => conflict("name_taken"),
+        MgmtErrorKind::InUse => conflict("in_use"),
+        MgmtErrorKind::NoRoom => conflict("no_room"),
+        MgmtErrorKind::NoSriov => conflict("no_sriov"),
+        MgmtErrorKind::NotNegotiated => conflict("not_negotiated"),
+        MgmtErrorKind::NotSupported | MgmtErrorKind::Refused | MgmtErrorKind::NotUndone => {
+            conflict("refused")
+        }
+        MgmtErrorKind::NoAnswer { .. } | MgmtErrorKind::Interrupted => {
+            ErrorKind::Answer(StatusCode::SERVICE_UNAVAILABLE, "no_answer")
+        }
+        MgmtErrorKind::Malformed | MgmtErrorKind::Failed => HOST_FAILED,
+    }
+}
+
+/// The turns of requests to the kernel.
+#[derive(Debug, Clone)]
+pub(crate) struct Turns(Arc<Semaphore>);
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(REQUESTS_MAX)))
+    }
+}
+
+impl Turns {
+    /// Carries out `work` on a worker thread, to its end also if the client goes: its turn is over only
+    /// then.
+    pub(crate) async fn run<T, E>(
+        &self,
+        work: impl FnOnce() -> Result<T, E> + Send + 'static,
+    ) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        E: Into<Error> + Send + 'static,
+    {
+        let turn = tokio::time::timeout(PATIENCE, self.0.clone().acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else {
+            let message = format!(
+                "{REQUESTS_MAX} requests wait for the kernel already, for {} s",
+                PATIENCE.as_secs()
+            );
+            return Err(Error::unavailable("busy", message).hint("try again later"));
+        };
+        let done = on_worker(move || {
+            let done = work();
+            drop(turn);
+            done
+        });
+        done.await?.map_err(Into::into)
+    }
+}
+
+/// A list where the kernel has what it is of; none where it has not, for that is what there is then.
+pub(super) fn or_none<T, E>(
+    list: Result<Vec<T>, E>,
+    absent: impl FnOnce(&E) -> bool,
+) -> Result<Vec<T>, E> {
+    match list {
+        Err(error) if absent(&error) => Ok(Vec::new()),
+        list => list,
+    }
+}
+
+/// All of a kind that vDPA management knows; none without it.
+pub(super) fn of_vdpa<T>(
+    list: impl FnOnce(&Connection) -> Result<Vec<T>, MgmtError>,
+) -> Result<Vec<T>, MgmtError> {
+    or_none(Connection::open().and_then(|open| list(&open)), no_vdpa)
+}
+
+/// Whether this host, as it is, has no vDPA management.
+fn no_vdpa(error: &MgmtError) -> bool {
+    matches!(
+        error.kind(),
+        MgmtErrorKind::NoVdpa | MgmtErrorKind::OtherNamespace
+    )
+}
+
+/// Whether this host, as it is, has no devlink.
+pub(super) fn no_devlink(error: &MgmtError) -> bool {
+    error.kind() == MgmtErrorKind::NoDevlink
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn requests_wait_for_their_turn() {
+        let turns = Turns::default();
+        let (release, wait) = std::sync::mpsc::channel::<()>();
+        let wait = Arc::new(parking_lot::Mutex::new(wait));
+        let waiting: Vec<_> = (0..REQUESTS_MAX)
+            .map(|_| {
+                let (turns, wait) = (turns.clone(), wait.clone());
+                tokio::spawn(async move {
+                    let work = move || {
+                        let _ = wait.lock().recv();
+                        Ok::<_, MgmtError>(())
+                    };
+                    turns.run(work).await
+                })
+            })
+            .collect();
+        while turns.0.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        // The clients go; what they asked for goes on, and so do their turns.
+        waiting[0].abort();
+        tokio::task::yield_now().await;
+        assert_eq!(turns.0.available_permits(), 0);
+        drop(release);
+        for waiting in waiting.into_iter().skip(1) {
+            assert!(waiting.await.unwrap().is_ok());
+        }
+        assert!(turns.run(|| Ok::<_, MgmtError>(1)).await.is_ok());
+    }
+
+    #[test]
+    fn a_host_without_the_modules_is_no_failure() {
+        let error = |kind| MgmtError::new(kind, "it failed");
+        let none = or_none::<(), _>(Err(error(MgmtErrorKind::NoVdpa)), no_vdpa);
+        assert!(none.unwrap().is_empty());
+        let none = or_none::<(), _>(Err(error(MgmtErrorKind::NoDevlink)), no_devlink);
+        assert!(none.unwrap().is_empty());
+        for (kind, status) in [
+            (MgmtErrorKind::NoVdpa, StatusCode::CONFLICT),
+            (MgmtErrorKind::NoDevlink, StatusCode::CONFLICT),
+            (MgmtErrorKind::NotFound, StatusCode::NOT_FOUND),
+        ] {
+            assert_eq!(Error::from(error(kind)).answer().0, status);
+        }
+    }
+}

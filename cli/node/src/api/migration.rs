@@ -1,0 +1,173 @@
+//! `/v1/vms/{name}/migration`: the machine's own migration, and what the node has to know of it.
+//!
+//! Requests are passed on as all others are, but for those about a move between two nodes. A machine that is asked to leave is marked in its record before; what its
+//! process answers to clients is heard, too; and when the process is gone, the node itself is told where the guest is.
+
+use axum::Json;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Extension, Request, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use bellhop_api::machine::{MigrationStatus, Place, SettleRequest};
+use bellhop_api::node::Awaited;
+use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+use serde_json::Value;
+use vmm::http::ErrorBody;
+use vmm::http::body::JsonBody;
+use vmm::http::request_id::RequestId;
+use vmm::http::server::UnixPeer;
+
+use super::Api;
+use super::proxy;
+use super::vm_path::VmPath;
+use crate::error::Error;
+use crate::machines::departure::Account;
+use crate::machines::spec::NodeMigrationRequest;
+use crate::machines::steps::SendRequest;
+use crate::machines::vmm::no_answer;
+use crate::peers;
+
+/// The longest account of a migration that is read, in bytes.
+const ACCOUNT_MAX: usize = 1 << 20;
+
+/// What is asked for, of this daemon or of the machine.
+#[derive(Debug)]
+pub(super) enum Wanted {
+    /// Of this daemon.
+    Ours(NodeMigrationRequest),
+    /// Of the machine, to a process that waits.
+    Machines(Value),
+}
+
+impl<'de> Deserialize<'de> for Wanted {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let destination = value.pointer("/send/destination").and_then(Value::as_str);
+        if value.get("receive").is_none() && !destination.is_some_and(peers::is_node) {
+            return Ok(Self::Machines(value));
+        }
+        let wanted = serde_path_to_error::deserialize(value)
+            .map_err(|error| D::Error::custom(format_args!("{}: {}", error.path(), error.inner())));
+        wanted.map(Self::Ours)
+    }
+}
+
+/// Send a machine to another node, or wait for one
+///
+/// With `send`, the other node makes the machine's NICs and waits for it, the machine goes there as its own API describes, and when
+/// it has, what was made for it here is taken back; if it stays, what was made there is. `GET` says how far it is, in the words of
+/// the machine's own API. With a destination that is a process instead (`unix:/PATH`, `tcp:HOST:PORT`), or none, the request
+/// is passed to the machine as it is.
+///
+/// With `receive`, which another node's daemon says: a machine of this name is made but for its guest, is in the phase Receiving until
+/// that has come, and goes again if it does not.
+#[utoipa::path(post, path = "/v1/vms/{name}/migration", operation_id = "start_vm_migration",
+    params(VmPath), request_body = NodeMigrationRequest, responses(
+    (status = 200, description = "With `dry_run`: whether it could move, as the machine's own API describes it; without sizes and times if the other node does not even wait for it"),
+    (status = 201, description = "It is waited for", body = Awaited),
+    (status = 202, description = "It is under way, as the machine's own API describes it"),
+    NamedChangeErrors, ProcessErrors,
+    (status = 409, description = "It does not run, or is leaving or coming already; or the other node does not take it; or there is one of this name here, or a device is another one's; or this daemon has no certificates for machines that move", body = ErrorBody),
+    (status = 502, description = "The other node, or the machine's process, does not answer", body = ErrorBody),
+))]
+pub(super) async fn begin(
+    State(node): Api,
+    VmPath { name }: VmPath,
+    id: Option<Extension<RequestId>>,
+    peer: Option<Extension<UnixPeer>>,
+    JsonBody(wanted): JsonBody<Wanted>,
+) -> Result<Response, Error> {
+    let request_id = id.map(|Extension(RequestId(id))| id);
+    let passed = match wanted {
+        Wanted::Ours(NodeMigrationRequest::Receive(wanted)) => {
+            let near = peer.is_some();
+            let awaited = node.machines.receive(&name, wanted.spec, near).await?;
+            return Ok((StatusCode::CREATED, Json(awaited)).into_response());
+        }
+        Wanted::Ours(NodeMigrationRequest::Send(wanted)) => {
+            let sent = node.machines.send_to_node(&name, wanted, request_id);
+            sent.await?
+        }
+        Wanted::Machines(wanted) => {
+            let destination = wanted
+                .pointer("/send/destination")
+                .and_then(Value::as_str)
+                .unwrap_or("another process");
+            let request = SendRequest {
+                destination: destination.to_owned(),
+                body: Bytes::from(wanted.to_string()),
+                request_id,
+                peer: None,
+            };
+            node.machines.send(&name, request).await?
+        }
+    };
+    let json = [(CONTENT_TYPE, "application/json")];
+    Ok((passed.status, json, passed.body).into_response())
+}
+
+/// End a migration
+///
+/// Until the guest is handed over: then it comes too late. A machine that leaves stays, and what waits for it at another node is
+/// taken back; one that is waited for here does not come, and what was made for it goes.
+#[utoipa::path(delete, path = "/v1/vms/{name}/migration", operation_id = "cancel_vm_migration",
+    params(VmPath), responses(
+    (status = 202, description = "It ends: GET says how"),
+    (status = 204, description = "What was made for a machine that does not come is gone"),
+    NameErrors, ProcessErrors,
+    (status = 404, description = "There is no such virtual machine, or no migration", body = ErrorBody),
+    (status = 500, description = "Something could not be undone: the machine is still there, and can be deleted", body = ErrorBody),
+))]
+pub(super) async fn cancel(
+    api: Api,
+    VmPath { name }: VmPath,
+    request: Request,
+) -> Result<Response, Error> {
+    match api.0.machines.call_off(&name).await? {
+        Some(()) => Ok(StatusCode::NO_CONTENT.into_response()),
+        None => proxy::forward(api, VmPath { name }, request).await,
+    }
+}
+
+/// How the machine's migration goes, in its own words: `GET`.
+pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Response, Error> {
+    let (machines, name) = (api.0.machines.clone(), vm.name.clone());
+    let asked = machines.asks_migration(&name);
+    let answer = proxy::forward(api, vm, request).await?;
+    let (head, body) = answer.into_parts();
+    let body = to_bytes(body, ACCOUNT_MAX).await;
+    let body = body.map_err(|error| {
+        no_answer("the machine's process did not answer as a whole").because(error)
+    })?;
+    if let Ok(status) = serde_json::from_slice::<MigrationStatus>(&body) {
+        machines
+            .hears_migration(&name, asked, Account::from(&status))
+            .await;
+    }
+    Ok(Response::from_parts(head, Body::from(body)))
+}
+
+/// Say where the guest is of a machine that was sent elsewhere
+///
+/// When its migration is not settled: the connection broke while the guest was handed over, or the process here is gone and did
+/// not say that the guest is here (`may_be_elsewhere`). Look at the destination first. Here lets the guest go on, or the machine be
+/// started again, which is done at once if it is to run; There ends it. Who says Here on both sides has the guest twice. How far
+/// a migration is (`GET`), the machine's own API describes.
+#[utoipa::path(patch, path = "/v1/vms/{name}/migration", operation_id = "resolve_vm_migration",
+    params(VmPath), request_body = SettleRequest, responses(
+    (status = 204, description = "It is settled"),
+    NamedChangeErrors, ProcessErrors,
+    (status = 404, description = "There is no such virtual machine, or it has not been migrated", body = ErrorBody),
+))]
+pub(super) async fn settle(
+    State(node): Api,
+    VmPath { name }: VmPath,
+    JsonBody(change): JsonBody<SettleRequest>,
+) -> Result<StatusCode, Error> {
+    let here = change.settle == Place::Here;
+    node.machines.say_where(&name, here).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,138 @@
+//! The daemon's endpoints: one file each, one line here.
+
+mod events;
+mod functions;
+mod management;
+mod mgmtdevs;
+mod migration;
+mod nics;
+mod openapi;
+mod ports;
+mod proxy;
+mod topology;
+mod vdpa_device;
+mod vdpa_devices;
+mod version;
+mod vm;
+mod vm_nics;
+mod vm_path;
+mod vms;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{any, get};
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use vmm::http::{self, ErrorBody};
+
+use super::access::{self, Access};
+use super::context::Node;
+use bellhop_api::node::Event;
+
+pub(super) use management::Turns;
+
+/// What the description has beside the endpoints.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Bellhop, the API of one node",
+        description = "HTTP/1.1 on a Unix socket, and by TCP with TLS and a token. Errors have the body `ErrorBody`; every answer has the header `x-request-id`. What is beneath `/v1/vms/{name}/` and not described here is the machine's own API: `/v1/vms/x/power-button` is its `/v1/vm/power-button`, and `/v1/vms/x/openapi.json` describes all of it."
+    ),
+    components(schemas(ErrorBody, Event))
+)]
+struct Description;
+
+/// What every endpoint's handler gets.
+type Api = axum::extract::State<Arc<Node>>;
+
+fn registered() -> OpenApiRouter<Arc<Node>> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(version::show))
+        .routes(routes!(vms::list))
+        .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
+        .routes(routes!(vm::spec))
+        .routes(routes!(
+            vm_nics::show,
+            vm_nics::put,
+            vm_nics::change,
+            vm_nics::remove
+        ))
+        .routes(routes!(
+            migration::begin,
+            migration::cancel,
+            migration::settle
+        ))
+        .routes(routes!(openapi::show))
+        .routes(routes!(events::follow))
+        .routes(routes!(topology::show))
+        .routes(routes!(functions::list))
+        .routes(routes!(functions::show, functions::change))
+        .routes(routes!(ports::list))
+        .routes(routes!(ports::of_instance))
+        .routes(routes!(ports::show))
+        .routes(routes!(mgmtdevs::list))
+        .routes(routes!(vdpa_devices::list))
+        .routes(routes!(
+            vdpa_device::show,
+            vdpa_device::put,
+            vdpa_device::change,
+            vdpa_device::remove
+        ))
+        .routes(routes!(nics::list))
+}
+
+/// All of them, over `node`, for those whom `access` lets through.
+pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
+    let router = http::description::endpoints_alone(registered());
+    // What the machine's own API describes is not described here again.
+    let router = router
+        .route("/v1/vms/{name}/migration", get(migration::show))
+        .route("/v1/vms/{name}/{*rest}", any(proxy::forward));
+    // What there is not is told to those only who may come in.
+    let checked = http::complete(router).layer(from_fn_with_state(access, access::check));
+    http::named(checked).with_state(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmm::http::description::testing as description;
+
+    /// The copy in the repository.
+    const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
+
+    #[test]
+    fn the_copy_in_the_repository_is_what_is_served() {
+        let served = openapi::document();
+        if std::env::var_os("BELLHOP_WRITE_OPENAPI").is_some() {
+            std::fs::write(COPY, served).unwrap();
+        }
+        let copy = std::fs::read_to_string(COPY).unwrap();
+        assert!(
+            copy == served,
+            "cli/node/openapi.json is not what is served: BELLHOP_WRITE_OPENAPI=1 cargo test -p bellhop-node writes it"
+        );
+    }
+
+    #[test]
+    fn each_endpoint_needs_a_role() {
+        let served = serde_json::from_str(openapi::document()).unwrap();
+        assert_eq!(access::faults(&served), Vec::<String>::new());
+    }
+
+    #[test]
+    fn everything_described_is_complete() {
+        let served = serde_json::from_str(openapi::document()).unwrap();
+        assert_eq!(description::faults(&served), Vec::<String>::new());
+    }
+
+    #[test]
+    fn operation_ids_are_unique_and_name_verb_and_object() {
+        let served = serde_json::from_str(openapi::document()).unwrap();
+        let faults = description::operation_id_faults(&served);
+        assert_eq!(faults, Vec::<String>::new());
+    }
+}

@@ -1,0 +1,25 @@
+//! `/v1/nics`: NICs that `bellhop nic make` or this daemon made, from their records.
+
+use axum::Json;
+use axum::extract::State;
+use bellhop_api::responses::KernelErrors;
+use bellhop_common::listing::Listing;
+use bellhop_common::management::nic;
+use vdpa_mgmt::nic::Store;
+
+use super::Api;
+use crate::error::Error;
+
+/// NICs that were made here, those that are half made, too
+#[utoipa::path(get, path = "/v1/nics", operation_id = "list_nics", responses(
+    (status = 200, description = "As `bellhop nic list -j`: `{\"nic\": {NAME: …}}`", body = serde_json::Value),
+    KernelErrors,
+))]
+pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
+    let directory = node.paths.nics();
+    let list = move || {
+        let nics = Store::open(&directory)?.nics()?;
+        Ok::<_, Error>(nic::listing(&nics)?)
+    };
+    Ok(Json(node.turns.run(list).await?))
+}

@@ -1,0 +1,70 @@
+//! `/v1/ports`: ports of NICs, as devlink has them.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use bellhop_api::responses::{KernelErrors, NameErrors};
+use bellhop_common::listing::Listing;
+use bellhop_common::management::port;
+use vdpa_mgmt::devlink::{Devlink, Handle};
+use vmm::http::HttpError;
+
+use super::Api;
+use super::management::{no_devlink, or_none};
+use crate::error::Error;
+
+/// Ports of all NICs
+///
+/// Without devlink there is none.
+#[utoipa::path(get, path = "/v1/ports", operation_id = "list_ports", responses(
+    (status = 200, description = "As `bellhop port show -j`: `{\"port\": {HANDLE: …}}`", body = serde_json::Value),
+    KernelErrors,
+))]
+pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
+    let ports = node.turns.run(|| {
+        or_none(
+            Devlink::open().and_then(|devlink| devlink.ports()),
+            no_devlink,
+        )
+    });
+    Ok(Json(port::listing(&ports.await?)))
+}
+
+/// Ports of one devlink instance
+#[utoipa::path(get, path = "/v1/ports/{bus}/{device}", operation_id = "list_device_ports", params(
+        ("bus" = String, Path, description = "The bus of the instance, such as `pci`"),
+        ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
+    ), responses(
+    (status = 200, description = "As `bellhop port show BUS/DEVICE -j`", body = serde_json::Value),
+    NameErrors, KernelErrors,
+))]
+pub(super) async fn of_instance(
+    State(node): Api,
+    path: Result<Path<(String, String)>, axum::extract::rejection::PathRejection>,
+) -> Result<Json<Listing>, Error> {
+    let Path((bus, device)) = path.map_err(|error| HttpError::Parameter(error.body_text()))?;
+    let handle = Handle::new(&bus, &device)?;
+    let ports = move || Devlink::open()?.ports_of(&handle);
+    let ports = node.turns.run(ports).await?;
+    Ok(Json(port::listing(&ports)))
+}
+
+/// One port
+#[utoipa::path(get, path = "/v1/ports/{bus}/{device}/{index}", operation_id = "get_port", params(
+        ("bus" = String, Path, description = "The bus of the instance, such as `pci`"),
+        ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
+        ("index" = u32, Path, description = "The port's number"),
+    ), responses(
+    (status = 200, description = "As `bellhop port show BUS/DEVICE/INDEX -j`", body = serde_json::Value),
+    NameErrors, KernelErrors,
+))]
+pub(super) async fn show(
+    State(node): Api,
+    path: Result<Path<(String, String, u32)>, axum::extract::rejection::PathRejection>,
+) -> Result<Json<Listing>, Error> {
+    let Path((bus, device, index)) =
+        path.map_err(|error| HttpError::Parameter(error.body_text()))?;
+    let handle = Handle::new(&bus, &device)?;
+    let port = move || Devlink::open()?.port(&handle.port(index));
+    let port = node.turns.run(port).await?;
+    Ok(Json(port::listing(&[port])))
+}

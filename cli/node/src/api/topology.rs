@@ -1,0 +1,53 @@
+//! `/v1/topology`: everything about vDPA on this node as one tree.
+
+use axum::Json;
+use axum::extract::State;
+use bellhop_api::responses::{KernelErrors, NameErrors};
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+use vdpa_mgmt::pci::Address;
+use vdpa_mgmt::topology::{self, Topology};
+use vmm::http::parameters::Parameters;
+
+use super::Api;
+use crate::error::Error;
+
+/// What of it is wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Part {
+    /// One physical function with what is on it: its address, or that of one of its virtual functions, such as
+    /// `0000:01:00.0`. Without it there is everything.
+    #[param(pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$")]
+    function: Option<String>,
+}
+
+/// As `bellhop topology -j`.
+#[derive(Debug, Serialize)]
+pub(super) struct Whole {
+    topology: Topology,
+}
+
+/// NICs, their functions, vDPA devices, and who uses them
+///
+/// Nothing is changed and no device is opened, so it may be asked at any time.
+#[utoipa::path(get, path = "/v1/topology", operation_id = "get_topology", params(Part), responses(
+    (status = 200, description = "As `bellhop topology -j`: `{\"topology\": …}`", body = serde_json::Value),
+    NameErrors, KernelErrors,
+))]
+pub(super) async fn show(
+    State(node): Api,
+    Parameters(part): Parameters<Part>,
+) -> Result<Json<Whole>, Error> {
+    let address = part
+        .function
+        .map(|text| text.parse::<Address>())
+        .transpose()?;
+    let read = move || match address {
+        Some(address) => topology::read_function(address),
+        None => topology::read(),
+    };
+    let topology = node.turns.run(read).await?;
+    Ok(Json(Whole { topology }))
+}

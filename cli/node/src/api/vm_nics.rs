@@ -1,0 +1,152 @@
+//! `/v1/vms/{name}/nics/{id}`: a NIC of a virtual machine, which comes and goes also while it runs.
+//!
+//! The device is made, handed to the machine, and remembered; so it is there again after a restart. How the
+//! guest uses it, the machine itself says (`GET`, passed on).
+
+use axum::extract::{FromRequestParts, Path, State};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse as _, Response};
+use bellhop_api::node::{BadNicId, NicMove, VmInfo};
+use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
+use serde_json::{Map, Value};
+use utoipa::IntoParams;
+use vmm::http::body::JsonBody;
+
+use super::Api;
+use super::vm::info;
+use super::vm_path::VmPath;
+use crate::error::Error;
+use crate::machines::spec::{ExistingDevice, NicId, NicSpec, VmName, not_a_nic};
+use crate::machines::{Put, Removed};
+
+/// The names in the path.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct NicPath {
+    /// The virtual machine's name
+    #[param(value_type = String, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
+    name: VmName,
+    /// The NIC's name
+    #[param(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
+    id: NicId,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for NicPath {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        let names = Path::from_request_parts(parts, state).await;
+        let Path::<(String, String)>((name, id)) = names.map_err(|_| BadNicId)?;
+        Ok(Self {
+            name: name.parse()?,
+            id: id.parse()?,
+        })
+    }
+}
+
+/// A NIC whose name may be left to the path.
+fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
+    let given = fields.entry("id").or_insert_with(|| id.as_str().into());
+    if given.as_str() != Some(id.as_str()) {
+        return Err(Error::invalid(format!(
+            "the path says {id}, the body another id: leave the body's away"
+        )));
+    }
+    let nic = serde_path_to_error::deserialize(Value::Object(fields));
+    nic.map_err(|error| {
+        let at = match error.path().to_string().as_str() {
+            "." => String::new(),
+            path => format!("{path}: "),
+        };
+        not_a_nic(format_args!("{at}{}", error.inner()))
+    })
+}
+
+/// Give a virtual machine a NIC
+///
+/// Its device is made, if it is `from` something, and handed to the machine; the guest finds it by itself. All of it, or
+/// nothing. The same NIC again changes nothing.
+#[utoipa::path(put, path = "/v1/vms/{name}/nics/{id}", operation_id = "put_vm_nic",
+    params(NicPath), request_body = NicSpec, responses(
+    (status = 200, description = "It was there already", body = VmInfo),
+    (status = 201, description = "It is there now", body = VmInfo),
+    NamedChangeErrors, ProcessErrors,
+))]
+pub(super) async fn put(
+    State(node): Api,
+    NicPath { name, id }: NicPath,
+    JsonBody(fields): JsonBody<Map<String, Value>>,
+) -> Result<Response, Error> {
+    let nic = named(fields, &id)?;
+    let status = match node.machines.add_nic(&name, nic).await? {
+        Put::Created => StatusCode::CREATED,
+        Put::Same | Put::Replaced => StatusCode::OK,
+    };
+    Ok((status, info(&node, &name)?).into_response())
+}
+
+/// Move a NIC of a virtual machine to another vDPA device
+///
+/// While the machine runs its guest goes on with it: same PCI function, MAC address, control state and rings. The device
+/// must offer what the guest's driver has negotiated. A refusal changes nothing. What was made for the NIC (`from`) is taken
+/// back; settings of such devices (bridge, VLAN, rates) are no longer the machine's. The same device again changes nothing.
+#[utoipa::path(patch, path = "/v1/vms/{name}/nics/{id}", operation_id = "patch_vm_nic",
+    params(NicPath), request_body = NicMove, responses(
+    (status = 200, description = "It is on that device now", body = VmInfo),
+    NamedChangeErrors, ProcessErrors,
+))]
+pub(super) async fn change(
+    State(node): Api,
+    NicPath { name, id }: NicPath,
+    JsonBody(wanted): JsonBody<NicMove>,
+) -> Result<Response, Error> {
+    let device = match (wanted.path, wanted.device) {
+        (Some(path), None) => ExistingDevice::Path(path),
+        (None, Some(name)) => ExistingDevice::Name(name),
+        _ => {
+            // Each of them is right by itself.
+            let message =
+                "give the vDPA device that the NIC is to be on, as either `path` or `device`";
+            let status = StatusCode::UNPROCESSABLE_ENTITY;
+            return Err(Error::answered(status, "one_device", message));
+        }
+    };
+    node.machines.swap_nic(&name, &id, device).await?;
+    Ok(info(&node, &name)?.into_response())
+}
+
+/// Take a NIC away from a virtual machine
+///
+/// The guest is asked to give it up; then its device is taken back. A guest that does not answer keeps it until the
+/// machine is reset or ends.
+#[utoipa::path(delete, path = "/v1/vms/{name}/nics/{id}", operation_id = "delete_vm_nic",
+    params(NicPath), responses(
+    (status = 202, description = "The guest is asked, and has not given it up yet", body = VmInfo),
+    (status = 204, description = "It is gone"),
+    NameErrors, ProcessErrors,
+))]
+pub(super) async fn remove(
+    State(node): Api,
+    NicPath { name, id }: NicPath,
+) -> Result<Response, Error> {
+    Ok(match node.machines.remove_nic(&name, &id).await? {
+        Removed::Gone => StatusCode::NO_CONTENT.into_response(),
+        Removed::Asked => (StatusCode::ACCEPTED, info(&node, &name)?).into_response(),
+    })
+}
+
+/// A NIC of a virtual machine, by the machine's own account
+#[utoipa::path(get, path = "/v1/vms/{name}/nics/{id}", operation_id = "get_vm_nic",
+    params(NicPath), responses(
+    (status = 200, description = "As the machine's own API describes it", body = Value),
+    NameErrors, ProxyErrors,
+))]
+pub(super) async fn show(
+    api: Api,
+    _: NicPath,
+    vm: VmPath,
+    request: axum::extract::Request,
+) -> Result<Response, Error> {
+    super::proxy::forward(api, vm, request).await
+}

@@ -1,0 +1,217 @@
+//! The one error of the node daemon: a kind for code, a message with the remedy for the user; and
+//! its answer to clients.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use vmm::http::{HttpError, Problem};
+
+/// The cases that code decides on. The error's text has the rest.
+#[derive(Debug)]
+pub(crate) enum ErrorKind {
+    /// The answer to the client: the status, and the word for programs.
+    Answer(StatusCode, &'static str),
+    /// A machine's process does not listen on its socket.
+    NotListening,
+    /// A machine's process refused the request: the status, and the word for programs.
+    Refused(StatusCode, &'static str),
+    /// Another node's daemon refused the machine: its reason and its remedy.
+    RefusedThere(String, Option<String>),
+    /// Another node's daemon may have carried out the request: the word for programs.
+    UnclearThere(&'static str),
+    /// This daemon has no certificates for machines that move.
+    NoCertificates,
+    /// The machine arrived, or may have.
+    HasCome,
+}
+
+/// A failure of the host: the client cannot change it.
+pub(crate) const HOST_FAILED: ErrorKind =
+    ErrorKind::Answer(StatusCode::INTERNAL_SERVER_ERROR, "host_failed");
+/// An object that the client named cannot be used.
+pub(crate) const UNUSABLE: ErrorKind =
+    ErrorKind::Answer(StatusCode::UNPROCESSABLE_ENTITY, "unusable");
+
+/// A conflict with the present state of the host or the machine.
+pub(crate) const fn conflict(code: &'static str) -> ErrorKind {
+    ErrorKind::Answer(StatusCode::CONFLICT, code)
+}
+
+/// A failed request or step. The text is a sentence that names the remedy.
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: ErrorKind,
+    /// None if the source speaks for itself.
+    message: Option<String>,
+    hint: Option<&'static str>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error without a source.
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            message: Some(message.into()),
+            hint: None,
+            source: None,
+        }))
+    }
+
+    /// A kind for an error of another type, which keeps its text.
+    pub(crate) fn transparent(
+        kind: ErrorKind,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        let mut error = Self::new(kind, "").because(source);
+        error.0.message = None;
+        error
+    }
+
+    /// The same error with its source.
+    pub(crate) fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// The same error with a hint.
+    pub(crate) fn hint(mut self, hint: &'static str) -> Self {
+        self.0.hint = Some(hint);
+        self
+    }
+
+    /// The remedy, where it is not in the text.
+    pub(crate) fn remedy(&self) -> Option<&'static str> {
+        self.0.hint
+    }
+
+    /// The case that code decides on.
+    pub(crate) fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// A failure of the host.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::new(HOST_FAILED, message)
+    }
+
+    /// For `map_err`: a failure of the host with its source.
+    pub(crate) fn context<E>(message: impl Into<String>) -> impl FnOnce(E) -> Self
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        move |source| Self::failed(message).because(source)
+    }
+
+    /// An error that is answered so.
+    pub(crate) fn answered(
+        status: StatusCode,
+        code: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self::new(ErrorKind::Answer(status, code), message)
+    }
+
+    /// A conflict with the present state of the host or the machine.
+    pub(crate) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(conflict(code), message)
+    }
+
+    /// The request cannot be served now.
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        Self::answered(StatusCode::SERVICE_UNAVAILABLE, code, message)
+    }
+
+    /// A value that the client gave is wrong.
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::answered(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", message)
+    }
+
+    /// For `map_err`: the failure of a larger operation, with the answer of its source.
+    pub(crate) fn wrap(message: impl Into<String>) -> impl FnOnce(Self) -> Self {
+        move |source| {
+            let (status, code) = source.answer();
+            Self::new(ErrorKind::Answer(status, code), message).because(source)
+        }
+    }
+
+    /// Whether a machine's process does not listen on its socket.
+    pub(crate) fn is_not_listening(&self) -> bool {
+        matches!(self.kind(), ErrorKind::NotListening)
+    }
+
+    /// Whether a machine's process refused the request with this status.
+    pub(crate) fn is_refused(&self, with: StatusCode) -> bool {
+        matches!(self.kind(), ErrorKind::Refused(status, _) if *status == with)
+    }
+
+    /// The status and the word for programs.
+    pub(crate) fn answer(&self) -> (StatusCode, &'static str) {
+        match *self.kind() {
+            ErrorKind::Answer(status, code) | ErrorKind::Refused(status, code) => (status, code),
+            ErrorKind::NotListening => (StatusCode::BAD_GATEWAY, "no_answer"),
+            ErrorKind::RefusedThere(..) => (StatusCode::CONFLICT, "refused_there"),
+            ErrorKind::UnclearThere(code) => (StatusCode::BAD_GATEWAY, code),
+            ErrorKind::NoCertificates => (StatusCode::CONFLICT, "no_certificates"),
+            ErrorKind::HasCome => (StatusCode::CONFLICT, "has_come"),
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.0.message, &self.0.source) {
+            (Some(message), _) => f.write_str(message),
+            (None, Some(source)) => source.fmt(f),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        let source = self.0.source.as_deref()?;
+        if self.0.message.is_none() {
+            return source.source();
+        }
+        Some(source)
+    }
+}
+
+impl Problem for Error {
+    fn kind(&self) -> (StatusCode, &'static str) {
+        self.answer()
+    }
+
+    fn hint(&self) -> Option<&'static str> {
+        self.remedy()
+    }
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        self.to_response()
+    }
+}
+
+impl From<vmm::Error> for Error {
+    fn from(error: vmm::Error) -> Self {
+        Self::transparent(HOST_FAILED, error)
+    }
+}
+
+impl From<HttpError> for Error {
+    fn from(error: HttpError) -> Self {
+        let ((status, code), hint) = (error.kind(), error.hint());
+        let error = Self::transparent(ErrorKind::Answer(status, code), error);
+        match hint {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The node's one stream of events.
+//!
+//! Owns the order and the number (generation) of events, the last of them for those who were away,
+//! and the places for readers. It must not know who reads them.
+//!
+//! ```text
+//!   publish ──> history (the last 1024) ──> newest generation (watched)
+//!                  ^                            │ wakes
+//!                  └──── read(after) ─────── readers, each at its own place
+//! ```
+//! There is no queue for each reader, so a slow one costs nothing: it has lost what has left the history, and is told so.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bellhop_api::node::Event;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+/// Events that are kept.
+const HISTORY: usize = 1024;
+/// Readers at a time: of the server's connections some are left for requests.
+pub(super) const READERS_MAX: usize = 32;
+
+/// What a reader gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Read {
+    /// What came after its place, in order; empty if nothing has.
+    Events(Vec<Arc<Event>>),
+    /// What came after its place is not all there any more, or its place is not one of ours. It goes on after
+    /// this generation.
+    Lost(u64),
+}
+
+/// All events, in their order.
+#[derive(Debug)]
+pub(super) struct Events {
+    history: Mutex<VecDeque<Arc<Event>>>,
+    /// The generation of the last event. Changed only under the history's lock.
+    newest: watch::Sender<u64>,
+    readers: Arc<Semaphore>,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self::starting_at(since_1970().map_or(0, |since| since.as_micros()))
+    }
+}
+
+impl Events {
+    fn starting_at(generation: u128) -> Self {
+        Self {
+            history: Mutex::new(VecDeque::with_capacity(HISTORY)),
+            newest: watch::Sender::new(u64::try_from(generation).unwrap_or_default()),
+            readers: Arc::new(Semaphore::new(READERS_MAX)),
+        }
+    }
+
+    /// Tells everybody.
+    pub(super) fn publish(&self, subject: &str, change: &str, detail: Option<String>) {
+        tracing::info!(subject, change, detail, "event");
+        let mut history = self.history.lock();
+        let generation = self.newest.borrow().saturating_add(1);
+        let time = since_1970().map(|since| since.as_millis());
+        if history.len() >= HISTORY {
+            history.pop_front();
+        }
+        history.push_back(Arc::new(Event {
+            generation,
+            time_ms: time
+                .and_then(|time| u64::try_from(time).ok())
+                .unwrap_or_default(),
+            subject: subject.to_owned(),
+            change: change.to_owned(),
+            detail,
+        }));
+        // With nobody to wake it is kept all the same.
+        self.newest.send_replace(generation);
+    }
+
+    /// A place for a reader, as long as it is held; none while all are taken.
+    pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
+        self.readers.clone().try_acquire_owned().ok()
+    }
+
+    /// The generation of the last event; it changes with each.
+    pub(super) fn newest(&self) -> watch::Receiver<u64> {
+        self.newest.subscribe()
+    }
+
+    /// At most `limit` events after the generation `after`.
+    pub(super) fn read(&self, after: u64, limit: usize) -> Read {
+        let history = self.history.lock();
+        let newest = *self.newest.borrow();
+        if after == newest {
+            return Read::Events(Vec::new());
+        }
+        // The place of a reader is before the first event that is kept, or in between.
+        let reachable = history
+            .front()
+            .is_some_and(|oldest| oldest.generation <= after.saturating_add(1));
+        if after > newest || !reachable {
+            return Read::Lost(newest);
+        }
+        let begin = history.partition_point(|event| event.generation <= after);
+        Read::Events(history.iter().skip(begin).take(limit).cloned().collect())
+    }
+}
+
+fn since_1970() -> Option<std::time::Duration> {
+    SystemTime::now().duration_since(UNIX_EPOCH).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn generations(read: Read) -> Vec<u64> {
+        match read {
+            Read::Events(events) => events.iter().map(|event| event.generation).collect(),
+            Read::Lost(newest) => panic!("lost until {newest}"),
+        }
+    }
+
+    #[test]
+    fn a_reader_goes_on_where_it_was() {
+        let events = Events::starting_at(100);
+        assert!(generations(events.read(100, 9)).is_empty());
+        for number in 0..3 {
+            events.publish("/v1/vms/a", "changed", Some(format!("{number}")));
+        }
+        assert_eq!(generations(events.read(100, 9)), [101, 102, 103]);
+        assert_eq!(generations(events.read(101, 1)), [102]);
+        assert!(generations(events.read(103, 9)).is_empty());
+        assert_eq!(*events.newest().borrow(), 103);
+    }
+
+    #[test]
+    fn who_was_away_for_too_long_is_told() {
+        let events = Events::starting_at(100);
+        // Of another daemon, before and after this one.
+        assert_eq!(events.read(7, 9), Read::Lost(100));
+        assert_eq!(events.read(u64::MAX, 9), Read::Lost(100));
+        let many = u64::try_from(HISTORY).unwrap() + 10;
+        for _ in 0..many {
+            events.publish("/v1/vms/a", "changed", None);
+        }
+        assert_eq!(events.read(100, 9), Read::Lost(100 + many));
+        assert_eq!(events.read(109, 9), Read::Lost(100 + many));
+        assert_eq!(generations(events.read(110, 2)), [111, 112]);
+        assert_eq!(generations(events.read(110, HISTORY * 2)).len(), HISTORY);
+        assert_eq!(events.read(101 + many, 9), Read::Lost(100 + many));
+    }
+
+    #[test]
+    fn generations_grow_from_one_daemon_to_the_next() {
+        let first = Events::default();
+        first.publish("/v1", "served", None);
+        let last = *first.newest().borrow();
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(*Events::default().newest().borrow() > last);
+    }
+}

@@ -1,0 +1,30 @@
+//! The node daemon: what operators and programs steer a host by.
+//!
+//! Owns the node's NICs and the life of its machines, each of which is a process of its own
+//! (`bellhop run`) that outlives the daemon. It must not know rings or KVM: of a running machine
+//! it knows what that machine's API says.
+//!
+//! ```text
+//!   clients ── Unix socket ──> vmm::http ──> api/ (one file per endpoint) ──> Node (context.rs)
+//!                                                                               │
+//!           ── TCP, TLS ────> access/ (who may do what) ──^       store, machines, NICs, events
+//! ```
+
+mod access;
+mod api;
+mod context;
+mod error;
+mod events;
+mod machines;
+mod paths;
+mod peers;
+mod run;
+mod store;
+mod systemd;
+mod watcher;
+
+pub use access::{AccessFiles, CertificateFiles};
+pub use error::Error;
+pub use paths::Paths;
+pub use peers::{Road, check, is_node};
+pub use run::{Options, run};

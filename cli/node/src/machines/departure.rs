@@ -1,0 +1,312 @@
+//! A machine that was sent elsewhere: where its guest is, as far as can be known from here.
+//!
+//! Before a machine is asked to leave, its record is marked with a [`Departure`], so that no daemon, however it came to its
+//! knowledge, starts again what may run elsewhere. What takes the mark away is one table ([`judge`]):
+//!
+//! ```text
+//!   mark        process                                              the guest is
+//!   none        any, also gone by another code than 7 and 8          here
+//!   none        gone with code 7 (moved)                             there
+//!   none        gone with code 8 (not settled)                       open: it was sent behind the node's back
+//!   sent        lives: was never sent, stayed, came back             here: the mark goes
+//!   sent        lives: under way, not settled, no answer             open
+//!   any         lives: moved                                         there: the mark knows it
+//!   sent        gone, by whatever but 7, also 8, or nobody knows     open: somebody has to say it
+//!   sent        gone with code 7                                     there
+//!   moved       gone, by whatever                                    there
+//! ```
+//! Owns that table. It must not know how a process is asked, nor what follows from the answer.
+
+use bellhop_api::machine::{Direction, EndReason, MigrationPhase, MigrationStatus};
+use serde::{Deserialize, Serialize};
+
+use crate::peers::Peer;
+
+/// The longest name of a destination that is remembered, in characters.
+const DESTINATION_MAX: usize = 256;
+
+/// That a machine was asked to leave, in its record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Departure {
+    /// Where it was to go, as it was asked.
+    pub(crate) destination: String,
+    /// It has said that its guest runs there.
+    pub(crate) moved: bool,
+    /// The node that waits for it there, if it is one.
+    #[serde(default)]
+    pub(crate) peer: Option<Peer>,
+    /// It did not leave: it was to come, and its process ended without a word. `destination` is where that waited.
+    #[serde(default)]
+    pub(crate) was_to_come: bool,
+}
+
+impl Departure {
+    /// To this place, which may be any text.
+    pub(crate) fn to(destination: &str) -> Self {
+        Self {
+            destination: destination.chars().take(DESTINATION_MAX).collect(),
+            moved: false,
+            peer: None,
+            was_to_come: false,
+        }
+    }
+
+    /// To this node.
+    pub(crate) fn to_node(peer: Peer) -> Self {
+        Self {
+            peer: Some(peer.clone()),
+            ..Self::to(&peer.to_string())
+        }
+    }
+
+    /// Of a machine that was sent without the node, and has only said so at its end.
+    pub(crate) fn unknown() -> Self {
+        Self::to("a process that this node was not told of")
+    }
+
+    /// Of a machine that was waited for at `listen`, and of which nothing is known any more.
+    pub(crate) fn unheard_of(listen: &str) -> Self {
+        Self {
+            was_to_come: true,
+            ..Self::to(listen)
+        }
+    }
+
+    /// Why it is not known where the guest of `vm` is.
+    pub(crate) fn reason(&self) -> String {
+        if self.was_to_come {
+            return format!(
+                "its process is gone, and was receiving it at {}: its guest may run where it came from",
+                self.destination
+            );
+        }
+        format!(
+            "its process is gone, and was sending it to {}: its guest may run there",
+            self.destination
+        )
+    }
+}
+
+/// What somebody has to do about a machine that may be elsewhere.
+pub(crate) fn remedy(vm: &str) -> String {
+    format!(
+        "look at the other side; if it runs there, say `bellhop vm migrate {vm} --settle there`, else `bellhop vm migrate \
+         {vm} --settle here`"
+    )
+}
+
+/// What a machine's process says of its last migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Account {
+    /// There was none.
+    None,
+    /// It is not over.
+    UnderWay,
+    /// It is over, and the guest is here: it stayed, or has come.
+    Here,
+    /// It is over, and nobody here can know.
+    Unsettled,
+    /// It is over, and the guest runs elsewhere.
+    There,
+    /// It does not answer, or not so that it is understood.
+    Silent,
+}
+
+impl From<&MigrationStatus> for Account {
+    fn from(status: &MigrationStatus) -> Self {
+        match (status.direction, status.phase) {
+            (Direction::Send, MigrationPhase::Stayed)
+            | (Direction::Receive, MigrationPhase::Moved) => Self::Here,
+            (Direction::Send, MigrationPhase::Moved) => Self::There,
+            (_, MigrationPhase::Unsettled) => Self::Unsettled,
+            _ => Self::UnderWay,
+        }
+    }
+}
+
+/// A machine's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Process {
+    /// It is there, and says this.
+    Lives(Account),
+    /// It is gone, with this as its last word or exit code, if anybody has heard it.
+    Gone(EndReason),
+}
+
+/// Where a guest is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// On this host, if it is anywhere.
+    Here,
+    /// Nobody here knows.
+    Open,
+    /// On another host, or in another process of this one.
+    There,
+}
+
+/// Where the guest of a machine is that has this mark.
+pub(crate) fn judge(mark: Option<&Departure>, process: Process) -> Verdict {
+    match (mark, process) {
+        (_, Process::Gone(EndReason::Moved) | Process::Lives(Account::There)) => Verdict::There,
+        (None, Process::Gone(EndReason::Unsettled)) => Verdict::Open,
+        (None, Process::Gone(_) | Process::Lives(_)) => Verdict::Here,
+        (Some(_), Process::Lives(Account::None | Account::Here)) => Verdict::Here,
+        (Some(_), Process::Lives(Account::UnderWay | Account::Unsettled | Account::Silent)) => {
+            Verdict::Open
+        }
+        (Some(mark), Process::Gone(_)) => {
+            if mark.moved {
+                Verdict::There
+            } else {
+                Verdict::Open
+            }
+        }
+    }
+}
+
+/// What came of a request to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// It is under way.
+    Accepted,
+    /// The machine has refused (a status of 4xx), was only asked whether it could (`dry_run`), or never got it.
+    Refused,
+    /// Anything else, or nothing.
+    Unknown,
+}
+
+/// The mark of a machine that had the mark `former` and was asked to leave; `account` is what it says afterwards.
+pub(crate) fn after_request(
+    former: Option<Departure>,
+    asked: Departure,
+    answered: Answered,
+    account: Account,
+) -> Option<Departure> {
+    if answered == Answered::Accepted {
+        return Some(asked);
+    }
+    match judge(Some(&asked), Process::Lives(account)) {
+        Verdict::Here => None,
+        Verdict::There => Some(Departure {
+            moved: true,
+            ..former.unwrap_or(asked)
+        }),
+        // This request has changed nothing: only what was before counts.
+        Verdict::Open if answered == Answered::Refused && account == Account::Silent => former,
+        // It is another one that is under way.
+        Verdict::Open => Some(former.unwrap_or(asked)),
+    }
+}
+
+/// A migration by a machine's account, which may be a later version's.
+#[cfg(test)]
+pub(super) fn migration_status(direction: &str, phase: &str, elapsed_ms: u64) -> MigrationStatus {
+    let status = serde_json::json!({
+        "direction": direction, "peer": "unix:/b", "phase": phase, "rounds": 1, "elapsed_ms": elapsed_ms,
+        "ram_bytes": 1, "sent_bytes": 1, "pages": 1, "zero_pages": 1, "left_bytes": 1, "bytes_per_second": 1,
+        "dirty_bytes_per_second": 1, "throttle_percent": 0, "of a later version": 1,
+    });
+    serde_json::from_value(status).unwrap()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ACCOUNTS: [Account; 6] = [
+        Account::None,
+        Account::UnderWay,
+        Account::Here,
+        Account::Unsettled,
+        Account::There,
+        Account::Silent,
+    ];
+
+    fn mark(moved: bool) -> Option<Departure> {
+        let to = Departure::to("unix:/b");
+        Some(Departure { moved, ..to })
+    }
+
+    #[test]
+    fn the_table_of_marks_processes_and_what_they_say() {
+        use Verdict::{Here, Open, There};
+        let words = [EndReason::Killed, EndReason::Unsettled, EndReason::Moved];
+        // In the order of ACCOUNTS, then gone for an unknown or other reason, with code 8, and with code 7.
+        for (mark, verdicts) in [
+            (
+                None,
+                [Here, Here, Here, Here, There, Here, Here, Open, There],
+            ),
+            (
+                mark(false),
+                [Here, Open, Here, Open, There, Open, Open, Open, There],
+            ),
+            (
+                mark(true),
+                [Here, Open, Here, Open, There, Open, There, There, There],
+            ),
+        ] {
+            let processes = ACCOUNTS.map(Process::Lives).into_iter();
+            let processes = processes.chain(words.map(Process::Gone));
+            for (process, verdict) in processes.zip(verdicts) {
+                assert_eq!(
+                    judge(mark.as_ref(), process),
+                    verdict,
+                    "{mark:?} {process:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_that_was_not_accepted_leaves_what_was_before() {
+        let (former, asked) = (Departure::to("unix:/a"), Departure::to("unix:/b"));
+        for account in ACCOUNTS {
+            for before in [None, Some(former.clone())] {
+                let after =
+                    |answered| after_request(before.clone(), asked.clone(), answered, account);
+                assert_eq!(after(Answered::Accepted), Some(asked.clone()));
+                let either = before.clone().unwrap_or(asked.clone());
+                let (refused, unknown) = match account {
+                    Account::None | Account::Here => (None, None),
+                    Account::UnderWay | Account::Unsettled => (Some(either.clone()), Some(either)),
+                    Account::There => {
+                        let gone = Departure {
+                            moved: true,
+                            ..either
+                        };
+                        (Some(gone.clone()), Some(gone))
+                    }
+                    Account::Silent => (before.clone(), Some(either)),
+                };
+                assert_eq!(after(Answered::Refused), refused, "{before:?} {account:?}");
+                assert_eq!(after(Answered::Unknown), unknown, "{before:?} {account:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_an_end_with_the_guest_here_is_taken_for_one() {
+        for (direction, phase, account) in [
+            ("Send", "Offer", Account::UnderWay),
+            ("Send", "Go", Account::UnderWay),
+            ("Send", "Done", Account::UnderWay),
+            ("Send", "Stayed", Account::Here),
+            ("Send", "Moved", Account::There),
+            ("Send", "Unsettled", Account::Unsettled),
+            ("Receive", "Moved", Account::Here),
+            ("Receive", "Stayed", Account::UnderWay),
+            ("Receive", "Unsettled", Account::Unsettled),
+            ("Send", "of a later version", Account::UnderWay),
+        ] {
+            let status = migration_status(direction, phase, 0);
+            assert_eq!(Account::from(&status), account, "{direction} {phase}");
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_of_a_destination_has_an_end() {
+        let mark = Departure::to(&"ä".repeat(10_000));
+        assert_eq!(mark.destination.chars().count(), DESTINATION_MAX);
+    }
+}

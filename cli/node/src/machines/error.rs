@@ -1,0 +1,95 @@
+//! Errors about virtual machines that several requests have, and their statuses.
+//!
+//! Owns their texts. It must not know the request.
+
+use axum::http::StatusCode;
+use bellhop_api::node::BadNicId;
+use vdpa_mgmt::nic::{MakeError, NicError, RemoveError};
+
+use super::spec::{NicId, VmName};
+use crate::error::{Error, ErrorKind, HOST_FAILED, UNUSABLE, conflict};
+
+pub(crate) fn no_vm(vm: &VmName) -> Error {
+    let message = format!("there is no virtual machine {vm}");
+    let error = Error::answered(StatusCode::NOT_FOUND, "no_such_vm", message);
+    error.hint("GET /v1/vms lists them")
+}
+
+pub(super) fn no_nic(vm: &VmName, id: &NicId) -> Error {
+    let message = format!("{vm} has no NIC {id}");
+    Error::answered(StatusCode::NOT_FOUND, "no_such_device", message)
+}
+
+pub(super) fn other_nic(vm: &VmName, id: &NicId) -> Error {
+    let message =
+        format!("{vm} has another NIC {id}: take it away first, or give this one another name");
+    Error::conflict("id_in_use", message)
+}
+
+pub(super) fn arriving(vm: &VmName) -> Error {
+    let message = format!(
+        "{vm} is still coming from another node: wait until it has, or call it off \
+         (DELETE /v1/vms/{vm}/migration)"
+    );
+    Error::conflict("arriving", message)
+}
+
+pub(super) fn has_come(vm: &VmName) -> Error {
+    let message = format!("{vm} arrived, or may have arrived: the move cannot be cancelled");
+    Error::new(ErrorKind::HasCome, message)
+}
+
+pub(super) fn deleting(vm: &VmName) -> Error {
+    let message = format!("{vm} is being deleted: try again when it is gone");
+    Error::conflict("deleting", message)
+}
+
+pub(super) fn not_running(vm: &VmName) -> Error {
+    let message = format!("{vm} does not run: start it first");
+    Error::conflict("not_running", message)
+}
+
+/// A worker thread failed.
+pub(super) fn unfinished(source: tokio::task::JoinError) -> Error {
+    let message = "the request was not finished";
+    Error::answered(StatusCode::INTERNAL_SERVER_ERROR, "internal", message).because(source)
+}
+
+impl From<BadNicId> for Error {
+    fn from(error: BadNicId) -> Self {
+        let kind = ErrorKind::Answer(StatusCode::BAD_REQUEST, "bad_name");
+        Self::transparent(kind, error)
+    }
+}
+
+impl From<NicError> for Error {
+    fn from(error: NicError) -> Self {
+        Self::transparent(kind(&error), error)
+    }
+}
+
+impl From<MakeError> for Error {
+    fn from(error: MakeError) -> Self {
+        Self::transparent(kind(&error.source), error)
+    }
+}
+
+impl From<RemoveError> for Error {
+    fn from(error: RemoveError) -> Self {
+        let kind = match error {
+            RemoveError::InUse(_) | RemoveError::NotForGuests { .. } => conflict("in_use"),
+            RemoveError::Incomplete { .. } => HOST_FAILED,
+        };
+        Self::transparent(kind, error)
+    }
+}
+
+fn kind(error: &NicError) -> ErrorKind {
+    match error {
+        NicError::NoneFree { .. } | NicError::NoSfnum(_) => conflict("no_room"),
+        NicError::NameTaken(_) | NicError::RecordTaken(_) => conflict("name_taken"),
+        NicError::Record(_) | NicError::NotInTime { .. } => HOST_FAILED,
+        // All that is left is about what was named in the request.
+        _ => UNUSABLE,
+    }
+}

@@ -1,0 +1,136 @@
+//! NICs that move to the device that stands by because devlink says that their own has failed.
+//!
+//! A device that fails by its own word (DEVICE_NEEDS_RESET) the machine sees by itself; what is said of the function or the port
+//! below it comes to the node only. The move is the one that `PATCH /v1/vms/{name}/nics/{id}` makes. What cannot be moved now is
+//! told and left alone: it may be that nothing has failed of which the guest knows.
+//!
+//! Owns who is looked at when. What a failure comes to is [`super::health`]'s.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use vdpa::causes::in_one_line;
+use vdpa_mgmt::devlink::{Event, HealthReporter, Notice};
+use vdpa_mgmt::nic::MadeNic;
+
+use super::health::{InError, Place, Verdict, judge, reason};
+use super::record::{Phase, Record};
+use super::slot::Slot;
+use super::spec::{NicId, NicSpec, VmName};
+use super::{Change, Machines};
+
+/// Where devices are.
+const SYSFS: &str = "/sys";
+
+impl Machines {
+    /// Hears what devlink says; NICs that it concerns are moved on workers. Reads sysfs and records of NICs.
+    pub(crate) fn hears_devlink(self: &Arc<Self>, notice: &Notice) {
+        let failed = {
+            let mut in_error = self.in_error.lock();
+            match notice {
+                Notice::Event(Event::Health(reporter)) => {
+                    in_error.hears(reporter).then_some(reporter)
+                }
+                Notice::Event(Event::InstanceGone(handle)) => {
+                    in_error.goes(handle);
+                    None
+                }
+                Notice::Lost => {
+                    in_error.lost();
+                    None
+                }
+                Notice::Event(_) => None,
+            }
+        };
+        if let Some(reporter) = failed {
+            self.hears_failure(reporter);
+        }
+    }
+
+    fn hears_failure(self: &Arc<Self>, reporter: &HealthReporter) {
+        let slots: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
+        let why = reason(reporter);
+        let mut made = None;
+        for slot in slots {
+            let Some(record) = slot.record().filter(is_concerned) else {
+                continue;
+            };
+            for nic in record.spec.nics() {
+                let stand_by = nic.on_stand_by(slot.name());
+                let Some(stand_by) = stand_by.filter(|_| !record.is_on_stand_by(nic.id())) else {
+                    continue;
+                };
+                let made = made.get_or_insert_with(|| self.made_nics());
+                let place = |nic: &NicSpec| self.place_of(slot.name(), nic, made);
+                match judge(reporter, &place(nic), &place(&stand_by)) {
+                    Verdict::Untouched => {}
+                    Verdict::FailOver => self.fail_over(&slot, nic.id(), why.clone()),
+                    Verdict::Both => {
+                        let why = format!("{why}, and what stands by is part of that, too");
+                        self.tells_not_moved(slot.name(), nic.id(), why);
+                    }
+                }
+            }
+        }
+    }
+
+    fn fail_over(self: &Arc<Self>, slot: &Arc<Slot>, id: &NicId, why: String) {
+        let (machines, slot, id) = (self.clone(), slot.clone(), id.clone());
+        self.runtime.spawn(async move {
+            let work = move |machines: &Self, slot: &Slot| machines.fail_over_now(slot, &id, why);
+            if let Err(error) = machines.locked(&slot, work).await {
+                tracing::warn!(vm = %slot.name(), %error, "a NIC that has failed was not looked at");
+            }
+        });
+    }
+
+    /// What the device of a NIC hangs on; nothing, if it is not known.
+    fn place_of(&self, vm: &VmName, nic: &NicSpec, made: &BTreeMap<String, MadeNic>) -> Place {
+        match self.vdpa_device(vm, nic) {
+            Some(device) => Place::read(Path::new(SYSFS), &device, made.get(&device)),
+            None => Place::default(),
+        }
+    }
+
+    /// Moves a NIC whose device has failed to the one that stands by, unless somebody has by now.
+    fn fail_over_now(&self, slot: &Slot, id: &NicId, why: String) {
+        let vm = slot.name();
+        let Some(mut record) = slot.record().filter(is_concerned) else {
+            return;
+        };
+        let stands_by = record.spec.nic(id).and_then(|nic| nic.on_stand_by(vm));
+        if stands_by.is_none() {
+            return;
+        }
+        let life = self.life(slot);
+        if life.look_for_failovers(&mut record).contains(id) || record.is_on_stand_by(id) {
+            return self.tells_failed_over(vm, id, why);
+        }
+        match life.seat(&mut record, id, true) {
+            Ok(()) => self.tells_failed_over(vm, id, why),
+            Err(error) => {
+                let error = in_one_line(&error);
+                self.tells_not_moved(vm, id, format!("{why}; {error}"));
+            }
+        }
+    }
+
+    fn tells_failed_over(&self, vm: &VmName, id: &NicId, why: String) {
+        tracing::warn!(%vm, nic = %id, why, "failover: a NIC is on the device that stood by");
+        self.tell(vm, Change::NicFailedOver(id.clone(), Some(why)));
+    }
+
+    fn tells_not_moved(&self, vm: &VmName, id: &NicId, why: String) {
+        tracing::error!(%vm, nic = %id, why, "failover: a NIC stays on the device that has failed");
+        self.tell(vm, Change::NicNotFailedOver(id.clone(), why));
+    }
+}
+
+/// Whether a machine has NICs that can be moved: it runs here.
+fn is_concerned(record: &Record) -> bool {
+    record.phase == Phase::Present && record.process().is_some() && record.arrival.is_none()
+}
+
+/// Where [`Machines`] remembers it.
+pub(super) type Reporters = parking_lot::Mutex<InError>;

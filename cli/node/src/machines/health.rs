@@ -1,0 +1,302 @@
+//! Health as devlink tells it: whose NIC hangs on what has failed, and whether another device can take its place.
+//!
+//! ```text
+//!   reporter of           the NIC's own device          what stands by              the NIC
+//!   a function            hangs on it, however deep     hangs on it, too            stays: it would be no better
+//!                                                       does not                    moves, once for each failure
+//!   a port                is that port's function's,    as above                    as above
+//!                         or the function has the port
+//!   anything else         does not                      either                      stays
+//! ```
+//! A failure begins with a reporter's first message that says so, and ends with one that says otherwise. What a reporter said before
+//! the daemon's start, or while messages were lost, is not acted on: it may be old, and somebody may have moved NICs since.
+//!
+//! Owns that table. It must not know how messages come, nor how a NIC moves.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use vdpa_mgmt::devlink::{Handle, HealthReporter, HealthState, PortHandle};
+use vdpa_mgmt::nic::{MadeNic, Step};
+
+/// More directories than there are between a device and the root of sysfs.
+const DEPTH_MAX: usize = 32;
+/// More reporters than a host has in error. Further ones are not remembered: what they say again is a failure again.
+const IN_ERROR_MAX: usize = 4096;
+
+/// What a vDPA device hangs on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Its function, then what that is part of, as devlink would call them.
+    functions: Vec<Handle>,
+    /// The port of its function in the switch, if it was made with that.
+    port: Option<PortHandle>,
+}
+
+impl Place {
+    /// The place of the vDPA device called `device` in the sysfs at `sysfs`; `made` tells how it was made.
+    pub(crate) fn read(sysfs: &Path, device: &str, made: Option<&MadeNic>) -> Self {
+        let path = fs::canonicalize(sysfs.join("bus/vdpa/devices").join(device));
+        let above = path.iter().flat_map(|path| path.ancestors().skip(1));
+        let functions = above.take(DEPTH_MAX).flat_map(|directory| {
+            // A virtual function lies beside its physical one, and is part of it.
+            let physical = fs::canonicalize(directory.join("physfn")).ok();
+            let physical = physical.as_deref().and_then(handle);
+            handle(directory).into_iter().chain(physical)
+        });
+        let steps = made.into_iter().flat_map(MadeNic::steps);
+        Self {
+            functions: functions.collect(),
+            port: steps.filter_map(port).next_back(),
+        }
+    }
+
+    /// Whether the device fails with what this reporter watches.
+    fn hangs_on(&self, reporter: &HealthReporter) -> bool {
+        match reporter.port_index {
+            None => self.functions.contains(&reporter.handle),
+            // The ports of its own function are its own; of those of the NIC it has one.
+            Some(index) => {
+                self.functions.first() == Some(&reporter.handle)
+                    || self.port.as_ref() == Some(&reporter.handle.port(index))
+            }
+        }
+    }
+}
+
+/// The device at this directory of sysfs, if it is one on a bus.
+fn handle(directory: &Path) -> Option<Handle> {
+    let bus = fs::read_link(directory.join("subsystem")).ok()?;
+    let [bus, device] = [bus.as_path(), directory].map(|path| path.file_name()?.to_str());
+    Handle::new(bus?, device?).ok()
+}
+
+/// The port that a step is about.
+fn port(step: &Step) -> Option<PortHandle> {
+    match step {
+        Step::AddPort { port, .. } => port.clone(),
+        Step::ActivatePort { port } => Some(port.clone()),
+        _ => None,
+    }
+}
+
+/// What a failure comes to for a NIC for which a device stands by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It has nothing to do with it.
+    Untouched,
+    /// It is to move.
+    FailOver,
+    /// It has failed, and so has what stands by.
+    Both,
+}
+
+/// What this reporter's error comes to for a NIC that is at `own` and for which a device at `stand_by` stands by.
+pub(crate) fn judge(reporter: &HealthReporter, own: &Place, stand_by: &Place) -> Verdict {
+    match (own.hangs_on(reporter), stand_by.hangs_on(reporter)) {
+        (false, _) => Verdict::Untouched,
+        (true, false) => Verdict::FailOver,
+        (true, true) => Verdict::Both,
+    }
+}
+
+/// What failed, in a sentence for people.
+pub(crate) fn reason(reporter: &HealthReporter) -> String {
+    let (name, handle) = (&reporter.name, &reporter.handle);
+    let port = reporter
+        .port_index
+        .map(|index| handle.port(index).to_string());
+    let of = port.unwrap_or_else(|| handle.to_string());
+    format!("devlink says that {name} of {of} is in error")
+}
+
+/// Reporters that say that what they watch is in error.
+#[derive(Debug, Default)]
+pub(crate) struct InError(BTreeSet<(Handle, Option<u32>, String)>);
+
+impl InError {
+    /// Hears a reporter. Whether a failure begins with that.
+    pub(crate) fn hears(&mut self, reporter: &HealthReporter) -> bool {
+        let which = (
+            reporter.handle.clone(),
+            reporter.port_index,
+            reporter.name.clone(),
+        );
+        match reporter.state {
+            HealthState::Error if self.0.len() >= IN_ERROR_MAX => !self.0.contains(&which),
+            HealthState::Error => self.0.insert(which),
+            HealthState::Healthy | HealthState::Other(_) => {
+                self.0.remove(&which);
+                false
+            }
+        }
+    }
+
+    /// This instance is gone, with its reporters.
+    pub(crate) fn goes(&mut self, handle: &Handle) {
+        self.0.retain(|(of, ..)| of != handle);
+    }
+
+    /// What they have said last is not known any more.
+    pub(crate) fn lost(&mut self) {
+        self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn of(handle: &str, port_index: Option<u32>, state: HealthState) -> HealthReporter {
+        HealthReporter {
+            handle: handle.parse().unwrap(),
+            port_index,
+            name: "fw".to_owned(),
+            state,
+            error_count: 1,
+            recover_count: 0,
+            graceful_period: None,
+            auto_recover: None,
+            auto_dump: None,
+            dump_time: None,
+        }
+    }
+
+    fn place(functions: &[&str], port: Option<&str>) -> Place {
+        Place {
+            functions: functions.iter().map(|one| one.parse().unwrap()).collect(),
+            port: port.map(|port| port.parse().unwrap()),
+        }
+    }
+
+    #[test]
+    fn the_table_of_reporters_and_places() {
+        let sf = |number: u32, nic: &str| {
+            let own = format!("auxiliary/sf.{number}");
+            place(&[&own, nic], Some(&format!("{nic}/{number}")))
+        };
+        let (own, near, far) = (
+            sf(1, "pci/0000:01:00.0"),
+            sf(2, "pci/0000:01:00.0"),
+            sf(3, "pci/0000:02:00.0"),
+        );
+        for (reporter, port, to_near, to_far) in [
+            // The NIC as a whole, which both hang on, or one.
+            ("pci/0000:01:00.0", None, Verdict::Both, Verdict::FailOver),
+            ("auxiliary/sf.1", None, Verdict::FailOver, Verdict::FailOver),
+            (
+                "auxiliary/sf.1",
+                Some(0),
+                Verdict::FailOver,
+                Verdict::FailOver,
+            ),
+            (
+                "pci/0000:01:00.0",
+                Some(1),
+                Verdict::FailOver,
+                Verdict::FailOver,
+            ),
+            // Others' ports and functions, the stand-by's among them.
+            (
+                "pci/0000:01:00.0",
+                Some(2),
+                Verdict::Untouched,
+                Verdict::Untouched,
+            ),
+            (
+                "pci/0000:02:00.0",
+                None,
+                Verdict::Untouched,
+                Verdict::Untouched,
+            ),
+            (
+                "auxiliary/sf.2",
+                None,
+                Verdict::Untouched,
+                Verdict::Untouched,
+            ),
+        ] {
+            let reporter = of(reporter, port, HealthState::Error);
+            assert_eq!(judge(&reporter, &own, &near), to_near, "{reporter:?}");
+            assert_eq!(judge(&reporter, &own, &far), to_far, "{reporter:?}");
+        }
+        // Of what is nowhere nothing is known.
+        let whole = of("pci/0000:01:00.0", None, HealthState::Error);
+        assert_eq!(judge(&whole, &Place::default(), &far), Verdict::Untouched);
+        assert!(reason(&whole).contains("fw of pci/0000:01:00.0"));
+    }
+
+    #[test]
+    fn a_place_is_read_from_the_device_up() {
+        let root = std::env::temp_dir().join(format!("bellhop-place-{}", std::process::id()));
+        let nic = root.join("devices/pci0000:00/0000:01:00.0");
+        let function = nic.join("sf.4");
+        fs::create_dir_all(function.join("web.net0")).unwrap();
+        fs::create_dir_all(root.join("bus/vdpa/devices")).unwrap();
+        for (directory, bus) in [
+            (&nic, "pci"),
+            (&function, "auxiliary"),
+            (&function.join("web.net0"), "vdpa"),
+        ] {
+            symlink(format!("../bus/{bus}"), directory.join("subsystem")).unwrap();
+        }
+        let device = root.join("bus/vdpa/devices/web.net0");
+        symlink(function.join("web.net0"), device).unwrap();
+        let made: MadeNic = serde_json::from_value(serde_json::json!({
+            "version": 1, "name": "web.net0", "from": "pci/0000:01:00.0", "state": "made",
+            "steps": [{ "step": "activate-port", "port": "pci/0000:01:00.0/7" }],
+        }))
+        .unwrap();
+        let read = Place::read(&root, "web.net0", Some(&made));
+        let gone = Place::read(&root, "web.net1", None);
+        fs::remove_dir_all(&root).unwrap();
+        let functions = ["auxiliary/sf.4", "pci/0000:01:00.0"];
+        assert_eq!(read, place(&functions, Some("pci/0000:01:00.0/7")));
+        assert_eq!(gone, Place::default());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+        #[test]
+        fn a_failure_is_one_however_often_it_is_told(
+            told in vec((0..3_u32, 0..4_u8), 0..64)
+        ) {
+            let mut heard = InError::default();
+            let mut failed = [false; 3];
+            for (which, what) in told {
+                let is = &mut failed[usize::try_from(which).unwrap()];
+                let state = match what {
+                    0 => HealthState::Healthy,
+                    1 => HealthState::Other(7),
+                    _ => HealthState::Error,
+                };
+                let begins = heard.hears(&of("pci/0000:01:00.0", Some(which), state));
+                prop_assert_eq!(begins, state == HealthState::Error && !*is);
+                *is = state == HealthState::Error;
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_gone_or_lost_may_fail_anew_and_memory_has_an_end() {
+        let one = of("pci/0000:01:00.0", None, HealthState::Error);
+        let other = of("pci/0000:02:00.0", None, HealthState::Error);
+        let mut heard = InError::default();
+        assert!(heard.hears(&one) && heard.hears(&other));
+        heard.goes(&one.handle);
+        assert!(heard.hears(&one) && !heard.hears(&other));
+        heard.lost();
+        assert!(heard.hears(&one));
+        for index in 0..2 * u32::try_from(IN_ERROR_MAX).unwrap() {
+            assert!(heard.hears(&of("pci/0000:03:00.0", Some(index), HealthState::Error)));
+        }
+        assert_eq!(heard.0.len(), IN_ERROR_MAX);
+        assert!(!heard.hears(&one));
+    }
+}

@@ -1,0 +1,536 @@
+//! Steps as they are done on this host: directories, vDPA devices, processes, and machines by their API.
+//!
+//! Owns what a step needs of the outside. It must not know in which order steps are done.
+
+mod nics;
+
+use std::fmt;
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use axum::http::{Method, StatusCode};
+use bellhop_api::machine::{
+    MigrationRequest, NicChange, ReceiveConfig, VmState, VmStatus, WantedState,
+};
+use vmm::config::{VdpaSource, VmConfig};
+use vmm::migration::endpoint::{BadEndpoint, Endpoint};
+
+use super::Machines;
+use super::arrival::Coming;
+use super::departure::Account;
+use super::process::{self, Identity, Process, Start};
+use super::record::Record;
+use super::spec::{NicId, NicSpec, VmName};
+use super::steps::{Found, Host, Passed, SendRequest};
+use super::vmm::{MIGRATION, SOON, START, Vmm};
+use crate::error::Error;
+use crate::peers::Peer;
+
+/// How long a process may take to listen.
+const LISTEN: Duration = Duration::from_secs(20);
+/// How long a process that does not listen is asked again, when a daemon finds it.
+const FIND: Duration = Duration::from_secs(2);
+/// How long a process may take to end by itself.
+const GRACE: Duration = Duration::from_secs(10);
+/// Between two looks at a process.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long a guest that is asked to give a NIC up is waited for.
+const GIVE_UP: Duration = Duration::from_secs(5);
+/// How much of a log is shown, in bytes.
+const SHOWN: u64 = 2048;
+
+impl Machines {
+    /// A machine's own API.
+    pub(super) fn api_of(&self, vm: &VmName) -> Vmm {
+        Vmm::new(&self.paths.api_socket(vm))
+    }
+
+    /// Ends processes that are marked as a machine's of this node that `wanted` does not know.
+    pub(crate) fn end_strays(&self, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
+        let below = self.paths.runtime().join("vms");
+        for (mark, identity) in process::all_marked()? {
+            let name = mark.strip_prefix(&below).ok().and_then(Path::to_str);
+            if name.is_none_or(&wanted) {
+                continue;
+            }
+            tracing::warn!(mark = %mark.display(), pid = identity.pid, "a process of no machine's is ended");
+            end(identity)?;
+        }
+        Ok(())
+    }
+
+    /// The process ended before it ran the machine. The text has the end of its log.
+    fn ended_early(&self, vm: &VmName) -> Error {
+        let said = self.end_of_log(vm);
+        Error::failed(format!("the machine's process ended at its start: {said}"))
+    }
+
+    fn end_of_log(&self, vm: &VmName) -> String {
+        let read = || -> io::Result<String> {
+            let mut file = fs::File::open(self.paths.log(vm))?;
+            let length = file.metadata()?.len();
+            file.seek(SeekFrom::Start(length.saturating_sub(SHOWN)))?;
+            let mut end = Vec::new();
+            file.take(SHOWN).read_to_end(&mut end)?;
+            Ok(String::from_utf8_lossy(&end).into_owned())
+        };
+        let text = read().unwrap_or_default();
+        if text.trim().is_empty() {
+            "it said nothing".to_owned()
+        } else {
+            text.trim().to_owned()
+        }
+    }
+
+    /// Waits until the process answers.
+    fn await_listening(&self, vm: &VmName, process: &Process) -> Result<VmStatus, Error> {
+        let start = Instant::now();
+        loop {
+            match self.runtime.block_on(self.api_of(vm).status()) {
+                Ok(status) => return Ok(status),
+                Err(error) if error.is_not_listening() && start.elapsed() < LISTEN => {}
+                Err(error) => return Err(error),
+            }
+            if process.wait(Duration::from_millis(5)).map_err(unended)? {
+                return Err(self.ended_early(vm));
+            }
+        }
+    }
+
+    /// Waits until the process that was started listens.
+    fn await_started(&self, vm: &VmName, identity: Identity) -> Result<(), Error> {
+        let process = Process::open(identity).map_err(unended)?;
+        let process = process.ok_or_else(|| self.ended_early(vm))?;
+        let status = self.await_listening(vm, &process)?;
+        if status.pid == identity.pid {
+            Ok(())
+        } else {
+            Err(Error::failed(format!(
+                "another process (pid {}) answers for the machine's (pid {})",
+                status.pid, identity.pid
+            )))
+        }
+    }
+
+    /// What a machine's process says, if it is this one that answers; else `silent`.
+    fn asked<T>(
+        &self,
+        vm: &VmName,
+        identity: Identity,
+        silent: T,
+        ask: impl AsyncFnOnce(&Vmm) -> T,
+    ) -> T {
+        let vmm = self.api_of(vm);
+        self.runtime.block_on(async {
+            match vmm.handshake().await {
+                Ok(who) if who.pid == identity.pid => ask(&vmm).await,
+                Ok(_) | Err(_) => silent,
+            }
+        })
+    }
+
+    /// The machine's configuration, and its devices, open, in the order in which it names them.
+    fn configuration(
+        &self,
+        vm: &VmName,
+        record: &Record,
+    ) -> Result<(VmConfig, Vec<OwnedFd>), Error> {
+        let mut config = record.spec.machine().clone();
+        let mut devices = Vec::new();
+        for (number, nic) in (0..).zip(record.nics_now(vm)) {
+            let (vdpa, device) = self.vdpa(vm, &nic, number)?;
+            config.vdpa.push(vdpa);
+            devices.push(device);
+        }
+        Ok((config, devices))
+    }
+}
+
+fn make_directory(path: &Path) -> Result<(), Error> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(file(path))
+}
+
+fn remove_directory(path: &Path) -> Result<(), Error> {
+    unless_gone(fs::remove_dir_all(path)).map_err(file(path))
+}
+
+/// Success, too, if there was nothing to remove.
+fn unless_gone(removed: io::Result<()>) -> io::Result<()> {
+    removed.or_else(|error| match error.kind() {
+        ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })
+}
+
+fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    Error::context(format!("cannot use {}", path.display()))
+}
+
+/// The machine's process does not end.
+/// Ends a process if it is there.
+fn end(identity: Identity) -> io::Result<()> {
+    Process::open(identity)?.map_or(Ok(()), |process| process.end(GRACE))
+}
+
+fn unended(source: io::Error) -> Error {
+    Error::failed("cannot end the machine's process").because(source)
+}
+
+impl Host for Machines {
+    fn keep(&self, vm: &VmName, record: &Record) -> Result<(), Error> {
+        self.store.put(vm.as_str(), record)?;
+        if let Some(slot) = self.slots().get(vm) {
+            slot.shows(Some(record));
+        }
+        Ok(())
+    }
+
+    fn forget(&self, vm: &VmName) -> Result<(), Error> {
+        let forgotten = self.store.remove(vm.as_str());
+        // Nothing is left of it, whatever the store says: a record without steps does no harm.
+        if let Some(slot) = self.slots().get(vm) {
+            slot.shows(None);
+        }
+        forgotten
+    }
+
+    fn at(&self, vm: &VmName, place: &dyn fmt::Display) {
+        tracing::debug!(%vm, "step: {place}");
+        if let Some(observer) = &self.observer {
+            observer.show(vm, place);
+        }
+    }
+
+    fn boot(&self) -> String {
+        self.boot.clone()
+    }
+
+    fn make_directories(&self, vm: &VmName) -> Result<(), Error> {
+        make_directory(&self.paths.runtime_of(vm))?;
+        make_directory(&self.paths.state_of(vm))
+    }
+
+    fn remove_directories(&self, vm: &VmName) -> Result<(), Error> {
+        remove_directory(&self.paths.runtime_of(vm))?;
+        remove_directory(&self.paths.state_of(vm))
+    }
+
+    fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
+        match nic.request(vm) {
+            Some(request) => self.make(vm, &request),
+            None => Ok(()),
+        }
+    }
+
+    fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
+        let own = self.net_config(vm, nic);
+        match nic.stand_by_request(vm, own.as_ref()) {
+            Some(request) => self.make(vm, &request).map_err(Error::wrap(format!(
+                "the device that is to stand by for NIC {} cannot be made",
+                nic.id()
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error> {
+        self.take_device_back(vm, device)
+    }
+
+    fn start_process(&self, vm: &VmName) -> Result<Identity, Error> {
+        // After a reboot of the host one of them is gone.
+        self.make_directories(vm)?;
+        let log = self.paths.log(vm);
+        let socket = self.paths.api_socket(vm);
+        let mark = self.paths.runtime_of(vm);
+        let started = process::start(&Start {
+            arguments: vec![
+                "--log-level".into(),
+                self.log_level.clone().into(),
+                "run".into(),
+                "--api-socket".into(),
+                socket.into(),
+                "--console-socket".into(),
+                self.paths.console_socket(vm).into(),
+                "--console-log".into(),
+                self.paths.console_log(vm).into(),
+            ],
+            mark: &mark,
+            log: &log,
+        });
+        let process = started.map_err(Error::context(format!(
+            "cannot start a process for the machine; its log is {}",
+            log.display()
+        )))?;
+        Ok(process.identity())
+    }
+
+    fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), Error> {
+        identity.map_or(Ok(()), end).map_err(unended)?;
+        let runtime = self.paths.runtime_of(vm);
+        for marked in process::find(&runtime).map_err(unended)? {
+            end(marked).map_err(unended)?;
+        }
+        // Of one that was killed.
+        for socket in [
+            self.paths.api_socket(vm),
+            self.paths.console_socket(vm),
+            self.paths.migration_socket(vm),
+        ] {
+            unless_gone(fs::remove_file(&socket)).map_err(file(&socket))?;
+        }
+        Ok(())
+    }
+
+    fn boot_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error> {
+        self.await_started(vm, identity)?;
+        let (config, devices) = self.configuration(vm, record)?;
+        let vmm = self.api_of(vm);
+        self.runtime.block_on(async {
+            vmm.hand_over(Method::PUT, "/v1/vm", Some(&config), SOON, &devices)
+                .await?;
+            // From here on they are the machine's alone: they are free when it ends.
+            drop(devices);
+            vmm.want(WantedState::Running).await
+        })?;
+        Ok(())
+    }
+
+    fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
+        let vmm = self.api_of(vm);
+        let status = self.runtime.block_on(vmm.status())?;
+        // A device opens once: who has it already cannot be given it again.
+        if status.nics.iter().any(|one| one.id == nic.id().as_str()) {
+            return Ok(());
+        }
+        let (config, device) = self.vdpa(vm, nic, 0)?;
+        let path = format!("/v1/vm/nics/{}", nic.id());
+        let devices = [device];
+        let plugged = vmm.hand_over(Method::PUT, &path, Some(&config), START, &devices);
+        self.runtime.block_on(plugged)?;
+        Ok(())
+    }
+
+    fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
+        let vmm = self.api_of(vm);
+        let stand_by = self.stands_by(vm, nic)?;
+        let there = self.runtime.block_on(vmm.nic(nic.id()))?;
+        let there = there.failover.map(PathBuf::from);
+        // A device opens once: what has it already cannot be given it again.
+        let (fd, devices) = if self.is_on(vm, nic) {
+            (None, Vec::new())
+        } else {
+            (Some(0), vec![self.vdpa(vm, nic, 0)?.1])
+        };
+        // A process of before does not know `failover`.
+        let failover = (there != stand_by).then_some(stand_by);
+        if fd.is_none() && failover.is_none() {
+            return Ok(());
+        }
+        let path = format!("/v1/vm/nics/{}", nic.id());
+        let change = NicChange {
+            fd,
+            failover,
+            ..NicChange::default()
+        };
+        let swapped = vmm.hand_over(Method::PATCH, &path, Some(&change), START, &devices);
+        self.runtime.block_on(swapped)?;
+        Ok(())
+    }
+
+    fn is_on(&self, vm: &VmName, nic: &NicSpec) -> bool {
+        let Ok(status) = self.runtime.block_on(self.api_of(vm).status()) else {
+            return false;
+        };
+        let wanted = self.device_of(vm, nic);
+        let there = status.nics.iter().find(|one| one.id == nic.id().as_str());
+        there.is_some_and(|one| fs::canonicalize(&one.path).is_ok_and(|path| path == wanted))
+    }
+
+    fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, Error> {
+        let path = format!("/v1/vm/nics/{nic}");
+        let vmm = self.api_of(vm);
+        self.runtime.block_on(async {
+            match vmm.ask(Method::DELETE, &path, None::<&()>, SOON).await {
+                Err(error) if error.is_refused(StatusCode::NOT_FOUND) => return Ok(true),
+                asked => asked?,
+            };
+            let start = Instant::now();
+            let mut status = vmm.status().await?;
+            loop {
+                if status.nics.iter().all(|one| one.id != nic.as_str()) {
+                    return Ok(true);
+                }
+                let left = GIVE_UP.saturating_sub(start.elapsed());
+                if left.is_zero() {
+                    return Ok(false);
+                }
+                match tokio::time::timeout(left, vmm.watch(status.generation)).await {
+                    Ok(changed) => status = changed?,
+                    Err(_) => return Ok(false),
+                }
+            }
+        })
+    }
+
+    fn announce(&self, vm: &VmName, nics: &[NicSpec]) {
+        self.announce_mute(vm, nics);
+    }
+
+    fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, Error> {
+        self.runtime.block_on(self.api_of(vm).leave(request))
+    }
+
+    fn migration(&self, vm: &VmName, identity: Identity) -> Account {
+        self.asked(vm, identity, Account::Silent, async |vmm| {
+            vmm.migration().await
+        })
+    }
+
+    fn await_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error> {
+        let Some(arrival) = &record.arrival else {
+            return Ok(());
+        };
+        self.await_started(vm, identity)?;
+        let mut vdpa = Vec::new();
+        for nic in record.nics_now(vm) {
+            // By its path: so that the source may try first, which takes a device and gives it back.
+            let path = self.character_device_of(vm, &nic)?;
+            let failover = self.stands_by(vm, &nic)?;
+            vdpa.push(nic.vdpa(VdpaSource::Path(path), failover));
+        }
+        let listen: Endpoint = arrival.listen.parse().map_err(|error: BadEndpoint| {
+            Error::failed("there is no place where it is waited for").because(error)
+        })?;
+        let tls = self.peers.tls(&listen).cloned();
+        let machine = record.spec.machine();
+        let wanted = MigrationRequest::Receive(ReceiveConfig {
+            listen,
+            vdpa,
+            kernel: Some(machine.kernel.clone()),
+            initramfs: machine.initramfs.clone(),
+            max_memory: Some(machine.memory.size),
+            hugepages: machine.memory.hugepages,
+            host_numa_node: machine.memory.host_numa_node,
+            cpu_affinity: machine.cpu_affinity.clone(),
+            tls,
+            plaintext: false,
+        });
+        let vmm = self.api_of(vm);
+        self.runtime
+            .block_on(vmm.ask(Method::POST, MIGRATION, Some(&wanted), SOON))?;
+        Ok(())
+    }
+
+    fn coming(&self, vm: &VmName, identity: Identity) -> Coming {
+        self.asked(vm, identity, Coming::Silent, async |vmm| vmm.coming().await)
+    }
+
+    fn call_off(&self, vm: &VmName, identity: Identity) -> Result<bool, Error> {
+        let Some(process) = Process::open(identity).map_err(unended)? else {
+            return Ok(true);
+        };
+        let vmm = self.api_of(vm);
+        let asked = vmm.ask(Method::DELETE, MIGRATION, None::<&()>, SOON);
+        match self.runtime.block_on(asked) {
+            // It may come too late, or be over already: what the process says then counts.
+            Err(error) if !error.is_not_listening() && !error.is_refused(StatusCode::CONFLICT) => {
+                return Err(error);
+            }
+            Ok(_) | Err(_) => {}
+        }
+        let asked = Instant::now();
+        while asked.elapsed() < GRACE {
+            if process.wait(LOOK).map_err(unended)? {
+                return Ok(true);
+            }
+            match self.coming(vm, identity) {
+                // It could be given another machine now: there is none.
+                Coming::Stayed => {
+                    self.runtime.block_on(vmm.want(WantedState::Stopped))?;
+                    return process.wait(GRACE).map_err(unended);
+                }
+                Coming::Arrived | Coming::Unsettled => return Ok(false),
+                Coming::Waits(_) | Coming::UnderWay | Coming::Silent => {}
+            }
+        }
+        Ok(false)
+    }
+
+    fn withdraw(&self, vm: &VmName, peer: &Peer) {
+        if let Err(error) = self.peers.withdraw(peer) {
+            tracing::warn!(
+                %vm,
+                node = peer.node,
+                error = &error as &dyn std::error::Error,
+                "another node is not told that a machine does not come; it notices"
+            );
+        }
+    }
+
+    fn is_at(&self, vm: &VmName, peer: &Peer) -> bool {
+        self.peers.has(peer).unwrap_or_else(|error| {
+            tracing::warn!(
+                %vm,
+                node = peer.node,
+                error = &error as &dyn std::error::Error,
+                "another node does not say that it has a machine, so what it is to be like stays here"
+            );
+            false
+        })
+    }
+
+    fn look(&self, vm: &VmName, identity: Option<Identity>) -> Found {
+        let Some(identity) = identity else {
+            let found = process::find(&self.paths.runtime_of(vm));
+            return match found {
+                Ok(found) if found.is_empty() => Found::Gone,
+                _ => Found::Unknown,
+            };
+        };
+        let process = match Process::open(identity) {
+            Ok(Some(process)) => process,
+            Ok(None) => return Found::Gone,
+            Err(_) => return Found::Unknown,
+        };
+        let start = Instant::now();
+        let handshake = loop {
+            match self.runtime.block_on(self.api_of(vm).handshake()) {
+                Ok(handshake) => break handshake,
+                Err(error) if error.is_not_listening() && start.elapsed() < FIND => {}
+                Err(_) => return gone_or(&process, Found::Unknown),
+            }
+            if process.wait(Duration::from_millis(20)).unwrap_or(false) {
+                return gone_or(&process, Found::Gone);
+            }
+        };
+        if handshake.pid != identity.pid || !super::speaks(handshake.api) {
+            return Found::Unknown;
+        }
+        let status = self.runtime.block_on(self.api_of(vm).status());
+        match status.map(|status| status.state) {
+            Ok(VmState::Running | VmState::Paused) => Found::Runs,
+            Ok(VmState::NotStarted | VmState::Starting) => Found::NotBooted,
+            Ok(VmState::Stopped) | Err(_) => {
+                let _ = process.wait(SOON);
+                gone_or(&process, Found::Unknown)
+            }
+        }
+    }
+}
+
+/// What there is, unless the process has ended meanwhile.
+fn gone_or(process: &Process, otherwise: Found) -> Found {
+    match process.wait(Duration::ZERO) {
+        Ok(true) => Found::Gone,
+        _ => otherwise,
+    }
+}

@@ -1,0 +1,271 @@
+//! The vDPA devices of machines' NICs: made, found by their names, taken back.
+//!
+//! Owns the lock on what was made and the order of looking at it. It must not know what a machine does with them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use vdpa_mgmt::Connection;
+use vdpa_mgmt::bus::Bus;
+use vdpa_mgmt::nic::{self, Activity, LockedStore, MadeNic, NicRequest, Nics, State};
+use vdpa_mgmt::{ClassConfig, DeviceConfig, NetConfig};
+use vmm::config::{VdpaConfig, VdpaSource};
+
+use crate::error::{Error, HOST_FAILED, UNUSABLE};
+use crate::machines::Machines;
+use crate::machines::spec::{ExistingDevice, NicSpec, OWNER, VmName};
+use crate::machines::steps::Host as _;
+
+/// Keeps the record of a NIC, and shows its steps.
+struct NicSteps<'a> {
+    store: LockedStore,
+    machines: &'a Machines,
+    vm: &'a VmName,
+}
+
+impl nic::Observer for NicSteps<'_> {
+    fn keep(&mut self, nic: &MadeNic) -> io::Result<()> {
+        self.store.keep(nic)
+    }
+
+    fn progress(&mut self, progress: &nic::Progress<'_>) {
+        match progress.activity {
+            Activity::Begin(phase, what) => {
+                tracing::debug!(nic = progress.name, "{phase} ({what})");
+                self.machines
+                    .at(self.vm, &format_args!("{} begin {phase:?}", progress.name));
+            }
+            Activity::Undo(what) => {
+                tracing::debug!(nic = progress.name, "undoing {what}");
+                self.machines
+                    .at(self.vm, &format_args!("{} undo {what}", progress.name));
+            }
+            Activity::Leave(why) => tracing::warn!(nic = progress.name, "leaving {why}"),
+            Activity::Wait(what) => tracing::debug!(nic = progress.name, "waiting for {what}"),
+            Activity::End(_) => {}
+        }
+    }
+}
+
+impl Machines {
+    /// What owns the character device that a NIC has, to tell whether two are the same.
+    pub(crate) fn device_of(&self, vm: &VmName, nic: &NicSpec) -> PathBuf {
+        let path = self.character_device_of(vm, nic);
+        let path = path.unwrap_or_else(|_| match nic.device(vm) {
+            ExistingDevice::Name(name) => name.into(),
+            ExistingDevice::Path(path) => path,
+        });
+        fs::canonicalize(&path).unwrap_or(path)
+    }
+
+    /// The records of NICs, which nobody else changes meanwhile.
+    fn nic_store(&self) -> Result<LockedStore, Error> {
+        let store = nic::Store::open(&self.paths.nics()).and_then(nic::Store::lock);
+        store.map_err(unread)
+    }
+
+    /// Takes back what was made for machines that there are not. `wanted` says which devices are some machine's.
+    pub(crate) fn remove_stray_devices(&self, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
+        let _one = self.nics.lock();
+        let mut store = self.nic_store()?;
+        let all = store.nics().map_err(unread)?;
+        let strays = all.iter().filter(|nic| {
+            nic.owner().is_some_and(|owner| owner.starts_with(OWNER)) && !wanted(nic.name())
+        });
+        let mut nics = None;
+        for stray in strays {
+            tracing::warn!(
+                device = stray.name(),
+                owner = stray.owner(),
+                "a device of no machine's is taken back"
+            );
+            let nics = match &nics {
+                Some(nics) => nics,
+                None => nics.insert(Nics::open()?),
+            };
+            if let Err(error) = nics.remove(stray, &mut store) {
+                tracing::error!(
+                    device = stray.name(),
+                    error = &error as &dyn std::error::Error,
+                    "a device of no machine's stays"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The vDPA device of a NIC; none if there is none now.
+    pub(crate) fn vdpa_device(&self, vm: &VmName, nic: &NicSpec) -> Option<String> {
+        match nic.device(vm) {
+            ExistingDevice::Name(name) => Some(name),
+            ExistingDevice::Path(path) => device_at(&path),
+        }
+    }
+
+    /// How NICs were made, by the names of their devices; what cannot be read is not among them.
+    pub(crate) fn made_nics(&self) -> BTreeMap<String, MadeNic> {
+        let all = nic::Store::open(&self.paths.nics()).and_then(|store| store.nics());
+        let all = all.unwrap_or_else(|error| {
+            tracing::warn!(%error, "how NICs were made is not known");
+            Vec::new()
+        });
+        all.into_iter()
+            .map(|nic| (nic.name().to_owned(), nic))
+            .collect()
+    }
+
+    /// What a vDPA device of this host says of itself, by what a NIC is on; none if it is not known.
+    pub(crate) fn net_config(&self, vm: &VmName, nic: &NicSpec) -> Option<NetConfig> {
+        let ExistingDevice::Name(name) = nic.device(vm) else {
+            return None;
+        };
+        self.config_of(vm, &name)
+    }
+
+    /// The same of the device of this name.
+    pub(in crate::machines) fn config_of(&self, vm: &VmName, name: &str) -> Option<NetConfig> {
+        let config = Connection::open().and_then(|kernel| kernel.config(name));
+        match config {
+            Ok(DeviceConfig {
+                class: ClassConfig::Net(net),
+                ..
+            }) => Some(net),
+            Ok(_) => None,
+            Err(error) => {
+                tracing::debug!(%vm, device = name, %error, "a device does not say what it is");
+                None
+            }
+        }
+    }
+
+    /// A NIC as the machine takes it, and its device, which has this number among those that are handed over.
+    pub(super) fn vdpa(
+        &self,
+        vm: &VmName,
+        nic: &NicSpec,
+        number: u32,
+    ) -> Result<(VdpaConfig, OwnedFd), Error> {
+        let path = self.character_device_of(vm, nic)?;
+        let mut options = fs::File::options();
+        options.read(true).write(true);
+        let device = match options.open(&path) {
+            Ok(device) => device.into(),
+            Err(source) => {
+                let message = format!(
+                    "cannot open {}; does another process have it open?",
+                    path.display()
+                );
+                return Err(Error::new(UNUSABLE, message).because(source));
+            }
+        };
+        let failover = self.stands_by(vm, nic)?;
+        Ok((nic.vdpa(VdpaSource::Number(number), failover), device))
+    }
+
+    /// The character device that stands by for a NIC, as it is now, if one is to.
+    pub(super) fn stands_by(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<PathBuf>, Error> {
+        let stand_by = nic.on_stand_by(vm);
+        stand_by
+            .map(|nic| self.character_device_of(vm, &nic))
+            .transpose()
+    }
+
+    /// Makes a device for a NIC of a machine, unless it is there.
+    pub(super) fn make(&self, vm: &VmName, request: &NicRequest) -> Result<(), Error> {
+        let _one = self.nics.lock();
+        let store = self.nic_store()?;
+        let mut others = store.nics().map_err(unread)?;
+        let mut steps = NicSteps {
+            store,
+            machines: self,
+            vm,
+        };
+        let nics = Nics::open()?;
+        let is_ours = |other: &MadeNic| {
+            other.name() == request.name && other.owner() == request.owner.as_deref()
+        };
+        if let Some(ours) = others.iter().find(|other| is_ours(other)) {
+            if ours.state() == State::Made && by_name(&request.name).is_ok() {
+                return Ok(());
+            }
+            nics.remove(ours, &mut steps)?;
+        }
+        others.retain(|other| !is_ours(other));
+        nics.make(request, &others, &mut steps)?;
+        Ok(())
+    }
+
+    /// Takes back a device that was made for a NIC of this machine; does nothing if there is none, or it is another one's.
+    pub(super) fn take_device_back(&self, vm: &VmName, device: &str) -> Result<(), Error> {
+        let _one = self.nics.lock();
+        let store = self.nic_store()?;
+        let nic = match store.nic(device) {
+            Err(nic::StoreError::NoNic(_)) => return Ok(()),
+            nic => nic.map_err(unread)?,
+        };
+        let owner = format!("{OWNER}{vm}/");
+        if !nic.owner().is_some_and(|is| is.starts_with(&owner)) {
+            return Ok(());
+        }
+        let mut steps = NicSteps {
+            store,
+            machines: self,
+            vm,
+        };
+        Nics::open()?.remove(&nic, &mut steps)?;
+        Ok(())
+    }
+
+    /// The character device of a NIC, as it is now.
+    pub(crate) fn character_device_of(&self, vm: &VmName, nic: &NicSpec) -> Result<PathBuf, Error> {
+        match nic.device(vm) {
+            ExistingDevice::Name(name) => by_name(&name),
+            ExistingDevice::Path(path) => Ok(path),
+        }
+    }
+}
+
+/// The records of NICs cannot be used: a failure of the host, whatever it is.
+fn unread(error: nic::StoreError) -> Error {
+    Error::transparent(HOST_FAILED, error)
+}
+
+fn by_name(device: &str) -> Result<PathBuf, Error> {
+    let found = Bus::default().device(device);
+    let found = found.map_err(|error| Error::transparent(UNUSABLE, error))?;
+    found.path().ok_or_else(|| {
+        let message = format!(
+            "{device} has no character device; `bellhop bind {device} vhost_vdpa` gives it one"
+        );
+        Error::new(UNUSABLE, message)
+    })
+}
+
+/// The vDPA device that has this character device.
+fn device_at(path: &Path) -> Option<String> {
+    let wanted = path.metadata().ok()?;
+    if !wanted.file_type().is_char_device() {
+        return None;
+    }
+    let mut devices = Bus::default().devices().ok()?.into_iter();
+    let found = devices.find(|device| {
+        let there = device.path().and_then(|path| path.metadata().ok());
+        there.is_some_and(|there| there.rdev() == wanted.rdev())
+    });
+    found.map(|device| device.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_device_is_none() {
+        assert_eq!(device_at(Path::new("/dev/null")), None);
+        assert_eq!(device_at(Path::new("/nowhere")), None);
+    }
+}

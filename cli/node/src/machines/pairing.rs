@@ -1,0 +1,274 @@
+//! A machine that moves between two nodes: what the daemon on each side does for it.
+//!
+//! ```text
+//!   source       the other node asked to wait ─> marked, the machine asked to leave ─> refused: the other one told
+//!   destination  NICs, a process that waits ─> asked again and again whether the guest is here
+//!                  └─ called off, or nobody came in time ─> all is taken back; one of its name that left before is
+//!                     remembered as it was
+//! ```
+//! What follows at the source's end of it is in the steps of machines that leave. Owns these requests. It must not know how the
+//! guest gets over.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use bellhop_api::machine::{EndReason, MigrationObstacle, MigrationRequest, MigrationTrial};
+use bellhop_api::node::{Awaited, SendToNode};
+use serde_json::Value;
+
+use super::arrival::{Arrival, Coming};
+use super::error::{arriving, has_come, no_vm, unfinished};
+use super::record::{Phase, Record};
+use super::slot::Slot;
+use super::spec::{Desired, VmName, VmSpec};
+use super::steps::{Host as _, Passed, SendRequest};
+use super::vmm::malformed;
+use super::{Change, Machines};
+use crate::error::{Error, ErrorKind, UNUSABLE};
+use crate::peers::{Peer, check};
+
+/// The answer about this node instead of the process there, which is gone again.
+fn about(peer: &Peer, answered: Passed) -> Passed {
+    match serde_json::from_slice::<Value>(&answered.body) {
+        Ok(Value::Object(mut answer)) if answered.status == StatusCode::OK => {
+            answer.insert("destination".to_owned(), peer.to_string().into());
+            Passed {
+                body: Bytes::from(Value::Object(answer).to_string()),
+                ..answered
+            }
+        }
+        _ => answered,
+    }
+}
+
+impl Machines {
+    /// Has a running machine leave for another node, or only asks whether it could. The answer is the machine's; one that could not
+    /// is said in the same form if it is the other node that says so.
+    ///
+    /// # Errors
+    /// Nothing is left there then.
+    pub(crate) async fn send_to_node(
+        self: &Arc<Self>,
+        vm: &VmName,
+        wanted: SendToNode,
+        request_id: Option<String>,
+    ) -> Result<Passed, Error> {
+        self.request(self.find(vm)?, move |machines, slot| {
+            let sent = machines.send_to_node_now(slot, &wanted, request_id);
+            slot.is_sent();
+            sent
+        })
+        .await
+    }
+
+    /// Makes all of a machine but its guest, and a process that waits for that. `near`: who sends it is on this host.
+    ///
+    /// # Errors
+    /// What was begun is undone then.
+    pub(crate) async fn receive(
+        self: &Arc<Self>,
+        vm: &VmName,
+        spec: VmSpec,
+        near: bool,
+    ) -> Result<Awaited, Error> {
+        spec.check(vm)?;
+        let slot = self.place(vm);
+        // Said without the lock: it may be held by who asks, here or crosswise at the other node.
+        if let Some(record) = slot.record().filter(|record| !is_done_with(record)) {
+            return Err(taken(vm, &record));
+        }
+        // To its end also if who asked goes: what waits has to be watched.
+        let machines = self.clone();
+        let received = tokio::spawn(async move {
+            let work = move |machines: &Self, slot: &Slot| machines.receive_now(slot, spec, near);
+            machines.request(slot, work).await
+        });
+        received.await.map_err(unfinished)?
+    }
+
+    /// The machine that is waited for does not come: takes back what was made for it. Returns nothing if none is waited for.
+    ///
+    /// # Errors
+    /// It has come, or may have; or something could not be undone.
+    pub(crate) async fn call_off(self: &Arc<Self>, vm: &VmName) -> Result<Option<()>, Error> {
+        let slot = self.find(vm)?;
+        if slot.record().is_none_or(|record| record.arrival.is_none()) {
+            return Ok(None);
+        }
+        self.request(slot, Self::call_off_now).await.map(Some)
+    }
+
+    fn send_to_node_now(
+        &self,
+        slot: &Slot,
+        wanted: &SendToNode,
+        request_id: Option<String>,
+    ) -> Result<Passed, Error> {
+        let vm = slot.name();
+        let mut record = self.sendable(slot)?;
+        check(&wanted.destination)?;
+        let name = wanted
+            .name
+            .as_deref()
+            .map(str::parse::<VmName>)
+            .transpose()?;
+        let peer = Peer {
+            node: wanted.destination.clone(),
+            name: name.as_ref().unwrap_or(vm).to_string(),
+        };
+        let spec = record.spec.elsewhere(wanted.from.as_deref(), |nic| {
+            self.net_config(vm, &record.nic_now(vm, nic))
+        })?;
+        let endpoint = match self.peers.receive(&peer, spec) {
+            Ok(endpoint) => endpoint,
+            Err(error) => {
+                if matches!(error.kind(), ErrorKind::UnclearThere(_)) {
+                    // It may have made what nobody will come to.
+                    self.withdraw(vm, &peer);
+                }
+                let (reason, remedy) = match error.kind() {
+                    ErrorKind::RefusedThere(reason, remedy) if wanted.dry_run => {
+                        (reason.clone(), remedy.clone())
+                    }
+                    ErrorKind::NoCertificates if wanted.dry_run => (error.to_string(), None),
+                    _ => return Err(error),
+                };
+                let trial = MigrationTrial {
+                    destination: peer.to_string(),
+                    movable: false,
+                    obstacles: vec![MigrationObstacle { reason, remedy }],
+                    forecast: None,
+                };
+                return Ok(Passed {
+                    status: StatusCode::OK,
+                    body: serde_json::to_vec(&trial).map_err(malformed)?.into(),
+                });
+            }
+        };
+        let tls = self.peers.tls(&endpoint).cloned();
+        let wanted_of_machine = MigrationRequest::Send(wanted.to_endpoint(endpoint, tls, false));
+        let body = serde_json::to_vec(&wanted_of_machine).map_err(malformed)?;
+        let request = SendRequest {
+            destination: peer.to_string(),
+            body: body.into(),
+            request_id,
+            peer: (!wanted.dry_run).then(|| peer.clone()),
+        };
+        let sent = self.life(slot).send(&mut record, &request);
+        let marked = record.departure.as_ref();
+        if marked.is_none_or(|mark| mark.peer.as_ref() != Some(&peer)) {
+            // It goes nowhere, so nobody waits for it there.
+            self.withdraw(vm, &peer);
+        }
+        Ok(about(&peer, sent?))
+    }
+
+    fn receive_now(&self, slot: &Slot, mut spec: VmSpec, near: bool) -> Result<Awaited, Error> {
+        let vm = slot.name();
+        // Its guest runs where it comes from.
+        spec.state = Desired::Running;
+        let mut former = slot.record();
+        if let Some(record) = former.take_if(|record| !is_done_with(record)) {
+            return Err(taken(vm, &record));
+        }
+        if let Some((what, path)) = spec.boot_files().find(|(_, path)| !path.is_file()) {
+            let shown = path.display();
+            let message = format!("its {what} {shown} is not on this host: copy it there");
+            return Err(Error::new(UNUSABLE, message));
+        }
+        let socket = self.paths.migration_socket(vm);
+        let listen = self
+            .peers
+            .place(near.then_some(socket.as_path()))?
+            .to_string();
+        self.reserve(slot, &spec)?;
+        if let Some(mut record) = former.take_if(|record| record.phase != Phase::Present) {
+            // What could not be undone of it is nobody's.
+            self.life(slot).delete(&mut record)?;
+            former = slot.record();
+        }
+        let arrival = Arrival {
+            listen: listen.clone(),
+        };
+        self.life(slot).receive(spec, arrival, former)?;
+        self.tell(vm, Change::Created);
+        Ok(Awaited { listen })
+    }
+
+    fn call_off_now(&self, slot: &Slot) -> Result<(), Error> {
+        let vm = slot.name();
+        let Some(mut record) = slot.record().filter(|record| record.arrival.is_some()) else {
+            return Err(no_vm(vm));
+        };
+        if record.may_be_elsewhere().is_some() {
+            // Somebody has to say where its guest is.
+            return Err(has_come(vm));
+        }
+        let done = self.take_back(slot, &mut record, "it was called off");
+        if let Err(error) = &done
+            && matches!(error.kind(), ErrorKind::HasCome)
+        {
+            self.look_for_arrival(slot);
+        }
+        done
+    }
+
+    /// Has nobody wait for a machine any more, and takes back what was made for it.
+    fn take_back(&self, slot: &Slot, record: &mut Record, why: &str) -> Result<(), Error> {
+        let vm = slot.name();
+        if record.phase == Phase::Present && !self.life(slot).call_off(record)? {
+            return Err(has_come(vm));
+        }
+        self.life(slot).delete(record)?;
+        self.tell(vm, Change::NotArrived(why.to_owned()));
+        self.tell_gone(slot);
+        Ok(())
+    }
+
+    /// Asks whether a machine that is waited for is here; calls it off when nobody comes.
+    pub(super) fn look_for_arrival(&self, slot: &Slot) {
+        let Some(mut record) = slot.record().filter(|record| record.arrival.is_some()) else {
+            return;
+        };
+        let vm = slot.name();
+        match self.life(slot).look_for_arrival(&mut record) {
+            Coming::Arrived => self.tell(vm, Change::Arrived),
+            coming if coming.is_vain() => {
+                tracing::warn!(%vm, "nobody sends a machine that is waited for: it is called off");
+                if let Err(error) = self.take_back(slot, &mut record, "nobody sent it") {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(%vm, error, "a process goes on waiting");
+                }
+            }
+            Coming::Waits(_)
+            | Coming::UnderWay
+            | Coming::Stayed
+            | Coming::Unsettled
+            | Coming::Silent => {}
+        }
+    }
+}
+
+/// Why another machine cannot take the name of this one.
+fn taken(vm: &VmName, record: &Record) -> Error {
+    if record.arrival.is_some() {
+        arriving(vm)
+    } else {
+        let message = format!(
+            "this node has a virtual machine {vm} already: have the one that comes get another \
+             name (--as), or delete that one on this node"
+        );
+        Error::conflict("name_taken", message)
+    }
+}
+
+/// Whether another machine may take its name: it left this node, or something could not be undone.
+fn is_done_with(record: &Record) -> bool {
+    let left = record
+        .last_end
+        .as_ref()
+        .is_some_and(|end| end.reason == EndReason::Moved);
+    record.phase != Phase::Present
+        || (left && record.process().is_none() && record.departure.is_none())
+}

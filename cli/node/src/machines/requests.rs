@@ -1,0 +1,363 @@
+//! What a request does to one machine, under that machine's lock and on a worker thread.
+//!
+//! Owns which request is possible when. It must not know who holds the lock, nor who watches
+//! processes.
+
+use bellhop_api::machine::WantedState;
+
+use super::departure::remedy;
+use super::error::{arriving, deleting, no_nic, no_vm, not_running, other_nic};
+use super::process::Identity;
+use super::record::{Phase, Record};
+use super::slot::{Live, Slot};
+use super::spec::{Desired, ExistingDevice, NicId, NicSpec, VmName, VmSpec};
+use super::steps::{Passed, SendRequest};
+use super::{Change, Machines, Put, Removed, speaks};
+use crate::error::Error;
+
+impl Machines {
+    pub(super) fn check_level(&self, vm: &VmName, live: &Live) -> Result<(), Error> {
+        match (live.api, &live.version) {
+            (Some(level), Some(version)) if !speaks(level) => {
+                let message = format!(
+                    "the process of {vm} is of Bellhop {version} with API level {level}, which \
+                     this daemon does not speak: use the daemon of that version, or stop the \
+                     process"
+                );
+                Err(Error::conflict("other_api_level", message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn put_now(&self, slot: &Slot, spec: VmSpec) -> Result<Put, Error> {
+        let put = match slot.record() {
+            None => Put::Created,
+            Some(mut record) if record.phase != Phase::Present => {
+                // What is left of an earlier one that could not be undone.
+                record.forget_former();
+                self.life(slot).delete(&mut record)?;
+                Put::Created
+            }
+            Some(mut record) => {
+                check_here(slot.name(), &record)?;
+                if spec.is_same_machine(&record.spec) {
+                    let wanted = match spec.state {
+                        Desired::Running if record.process().is_some() => return Ok(Put::Same),
+                        Desired::Running => WantedState::Running,
+                        Desired::Stopped => WantedState::Stopped,
+                    };
+                    return self.change_now(slot, wanted).map(|()| Put::Same);
+                }
+                if record.process().is_some() {
+                    let message = format!(
+                        "there is another virtual machine {}, and it runs: stop it before it is \
+                         replaced, or give this one another name",
+                        slot.name()
+                    );
+                    return Err(Error::conflict("other_vm_runs", message));
+                }
+                // It would run under the name, and with the NICs, of a guest that may run elsewhere.
+                check_whereabouts(slot.name(), &record)?;
+                self.reserve(slot, &spec)?;
+                self.life(slot).delete(&mut record)?;
+                Put::Replaced
+            }
+        };
+        self.reserve(slot, &spec)?;
+        self.life(slot).create(Record::new(spec))?;
+        self.tell(slot.name(), Change::Created);
+        Ok(put)
+    }
+
+    pub(super) fn delete_now(&self, slot: &Slot) -> Result<(), Error> {
+        let mut record = slot.record().ok_or_else(|| no_vm(slot.name()))?;
+        record.forget_former();
+        self.life(slot).delete(&mut record)?;
+        self.tell(slot.name(), Change::Deleted);
+        Ok(())
+    }
+
+    pub(super) fn change_now(&self, slot: &Slot, wanted: WantedState) -> Result<(), Error> {
+        let vm = slot.name();
+        let mut record = slot.record().ok_or_else(|| no_vm(vm))?;
+        if record.phase != Phase::Present {
+            return Err(deleting(vm));
+        }
+        check_here(vm, &record)?;
+        let runs = record.process().is_some();
+        match wanted {
+            WantedState::Running | WantedState::Paused if runs => {
+                if let Some(live) = &slot.view().live {
+                    self.check_level(vm, live)?;
+                }
+                self.runtime.block_on(self.api_of(vm).want(wanted))
+            }
+            WantedState::Paused => Err(not_running(vm)),
+            WantedState::Running => {
+                check_whereabouts(vm, &record)?;
+                record.spec.state = Desired::Running;
+                let started = self.life(slot).start(&mut record);
+                if started.is_err() {
+                    // The client knows: it is not tried again behind its back.
+                    record.spec.state = Desired::Stopped;
+                    self.life(slot).note(&mut record);
+                }
+                started
+            }
+            WantedState::Stopped => {
+                // Before: it is not to come back if this daemon ends now.
+                self.life(slot).wants_stopped(&mut record)?;
+                // Afterwards nobody can be asked any more.
+                self.life(slot).look_for_guest(&mut record);
+                self.life(slot).stop(&mut record)?;
+                if !runs {
+                    return Ok(());
+                }
+                match self.life(slot).stopped(&mut record)? {
+                    Some(end) => {
+                        self.tell(vm, Change::Ended(end));
+                        self.tell_whereabouts(vm, &record);
+                    }
+                    // It had just left for another node.
+                    None => self.tell(vm, Change::Deleted),
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Says so if a machine's guest may be elsewhere by now.
+    pub(super) fn tell_whereabouts(&self, vm: &VmName, record: &Record) {
+        if let Some(departure) = record.may_be_elsewhere() {
+            let reason = departure.reason();
+            tracing::error!(%vm, "{reason}");
+            self.tell(vm, Change::MayBeElsewhere(reason));
+        }
+    }
+
+    /// Has a running machine leave for another process. The record says so before.
+    pub(super) fn send_now(&self, slot: &Slot, request: &SendRequest) -> Result<Passed, Error> {
+        let mut record = self.sendable(slot)?;
+        self.life(slot).send(&mut record, request)
+    }
+
+    /// The record of a machine that runs, so that it can be asked to leave.
+    pub(super) fn sendable(&self, slot: &Slot) -> Result<Record, Error> {
+        let record = self.present(slot)?;
+        if record.process().is_none() {
+            check_whereabouts(slot.name(), &record)?;
+            return Err(not_running(slot.name()));
+        }
+        Ok(record)
+    }
+
+    /// Asks a machine that was sent elsewhere how that went.
+    pub(super) fn look_for_guest(&self, slot: &Slot) {
+        if let Some(mut record) = slot.record() {
+            self.life(slot).look_for_guest(&mut record);
+        }
+    }
+
+    /// This process has said that the guest runs elsewhere.
+    pub(super) fn hears_moved(&self, slot: &Slot, process: Option<Identity>) {
+        let Some(mut record) = slot.record() else {
+            return;
+        };
+        if record
+            .process()
+            .is_some_and(|(identity, _)| identity == process)
+        {
+            self.life(slot).departed(&mut record);
+        }
+    }
+
+    /// Somebody says where a machine's guest is: to the machine if it runs, else to its record.
+    pub(super) fn say_where_now(&self, slot: &Slot, here: bool) -> Result<(), Error> {
+        let vm = slot.name();
+        let mut record = self.there(slot)?;
+        if record.process().is_some() {
+            self.runtime.block_on(self.api_of(vm).settle(here))?;
+            if here {
+                self.life(slot).look_for_guest(&mut record);
+                self.look_for_arrival(slot);
+            } else {
+                self.life(slot).departed(&mut record);
+            }
+            return Ok(());
+        }
+        if record.departure.is_none() {
+            let message = format!("it is settled where the guest of {vm} is");
+            return Err(Error::conflict("settled", message));
+        }
+        let (came, peer) = (record.arrival.is_some(), record.peer());
+        self.life(slot).say_where(&mut record, here)?;
+        self.tell(vm, Change::Settled { here });
+        if !here {
+            let gone = match (came, peer) {
+                // It never was a machine of this node's.
+                (true, _) => self.life(slot).delete(&mut record).map(|()| true),
+                (false, Some(peer)) => self.life(slot).leaves_to(&mut record, &peer),
+                (false, None) => Ok(false),
+            };
+            if gone? {
+                self.tell_gone(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Says so if there is no machine of this name any more.
+    pub(super) fn tell_gone(&self, slot: &Slot) {
+        if slot.record().is_none() {
+            self.tell(slot.name(), Change::Deleted);
+        }
+    }
+
+    /// As [`Self::there`], of a machine whose guest is not still to come.
+    fn present(&self, slot: &Slot) -> Result<Record, Error> {
+        let record = self.there(slot)?;
+        check_here(slot.name(), &record)?;
+        Ok(record)
+    }
+
+    /// The record of a machine that is there, whose process, if it has one, can be talked to.
+    fn there(&self, slot: &Slot) -> Result<Record, Error> {
+        let vm = slot.name();
+        let record = slot.record().ok_or_else(|| no_vm(vm))?;
+        if record.phase != Phase::Present {
+            return Err(deleting(vm));
+        }
+        if let Some(live) = &slot.view().live {
+            self.check_level(vm, live)?;
+        }
+        Ok(record)
+    }
+
+    pub(super) fn add_nic_now(&self, slot: &Slot, nic: &NicSpec) -> Result<Put, Error> {
+        let vm = slot.name();
+        let mut record = self.present(slot)?;
+        if let Some(there) = record.spec.nic(nic.id()) {
+            return if there == nic {
+                Ok(Put::Same)
+            } else {
+                Err(other_nic(vm, nic.id()))
+            };
+        }
+        // The guest has not given up an earlier one of this name.
+        if record.has_made(nic.id()) {
+            return Err(other_nic(vm, nic.id()));
+        }
+        let spec = record.spec.with_nic(nic.clone())?;
+        spec.check(vm)?;
+        self.reserve(slot, &spec)?;
+        self.life(slot).add_nic(&mut record, nic, spec)?;
+        self.tell(vm, Change::NicAdded(nic.id().clone()));
+        Ok(Put::Created)
+    }
+
+    pub(super) fn swap_nic_now(
+        &self,
+        slot: &Slot,
+        id: &NicId,
+        device: ExistingDevice,
+    ) -> Result<(), Error> {
+        let vm = slot.name();
+        let mut record = self.present(slot)?;
+        let nic = record.spec.nic(id).ok_or_else(|| no_nic(vm, id))?;
+        let moved = nic.moved_to(device);
+        if let Some(on_stand_by) = self.seat_of(vm, nic, &moved) {
+            return self.seat(slot, record, id, on_stand_by);
+        }
+        if *nic == moved {
+            return Ok(());
+        }
+        let spec = record.spec.with_nic_replaced(&moved);
+        spec.check(vm)?;
+        self.reserve(slot, &spec)?;
+        self.life(slot).swap_nic(&mut record, &moved, spec)?;
+        self.tell(vm, Change::NicMoved(id.clone()));
+        Ok(())
+    }
+
+    /// Whether a NIC that is to be on the device of `moved` is to be on the one that stands by for it, or on its own; nothing if it
+    /// is another one, or none stands by.
+    fn seat_of(&self, vm: &VmName, nic: &NicSpec, moved: &NicSpec) -> Option<bool> {
+        let stand_by = nic.on_stand_by(vm)?;
+        let to = self.device_of(vm, moved);
+        let is_there = |nic: &NicSpec| self.device_of(vm, nic) == to;
+        if is_there(&stand_by) {
+            Some(true)
+        } else {
+            is_there(nic).then_some(false)
+        }
+    }
+
+    /// Moves a NIC to the device that stands by for it, or back to its own.
+    fn seat(
+        &self,
+        slot: &Slot,
+        mut record: Record,
+        id: &NicId,
+        on_stand_by: bool,
+    ) -> Result<(), Error> {
+        let life = self.life(slot);
+        // The machine may have done so by itself.
+        life.look_for_failovers(&mut record);
+        if record.is_on_stand_by(id) != on_stand_by {
+            life.seat(&mut record, id, on_stand_by)?;
+        }
+        self.tell(slot.name(), Change::NicMoved(id.clone()));
+        Ok(())
+    }
+
+    /// Notes which NICs a machine has moved by itself to the device that stands by.
+    pub(super) fn look_for_failovers(&self, slot: &Slot) {
+        let Some(mut record) = slot
+            .record()
+            .filter(|record| record.phase == Phase::Present)
+        else {
+            return;
+        };
+        for id in self.life(slot).look_for_failovers(&mut record) {
+            self.tell(slot.name(), Change::NicFailedOver(id, None));
+        }
+    }
+
+    pub(super) fn remove_nic_now(&self, slot: &Slot, id: &NicId) -> Result<Removed, Error> {
+        let vm = slot.name();
+        let mut record = self.present(slot)?;
+        // One that the guest was asked for is asked for again.
+        if record.spec.nic(id).is_none() && !record.has_made(id) {
+            return Err(no_nic(vm, id));
+        }
+        let gone = self.life(slot).remove_nic(&mut record, id)?;
+        if gone {
+            self.tell(vm, Change::NicRemoved(id.clone()));
+            Ok(Removed::Gone)
+        } else {
+            Ok(Removed::Asked)
+        }
+    }
+}
+
+/// Fails if the guest of a machine is still to come.
+fn check_here(vm: &VmName, record: &Record) -> Result<(), Error> {
+    if record.arrival.is_some() && record.departure.is_none() {
+        Err(arriving(vm))
+    } else {
+        Ok(())
+    }
+}
+
+/// Fails if the guest of a machine without a process may run elsewhere.
+fn check_whereabouts(vm: &VmName, record: &Record) -> Result<(), Error> {
+    match record.may_be_elsewhere() {
+        None => Ok(()),
+        Some(departure) => {
+            let (reason, remedy) = (departure.reason(), remedy(vm.as_str()));
+            let message = format!("{vm} is not started: {reason}; {remedy}");
+            Err(Error::conflict("may_be_elsewhere", message))
+        }
+    }
+}

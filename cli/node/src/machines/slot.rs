@@ -1,0 +1,146 @@
+//! The place of one virtual machine in the daemon's memory.
+//!
+//! Owns the lock under which its steps are done, and what everybody may see of it meanwhile. It must not know
+//! what the steps are.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bellhop_api::machine::{Handshake, VmState};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+use super::process::Identity;
+use super::record::Record;
+use super::spec::{VmName, VmSpec};
+
+/// What is known of a machine's process.
+#[derive(Debug, Clone)]
+pub(crate) struct Live {
+    /// Which it is.
+    pub(crate) identity: Identity,
+    /// It was started by an earlier daemon.
+    pub(crate) adopted: bool,
+    /// The version of Bellhop that it runs, once it has said that.
+    pub(crate) version: Option<String>,
+    /// The level of its API.
+    pub(crate) api: Option<u32>,
+    /// What it does; none while it does not say.
+    pub(crate) state: Option<VmState>,
+}
+
+impl Live {
+    pub(crate) fn new(identity: Identity, adopted: bool) -> Self {
+        Self {
+            identity,
+            adopted,
+            version: None,
+            api: None,
+            state: None,
+        }
+    }
+}
+
+/// What everybody may see.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct View {
+    /// None: there is no such machine, or not yet.
+    pub(crate) record: Option<Record>,
+    /// What it is about to become: its devices are taken from now on.
+    pub(crate) pending: Option<VmSpec>,
+    /// Its process.
+    pub(crate) live: Option<Live>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    name: VmName,
+    /// Held while steps are done.
+    pub(crate) steps: Arc<tokio::sync::Mutex<()>>,
+    /// Told when there is something new about its migration.
+    pub(crate) migration: Notify,
+    /// When a client asked last how its migration goes.
+    asked: Mutex<Option<Instant>>,
+    view: Mutex<View>,
+}
+
+impl Slot {
+    pub(crate) fn new(name: VmName, record: Option<Record>) -> Self {
+        Self {
+            name,
+            steps: Arc::default(),
+            migration: Notify::new(),
+            asked: Mutex::default(),
+            view: Mutex::new(View {
+                record,
+                ..View::default()
+            }),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &VmName {
+        &self.name
+    }
+
+    /// What there is now. Never held while something is waited for.
+    pub(crate) fn view(&self) -> MutexGuard<'_, View> {
+        self.view.lock()
+    }
+
+    /// This is its record now.
+    pub(super) fn shows(&self, record: Option<&Record>) {
+        let mut view = self.view();
+        if record.is_none_or(|record| record.process().is_none()) {
+            view.live = None;
+        }
+        view.record = record.cloned();
+    }
+
+    /// It was asked to leave: that client polls the result.
+    pub(super) fn is_sent(&self) {
+        self.asks();
+        self.migration.notify_one();
+    }
+
+    /// A client asks how its migration goes.
+    pub(crate) fn asks(&self) {
+        *self.asked() = Some(Instant::now());
+    }
+
+    /// Whether a client has asked how its migration goes within this time.
+    pub(crate) fn has_asked(&self, within: Duration) -> bool {
+        self.asked().is_some_and(|when| when.elapsed() < within)
+    }
+
+    /// How its migration goes is not for the client any more.
+    pub(crate) fn has_heard(&self) {
+        *self.asked() = None;
+        self.migration.notify_one();
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.asked.lock()
+    }
+
+    pub(crate) fn record(&self) -> Option<Record> {
+        self.view().record.clone()
+    }
+
+    /// Changes what is known of this process, unless there is another one by now.
+    pub(crate) fn update(&self, identity: Identity, change: impl FnOnce(&mut Live)) {
+        if let Some(live) = &mut self.view().live
+            && live.identity == identity
+        {
+            change(live);
+        }
+    }
+
+    /// Which program its process says that it is.
+    pub(crate) fn is_of(&self, identity: Identity, who: &Handshake) {
+        self.update(identity, |live| {
+            live.version = Some(who.version.clone());
+            live.api = Some(who.api);
+        });
+    }
+}

@@ -1,0 +1,287 @@
+//! What a virtual machine is to be like, as clients say it and the store keeps it.
+//!
+//! A machine's part is [`VmConfig`] as it is, so that what `bellhop run` accepts is accepted here; NICs,
+//! the state and the restart policy are the node's. Values that could not work cannot be held. It must not know
+//! what is done about it.
+
+mod name;
+mod nic;
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::PathBuf;
+
+use bellhop_api::node::SendToNode;
+pub(crate) use bellhop_api::node::{Desired, NicId, Restart};
+use serde::de::{self, DeserializeOwned, Deserializer};
+use serde::ser::Serializer;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
+use utoipa::{PartialSchema, ToSchema};
+use vdpa_mgmt::NetConfig;
+use vmm::config::VmConfig;
+
+pub(crate) use self::name::{OWNER, VmName, bad_vm_name, owned_by};
+pub(crate) use self::nic::{ExistingDevice, NicSource, NicSpec};
+use crate::error::Error;
+
+/// The longest name of a vDPA device, in bytes.
+const DEVICE_NAME_MAX: usize = 63;
+
+/// A virtual machine as it is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VmSpec {
+    /// The machine; without vDPA devices, which are `nics`.
+    machine: VmConfig,
+    nics: Vec<NicSpec>,
+    /// As it was asked for when the machine was made.
+    pub(crate) state: Desired,
+    /// What happens when it ends by itself.
+    pub(crate) restart: Restart,
+}
+
+/// The machine as it is to be here.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReceiveFromNode {
+    /// As for `PUT /v1/vms/{name}`. Its boot files are this host's, and its NICs are made here; it runs when it has come.
+    pub(crate) spec: VmSpec,
+}
+
+/// Which way a machine is to go.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum NodeMigrationRequest {
+    /// Send it to another node.
+    Send(SendToNode),
+    /// Wait for it: what another node's daemon asks for.
+    Receive(Box<ReceiveFromNode>),
+}
+
+/// A body that is no NIC.
+pub(crate) fn not_a_nic(why: impl fmt::Display) -> Error {
+    Error::invalid(format!("the body is no NIC: {why}"))
+}
+
+fn two_nics(id: &NicId) -> Error {
+    Error::invalid(format!("two NICs have the name {id}"))
+}
+
+impl VmSpec {
+    pub(crate) fn nics(&self) -> &[NicSpec] {
+        &self.nics
+    }
+
+    pub(crate) fn nic(&self, id: &NicId) -> Option<&NicSpec> {
+        self.nics.iter().find(|nic| nic.id() == id)
+    }
+
+    /// The machine without its vDPA devices.
+    pub(crate) fn machine(&self) -> &VmConfig {
+        &self.machine
+    }
+
+    /// Whether it is the same but for what it is to do.
+    pub(crate) fn is_same_machine(&self, other: &Self) -> bool {
+        (&self.machine, &self.nics, self.restart) == (&other.machine, &other.nics, other.restart)
+    }
+
+    /// With one more NIC.
+    ///
+    /// # Errors
+    /// Another NIC has its name.
+    pub(crate) fn with_nic(&self, nic: NicSpec) -> Result<Self, Error> {
+        if self.nic(nic.id()).is_some() {
+            return Err(two_nics(nic.id()));
+        }
+        let mut spec = self.clone();
+        spec.nics.push(nic);
+        Ok(spec)
+    }
+
+    /// With another NIC in the place of the one of its name; the same if there is none.
+    pub(crate) fn with_nic_replaced(&self, nic: &NicSpec) -> Self {
+        let mut spec = self.clone();
+        let mut nics = spec.nics.iter_mut();
+        if let Some(there) = nics.find(|there| there.id() == nic.id()) {
+            *there = nic.clone();
+        }
+        spec
+    }
+
+    /// As another node is to have it: see [`NicSpec::elsewhere`]. `device` is what a NIC's device here says of itself.
+    ///
+    /// # Errors
+    /// A NIC cannot be so.
+    pub(crate) fn elsewhere(
+        &self,
+        from: Option<&str>,
+        device: impl Fn(&NicSpec) -> Option<NetConfig>,
+    ) -> Result<Self, Error> {
+        let mut spec = self.clone();
+        for nic in &mut spec.nics {
+            *nic = nic.elsewhere(from, device(nic).as_ref())?;
+        }
+        spec.state = Desired::Running;
+        Ok(spec)
+    }
+
+    /// The files that it boots from, and what they are.
+    pub(crate) fn boot_files(&self) -> impl Iterator<Item = (&'static str, &PathBuf)> {
+        let initramfs = self.machine.initramfs.iter();
+        std::iter::once(("kernel", &self.machine.kernel))
+            .chain(initramfs.map(|path| ("initramfs", path)))
+    }
+
+    /// Without one of its NICs.
+    pub(crate) fn without_nic(&self, id: &NicId) -> Self {
+        let mut spec = self.clone();
+        spec.nics.retain(|nic| nic.id() != id);
+        spec
+    }
+
+    /// Whether a machine of this name can be so.
+    ///
+    /// # Errors
+    /// A path is relative, or a device's name would be too long.
+    pub(crate) fn check(&self, vm: &VmName) -> Result<(), Error> {
+        let disks = self.machine.disks.iter();
+        let disks = disks.map(|disk| ("a disk's path", &disk.path));
+        let files = self.boot_files().chain(disks);
+        let nics = self.nics.iter().flat_map(NicSpec::paths);
+        let mut paths = files.map(|(what, path)| (what, path.as_path())).chain(nics);
+        if let Some((what, path)) = paths.find(|(_, path)| !path.is_absolute()) {
+            return Err(Error::invalid(format!(
+                "{what} is {}: give an absolute path, for the machine is run elsewhere",
+                path.display()
+            )));
+        }
+        let long = |nic: &&NicSpec| {
+            nic.made_names(vm)
+                .any(|device| device.len() > DEVICE_NAME_MAX)
+        };
+        match self.nics.iter().find(long) {
+            Some(nic) => Err(Error::invalid(format!(
+                "the names {vm} and {} have more than {} bytes together, which is all that the \
+                 name of a vDPA device has room for: give a shorter one",
+                nic.id(),
+                DEVICE_NAME_MAX - 1
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Serialize for VmSpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Flat<'a> {
+            #[serde(flatten)]
+            machine: &'a Value,
+            nics: &'a [NicSpec],
+            state: Desired,
+            restart: Restart,
+        }
+        let machine = serde_json::to_value(&self.machine);
+        let mut machine = machine.map_err(serde::ser::Error::custom)?;
+        if let Some(fields) = machine.as_object_mut() {
+            fields.remove(VDPA);
+        }
+        Flat {
+            machine: &machine,
+            nics: &self.nics,
+            state: self.state,
+            restart: self.restart,
+        }
+        .serialize(serializer)
+    }
+}
+
+/// The field of [`VmConfig`] that is not for clients of the node.
+const VDPA: &str = "vdpa";
+
+impl<'de> Deserialize<'de> for VmSpec {
+    // By hand: serde's `flatten` neither refuses unknown fields nor tells where a value is wrong.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut fields = Map::deserialize(deserializer)?;
+        let nics: Vec<NicSpec> = take(&mut fields, "nics")?;
+        let state = take(&mut fields, "state")?;
+        let restart = take(&mut fields, "restart")?;
+        if fields.contains_key(VDPA) {
+            return Err(de::Error::custom("unknown field `vdpa`: give `nics`"));
+        }
+        let mut ids = BTreeSet::new();
+        if let Some(nic) = nics.iter().find(|nic| !ids.insert(nic.id())) {
+            return Err(de::Error::custom(two_nics(nic.id())));
+        }
+        Ok(Self {
+            machine: place("", Value::Object(fields))?,
+            nics,
+            state,
+            restart,
+        })
+    }
+}
+
+fn take<T: DeserializeOwned + Default, E: de::Error>(
+    fields: &mut Map<String, Value>,
+    name: &str,
+) -> Result<T, E> {
+    fields
+        .remove(name)
+        .map_or_else(|| Ok(T::default()), |value| place(name, value))
+}
+
+/// Reads a value; an error says where in it.
+fn place<T: DeserializeOwned, E: de::Error>(name: &str, value: Value) -> Result<T, E> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = match (name, error.path().to_string().as_str()) {
+            ("", ".") => return E::custom(error.into_inner()),
+            ("", path) => path.to_owned(),
+            (name, ".") => name.to_owned(),
+            (name, path) if path.starts_with('[') => format!("{name}{path}"),
+            (name, path) => format!("{name}.{path}"),
+        };
+        E::custom(format_args!("{path}: {}", error.into_inner()))
+    })
+}
+
+impl PartialSchema for VmSpec {
+    fn schema() -> RefOr<Schema> {
+        let mut object = match VmConfig::schema() {
+            RefOr::T(Schema::Object(object)) => object,
+            _ => Object::new(),
+        };
+        object.properties.remove(VDPA);
+        let nics = ArrayBuilder::new()
+            .items(NicSpec::schema())
+            .description(Some("Its NICs, in the order of their PCI slots"));
+        let fields: [(&str, RefOr<Schema>); 3] = [
+            ("nics", RefOr::T(Schema::Array(nics.build()))),
+            ("state", Desired::schema()),
+            ("restart", Restart::schema()),
+        ];
+        for (name, schema) in fields {
+            object.properties.insert(name.to_owned(), schema);
+        }
+        object.description = Some("A virtual machine as it is to be".to_owned());
+        RefOr::T(Schema::Object(object))
+    }
+}
+
+impl ToSchema for VmSpec {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("VmSpec")
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        <VmConfig as ToSchema>::schemas(schemas);
+        <NicSpec as ToSchema>::schemas(schemas);
+    }
+}
+
+#[cfg(test)]
+mod tests;

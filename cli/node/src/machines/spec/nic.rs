@@ -1,0 +1,394 @@
+//! A NIC of a virtual machine, as clients say it and as it is once it is checked.
+//!
+//! It may have a backup: another vDPA device, which the NIC moves to once its own has failed. A
+//! backup that is made (`from`) has the settings of the NIC's own device: address, MTU, queue
+//! pairs, connection, rates. So only a NIC that is made, too, can have it.
+//!
+//! Owns which of its settings go together. It must not know the machine's other NICs, or when a
+//! device has failed.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use bellhop_api::node::{NicKind, NicSettings, NicStandBy};
+use bellhop_common::text::address;
+use serde::{Deserialize, Serialize};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+use utoipa::{PartialSchema, ToSchema};
+use vdpa_mgmt::connectivity::Connectivity;
+use vdpa_mgmt::link::VlanId;
+use vdpa_mgmt::nic::{Kind, NicRequest};
+use vdpa_mgmt::sriov::Rates;
+use vdpa_mgmt::{Error as MgmtError, NetConfig};
+use vmm::config::{MacAddress, VdpaConfig, VdpaSource};
+
+use super::{NicId, VmName, not_a_nic};
+use crate::error::Error;
+
+/// The MTU of Ethernet, in bytes.
+const MTU: u16 = 1500;
+
+/// Where a NIC's device comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NicSource {
+    /// It is made for the machine, like this; name and owner are the machine's to give.
+    From(Box<NicRequest>),
+    /// It is there.
+    There(ExistingDevice),
+}
+
+/// A vDPA device that is there already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ExistingDevice {
+    /// Its character device.
+    Path(PathBuf),
+    /// Its name.
+    Name(String),
+}
+
+/// A NIC of a virtual machine, checked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "NicSettings", into = "NicSettings")]
+pub(crate) struct NicSpec {
+    id: NicId,
+    source: NicSource,
+    stand_by: Option<NicSource>,
+    raw: NicSettings,
+}
+
+impl NicSpec {
+    pub(crate) fn id(&self) -> &NicId {
+        &self.id
+    }
+
+    pub(crate) fn source(&self) -> &NicSource {
+        &self.source
+    }
+
+    /// The address that was asked for; none: the device's own.
+    pub(crate) fn mac(&self) -> Option<MacAddress> {
+        self.raw.mac
+    }
+
+    /// The same NIC on a device that is there already. What is for devices that are made is gone, and so is what stands by for
+    /// it if that is this device, or made.
+    pub(crate) fn moved_to(&self, device: ExistingDevice) -> Self {
+        let other = NicSource::There(device.clone());
+        let keeps =
+            |stand_by: &NicSource| matches!(stand_by, NicSource::There(_)) && *stand_by != other;
+        let stand_by = self.stand_by.clone().filter(keeps);
+        let failover = self.raw.failover.clone().filter(|_| stand_by.is_some());
+        let (path, name) = match device {
+            ExistingDevice::Path(path) => (Some(path), None),
+            ExistingDevice::Name(name) => (None, Some(name)),
+        };
+        let raw = NicSettings {
+            id: Some(self.id.clone()),
+            path,
+            device: name,
+            mac: self.raw.mac,
+            doorbell: self.raw.doorbell,
+            rescue: self.raw.rescue,
+            failover,
+            ..NicSettings::default()
+        };
+        Self {
+            id: self.id.clone(),
+            source: other,
+            stand_by,
+            raw,
+        }
+    }
+
+    /// As the machine takes it, on this device; the character device `failover` stands by.
+    pub(crate) fn vdpa(&self, source: VdpaSource, failover: Option<PathBuf>) -> VdpaConfig {
+        VdpaConfig {
+            source,
+            id: Some(self.id.to_string()),
+            mac: self.raw.mac,
+            num_queues: None,
+            doorbell: self.raw.doorbell,
+            rescue: self.raw.rescue,
+            failover,
+        }
+    }
+
+    /// The NIC that another node is to make for the same guest: on what is called `from` there, if that is given, else on what is
+    /// called as here. What its device here has without having been asked for is asked for there.
+    ///
+    /// # Errors
+    /// `from` cannot be meant.
+    pub(crate) fn elsewhere(
+        &self,
+        from: Option<&str>,
+        device: Option<&NetConfig>,
+    ) -> Result<Self, Error> {
+        let mut raw = self.raw.clone();
+        if let Some(from) = from {
+            raw.from = Some(from.to_owned());
+            raw.path = None;
+            raw.device = None;
+            // These are about the NIC of this host.
+            raw.kind = NicKind::default();
+            raw.virtual_functions = None;
+            raw.failover = raw.failover.map(|_| NicStandBy::made_of(from));
+        }
+        if raw.from.is_some() {
+            has_as(&mut raw, device);
+        }
+        Self::try_from(raw).map_err(not_a_nic)
+    }
+
+    /// The device to be made for `vm`; none if it is there already.
+    pub(crate) fn request(&self, vm: &VmName) -> Option<NicRequest> {
+        match &self.source {
+            NicSource::From(request) => Some(NicRequest {
+                name: vm.device(&self.id),
+                owner: Some(vm.owner(&self.id)),
+                ..(**request).clone()
+            }),
+            NicSource::There(_) => None,
+        }
+    }
+
+    /// The device that it is on; one that is made has its name.
+    pub(crate) fn device(&self, vm: &VmName) -> ExistingDevice {
+        match &self.source {
+            NicSource::From(_) => ExistingDevice::Name(vm.device(&self.id)),
+            NicSource::There(device) => device.clone(),
+        }
+    }
+
+    /// Where the device comes from that stands by for it, if one does.
+    pub(crate) fn stand_by(&self) -> Option<&NicSource> {
+        self.stand_by.as_ref()
+    }
+
+    /// Whether its own device, or the one that stands by for it, is made for it.
+    pub(crate) fn is_made(&self, stand_by: bool) -> bool {
+        let source = if stand_by {
+            self.stand_by.as_ref()
+        } else {
+            Some(&self.source)
+        };
+        matches!(source, Some(NicSource::From(_)))
+    }
+
+    /// The same NIC once it is on the device that stands by for it; none if none does.
+    pub(crate) fn on_stand_by(&self, vm: &VmName) -> Option<Self> {
+        let device = match self.stand_by.as_ref()? {
+            NicSource::From(_) => ExistingDevice::Name(vm.stand_by(&self.id)),
+            NicSource::There(device) => device.clone(),
+        };
+        let mut nic = self.moved_to(device);
+        nic.raw.failover = None;
+        nic.stand_by = None;
+        Some(nic)
+    }
+
+    /// The device to be made for `vm` to stand by; none if it is there already, or none does. `own`
+    /// is what the NIC's own device says of itself: what that has without having been asked for is
+    /// asked for here.
+    pub(crate) fn stand_by_request(
+        &self,
+        vm: &VmName,
+        own: Option<&NetConfig>,
+    ) -> Option<NicRequest> {
+        let NicSource::From(wanted) = self.stand_by.as_ref()? else {
+            return None;
+        };
+        let mut raw = self.raw.clone();
+        has_as(&mut raw, own);
+        Some(NicRequest {
+            name: vm.stand_by(&self.id),
+            owner: Some(vm.owner(&self.id)),
+            mac: raw.mac.map(MacAddress::bytes),
+            mtu: raw.mtu,
+            max_vqp: raw.queue_pairs,
+            ..(**wanted).clone()
+        })
+    }
+
+    /// The paths that it names, and what they are.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let own = (Some(&self.source), "a NIC's path");
+        let stand_by = (self.stand_by.as_ref(), "a NIC's failover.path");
+        let both = [own, stand_by].into_iter();
+        both.filter_map(|(source, what)| match source {
+            Some(NicSource::There(ExistingDevice::Path(path))) => Some((what, path.as_path())),
+            _ => None,
+        })
+    }
+
+    /// The names of the devices that are made for it.
+    pub(crate) fn made_names(&self, vm: &VmName) -> impl Iterator<Item = String> {
+        let own = self.is_made(false).then(|| vm.device(&self.id));
+        let stand_by = self.is_made(true).then(|| vm.stand_by(&self.id));
+        own.into_iter().chain(stand_by)
+    }
+}
+
+impl From<NicSpec> for NicSettings {
+    fn from(nic: NicSpec) -> Self {
+        nic.raw
+    }
+}
+
+// The names of fields are all that a client needs to see of it.
+impl PartialSchema for NicSpec {
+    fn schema() -> RefOr<Schema> {
+        NicSettings::schema()
+    }
+}
+
+impl ToSchema for NicSpec {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("NicSpec")
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        <NicSettings as ToSchema>::schemas(schemas);
+    }
+}
+
+/// A setting of devices that are made, for one that is there already.
+fn only_from(id: &NicId, what: &str) -> Error {
+    Error::invalid(format!(
+        "{id} has {what}, which is for devices that are made (`from`): leave it out"
+    ))
+}
+
+impl TryFrom<NicSettings> for NicSpec {
+    type Error = Error;
+
+    fn try_from(raw: NicSettings) -> Result<Self, Error> {
+        // As serde says it of a field that is not optional.
+        let no_id = || Error::invalid("missing field `id`");
+        let id = raw.id.clone().ok_or_else(no_id)?;
+        let own = (&raw.from, &raw.path, &raw.device);
+        let source = source(own, &id, |from| request(&id, &raw, from))?;
+        if !matches!(source, NicSource::From(_)) {
+            let given = [
+                (raw.kind != NicKind::Auto, "kind"),
+                (raw.bridge.is_some(), "bridge"),
+                (raw.vlan.is_some(), "vlan"),
+                (raw.mtu.is_some(), "mtu"),
+                (raw.queue_pairs.is_some(), "queue_pairs"),
+                (raw.max_tx_rate.is_some(), "max_tx_rate"),
+                (raw.min_tx_rate.is_some(), "min_tx_rate"),
+                (raw.virtual_functions.is_some(), "virtual_functions"),
+            ];
+            if let Some(&(_, what)) = given.iter().find(|one| one.0) {
+                return Err(only_from(&id, what));
+            }
+        }
+        let stand_by = raw.failover.as_ref();
+        let stand_by = stand_by.map(|stand_by| stand_by_source(stand_by, &id, &raw, &source));
+        let stand_by = stand_by.transpose()?;
+        Ok(Self {
+            id,
+            source,
+            stand_by,
+            raw,
+        })
+    }
+}
+
+/// Where a device comes from, of which one of from, path and device is said, and `what` has it.
+fn source(
+    said: (&Option<String>, &Option<PathBuf>, &Option<String>),
+    what: impl fmt::Display,
+    request: impl FnOnce(&str) -> Result<NicRequest, Error>,
+) -> Result<NicSource, Error> {
+    let there = match said {
+        (Some(from), None, None) => return Ok(NicSource::From(Box::new(request(from)?))),
+        (None, Some(path), None) => ExistingDevice::Path(path.clone()),
+        (None, None, Some(name)) => ExistingDevice::Name(name.clone()),
+        (from, path, device) => {
+            let given = [from.is_some(), path.is_some(), device.is_some()];
+            let count = given.into_iter().filter(|given| *given).count();
+            return Err(Error::invalid(format!(
+                "{what} has {count} of from, path and device: give one"
+            )));
+        }
+    };
+    Ok(NicSource::There(there))
+}
+
+/// Where the device comes from that stands by, for the NIC `id` that is `raw` and comes from `own`.
+fn stand_by_source(
+    stand_by: &NicStandBy,
+    id: &NicId,
+    raw: &NicSettings,
+    own: &NicSource,
+) -> Result<NicSource, Error> {
+    let given = (&stand_by.from, &stand_by.path, &stand_by.device);
+    let what = format_args!("{id}: failover");
+    let source = source(given, what, |from| request(id, raw, from))?;
+    match (&source, own) {
+        (NicSource::From(_), NicSource::There(_)) => Err(only_from(id, "failover.from")),
+        (NicSource::There(_), own) if source == *own => Err(Error::invalid(format!(
+            "{id}: failover is the NIC's own device: name another one that can take its place"
+        ))),
+        _ => Ok(source),
+    }
+}
+
+/// What is to be made, without name and owner.
+fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, Error> {
+    let wrong = |why: MgmtError| Error::invalid(format!("{id}: {why}"));
+    let rates = match (raw.min_tx_rate, raw.max_tx_rate) {
+        (None, None) => None,
+        (min, max) => {
+            Some(Rates::new(min.unwrap_or_default(), max.unwrap_or_default()).map_err(wrong)?)
+        }
+    };
+    let vlan = raw
+        .vlan
+        .map(|vlan| vlan.to_string().parse::<VlanId>())
+        .transpose()
+        .map_err(wrong)?;
+    let connectivity = (raw.bridge.is_some() || vlan.is_some()).then(|| Connectivity {
+        bridge: raw.bridge.clone(),
+        vlan,
+        // The representor has to let through what the function sends.
+        mtu: raw.mtu.filter(|_| raw.bridge.is_some()).map(u32::from),
+    });
+    let request = NicRequest {
+        kind: match raw.kind {
+            NicKind::Auto => Kind::Auto,
+            NicKind::Vf => Kind::VirtualFunction,
+            NicKind::Sf => Kind::Subfunction,
+        },
+        mac: raw.mac.map(MacAddress::bytes),
+        mtu: raw.mtu,
+        max_vqp: raw.queue_pairs,
+        connectivity,
+        rates,
+        virtual_functions: raw.virtual_functions,
+        ..NicRequest::new("nic", from)
+    };
+    // Values that no device can have, whatever it is made on.
+    if let Ok(any) = "any".parse() {
+        request.device(any).map_err(wrong)?;
+    }
+    Ok(request)
+}
+
+/// Has a NIC ask for what its device has without having been asked for.
+fn has_as(nic: &mut NicSettings, device: Option<&NetConfig>) {
+    let Some(device) = device else {
+        return;
+    };
+    let mac = device.mac.filter(|mac| *mac != [0; 6]);
+    nic.mac = nic
+        .mac
+        .or_else(|| mac.and_then(|mac| address(&mac).parse().ok()));
+    // What every device has need not be asked for: not all take the request.
+    nic.mtu = nic.mtu.or(device.mtu.filter(|mtu| *mtu != MTU));
+    nic.queue_pairs = nic
+        .queue_pairs
+        .or(device.max_vq_pairs.filter(|pairs| *pairs > 1));
+}

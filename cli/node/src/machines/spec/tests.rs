@@ -1,0 +1,258 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use serde_json::json;
+use vdpa_mgmt::nic::NicRequest;
+
+use super::*;
+
+fn spec(value: Value) -> Result<VmSpec, String> {
+    vmm::http::body::parse(value.to_string().as_bytes()).map_err(|error| error.to_string())
+}
+
+fn vm(name: &str) -> VmName {
+    name.parse().unwrap()
+}
+
+#[test]
+fn names_are_checked() {
+    for good in ["a", "0", "web-1", &"a".repeat(63)] {
+        assert!(good.parse::<VmName>().is_ok(), "{good}");
+    }
+    let long = "a".repeat(64);
+    for bad in [
+        "", "-a", "A", "a.b", "a/b", "..", "a b", "a\n", "ä", "a_b", &long,
+    ] {
+        assert!(bad.parse::<VmName>().is_err(), "{bad}");
+    }
+    for bad in ["", "a/b", "a b", &"a".repeat(65)] {
+        assert!(bad.parse::<NicId>().is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let written = json!({
+        "kernel": "/k", "cpus": 2, "memory": "1G", "disks": [{ "path": "/d" }],
+        "nics": [
+            { "id": "net0", "from": "pci/0000:01:00.0", "kind": "vf", "bridge": "br0", "vlan": 100,
+              "mac": "52:54:00:12:34:56", "mtu": 9000, "queue_pairs": 4, "max_tx_rate": 100 },
+            { "id": "net1", "path": "/dev/vhost-vdpa-3", "doorbell": "off" },
+            { "id": "net2", "device": "vdpa0", "failover": { "path": "/dev/vhost-vdpa-4" } },
+        ],
+        "restart": "Always", "state": "Stopped",
+    });
+    let read = spec(written.clone()).unwrap();
+    let again: VmSpec = serde_json::from_value(serde_json::to_value(&read).unwrap()).unwrap();
+    assert_eq!(again, read);
+    let shown = serde_json::to_value(&read).unwrap();
+    for key in ["nics", "restart", "state", "cpus", "kernel"] {
+        assert_eq!(shown[key], written[key]);
+    }
+    assert!(shown.get("vdpa").is_none());
+    assert_eq!(
+        (read.state, read.restart),
+        (Desired::Stopped, Restart::Always)
+    );
+    let request = read.nics()[0].request(&vm("web")).unwrap();
+    assert_eq!(request.name, "web.net0");
+    assert_eq!(request.owner.as_deref(), Some("node:web/net0"));
+    let connectivity = request.connectivity.unwrap();
+    assert_eq!(connectivity.bridge.as_deref(), Some("br0"));
+    assert_eq!(connectivity.mtu, Some(9000));
+    assert!(read.nics()[1].request(&vm("web")).is_none());
+    let minimal = spec(json!({ "kernel": "/k" })).unwrap();
+    assert_eq!(
+        (minimal.state, minimal.restart, minimal.nics().len()),
+        (Desired::Running, Restart::OnFailure, 0)
+    );
+}
+
+#[test]
+fn mistakes_are_named() {
+    let nic = |nic: Value| json!({ "kernel": "/k", "nics": [nic] });
+    for (wrong, words) in [
+        (json!({ "kernel": "/k", "vdpa": [] }), "give `nics`"),
+        (
+            json!({ "kernel": "/k", "vcpus": 2 }),
+            "unknown field `vcpus`",
+        ),
+        (json!({ "kernel": "/k", "cpus": 0 }), "cpus: 0 vCPUs"),
+        (
+            json!({ "kernel": "/k", "disks": [{ "path": "/d" }, { "pth": 1 }] }),
+            "disks[1].pth",
+        ),
+        (json!({ "kernel": "/k", "restart": "Often" }), "restart: "),
+        (json!({}), "missing field `kernel`"),
+        (json!([]), "invalid type"),
+        (nic(json!({ "id": "a" })), "0 of from, path and device"),
+        (
+            nic(json!({ "id": "a", "from": "b", "path": "/c" })),
+            "2 of from",
+        ),
+        (nic(json!({ "id": "a/b", "from": "b" })), "nics[0]"),
+        (
+            nic(json!({ "id": "a", "from": "b", "x": 1 })),
+            "unknown field `x`",
+        ),
+        (
+            nic(json!({ "id": "a", "path": "/b", "vlan": 1 })),
+            "a has vlan, which is for devices that are made",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "b", "failover": {} })),
+            "failover has 0 of from, path and device",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "b", "failover": { "from": "b", "path": "/c" } })),
+            "failover has 2 of from",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "b", "failover": { "x": "b" } })),
+            "unknown field `x`",
+        ),
+        (
+            nic(json!({ "id": "a", "path": "/b", "failover": { "from": "c" } })),
+            "a has failover.from, which is for devices that are made",
+        ),
+        (
+            nic(json!({ "id": "a", "path": "/b", "failover": { "path": "/b" } })),
+            "failover is the NIC's own device",
+        ),
+        (nic(json!({ "id": "a", "from": "b", "vlan": 4095 })), "VLAN"),
+        (nic(json!({ "id": "a", "from": "b", "mtu": 67 })), "mtu 67"),
+        (
+            nic(json!({ "id": "a", "from": "b", "queue_pairs": 0 })),
+            "max_vqp 0",
+        ),
+        (
+            nic(json!({ "id": "a", "from": "b", "max_tx_rate": 1, "min_tx_rate": 2 })),
+            "a: ",
+        ),
+        (
+            json!({ "kernel": "/k", "nics": [{ "id": "a", "from": "b" }, { "id": "a", "from": "c" }] }),
+            "two NICs have the name a",
+        ),
+    ] {
+        let error = spec(wrong.clone()).unwrap_err();
+        assert!(error.contains(words), "{wrong}: {error}");
+    }
+    let long = "n".repeat(60);
+    let error = spec(nic(json!({ "id": long, "from": "b" })))
+        .unwrap()
+        .check(&vm("web"))
+        .unwrap_err();
+    assert!(error.to_string().contains("give a shorter one"), "{error}");
+    for relative in [
+        json!({ "kernel": "k" }),
+        json!({ "kernel": "/k", "initramfs": "i" }),
+        json!({ "kernel": "/k", "disks": [{ "path": "d" }] }),
+        nic(json!({ "id": "a", "path": "d" })),
+        nic(json!({ "id": "a", "from": "b", "failover": { "path": "d" } })),
+    ] {
+        let error = spec(relative).unwrap().check(&vm("web")).unwrap_err();
+        assert!(error.to_string().contains("absolute path"), "{error}");
+    }
+}
+
+#[test]
+fn what_a_device_has_here_is_asked_for_elsewhere() {
+    let spec: VmSpec =
+        serde_json::from_value(json!({ "kernel": "/k", "state": "Stopped", "nics": [
+        { "id": "a", "from": "vdpasim_net", "kind": "vf", "virtual_functions": 4, "mtu": 9000 },
+        { "id": "b", "path": "/dev/vhost-vdpa-0", "failover": { "device": "spare" } },
+    ] }))
+        .unwrap();
+    let device = |mac, pairs| NetConfig {
+        mac: Some(mac),
+        status: None,
+        max_vq_pairs: Some(pairs),
+        mtu: Some(1500),
+    };
+    let mac = [0x52, 0x54, 0, 1, 2, 3];
+    let same = spec.elsewhere(None, |_| Some(device(mac, 1))).unwrap();
+    let nics = serde_json::to_value(&same).unwrap();
+    assert_eq!(nics["state"], "Running");
+    assert_eq!(
+        nics["nics"],
+        json!([
+            { "id": "a", "from": "vdpasim_net", "kind": "vf", "virtual_functions": 4, "mtu": 9000, "mac": "52:54:00:01:02:03" },
+            { "id": "b", "path": "/dev/vhost-vdpa-0", "failover": { "device": "spare" } },
+        ])
+    );
+    let other = spec.elsewhere(Some("enp1s0"), |_| Some(device([0; 6], 4)));
+    let nics = serde_json::to_value(other.unwrap()).unwrap();
+    assert_eq!(
+        nics["nics"],
+        json!([
+            { "id": "a", "from": "enp1s0", "mtu": 9000, "queue_pairs": 4 },
+            { "id": "b", "from": "enp1s0", "queue_pairs": 4, "failover": { "from": "enp1s0" } },
+        ])
+    );
+}
+
+#[test]
+fn what_stands_by_is_made_like_the_nics_own() {
+    let one = |nic: Value| -> NicSpec { serde_json::from_value(nic).unwrap() };
+    let nic = one(json!({
+        "id": "a", "from": "pci/0000:01:00.0", "kind": "vf", "bridge": "br0", "vlan": 7, "mtu": 9000, "max_tx_rate": 100,
+        "rescue": true, "failover": { "from": "pci/0000:02:00.0" },
+    }));
+    let vm = vm("web");
+    let own = NetConfig {
+        mac: Some([0x52, 0x54, 0, 1, 2, 3]),
+        status: None,
+        max_vq_pairs: Some(4),
+        mtu: Some(9000),
+    };
+    let made = nic.request(&vm).unwrap();
+    let stands_by = nic.stand_by_request(&vm, Some(&own)).unwrap();
+    assert_eq!(stands_by.name, "web.a~");
+    assert_eq!(
+        stands_by,
+        NicRequest {
+            name: stands_by.name.clone(),
+            from: "pci/0000:02:00.0".to_owned(),
+            mac: own.mac,
+            max_vqp: own.max_vq_pairs,
+            ..made
+        }
+    );
+    // What was asked for counts.
+    let own = NetConfig {
+        mtu: Some(1500),
+        ..own
+    };
+    assert_eq!(
+        nic.stand_by_request(&vm, Some(&own)).unwrap().mtu,
+        Some(9000)
+    );
+    let there = nic.on_stand_by(&vm).unwrap();
+    assert_eq!(
+        there.source(),
+        &NicSource::There(ExistingDevice::Name("web.a~".to_owned()))
+    );
+    assert_eq!(
+        serde_json::to_value(&there).unwrap(),
+        json!({ "id": "a", "device": "web.a~", "rescue": true })
+    );
+    assert!(there.on_stand_by(&vm).is_none());
+    // It goes with what was made, one that was there stays, and none stands by for itself.
+    let to = |path: &str| ExistingDevice::Path(path.into());
+    assert!(nic.moved_to(to("/dev/x")).stand_by().is_none());
+    let nic = one(json!({ "id": "a", "from": "b", "failover": { "path": "/dev/x" } }));
+    assert!(nic.stand_by_request(&vm, None).is_none());
+    assert!(nic.moved_to(to("/dev/x")).stand_by().is_none());
+    let moved = nic.moved_to(to("/dev/y"));
+    assert_eq!(moved.stand_by(), Some(&NicSource::There(to("/dev/x"))));
+    let again: NicSpec = serde_json::from_value(serde_json::to_value(&moved).unwrap()).unwrap();
+    assert_eq!(again, moved);
+    // Its name has to fit, too.
+    let long = one(json!({ "id": "n".repeat(59), "from": "b" }));
+    let spec = |nic| VmSpec {
+        nics: vec![nic],
+        ..spec(json!({ "kernel": "/k" })).unwrap()
+    };
+    assert!(spec(long).check(&vm).is_ok());
+    let long = one(json!({ "id": "n".repeat(59), "from": "b", "failover": { "from": "b" } }));
+    assert!(spec(long).check(&vm).is_err());
+}

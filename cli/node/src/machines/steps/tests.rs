@@ -1,0 +1,676 @@
+//! A machine's life on a host in memory, which fails or kills the daemon at any step.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::collapsible_match, reason = "guards only look, arms do")]
+
+mod arrivals;
+mod departures;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::machines::arrival::Arrival;
+use crate::machines::spec::{ExistingDevice, NicSource, VmSpec};
+use world::{Fake, Fault, Killed, World, device_of, devices_of};
+
+/// What a client, the guest or the host does.
+#[derive(Debug, Clone, Copy)]
+enum Deed {
+    Create {
+        nics: usize,
+        stopped: bool,
+        restart: Restart,
+    },
+    Start,
+    Stop,
+    Delete,
+    /// The machine's process ends by itself, and a daemon sees it.
+    Crash,
+    /// The same, and no daemon sees it.
+    CrashUnseen,
+    PowerOff,
+    AddNic(usize),
+    /// A NIC to a device that nobody made for it.
+    Swap {
+        nic: usize,
+        to: usize,
+    },
+    RemoveNic {
+        nic: usize,
+        stubborn: bool,
+    },
+    /// A NIC's device fails: the machine moves it to the one that stands by, and a daemon sees it, or not yet.
+    FailOver {
+        nic: usize,
+        seen: bool,
+    },
+    /// Somebody moves a NIC to the device that stands by, or back.
+    Seat {
+        nic: usize,
+        on_stand_by: bool,
+    },
+    /// The guest gives up what it was asked for.
+    GiveUp,
+    /// The machine is asked to leave for another process.
+    Send {
+        refused: bool,
+    },
+    /// The migration that is under way ends so.
+    Migrated(Way),
+    /// The process does not answer, or does again.
+    Silent(bool),
+    /// Somebody says what is true of where the guest is.
+    SayWhere,
+    Reboot,
+    /// The daemon is killed while it does nothing.
+    Kill,
+}
+
+/// How a migration ends.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Stays,
+    /// The guest runs elsewhere, and the source knows it.
+    Moves,
+    /// The guest runs elsewhere, or nowhere, and the source does not know which.
+    Unsettled {
+        away: bool,
+    },
+    /// The guest runs elsewhere before the source can say anything.
+    Unsaid,
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    let restart = prop_oneof![
+        Just(Restart::Never),
+        Just(Restart::OnFailure),
+        Just(Restart::Always)
+    ];
+    prop_oneof![
+        3 => (0..4_usize, any::<bool>(), restart)
+            .prop_map(|(nics, stopped, restart)| Deed::Create { nics, stopped, restart }),
+        2 => Just(Deed::Start),
+        2 => Just(Deed::Stop),
+        2 => Just(Deed::Delete),
+        1 => Just(Deed::Crash),
+        1 => Just(Deed::CrashUnseen),
+        1 => Just(Deed::PowerOff),
+        2 => (0..3_usize).prop_map(Deed::AddNic),
+        2 => (0..3_usize, 0..2_usize).prop_map(|(nic, to)| Deed::Swap { nic, to }),
+        2 => (0..3_usize, any::<bool>()).prop_map(|(nic, stubborn)| Deed::RemoveNic { nic, stubborn }),
+        2 => (0..3_usize, any::<bool>()).prop_map(|(nic, seen)| Deed::FailOver { nic, seen }),
+        2 => (0..3_usize, any::<bool>()).prop_map(|(nic, on_stand_by)| Deed::Seat { nic, on_stand_by }),
+        1 => Just(Deed::GiveUp),
+        3 => any::<bool>().prop_map(|refused| Deed::Send { refused }),
+        3 => way().prop_map(Deed::Migrated),
+        1 => any::<bool>().prop_map(Deed::Silent),
+        2 => Just(Deed::SayWhere),
+        1 => Just(Deed::Reboot),
+        1 => Just(Deed::Kill),
+    ]
+}
+
+/// How a migration may end.
+fn way() -> impl Strategy<Value = Way> {
+    prop_oneof![
+        Just(Way::Stays),
+        Just(Way::Moves),
+        any::<bool>().prop_map(|away| Way::Unsettled { away }),
+        Just(Way::Unsaid),
+    ]
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        6 => Just(Fault::None),
+        1 => Just(Fault::Fails),
+        1 => Just(Fault::FailsDone),
+        1 => Just(Fault::KilledBefore),
+        1 => Just(Fault::KilledAfter),
+    ]
+}
+
+/// A NIC of this number. For one nothing stands by, for one a device that is made, for one a device that is there.
+fn nic(number: usize) -> NicSpec {
+    let mut nic = json!({ "id": format!("net{number}"), "from": "vdpasim_net" });
+    match number {
+        0 => {}
+        1 => nic["failover"] = json!({ "from": "vdpasim_net" }),
+        _ => nic["failover"] = json!({ "path": format!("/dev/spare{number}") }),
+    }
+    serde_json::from_value(nic).unwrap()
+}
+
+fn spec(nics: usize, stopped: bool, restart: Restart) -> VmSpec {
+    let nics: Vec<_> = (0..nics).map(nic).collect();
+    let state = if stopped { "Stopped" } else { "Running" };
+    let spec = json!({ "kernel": "/k", "nics": nics, "state": state, "restart": restart });
+    serde_json::from_value(spec).unwrap()
+}
+
+/// The daemon: what it knows is what it has read from the store since.
+struct Daemon<'a> {
+    fake: &'a Fake,
+    vm: &'a VmName,
+    record: Option<Record>,
+}
+
+impl<'a> Daemon<'a> {
+    /// One that knows of nothing yet.
+    fn new(fake: &'a Fake, vm: &'a VmName) -> Self {
+        Self {
+            fake,
+            vm,
+            record: None,
+        }
+    }
+
+    fn life(&self) -> Life<'_> {
+        Life {
+            host: self.fake,
+            vm: self.vm,
+        }
+    }
+
+    fn does(&mut self, deed: Deed) {
+        let life = Life {
+            host: self.fake,
+            vm: self.vm,
+        };
+        match (deed, &mut self.record) {
+            (
+                Deed::Create {
+                    nics,
+                    stopped,
+                    restart,
+                },
+                None,
+            ) => {
+                let made = life.create(Record::new(spec(nics, stopped, restart)));
+                // What is left of it is in the store.
+                self.record = made.ok().or_else(|| self.fake.stored(self.vm));
+            }
+            (Deed::Start, Some(record)) if record.phase == Phase::Present => {
+                // Whoever starts what is known to be elsewhere wants two of it.
+                let away = std::mem::take(&mut self.fake.world().away);
+                if record.may_be_elsewhere().is_some() {
+                    self.fake.world().away = away;
+                } else if record.process().is_none() {
+                    record.spec.state = Desired::Running;
+                    let _ = life.start(record);
+                } else {
+                    self.fake.world().away = away;
+                }
+            }
+            (Deed::Stop, Some(record)) if record.phase == Phase::Present => {
+                if life.wants_stopped(record).is_ok() {
+                    life.look_for_guest(record);
+                    let runs = record.process().is_some();
+                    if life.stop(record).is_ok() && runs {
+                        let _ = life.stopped(record);
+                    }
+                }
+            }
+            (Deed::Send { refused }, Some(record)) if record.phase == Phase::Present => {
+                if record.process().is_some() {
+                    self.fake.world().refuses = refused;
+                    let request = SendRequest {
+                        destination: "unix:/b".to_owned(),
+                        body: Bytes::new(),
+                        request_id: None,
+                        peer: None,
+                    };
+                    let sent = life.send(record, &request);
+                    self.fake.world().refuses = false;
+                    if sent.is_ok_and(|passed| passed.status == StatusCode::ACCEPTED) {
+                        assert!(record.departure.is_some(), "sent without a mark");
+                    }
+                }
+            }
+            (Deed::Migrated(_), Some(record)) if record.phase == Phase::Present => {
+                life.look_for_guest(record);
+            }
+            (Deed::SayWhere, Some(record)) if record.may_be_elsewhere().is_some() => {
+                let here = !self.fake.world().away;
+                let _ = life.say_where(record, here);
+            }
+            (Deed::Delete, Some(record)) => {
+                // What is made under its name afterwards is another one.
+                self.fake.world().away = false;
+                if life.delete(record).is_ok() {
+                    self.record = None;
+                }
+            }
+            (Deed::Crash | Deed::PowerOff, Some(record)) => {
+                if record.phase == Phase::Present && record.process().is_some() {
+                    let mut gone = std::mem::take(&mut self.fake.world().processes);
+                    let said = gone.pop().map(|one| one.migration);
+                    if life.stop(record).is_ok() {
+                        let reason = match deed {
+                            // It has said so at its end.
+                            _ if said == Some(Account::There) => EndReason::Moved,
+                            Deed::Crash => EndReason::Crashed,
+                            _ => EndReason::PoweredOff,
+                        };
+                        let detail = String::new();
+                        life.ended(record, End { reason, detail });
+                    }
+                }
+            }
+            (Deed::AddNic(number), Some(record)) if record.phase == Phase::Present => {
+                let nic = nic(number);
+                if record.spec.nic(nic.id()).is_none() && !record.has_made(nic.id()) {
+                    let spec = record.spec.with_nic(nic.clone()).unwrap();
+                    let before = record.spec.clone();
+                    match life.add_nic(record, &nic, spec) {
+                        Ok(()) => assert!(record.spec.nic(nic.id()).is_some()),
+                        Err(_) => assert_eq!(record.spec, before),
+                    }
+                }
+            }
+            (Deed::Swap { nic: number, to }, Some(record)) if record.phase == Phase::Present => {
+                let Some(former) = record.spec.nic(nic(number).id()).cloned() else {
+                    return;
+                };
+                let path = format!("/dev/vhost-vdpa-{number}{to}").into();
+                let moved = former.moved_to(ExistingDevice::Path(path));
+                let spec = record.spec.with_nic_replaced(&moved);
+                match life.swap_nic(record, &moved, spec) {
+                    Ok(()) => assert_eq!(record.spec.nic(moved.id()), Some(&moved)),
+                    Err(_) => assert_eq!(record.spec.nic(moved.id()), Some(&former)),
+                }
+            }
+            (
+                Deed::RemoveNic {
+                    nic: number,
+                    stubborn,
+                },
+                Some(record),
+            ) if record.phase == Phase::Present => {
+                let id = nic(number).id().clone();
+                if record.spec.nic(&id).is_some() || record.has_made(&id) {
+                    self.fake.world().stubborn = stubborn && record.process().is_some();
+                    if life.remove_nic(record, &id).unwrap_or(false) {
+                        assert!(!record.has_made(&id));
+                    }
+                    self.fake.world().stubborn = false;
+                }
+            }
+            (Deed::FailOver { nic: number, seen }, Some(record)) => {
+                let stand_by = record.spec.nic(nic(number).id());
+                let stand_by = stand_by.and_then(|nic| nic.on_stand_by(self.vm));
+                // It is opened only then, and may be gone.
+                if let Some(there) = stand_by.filter(|there| self.fake.is_there(self.vm, there)) {
+                    let failed = device_of(self.vm, record.spec.nic(there.id()).unwrap());
+                    for one in &mut self.fake.world().processes {
+                        if let Some(device) = one.nics.get_mut(there.id().as_str())
+                            && one.booted
+                            && *device == failed
+                        {
+                            *device = device_of(self.vm, &there);
+                        }
+                    }
+                }
+                if seen && record.phase == Phase::Present {
+                    life.look_for_failovers(record);
+                }
+            }
+            (
+                Deed::Seat {
+                    nic: number,
+                    on_stand_by,
+                },
+                Some(record),
+            ) if record.phase == Phase::Present => {
+                let id = nic(number).id().clone();
+                let has = record
+                    .spec
+                    .nic(&id)
+                    .is_some_and(|nic| nic.stand_by().is_some());
+                life.look_for_failovers(record);
+                if has && record.is_on_stand_by(&id) != on_stand_by {
+                    let seated = life.seat(record, &id, on_stand_by);
+                    assert_eq!(record.is_on_stand_by(&id), on_stand_by == seated.is_ok());
+                }
+            }
+            (Deed::GiveUp, Some(record)) if record.phase == Phase::Present => {
+                life.drop_given_up(record);
+            }
+            _ => {}
+        }
+    }
+
+    /// What a daemon does when it starts, without a fault.
+    fn settles(&mut self) -> Settled {
+        self.record = self.fake.stored(self.vm);
+        let Some(mut record) = self.record.take() else {
+            return Settled::None;
+        };
+        self.fake.world().stubborn = false;
+        self.fake.world().refuses = false;
+        let settled = self.life().settle(&mut record).unwrap();
+        if settled == Settled::Running {
+            self.life().settle_nics(&mut record);
+        }
+        if settled != Settled::None {
+            self.record = Some(record);
+        }
+        settled
+    }
+}
+
+/// What must be true whenever no step is under way: what there is, is in the store.
+fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
+    let stored = fake.stored(vm);
+    let world = fake.world().clone();
+    prop_assert!(world.processes.len() <= 1, "two processes: {world:?}");
+    let guests = world.processes.iter().filter(|one| one.has_guest());
+    prop_assert!(
+        guests.count() + usize::from(world.away) <= 1,
+        "the guest runs twice: {world:?} {stored:?}"
+    );
+    let Some(record) = stored else {
+        let empty = World {
+            boot: world.boot,
+            started: world.started,
+            away: world.away,
+            silent: world.silent,
+            // What a process that waited has said last.
+            coming: world.coming,
+            announced: world.announced.clone(),
+            ..World::default()
+        };
+        prop_assert_eq!(world, empty, "something is left, and nobody knows of it");
+        return Ok(());
+    };
+    let has = |step: &dyn Fn(&Step) -> bool| record.steps().iter().any(step);
+    if world.directories {
+        prop_assert!(has(&|step| *step == Step::Directories));
+    }
+    for device in &world.devices {
+        prop_assert!(record.has_device(device), "{device} of {vm} is nobody's");
+    }
+    if !world.processes.is_empty() {
+        prop_assert!(record.process().is_some(), "a process is nobody's");
+    }
+    Ok(())
+}
+
+fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
+    let fake = Fake::default();
+    let vm: VmName = "web".parse().unwrap();
+    let mut daemon = Daemon::new(&fake, &vm);
+    for (deed, faults) in deeds {
+        let mut killed = false;
+        match deed {
+            Deed::Kill => killed = true,
+            Deed::CrashUnseen => {
+                fake.world().processes.clear();
+                killed = true;
+            }
+            Deed::Silent(silent) => fake.world().silent = silent,
+            Deed::Migrated(way) => {
+                {
+                    let mut world = fake.world();
+                    let mut all = world.processes.iter_mut();
+                    if let Some(one) = all.find(|one| one.migration == Account::UnderWay) {
+                        let (account, away) = match way {
+                            Way::Stays => (Account::Here, false),
+                            Way::Moves => (Account::There, true),
+                            Way::Unsettled { away } => (Account::Unsettled, away),
+                            // It stands still, and has not noticed yet.
+                            Way::Unsaid => (Account::Silent, true),
+                        };
+                        one.migration = account;
+                        world.away = away;
+                    }
+                }
+                fake.plan(faults);
+                let done = catch_unwind(AssertUnwindSafe(|| daemon.does(deed)));
+                fake.plan(Vec::new());
+                if let Err(panic) = done {
+                    if !panic.is::<Killed>() {
+                        resume_unwind(panic);
+                    }
+                    killed = true;
+                }
+            }
+            Deed::Reboot => {
+                let mut world = fake.world();
+                world.processes.clear();
+                world.devices.clear();
+                world.boot += 1;
+                killed = true;
+            }
+            deed => {
+                fake.plan(faults);
+                let done = catch_unwind(AssertUnwindSafe(|| daemon.does(deed)));
+                fake.plan(Vec::new());
+                if let Err(panic) = done {
+                    if !panic.is::<Killed>() {
+                        resume_unwind(panic);
+                    }
+                    killed = true;
+                }
+            }
+        }
+        holds(&fake, &vm)?;
+        if killed {
+            let settled = daemon.settles();
+            holds(&fake, &vm)?;
+            let once = fake.world().clone();
+            let runs = once.processes.iter().any(|one| one.booted);
+            if let Some(record) = &daemon.record {
+                // What it has is what it is to have.
+                let wanted = devices_of(&vm, record);
+                for one in once.processes.iter() {
+                    prop_assert_eq!(&one.nics, &wanted);
+                }
+                let rest = (record.unwanted_nics(), record.left());
+                prop_assert!(!runs || rest == (Vec::new(), Vec::new()), "{rest:?} stays");
+                let stand_by = record.spec.nics().iter().filter(|nic| nic.is_made(true));
+                let mut stand_by = stand_by.map(|nic| vm.stand_by(nic.id()));
+                prop_assert!(
+                    !runs || stand_by.all(|device| once.devices.contains(&device)),
+                    "nothing stands by: {once:?}"
+                );
+            }
+            prop_assert_eq!(settled == Settled::Running, runs);
+            let here = |account| matches!(account, Account::None | Account::Here);
+            let certain = !once.silent && once.processes.iter().all(|one| here(one.migration));
+            if let Some(record) = daemon.record.as_ref().filter(|_| runs && certain) {
+                prop_assert_eq!(&record.departure, &None, "the mark stays");
+            }
+            prop_assert_eq!(settled == Settled::None, fake.stored(&vm).is_none());
+            // Twice is the same as once.
+            let again = daemon.settles();
+            prop_assert_eq!(again, settled);
+            prop_assert_eq!(fake.world().clone(), once);
+            if settled == Settled::ToStart
+                && let Some(record) = &mut daemon.record
+            {
+                let life = Life {
+                    host: &fake,
+                    vm: &vm,
+                };
+                life.start(record).unwrap();
+                prop_assert!(fake.world().processes.iter().all(|one| one.booted));
+                holds(&fake, &vm)?;
+            }
+        }
+        // What a supervisor would do now.
+        if let Some(record) = daemon.record.as_mut().filter(|record| record.is_to_start()) {
+            prop_assert!(
+                !fake.world().away,
+                "it would be started, and runs elsewhere: {record:?}"
+            );
+        }
+    }
+    // In the end all of it can be taken back.
+    if let Some(mut record) = fake.stored(&vm) {
+        let life = Life {
+            host: &fake,
+            vm: &vm,
+        };
+        life.delete(&mut record).unwrap();
+    }
+    prop_assert!(fake.stored(&vm).is_none());
+    holds(&fake, &vm)
+}
+
+#[test]
+fn the_network_is_told_of_a_nic_that_has_moved_and_of_no_other() {
+    for (fault, stopped, expected) in [
+        (Fault::None, false, vec!["net1".to_owned()]),
+        // It stays where it was.
+        (Fault::Fails, false, Vec::new()),
+        // Nobody is behind it.
+        (Fault::None, true, Vec::new()),
+    ] {
+        let fake = Fake::default();
+        let vm: VmName = "web".parse().unwrap();
+        let daemon = Daemon::new(&fake, &vm);
+        let life = daemon.life();
+        let mut record = life
+            .create(Record::new(spec(2, stopped, Restart::Never)))
+            .unwrap();
+        assert!(fake.world().announced.is_empty(), "it was never elsewhere");
+        let moved = nic(1).moved_to(ExistingDevice::Name("other".to_owned()));
+        let after = record.spec.with_nic_replaced(&moved);
+        // The record is kept, the machine has the NIC; then it is to move.
+        fake.plan(vec![Fault::None, Fault::None, fault]);
+        let done = life.swap_nic(&mut record, &moved, after);
+        assert_eq!(done.is_ok(), fault == Fault::None);
+        assert_eq!(fake.world().announced, expected, "{fault:?} {stopped}");
+    }
+}
+
+/// Their devices' own records tell of them, and end with the host's boot as they do.
+#[test]
+fn what_is_made_for_nics_is_recorded_once() {
+    let fake = Fake::default();
+    let vm: VmName = "web".parse().unwrap();
+    let record = Daemon::new(&fake, &vm)
+        .life()
+        .create(Record::new(spec(2, false, Restart::Never)))
+        .unwrap();
+    assert_eq!(record.nics_made().len(), 2);
+    let mut kept: serde_json::Value =
+        serde_json::from_str(fake.world().stored.as_ref().unwrap()).unwrap();
+    assert_eq!(kept["steps"].as_array().unwrap().len(), 2, "{kept}");
+    assert_eq!(fake.stored(&vm), Some(record.clone()));
+    // As programs of schema 3 and before have written it.
+    let device = json!({ "step": "Nic", "id": "net0", "device": vm.device(nic(0).id()) });
+    kept["steps"].as_array_mut().unwrap().insert(1, device);
+    fake.world().stored = Some(kept.to_string());
+    assert_eq!(fake.stored(&vm), Some(record));
+}
+
+/// A silent process may run a guest.
+#[test]
+fn the_next_daemon_leaves_a_process_alone_that_does_not_answer() {
+    let fake = Fake::default();
+    let vm: VmName = "web".parse().unwrap();
+    let record = Daemon::new(&fake, &vm)
+        .life()
+        .create(Record::new(spec(2, false, Restart::OnFailure)))
+        .unwrap();
+    fake.world().silent = true;
+    let before = fake.world().clone();
+    assert_eq!(before.processes.len(), 1);
+    let mut daemon = Daemon::new(&fake, &vm);
+    assert_eq!(daemon.settles(), Settled::Running);
+    assert_eq!(fake.world().processes, before.processes);
+    assert_eq!(fake.world().started, before.started);
+    assert_eq!(daemon.record, Some(record));
+}
+
+/// Nothing else tells of it: no device was made for it.
+#[test]
+fn a_nic_on_a_device_that_was_there_is_given_up_by_the_next_daemon() {
+    let create = Deed::Create {
+        nics: 1,
+        stopped: false,
+        restart: Restart::Never,
+    };
+    let killed = || vec![Fault::None, Fault::KilledBefore];
+    let remove = Deed::RemoveNic {
+        nic: 0,
+        stubborn: false,
+    };
+    lives(vec![
+        (create, Vec::new()),
+        (Deed::Swap { nic: 0, to: 0 }, killed()),
+        (remove, killed()),
+    ])
+    .unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn nothing_is_lost_or_doubled_whatever_fails(
+        deeds in vec((deed(), vec(fault(), 0..14)), 1..12)
+    ) {
+        lives(deeds)?;
+    }
+}
+
+#[test]
+fn a_kill_at_each_step_of_creation_and_deletion_leaves_a_machine_or_nothing() {
+    for kill in [
+        Fault::KilledBefore,
+        Fault::KilledAfter,
+        Fault::Fails,
+        Fault::FailsDone,
+    ] {
+        for at in 0..16 {
+            let faults = |at: usize| {
+                let mut faults = vec![Fault::None; at];
+                faults.push(kill);
+                faults
+            };
+            let create = Deed::Create {
+                nics: 2,
+                stopped: false,
+                restart: Restart::OnFailure,
+            };
+            lives(vec![(create, faults(at)), (Deed::Kill, Vec::new())]).unwrap();
+            lives(vec![
+                (create, Vec::new()),
+                (Deed::Delete, faults(at)),
+                (Deed::Kill, Vec::new()),
+            ])
+            .unwrap();
+            lives(vec![
+                (create, Vec::new()),
+                (Deed::Stop, faults(at)),
+                (Deed::Start, faults(at)),
+            ])
+            .unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_policy_decides_who_comes_back() {
+    for (restart, because, back) in [
+        (Restart::Never, EndReason::Crashed, false),
+        (Restart::OnFailure, EndReason::Crashed, true),
+        (Restart::OnFailure, EndReason::Killed, true),
+        (Restart::OnFailure, EndReason::PoweredOff, false),
+        (Restart::Always, EndReason::PoweredOff, true),
+        (Restart::Always, EndReason::Moved, false),
+        (Restart::Always, EndReason::Stopped, true),
+        // Once somebody has said that the guest is here.
+        (Restart::OnFailure, EndReason::Unsettled, true),
+        (Restart::Never, EndReason::Unsettled, false),
+    ] {
+        assert_eq!(again(restart, because), back, "{restart:?} {because:?}");
+    }
+}

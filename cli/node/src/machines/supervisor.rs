@@ -1,0 +1,383 @@
+//! Watches one machine's process, says why it ended, and starts it again if its policy says so.
+//!
+//! ```text
+//!        ┌────────────── started again ────────────────┐
+//!        v                                             │
+//!   watching ── process ended ──> policy ── again ──> waiting (1 s, doubled up to 60 s;
+//!     pidfd, GET /v1/vm/watch        │                 │      1 s again after 60 s of running)
+//!                                    └─ stays away     └─ somebody else has started, stopped or
+//!                                         v                 deleted it ──> (over)
+//!                                       (over)
+//! ```
+//! A machine that was sent elsewhere is asked how that went until it says that its guest is here; one whose process is gone
+//! before is not started again by any policy ([`super::departure`]).
+//!
+//! No lock is held while it waits. It must not know why somebody else stops a machine: the record tells that this is not
+//! its process any more.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::pin::pin;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use std::os::fd::AsFd as _;
+use std::os::unix::process::ExitStatusExt as _;
+
+use bellhop_api::machine::{End, EndReason, NicSummary};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use vdpa::causes::in_one_line;
+
+use super::process::{Identity, Process};
+use super::record::Phase;
+use super::slot::{Live, Slot};
+use super::spec::NicSpec;
+use super::{Change, Machines, speaks};
+
+/// The first wait before a machine is started again.
+const FIRST: Duration = Duration::from_secs(1);
+/// The longest.
+const LONGEST: Duration = Duration::from_secs(60);
+/// After running this long it is not taken for one that cannot run.
+const CALM: Duration = Duration::from_secs(60);
+/// How long the last word of a process that has ended may take to arrive.
+const LAST_WORD: Duration = Duration::from_millis(500);
+/// How long a process that did not answer is left in peace.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How often a machine that was sent elsewhere is asked how that went.
+const MIGRATION: Duration = Duration::from_secs(1);
+/// How long nobody else asks it after a client has: the process of a guest that is gone ends once somebody knows it, and the
+/// client wants to.
+const CLIENTS: Duration = Duration::from_secs(3);
+
+/// Watches this process; without one, starts it first.
+pub(super) fn begin(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Option<Identity>) {
+    let (machines, slot) = (machines.clone(), slot.clone());
+    let runtime = machines.runtime.clone();
+    runtime.spawn(async move { run(&machines, &slot, identity).await });
+}
+
+/// What is next.
+enum Next {
+    Over,
+    Again,
+    Watch(Identity),
+}
+
+async fn run(machines: &Arc<Machines>, slot: &Arc<Slot>, mut process: Option<Identity>) {
+    // Without a process it has not been tried yet.
+    let mut wait = match process {
+        Some(_) => FIRST,
+        None => Duration::ZERO,
+    };
+    loop {
+        if let Some(identity) = process {
+            let since = Instant::now();
+            let end = until_end(machines, slot, identity).await;
+            if since.elapsed() >= CALM {
+                wait = FIRST;
+            }
+            let next = machines
+                .locked(slot, move |machines, slot| {
+                    ended(machines, slot, identity, end)
+                })
+                .await;
+            if !matches!(next, Ok(Next::Again)) {
+                // Nothing may be left of it.
+                machines.tidy(slot);
+                return;
+            }
+        }
+        tokio::time::sleep(wait).await;
+        wait = wait.saturating_mul(2).clamp(FIRST, LONGEST);
+        process = match machines.locked(slot, revive).await {
+            Ok(Next::Watch(identity)) => Some(identity),
+            Ok(Next::Again) => None,
+            Ok(Next::Over) | Err(_) => return,
+        };
+    }
+}
+
+/// A process has ended: it goes out of the record, unless somebody else has seen to that.
+fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next {
+    let Some(mut record) = slot.record() else {
+        return Next::Over;
+    };
+    let ours = record
+        .process()
+        .is_some_and(|(which, _)| which == Some(identity));
+    if record.phase != Phase::Present || !ours {
+        return Next::Over;
+    }
+    let awaited = record.arrival.is_some();
+    let life = machines.life(slot);
+    // What it left: its socket.
+    if let Err(error) = life.stop(&mut record) {
+        let error = &error as &dyn std::error::Error;
+        tracing::warn!(vm = %slot.name(), error, "what a machine's process left stays");
+    }
+    let why = end.detail.clone();
+    let end = match life.ends(&mut record, end) {
+        Ok(Some(end)) => end,
+        Ok(None) => {
+            if awaited {
+                machines.tell(slot.name(), Change::NotArrived(why));
+            }
+            machines.tell_gone(slot);
+            return Next::Over;
+        }
+        Err(error) => {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(vm = %slot.name(), error, "what is left of a machine stays");
+            return Next::Over;
+        }
+    };
+    machines.tell(slot.name(), Change::Ended(end));
+    machines.tell_whereabouts(slot.name(), &record);
+    if record.is_to_start() {
+        Next::Again
+    } else {
+        Next::Over
+    }
+}
+
+/// Starts a machine again, unless somebody else has, or it is to stay away by now.
+fn revive(machines: &Machines, slot: &Slot) -> Next {
+    let Some(mut record) = slot.record() else {
+        return Next::Over;
+    };
+    if !record.is_to_start() {
+        return Next::Over;
+    }
+    record.restarts = record.restarts.saturating_add(1);
+    match machines.life(slot).start(&mut record) {
+        Ok(()) => {
+            let Some(identity) = record.process().and_then(|process| process.0) else {
+                return Next::Over;
+            };
+            slot.view().live = Some(Live::new(identity, false));
+            machines.tell(slot.name(), Change::Started);
+            Next::Watch(identity)
+        }
+        Err(error) => {
+            tracing::warn!(
+                vm = %slot.name(),
+                error = &error as &dyn std::error::Error,
+                "a machine cannot be started again; it is tried later"
+            );
+            machines.tell(slot.name(), Change::NotStarted(in_one_line(&error)));
+            Next::Again
+        }
+    }
+}
+
+/// A process whose end can be waited for with others.
+struct Watched(Process);
+
+impl AsRawFd for Watched {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.pidfd().as_fd().as_raw_fd()
+    }
+}
+
+/// Waits for the end of a process, and says why it ended.
+async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> End {
+    let killed = |detail: &str| End::new(EndReason::Killed, detail);
+    let gone = || killed("its process ended without a word");
+    let watched = match Process::open(identity) {
+        Ok(Some(process)) => {
+            // SAFETY: tokio has no safe way left to wait for a descriptor that is no socket. `Watched`
+            // owns the pidfd, gives out that one always, and can be neither changed nor taken apart
+            // while `AsyncFd` has it: it is reached by `get_ref` only.
+            let watched =
+                unsafe { AsyncFd::register_with_interest(Watched(process), Interest::READABLE) };
+            watched.map_err(io::Error::from)
+        }
+        Ok(None) => return gone(),
+        Err(error) => Err(error),
+    };
+    let watched = match watched {
+        Ok(watched) => watched,
+        Err(error) => return killed(&unwatched(slot, &error)),
+    };
+    let mut account = pin!(follow(machines, slot, identity));
+    let said = tokio::select! {
+        said = account.as_mut() => {
+            // It says so just before it ends.
+            let _ = watched.readable().await;
+            Some(said)
+        }
+        _ = watched.readable() => tokio::time::timeout(LAST_WORD, account).await.ok(),
+        never = attend(machines, slot) => match never {},
+    };
+    let status = watched.get_ref().0.reap();
+    let awaited = slot.record().is_some_and(|record| record.arrival.is_some());
+    match (said, status) {
+        (Some(end), _) => end,
+        // 0 is also the code of one that was stopped while it waited for its guest.
+        (None, Some(status)) if status.success() && awaited => gone(),
+        (None, Some(status)) => from_status(status),
+        (None, None) => gone(),
+    }
+}
+
+/// Without a descriptor left nothing can be watched: as if it had ended, so that the next look tells.
+fn unwatched(slot: &Slot, error: &io::Error) -> String {
+    tracing::error!(vm = %slot.name(), %error, "a machine's process cannot be watched");
+    format!("its process could not be watched: {error}")
+}
+
+/// Listens to what a machine says of itself, until it says why it is over.
+async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> End {
+    let vmm = machines.api_of(slot.name());
+    let mut last = None;
+    loop {
+        match vmm.handshake().await {
+            Ok(who) if who.pid == identity.pid => {
+                slot.is_of(identity, &who);
+                if !speaks(who.api) {
+                    tracing::warn!(vm = %slot.name(), level = who.api, "a machine speaks another level of the API: it is left alone");
+                    return std::future::pending().await;
+                }
+                break;
+            }
+            Ok(who) => {
+                tracing::warn!(vm = %slot.name(), pid = who.pid, "another process answers for a machine's");
+            }
+            Err(error) => tracing::debug!(vm = %slot.name(), %error, "no answer"),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    let mut answer = vmm.status().await;
+    loop {
+        let since = match answer {
+            Ok(status) => {
+                slot.update(identity, |live| live.state = Some(status.state));
+                // One that was waited for has come, or stands still here.
+                slot.migration.notify_one();
+                if last.replace(status.state) != Some(status.state) {
+                    machines.tell(slot.name(), Change::State(status.state));
+                }
+                given_up(machines, slot, &status.nics).await;
+                failed_over(machines, slot, &status.nics).await;
+                if let Some(end) = status.end {
+                    return end;
+                }
+                status.generation
+            }
+            Err(error) => {
+                tracing::debug!(vm = %slot.name(), %error, "no answer");
+                slot.update(identity, |live| live.state = None);
+                last = None;
+                tokio::time::sleep(PAUSE).await;
+                // Another program may go on with it by now: an upgrade.
+                if let Ok(who) = vmm.handshake().await
+                    && who.pid == identity.pid
+                {
+                    slot.is_of(identity, &who);
+                }
+                // Any generation but the present one.
+                0
+            }
+        };
+        answer = vmm.watch(since).await;
+    }
+}
+
+/// Asks a machine that was sent elsewhere how that went, until it says that its guest is here; and one that is to come whether it
+/// has.
+async fn attend(machines: &Arc<Machines>, slot: &Arc<Slot>) -> Infallible {
+    loop {
+        let news = slot.migration.notified();
+        let record = slot.record();
+        let awaited = record
+            .as_ref()
+            .is_some_and(|record| record.arrival.is_some());
+        let departure = record.and_then(|record| record.departure);
+        if !awaited && departure.is_none_or(|departure| departure.moved) {
+            news.await;
+            continue;
+        }
+        // Whoever has news: it is looked at by the same question.
+        let _ = tokio::time::timeout(MIGRATION, news).await;
+        if awaited {
+            let _ = machines.locked(slot, Machines::look_for_arrival).await;
+        } else if !slot.has_asked(CLIENTS) {
+            // If this daemon ends the next one does it.
+            let _ = machines.locked(slot, Machines::look_for_guest).await;
+        }
+    }
+}
+
+/// Takes back devices of NICs that the guest has given up since it was asked to.
+async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[NicSummary]) {
+    let unwanted = slot.record().map(|record| record.unwanted());
+    let mut gone = unwanted.into_iter().flatten();
+    if !gone.any(|id| there.iter().all(|nic| nic.id != id.as_str())) {
+        return;
+    }
+    // If this daemon ends the next one does it.
+    let _ = machines
+        .locked(slot, |machines, slot| {
+            if let Some(mut record) = slot
+                .record()
+                .filter(|record| record.phase == Phase::Present)
+            {
+                for id in machines.life(slot).drop_given_up(&mut record) {
+                    machines.tell(slot.name(), Change::NicRemoved(id));
+                }
+            }
+        })
+        .await;
+}
+
+/// Notes which NICs the machine has moved by itself to the device that stands by.
+async fn failed_over(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[NicSummary]) {
+    let Some(record) = slot.record() else {
+        return;
+    };
+    let vm = slot.name();
+    let stand_by = |nic: &NicSpec| {
+        let nic = nic.on_stand_by(vm)?;
+        machines.character_device_of(vm, &nic).ok()
+    };
+    let nics = record.spec.nics().iter();
+    let news = nics
+        .filter(|nic| !record.is_on_stand_by(nic.id()))
+        .any(|nic| {
+            let says = there.iter().find(|one| one.id == nic.id().as_str());
+            says.is_some_and(|says| {
+                stand_by(nic).is_some_and(|path| path.as_os_str() == says.path.as_str())
+            })
+        });
+    if news {
+        // If this daemon ends the next one does it.
+        let _ = machines.locked(slot, Machines::look_for_failovers).await;
+    }
+}
+
+/// Why a process of ours ended that did not say it. See `bellhop --help` for the codes.
+fn from_status(status: ExitStatus) -> End {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => End::new(EndReason::PoweredOff, "its process ended"),
+        (Some(7), _) => End::new(EndReason::Moved, "it was sent to another process"),
+        (Some(8), _) => End::new(
+            EndReason::Unsettled,
+            "it was being sent to another process, and nobody knows whether its guest runs there",
+        ),
+        (Some(3), _) => End::new(EndReason::Crashed, "its guest crashed"),
+        (Some(code), _) => End::new(
+            EndReason::Failed,
+            format!("its process ended with code {code}"),
+        ),
+        (None, Some(signal)) => {
+            let detail = format!("its process was killed by signal {signal}");
+            End::new(EndReason::Killed, detail)
+        }
+        (None, None) => End::new(EndReason::Killed, "its process ended"),
+    }
+}

@@ -1,0 +1,284 @@
+//! A machine's own API, as the node uses it: HTTP on the Unix socket of its process.
+//!
+//! One connection for each request. What comes from there is limited in size and time and checked: the process runs a
+//! guest, and may be one that a guest has taken over.
+//!
+//! Owns the client's side of that API. It must not know why something is asked.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use bellhop_api::machine::{
+    Handshake, MigrationStatus, NicInfo, Place, SettleRequest, VmChange, VmStatus, WantedState,
+};
+use hyper::body::Incoming;
+use serde::{Deserialize, Serialize};
+use vmm::http::ErrorBody;
+use vmm::http::client::{Client, ClientError};
+use vmm::http::request_id::REQUEST_ID;
+
+use super::arrival::Coming;
+use super::departure::Account;
+use super::spec::NicId;
+use super::steps::{Passed, SendRequest};
+use crate::error::{Error, ErrorKind};
+
+/// The longest answer that is read, in bytes. The longest there is lists a machine's NICs.
+const ANSWER_MAX: usize = 1 << 20;
+/// How long an answer may take that waits for nothing.
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+/// How long a start may take: memory is pinned for devices, some GiB in a second.
+pub(crate) const START: Duration = Duration::from_secs(300);
+/// How long a machine may take that reads certificates before it answers.
+const ANSWER: Duration = Duration::from_secs(90);
+/// Where a machine's migration is.
+pub(crate) const MIGRATION: &str = "/v1/vm/migration";
+/// How long a watch waits, in seconds.
+const WATCH_SECONDS: u64 = 30;
+
+/// Words of the machine's API that pass as they are.
+const CODES: [&str; 19] = [
+    "unusable",
+    "no_room",
+    "host_failed",
+    "wrong_state",
+    "no_configuration",
+    "ended",
+    "busy",
+    "id_in_use",
+    "no_such_device",
+    "not_a_nic",
+    "incompatible",
+    "cannot_hand_over",
+    "nic_lost",
+    "bad_descriptor",
+    "invalid_body",
+    "ending",
+    "settled",
+    "no_migration",
+    "migrating",
+];
+/// The hint about a process that does not answer.
+const ENDED: &str = "GET the virtual machine: it may have ended";
+
+/// A machine's process does not answer.
+pub(crate) fn no_answer(message: &str) -> Error {
+    Error::answered(StatusCode::BAD_GATEWAY, "no_answer", message)
+}
+
+/// A machine's process does not answer within this time.
+pub(crate) fn not_in_time(limit: Duration) -> Error {
+    let seconds = limit.as_secs();
+    let message = format!("the machine's process did not answer in {seconds} s");
+    Error::answered(StatusCode::GATEWAY_TIMEOUT, "no_answer", message).hint(ENDED)
+}
+
+/// A message to or from a machine's process has no JSON, or wrong JSON.
+pub(super) fn malformed(source: serde_json::Error) -> Error {
+    let message = "the answer of the machine's process makes no sense";
+    Error::new(BAD_ANSWER, message).because(source)
+}
+
+/// A request to a machine's process has no form.
+pub(crate) fn unformed(source: axum::http::Error) -> Error {
+    Error::new(BAD_ANSWER, "the request cannot be formed").because(source)
+}
+
+const BAD_ANSWER: ErrorKind = ErrorKind::Answer(StatusCode::BAD_GATEWAY, "bad_answer");
+
+/// The refusal of a machine's process, in its own words.
+fn refused(status: StatusCode, body: ErrorBody) -> Error {
+    let code = CODES.iter().find(|code| **code == body.code);
+    let kind = ErrorKind::Refused(status, code.copied().unwrap_or("refused"));
+    let error = Error::new(kind, body.message);
+    match causes(&body.causes) {
+        Some(cause) => error.because(cause),
+        None => error,
+    }
+}
+
+/// Causes that arrived as text, the outermost first: at most a few.
+fn causes(texts: &[String]) -> Option<Error> {
+    const CAUSES_MAX: usize = 16;
+    let texts = texts.get(..CAUSES_MAX).unwrap_or(texts);
+    texts.iter().rev().fold(None, |source, text| {
+        let error = Error::failed(text);
+        Some(match source {
+            Some(source) => error.because(source),
+            None => error,
+        })
+    })
+}
+
+impl From<ClientError> for Error {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Connect { server, source } => {
+                let message = format!("the machine's process does not listen on {server}");
+                let error = Self::new(ErrorKind::NotListening, message);
+                error.because(source).hint(ENDED)
+            }
+            ClientError::TooSlow { limit, .. } => not_in_time(limit),
+            error => {
+                let kind = ErrorKind::Answer(StatusCode::BAD_GATEWAY, "no_answer");
+                Self::transparent(kind, error)
+            }
+        }
+    }
+}
+
+/// The API on one socket.
+#[derive(Debug, Clone)]
+pub(crate) struct Vmm {
+    socket: PathBuf,
+}
+
+impl Vmm {
+    /// On this socket, which need not be there yet.
+    pub(crate) fn new(socket: &Path) -> Self {
+        Self {
+            socket: socket.to_owned(),
+        }
+    }
+
+    /// Sends a request as it is; the answer's body is still to be read.
+    pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Error> {
+        let answer = self.client(ANSWER).open(request).await;
+        answer.map_err(|error| match error {
+            ClientError::Http { source, .. } => {
+                no_answer("the machine's process did not answer").because(source)
+            }
+            error => error.into(),
+        })
+    }
+
+    /// Asks the machine to leave for another process; what it answers, whatever that is.
+    pub(crate) async fn leave(&self, request: &SendRequest) -> Result<Passed, Error> {
+        let mut builder = Request::builder()
+            .method(Method::POST)
+            .uri(MIGRATION)
+            .header(header::CONNECTION, HeaderValue::from_static("close"));
+        if let Some(id) = &request.request_id {
+            builder = builder.header(REQUEST_ID, id);
+        }
+        let request = builder.body(request.body.clone()).map_err(unformed)?;
+        let answer = self.client(ANSWER).send(request, &[]).await?;
+        Ok(Passed {
+            status: answer.status(),
+            body: answer.into_body(),
+        })
+    }
+
+    /// What the machine says of its last migration. A machine that has moved may end once it was asked.
+    pub(crate) async fn migration(&self) -> Account {
+        match self.get::<MigrationStatus>(MIGRATION, SOON).await {
+            Ok(status) => Account::from(&status),
+            Err(error) if error.is_refused(StatusCode::NOT_FOUND) => Account::None,
+            Err(_) => Account::Silent,
+        }
+    }
+
+    /// What the machine's process says that waits for it to come.
+    pub(crate) async fn coming(&self) -> Coming {
+        match self.get::<MigrationStatus>(MIGRATION, SOON).await {
+            Ok(status) => Coming::from(&status),
+            Err(_) => Coming::Silent,
+        }
+    }
+
+    fn client(&self, limit: Duration) -> Client {
+        Client::new(&self.socket).time(limit).answer_max(ANSWER_MAX)
+    }
+
+    /// Asks, and reads the answer.
+    pub(crate) async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+        limit: Duration,
+    ) -> Result<Bytes, Error> {
+        self.hand_over(method, path, body, limit, &[]).await
+    }
+
+    /// Asks, and passes open files on, which `body` names by their place in the list.
+    pub(crate) async fn hand_over(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+        limit: Duration,
+        descriptors: &[OwnedFd],
+    ) -> Result<Bytes, Error> {
+        let body = match body {
+            Some(body) => Bytes::from(serde_json::to_vec(body).map_err(malformed)?),
+            None => Bytes::new(),
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::CONNECTION, HeaderValue::from_static("close"))
+            .body(body)
+            .map_err(unformed)?;
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let answer = self.client(limit).send(request, &descriptors).await?;
+        let (status, body) = (answer.status(), answer.into_body());
+        if status.is_success() {
+            Ok(body)
+        } else {
+            let body: ErrorBody = serde_json::from_slice(&body).map_err(malformed)?;
+            Err(refused(status, body))
+        }
+    }
+
+    async fn get<T: for<'de> Deserialize<'de>>(
+        &self,
+        path: &str,
+        limit: Duration,
+    ) -> Result<T, Error> {
+        let body = self.ask(Method::GET, path, None::<&()>, limit).await?;
+        serde_json::from_slice(&body).map_err(malformed)
+    }
+
+    /// Who it is.
+    pub(crate) async fn handshake(&self) -> Result<Handshake, Error> {
+        self.get("/v1/vm", SOON).await
+    }
+
+    /// What it does.
+    pub(crate) async fn status(&self) -> Result<VmStatus, Error> {
+        self.get("/v1/vm", SOON).await
+    }
+
+    /// One of its NICs.
+    pub(super) async fn nic(&self, id: &NicId) -> Result<NicInfo, Error> {
+        self.get(&format!("/v1/vm/nics/{id}"), SOON).await
+    }
+
+    /// What it does once that is not what it did in generation `since`, or after a while.
+    pub(crate) async fn watch(&self, since: u64) -> Result<VmStatus, Error> {
+        let path = format!("/v1/vm/watch?since={since}&timeout_s={WATCH_SECONDS}");
+        let limit = Duration::from_secs(WATCH_SECONDS).saturating_add(SOON);
+        self.get(&path, limit).await
+    }
+
+    /// Says where the guest is of a migration that is not settled.
+    pub(crate) async fn settle(&self, here: bool) -> Result<(), Error> {
+        let settle = if here { Place::Here } else { Place::There };
+        let change = SettleRequest { settle };
+        self.ask(Method::PATCH, MIGRATION, Some(&change), START)
+            .await
+            .map(drop)
+    }
+
+    /// Tells it what to do.
+    pub(crate) async fn want(&self, state: WantedState) -> Result<(), Error> {
+        let change = VmChange { state };
+        self.ask(Method::PATCH, "/v1/vm", Some(&change), START)
+            .await
+            .map(drop)
+    }
+}

@@ -1,0 +1,291 @@
+//! Other nodes, as this one's daemon deals with them when a machine moves between two of them.
+//!
+//! ```text
+//!   source's daemon                                           destination's daemon
+//!   POST …/migration {"receive": …} ────────────────────────> NICs are made, a process waits
+//!                                    <─────────────────────── where it waits
+//!   the machine's process ═══ the protocol of migrations ═══> that process
+//!   DELETE …/migration, if it stays ────────────────────────> all is taken back, unless the machine has come
+//! ```
+//! Owns what is asked of them, and what of their answers is believed; and where machines are waited for here. It must not know
+//! the steps of a machine's life.
+
+use std::net::TcpListener;
+use std::path::Path;
+
+use bellhop_api::node::{Awaited, VmInfo, VmPhase};
+use bellhop_common::client::{self, Address, Credentials, Http, MAKING, Refusal, STRANGE};
+use bellhop_common::error::{Error as ClientError, ErrorKind as ClientErrorKind};
+use hyper::{Method, StatusCode};
+use serde::{Deserialize, Serialize};
+use vmm::migration::endpoint::{BadEndpoint, Endpoint};
+use vmm::migration::tls::TlsFiles;
+
+use super::error::{Error, ErrorKind};
+use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode, VmSpec};
+
+/// What a socket's path begins with where a daemon on this host is meant.
+const LOCAL: &str = "node:";
+
+/// Another node, and the machine's name there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Peer {
+    /// Its daemon: `https://HOST:PORT`, or `node:/PATH` of a socket on this host.
+    pub(crate) node: String,
+    /// The machine's name there.
+    pub(crate) name: String,
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (as {})", self.node, self.name)
+    }
+}
+
+/// Whether this names a node's daemon, and not a process that waits.
+#[must_use]
+pub fn is_node(destination: &str) -> bool {
+    destination.starts_with(LOCAL) || destination.starts_with("https:")
+}
+
+fn no_certificates() -> Error {
+    Error::new(
+        ErrorKind::NoCertificates,
+        "this daemon has no certificates for machines that move: start it with --migration-host, \
+         --migration-cert, --migration-key and --migration-ca",
+    )
+}
+
+/// How machines reach this host, and are protected on their way.
+#[derive(Debug, Clone)]
+pub struct Road {
+    /// The name or address of this host that its certificate is for.
+    pub host: String,
+    /// Shown to other hosts, as source and as destination.
+    pub tls: TlsFiles,
+}
+
+/// Other nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    credentials: Credentials,
+    road: Option<Road>,
+}
+
+impl Peers {
+    /// Those that let this one in with `credentials`.
+    pub(crate) fn new(credentials: Credentials, road: Option<Road>) -> Self {
+        Self { credentials, road }
+    }
+
+    /// What protects a machine on its way to or from there.
+    pub(crate) fn tls(&self, endpoint: &Endpoint) -> Option<&TlsFiles> {
+        match endpoint {
+            Endpoint::Unix(_) => None,
+            Endpoint::Tcp { .. } => self.road.as_ref().map(|road| &road.tls),
+        }
+    }
+
+    /// Where a machine can be waited for: on `socket` if who sends it is on this host, else on a free port.
+    ///
+    /// # Errors
+    /// This daemon has no certificates, or its host has no port.
+    pub(crate) fn place(&self, socket: Option<&Path>) -> Result<Endpoint, Error> {
+        if let Some(socket) = socket {
+            return Ok(Endpoint::Unix(socket.to_owned()));
+        }
+        let road = self.road.as_ref().ok_or_else(no_certificates)?;
+        // Somebody may take the port before the process has it: then that one does not start, and nothing has changed.
+        let port = TcpListener::bind((road.host.as_str(), 0))
+            .and_then(|listener| listener.local_addr())
+            .map_err(Error::context(format!(
+                "no machine can be waited for at {}; is --migration-host a name or an address of \
+                 this host?",
+                road.host
+            )))?
+            .port();
+        Ok(Endpoint::Tcp {
+            host: road.host.clone(),
+            port,
+        })
+    }
+
+    /// Has another node wait for a machine. Blocks.
+    ///
+    /// # Errors
+    /// Nothing is left there then, or it goes by itself.
+    pub(crate) fn receive(&self, peer: &Peer, spec: VmSpec) -> Result<Endpoint, Error> {
+        let address = address(&peer.node)?;
+        let far = matches!(address, Address::Https { .. });
+        if far && self.road.is_none() {
+            return Err(no_certificates());
+        }
+        let failed = |error| failed(peer, error);
+        let node = self.connect(peer, &address)?;
+        let wanted = ReceiveFromNode { spec };
+        let body = NodeMigrationRequest::Receive(Box::new(wanted));
+        let sent = node.send(Method::POST, &migration_of(peer), &body, MAKING);
+        let (_, answer) = sent.map_err(failed)?;
+        let awaited = Awaited::deserialize(&answer).map_err(ClientError::context(STRANGE));
+        let awaited = awaited.map_err(failed)?;
+        believed(peer, far, &awaited.listen)
+    }
+
+    /// Tells another node that a machine does not come. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be told, or the machine has come.
+    pub(crate) fn withdraw(&self, peer: &Peer) -> Result<(), Error> {
+        let node = self.connect(peer, &address(&peer.node)?)?;
+        match node.change(Method::DELETE, &migration_of(peer)) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.refusal() {
+                Some(refusal) if refusal.status == StatusCode::NOT_FOUND => Ok(()),
+                _ => Err(failed(peer, error)),
+            },
+        }
+    }
+
+    /// Whether another node has the machine. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be asked.
+    pub(crate) fn has(&self, peer: &Peer) -> Result<bool, Error> {
+        let node = self.connect(peer, &address(&peer.node)?)?;
+        let path = client::path(["v1", "vms", &peer.name]);
+        match node.get::<VmInfo>(&path) {
+            Ok(machine) => Ok(machine.phase != VmPhase::Receiving),
+            Err(error) if error.refusal().is_some_and(Refusal::is_not_there) => Ok(false),
+            Err(error) => Err(failed(peer, error)),
+        }
+    }
+
+    fn connect(&self, peer: &Peer, address: &Address) -> Result<client::Node, Error> {
+        let http = Http::new(address, &self.credentials);
+        http.map(client::Node::new)
+            .map_err(|error| failed(peer, error))
+    }
+}
+
+/// Where a node's daemon is.
+fn address(node: &str) -> Result<Address, Error> {
+    let bad = || {
+        Error::invalid(format!(
+            "{node:?} is no node's daemon: say https://HOST:PORT, or node:/PATH of a socket on \
+             this host"
+        ))
+    };
+    match node.strip_prefix(LOCAL) {
+        Some(path) if Path::new(path).is_absolute() => Ok(Address::Socket(path.into())),
+        Some(_) => Err(bad()),
+        None => match node.parse() {
+            Ok(address @ Address::Https { .. }) => Ok(address),
+            _ => Err(bad()),
+        },
+    }
+}
+
+/// Whether a node's daemon can be there.
+///
+/// # Errors
+/// It is no address of a daemon.
+pub fn check(node: &str) -> Result<(), Error> {
+    address(node).map(drop)
+}
+
+fn migration_of(peer: &Peer) -> String {
+    client::path(["v1", "vms", &peer.name, "migration"])
+}
+
+/// A place that another node names, if it can be the one.
+fn believed(peer: &Peer, far: bool, listen: &str) -> Result<Endpoint, Error> {
+    let node = &peer.node;
+    let bad = |message| Error::new(ErrorKind::UnclearThere("bad_answer"), message);
+    let endpoint: Endpoint = listen.parse().map_err(|source: BadEndpoint| {
+        bad(format!("the node {node} names a place that cannot be used")).because(source)
+    })?;
+    match (&endpoint, far) {
+        (Endpoint::Unix(_), false) | (Endpoint::Tcp { .. }, true) => Ok(endpoint),
+        _ => Err(bad(format!(
+            "the node {node} says {endpoint}, which is no way from here to there"
+        ))),
+    }
+}
+
+fn failed(peer: &Peer, error: ClientError) -> Error {
+    let node = &peer.node;
+    match error.kind() {
+        ClientErrorKind::Refused(refusal) => {
+            let (reason, remedy) = (refusal.reason(), refusal.hint().map(str::to_owned));
+            let message = format!("the node {node} does not take it, and says of itself: {reason}");
+            Error::new(ErrorKind::RefusedThere(reason, remedy), message)
+        }
+        _ => {
+            let message = format!("the node {node} cannot be asked");
+            Error::new(ErrorKind::UnclearThere("no_answer"), message).because(error)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer() -> Peer {
+        Peer {
+            node: "https://b:1".to_owned(),
+            name: "web".to_owned(),
+        }
+    }
+
+    #[test]
+    fn nodes_are_told_from_processes_that_wait() {
+        for (text, node) in [
+            ("node:/run/b/node.socket", true),
+            ("https://b:7443", true),
+            ("unix:/run/web.move", false),
+            ("tcp:b:7444", false),
+            ("", false),
+        ] {
+            assert_eq!(is_node(text), node, "{text}");
+            assert_eq!(address(text).is_ok(), node, "{text}");
+        }
+        for bad in ["node:run/b", "node:", "https://b", "http://b:1", "https:b"] {
+            assert_eq!(
+                address(bad).unwrap_err().answer().1,
+                "invalid_body",
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn another_node_names_no_place_but_one_between_the_two() {
+        for (listen, far, good) in [
+            ("tcp:b:7444", true, true),
+            ("unix:/run/x", false, true),
+            ("unix:/run/x", true, false),
+            ("tcp:127.0.0.1:22", false, false),
+            ("nonsense", true, false),
+            ("", false, false),
+        ] {
+            assert_eq!(
+                believed(&peer(), far, listen).is_ok(),
+                good,
+                "{listen} {far}"
+            );
+        }
+    }
+
+    #[test]
+    fn without_certificates_no_machine_goes_over_a_network() {
+        let peers = Peers::default();
+        let socket = Path::new("/run/x");
+        assert!(matches!(peers.place(Some(socket)), Ok(Endpoint::Unix(_))));
+        let refused = peers.place(None).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::NoCertificates));
+        let spec = serde_json::from_value(serde_json::json!({ "kernel": "/k" })).unwrap();
+        let refused = peers.receive(&peer(), spec).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::NoCertificates));
+    }
+}

@@ -1,0 +1,216 @@
+//! The daemon from its start to its end.
+//!
+//! Owns the runtime and the signals.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bellhop_common::client::Credentials;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use vdpa_mgmt::devlink::Notice;
+use vmm::http::server;
+use vmm::http::socket;
+
+use super::access::{self, Access, AccessFiles, TlsListener};
+use super::api::{self, Turns};
+use super::context::Node;
+use super::error::{Error, HOST_FAILED};
+use super::events::Events;
+use super::machines::observer::StepObserver;
+use super::machines::spec::VmName;
+use super::machines::{Change, Machines};
+use super::paths::Paths;
+use super::peers::{Peers, Road};
+use super::store::Store;
+use super::systemd::Notifier;
+use super::watcher::Watcher;
+
+/// Threads for what has to wait: netlink, files, machines.
+const WORKERS_MAX: usize = 64;
+/// How long such a thread lives without work.
+const WORKER_IDLE: Duration = Duration::from_secs(10);
+/// How long steps that are under way may take at the end. What is cut off then, the next daemon
+/// undoes.
+const LAST_STEPS: Duration = Duration::from_secs(30);
+
+/// What the daemon is told.
+#[derive(Debug)]
+pub struct Options {
+    /// Where it keeps what.
+    pub paths: Paths,
+    /// The group that may use the socket, too.
+    pub group: Option<String>,
+    /// Where it listens for TCP, and who may come in there.
+    pub remote: Option<(SocketAddr, AccessFiles)>,
+    /// What the machines' processes log at, as `--log-level` takes it.
+    pub log_level: String,
+    /// With what other nodes' daemons are asked.
+    pub credentials: Credentials,
+    /// How machines that move to and from this host are protected.
+    pub road: Option<Road>,
+    /// Where somebody listens who wants to see each step.
+    pub step_observer: Option<PathBuf>,
+}
+
+const NOT_STARTED: &str = "cannot start the daemon";
+
+/// Serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// The daemon cannot start: directories, sockets, certificates or its store cannot be used.
+pub fn run(options: &Options) -> Result<(), Error> {
+    options.paths.make().map_err(|(path, source)| {
+        Error::failed(format!(
+            "cannot use the directory {}; run this as root, or choose others with --state-dir and \
+             --runtime-dir",
+            path.display()
+        ))
+        .because(source)
+    })?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(WORKERS_MAX)
+        .thread_keep_alive(WORKER_IDLE)
+        .thread_name("worker")
+        .build()
+        .map_err(Error::context(NOT_STARTED))?;
+    runtime.block_on(serve(options))?;
+    // What was begun is done to its end, but what a worker waits for in the kernel may take as long
+    // as it wants.
+    runtime.shutdown_timeout(LAST_STEPS);
+    Ok(())
+}
+
+async fn serve(options: &Options) -> Result<(), Error> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(Error::context(NOT_STARTED))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::context(NOT_STARTED))?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(Error::context(NOT_STARTED))?;
+    let notifier = Notifier::from_environment();
+    let files = options.remote.as_ref().map(|(_, files)| files.clone());
+    let no_access = Error::context("cannot authenticate clients that connect by TCP (--listen)");
+    let access = Arc::new(Access::new(files).map_err(no_access)?);
+    // The file goes when the last answer is given.
+    let (listener, _file) = socket::listen(&options.paths.socket())
+        .map_err(|error| Error::transparent(HOST_FAILED, error))?;
+    let listener = UnixListener::from_std(listener).map_err(Error::context(NOT_STARTED))?;
+    if let Some(group) = &options.group {
+        access::share_with(&options.paths.socket(), group)?;
+    }
+    let remote = match &options.remote {
+        Some((address, _)) => Some(listen(*address).await?),
+        None => None,
+    };
+    let events = Arc::new(Events::default());
+    // Before anything is done, so that no reader misses what it has asked for.
+    let settled: Arc<OnceLock<Arc<Machines>>> = Arc::default();
+    let watcher = {
+        let settled = settled.clone();
+        let listener = move |notice: &Notice| {
+            if let Some(machines) = settled.get() {
+                machines.hears_devlink(notice);
+            }
+        };
+        Watcher::start(events.clone(), Box::new(listener)).map_err(Error::context(NOT_STARTED))?
+    };
+    let machines = machines(options, &events)?;
+    machines.settle().await;
+    // Before, nobody knows which NIC is where.
+    let _ = settled.set(machines.clone());
+    let node = Arc::new(Node {
+        paths: options.paths.clone(),
+        events,
+        turns: Turns::default(),
+        machines: machines.clone(),
+    });
+    let (end, ended) = watch::channel(false);
+    node.events.publish("/v1", "served", None);
+    let router = api::router(node, access.clone());
+    let local = server::serve(listener, router.clone(), ended.clone());
+    let by_tcp = async {
+        if let Some(listener) = remote {
+            server::serve(TlsListener::new(listener, access.clone()), router, ended).await;
+        }
+    };
+    let signals = async {
+        notifier.ready();
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => reload(&access, &notifier),
+                () = watchdog(&notifier) => notifier.alive(),
+            }
+        }
+        notifier.stopping();
+        tracing::info!("the daemon ends; machines go on");
+        machines.end();
+        end.send_replace(true);
+    };
+    tokio::join!(local, by_tcp, signals);
+    drop(watcher);
+    Ok(())
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(Error::context(format!(
+        "cannot listen on {address}; give --listen an address of this host and a free port"
+    )))?;
+    // With port 0 the kernel has chosen one.
+    let address = listener.local_addr().unwrap_or(address);
+    tracing::info!(%address, "listening for TCP");
+    Ok(listener)
+}
+
+/// Reads again what says who may come in.
+fn reload(access: &Access, notifier: &Notifier) {
+    notifier.reloading();
+    match access.reload() {
+        Ok(()) => tracing::info!("certificates and tokens are read again"),
+        Err(error) => tracing::error!(
+            error = &error as &dyn std::error::Error,
+            "certificates and tokens stay as they were"
+        ),
+    }
+    notifier.ready();
+}
+
+/// Until systemd is to be told that this still works, if it wants to know.
+async fn watchdog(notifier: &Notifier) {
+    match notifier.interval() {
+        Some(interval) => tokio::time::sleep(interval).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The machines that the store tells of; what becomes of them goes to `events`.
+fn machines(options: &Options, events: &Arc<Events>) -> Result<Arc<Machines>, Error> {
+    let store = Store::open(&options.paths.store())?;
+    let observer = options.step_observer.as_ref().map(|path| {
+        StepObserver::connect(path).map_err(Error::context(format!(
+            "cannot connect to the observer of steps on {}",
+            path.display()
+        )))
+    });
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_err(Error::context(NOT_STARTED))?;
+    let events = events.clone();
+    Machines::open(
+        store,
+        options.paths.clone(),
+        boot.trim().to_owned(),
+        options.log_level.clone(),
+        observer.transpose()?,
+        Peers::new(options.credentials.clone(), options.road.clone()),
+        Arc::new(move |vm: &VmName, change: Change| {
+            if let Some((word, detail)) = change.as_event() {
+                events.publish(&format!("/v1/vms/{vm}"), word, detail);
+            }
+        }),
+    )
+}

@@ -1,0 +1,211 @@
+//! What happens to the node's devices without anybody asking this daemon: the kernel's messages as events.
+//!
+//! Owns the thread that waits for them. It must not know who reads events.
+//!
+//! | source | subject | changes |
+//! |---|---|---|
+//! | uevents of the vdpa bus | `/v1/vdpa-devices/NAME` | added, removed, bound, unbound, changed |
+//! | devlink, group `config` | `/v1/ports/BUS/DEVICE[/INDEX]` | changed, removed, parameter, rate, health |
+//! | either | `/v1/vdpa-devices`, `/v1/ports` | lost: more happened than the kernel keeps; read them again |
+//!
+//! What devlink says is shown to a listener, too, which decides whose NIC has failed. Nothing piles up here: what waits, waits in the kernel's sockets, whose size is limited.
+
+use std::error::Error as _;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use vdpa_mgmt::ErrorKind;
+use vdpa_mgmt::devlink::{self, Handle, HealthReporter, HealthState, RateObject};
+use vdpa_mgmt::uevent::{self, Action, Uevent, Uevents};
+
+use super::events::Events;
+
+/// How often devlink is looked for where the kernel has none yet.
+const RETRY: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
+/// How many messages of one source are taken before the other one's turn.
+const TURN: usize = 64;
+/// After an error that would come again at once.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Hears what devlink says, on the watcher's thread.
+pub(super) type Listener = Box<dyn Fn(&devlink::Notice) + Send>;
+
+/// The thread; it ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watcher {
+    /// Publishes what happens from now on.
+    ///
+    /// # Errors
+    /// No thread, or no socket for uevents.
+    pub(super) fn start(events: Arc<Events>, listener: Listener) -> io::Result<Self> {
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let uevents = Uevents::open()?;
+        let stopped = stop.clone();
+        let thread = thread::Builder::new()
+            .name("watcher".to_owned())
+            .spawn(move || watch(&events, &listener, uevents, &stopped))?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let told = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        if let (Ok(_), Some(thread)) = (told, self.thread.take())
+            && thread.join().is_err()
+        {
+            tracing::error!("the watcher's thread panicked");
+        }
+    }
+}
+
+fn watch(events: &Events, listener: &Listener, mut uevents: Uevents, stop: &OwnedFd) {
+    let mut devlink: Option<devlink::Events> = None;
+    let mut looked: Option<Instant> = None;
+    let retry = Duration::try_from(RETRY).unwrap_or_default();
+    loop {
+        if devlink.is_none() && looked.is_none_or(|looked| looked.elapsed() >= retry) {
+            looked = Some(Instant::now());
+            // Without a driver that has devlink there is none, which is as common as not.
+            devlink = devlink::Events::open().ok();
+        }
+        let ready = {
+            let mut fds = vec![
+                PollFd::new(stop, PollFlags::IN),
+                PollFd::from_borrowed_fd(uevents.as_fd(), PollFlags::IN),
+            ];
+            if let Some(devlink) = &devlink {
+                fds.push(PollFd::from_borrowed_fd(devlink.as_fd(), PollFlags::IN));
+            }
+            let limit = devlink.is_none().then_some(&RETRY);
+            match poll(&mut fds, limit) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "no more events of devices");
+                    return;
+                }
+            }
+            fds.iter()
+                .map(|fd| !fd.revents().is_empty())
+                .collect::<Vec<_>>()
+        };
+        if ready.first() == Some(&true) {
+            return;
+        }
+        if ready.get(1) == Some(&true) {
+            take_uevents(events, &mut uevents);
+        }
+        if ready.get(2) == Some(&true)
+            && let Some(source) = &mut devlink
+            && !take_devlink(events, listener, source)
+        {
+            devlink = None;
+        }
+    }
+}
+
+fn take_uevents(events: &Events, uevents: &mut Uevents) {
+    for _ in 0..TURN {
+        match uevents.next(Some(NOW)) {
+            Ok(Some(uevent::Notice::Event(event))) => uevent(events, &event),
+            Ok(Some(uevent::Notice::Lost)) => events.publish("/v1/vdpa-devices", "lost", None),
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(%error, "an event of the vdpa bus cannot be read");
+                thread::sleep(PAUSE);
+                return;
+            }
+        }
+    }
+}
+
+/// A limit of zero would mean none to the socket.
+const NOW: Duration = Duration::from_micros(1);
+
+fn uevent(events: &Events, event: &Uevent) {
+    let change = match event.action {
+        Action::Add => "added",
+        Action::Remove => "removed",
+        Action::Bind => "bound",
+        Action::Unbind => "unbound",
+        Action::Change => "changed",
+    };
+    let driver = event.driver.as_ref();
+    let detail = driver.map(|driver| format!("its bus driver is {driver}"));
+    events.publish(&format!("/v1/vdpa-devices/{}", event.name), change, detail);
+}
+
+/// False if the source cannot be read any more.
+fn take_devlink(events: &Events, listener: &Listener, source: &mut devlink::Events) -> bool {
+    for _ in 0..TURN {
+        match source.next(Some(NOW)) {
+            Ok(Some(notice)) => {
+                match &notice {
+                    devlink::Notice::Event(event) => devlink_event(events, event),
+                    devlink::Notice::Lost => events.publish("/v1/ports", "lost", None),
+                }
+                listener(&notice);
+            }
+            Ok(None) => return true,
+            Err(error) if error.kind() == ErrorKind::Malformed => {
+                let error = error.source().map(tracing::field::display);
+                tracing::warn!(error, "an event of devlink makes no sense");
+            }
+            Err(error) => {
+                tracing::warn!(%error, "events of devlink cannot be read; trying again");
+                thread::sleep(PAUSE);
+                return false;
+            }
+        }
+    }
+    true
+}
+
+fn devlink_event(events: &Events, event: &devlink::Event) {
+    use devlink::Event;
+    let rate = |object: &RateObject, went: &str| {
+        let detail = format!("the rate of {object} {went}");
+        (object.handle().to_string(), "rate", Some(detail))
+    };
+    let parameter = |handle: &Handle, name: &str, went: &str| {
+        let detail = format!("{name} {went}");
+        (handle.to_string(), "parameter", Some(detail))
+    };
+    let (subject, change, detail) = match event {
+        Event::Instance(instance) => (instance.handle.to_string(), "changed", None),
+        Event::InstanceGone(handle) => (handle.to_string(), "removed", None),
+        Event::Port(port) => (port.handle.to_string(), "changed", None),
+        Event::PortGone(port) => (port.to_string(), "removed", None),
+        Event::Param(one) => parameter(&one.handle, &one.name, "is set"),
+        Event::ParamGone(one) => parameter(&one.handle, &one.name, "is gone"),
+        Event::Rate(one) => rate(&one.object, "is set"),
+        Event::RateGone(one) => rate(&one.object, "is gone"),
+        Event::Health(one) => (one.handle.to_string(), "health", Some(health(one))),
+    };
+    events.publish(&format!("/v1/ports/{subject}"), change, detail);
+}
+
+fn health(reporter: &HealthReporter) -> String {
+    let state = match reporter.state {
+        HealthState::Healthy => "healthy",
+        HealthState::Error => "in error",
+        HealthState::Other(_) => "in an unknown state",
+    };
+    format!("what {} watches is {state}", reporter.name)
+}

@@ -1,0 +1,189 @@
+//! How a virtio-pci device is saved, and how a saved one goes on.
+//!
+//! Owns what is looked at before a state is taken: all that a guest could see must be possible, for it comes from a file or
+//! from another host. It must not know where states are kept.
+
+use super::common::CommonConfig;
+use super::state::{VIRTIO_PCI_STATE_VERSION, VirtioPciState};
+use super::transport::{ISR_CONFIG_CHANGED, Phase, Transport, relied_on};
+use crate::Error;
+use crate::pci::{ConfigSpace, MSIX_CONTROL_OFFSET};
+use crate::virtio::backend::SavedState;
+use crate::virtio::status::{DRIVER_OK, DeviceStatus, FEATURES_OK, NEEDS_RESET};
+
+const BEHIND: &str = "cannot restore the device behind virtio-pci";
+
+/// Whether a device may have worked on the rings since they were saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// None has.
+    First,
+    /// One may have: the state was restored before, and that failed.
+    Again,
+}
+
+impl Transport {
+    pub(super) fn save(&mut self) -> Result<VirtioPciState, Error> {
+        // What cannot wait for another device.
+        self.give_up();
+        let backend = match self.phase {
+            Phase::Active => self.save_backend()?,
+            Phase::Saved => return Err(Error::other("the device is saved already")),
+            Phase::Broken => {
+                // Its driver has to reset it anyway; until then it must be still.
+                self.backend.reset();
+                None
+            }
+            Phase::Inactive | Phase::Agreed | Phase::Failing => None,
+        };
+        if backend.is_some() {
+            self.enter(Phase::Saved);
+        }
+        Ok(VirtioPciState {
+            version: VIRTIO_PCI_STATE_VERSION,
+            config_space: self.config_space.save(),
+            msix: self.msix.save(),
+            registers: self.common.save(),
+            isr: self.isr,
+            backend,
+        })
+    }
+
+    /// The running backend's state; `None`: it is broken now.
+    fn save_backend(&mut self) -> Result<Option<SavedState>, Error> {
+        // What is done to save it may leave queues without a doorbell, if it fails.
+        self.doorbells.stop();
+        match self.backend.save() {
+            Ok(state) => Ok(Some(state)),
+            Err(error) if error.is_broken_ring() => {
+                self.ring_broke(&error);
+                Ok(None)
+            }
+            Err(error) => {
+                self.show_doorbells();
+                Err(Error::other("cannot save the device behind virtio-pci").because(error))
+            }
+        }
+    }
+
+    pub(super) fn check(&mut self, state: &VirtioPciState) -> Result<(), Error> {
+        self.checked(state).map(drop)
+    }
+
+    /// What a state makes of the registers, if all that a guest could see is possible.
+    fn checked(
+        &mut self,
+        state: &VirtioPciState,
+    ) -> Result<(ConfigSpace, CommonConfig, Phase), Error> {
+        let untouched = self.phase == Phase::Inactive
+            && self.common.status().bits() & (FEATURES_OK | NEEDS_RESET) == 0;
+        if !untouched && self.phase != Phase::Saved {
+            return Err(Error::other(
+                "the device is in use: only one that is reset or saved can be restored",
+            ));
+        }
+        if state.version != VIRTIO_PCI_STATE_VERSION {
+            return Err(Error::other(format!(
+                "virtio-pci state of version {}: this build reads version \
+                 {VIRTIO_PCI_STATE_VERSION}",
+                state.version
+            )));
+        }
+        if state.isr & !ISR_CONFIG_CHANGED != 0 {
+            return Err(Error::other(format!(
+                "ISR status {:#04x} has unknown bits",
+                state.isr
+            )));
+        }
+        let config_space = self
+            .config_space
+            .restored(&state.config_space)
+            .map_err(Error::context("cannot restore PCI configuration space"))?;
+        let msix = self.msix.check(&state.msix);
+        msix.map_err(Error::context("cannot restore MSI-X"))?;
+        let common = self
+            .common
+            .restored(&state.registers)
+            .map_err(Error::context("cannot restore the virtio registers"))?;
+        let phase = phase_of(common.status());
+        if (phase == Phase::Active) != state.backend.is_some() {
+            return Err(Error::other(format!(
+                "the state of the backend is missing or not due in device status {:#04x}",
+                common.status().bits()
+            )));
+        }
+        if let Some(hardware) = self.backend.hardware() {
+            hardware
+                .check_succession(relied_on(&common, phase))
+                .map_err(Error::context(
+                    "the device has not what the guest relies on",
+                ))?;
+        }
+        if let Some(backend) = &state.backend {
+            self.backend
+                .check_state(backend)
+                .map_err(Error::context(BEHIND))?;
+        }
+        Ok((config_space, common, phase))
+    }
+
+    pub(super) fn restore(
+        &mut self,
+        state: &VirtioPciState,
+        attempt: Attempt,
+    ) -> Result<(), Error> {
+        let (config_space, common, phase) = self.checked(state)?;
+        self.start_backend(phase, &common, state, attempt)?;
+
+        self.config_space = config_space;
+        self.common = common;
+        self.isr = state.isr;
+        self.enter(phase);
+        let control = u16::from(self.capabilities.msix) + MSIX_CONTROL_OFFSET;
+        let control = self.config_space.read_u16(control);
+        let restored = self.msix.restore(&state.msix, control);
+        restored.map_err(Error::context("cannot restore MSI-X"))?;
+        self.nudge_all();
+        Ok(())
+    }
+
+    fn start_backend(
+        &mut self,
+        phase: Phase,
+        common: &CommonConfig,
+        state: &VirtioPciState,
+        attempt: Attempt,
+    ) -> Result<(), Error> {
+        let activation = self.activation(common);
+        let started = match (phase, &state.backend) {
+            (Phase::Active, Some(backend)) => match (attempt, self.backend.hardware()) {
+                (Attempt::Again, Some(hardware)) => hardware.take_back(backend, activation),
+                _ => self.backend.restore(backend, activation),
+            },
+            (Phase::Agreed, _) => self.backend.negotiate(activation.features),
+            _ => Ok(()),
+        };
+        if let Err(error) = started {
+            self.backend.reset();
+            if self.phase == Phase::Saved {
+                // The guest believes that the device runs; it does not.
+                self.needs_reset();
+            }
+            return Err(Error::other(BEHIND).because(error));
+        }
+        Ok(())
+    }
+}
+
+/// Where a backend must be for a status register.
+fn phase_of(status: DeviceStatus) -> Phase {
+    if status.has(NEEDS_RESET) {
+        Phase::Broken
+    } else if status.has(DRIVER_OK) {
+        Phase::Active
+    } else if status.has(FEATURES_OK) {
+        Phase::Agreed
+    } else {
+        Phase::Inactive
+    }
+}

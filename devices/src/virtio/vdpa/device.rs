@@ -1,0 +1,283 @@
+//! The backend as a whole: what it consists of, its negotiation with the device, and its stop.
+//!
+//! It must not know how queues are started, saved or relayed.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use vdpa::control_queue::{Command, Limits, queue_index};
+use vdpa::device::Device;
+use vdpa::netdev::VirtioNetConfig;
+use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::control::Control;
+use super::doorbells::DoorbellMode;
+use super::eventfd::{new_eventfd, signal};
+use super::identity::read_net_config;
+use super::offer::Negotiation;
+use super::overlay::NetOverlay;
+use super::poller::Poller;
+use super::rings::Rings;
+use super::write_log::{self, WriteLog};
+use crate::Error;
+use crate::virtio::backend::SharedMemory;
+
+/// Which device is wanted, and how the guest is to see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VdpaOptions {
+    /// Name for messages.
+    pub id: String,
+    /// The vhost-vdpa character device.
+    pub path: PathBuf,
+    /// MAC address for the guest; `None`: the device's own.
+    pub mac: Option<[u8; 6]>,
+    /// Number of queues that the user expects.
+    pub num_queues: Option<u16>,
+    /// Whether the guest gets the device's doorbells.
+    pub doorbell: DoorbellMode,
+}
+
+/// A vhost-vdpa device behind a virtio transport. See the module.
+#[derive(Debug)]
+pub struct VdpaBackend {
+    pub(super) rings: Rings,
+    pub(super) net: NetOverlay,
+    pub(super) log: WriteLog,
+    /// The device's control queue, if it offers one.
+    pub(super) control: Option<Control>,
+    pub(super) negotiation: Option<Negotiation>,
+    pub(super) max_sizes: Vec<u16>,
+    pub(super) config_changed: EventFd,
+    /// The device said that it needs a reset, and its driver has made none since.
+    pub(super) needs_reset: bool,
+}
+
+impl VdpaBackend {
+    /// Opens the device and maps guest RAM for it, once and for the VM's life.
+    /// `ram_end`: the first address above the most RAM that the machine can
+    /// ever have; the VMM's private window lies above it.
+    ///
+    /// # Errors
+    /// The device cannot be opened, or not be given to a guest with these options.
+    pub fn open(options: &VdpaOptions, memory: SharedMemory, ram_end: u64) -> Result<Self, Error> {
+        let device = Device::open(&options.path).map_err(Error::transparent)?;
+        Self::new(device, options, memory, ram_end)
+    }
+
+    /// As [`VdpaBackend::open`] for a device that somebody else opened; the path is not looked at.
+    ///
+    /// # Errors
+    /// As [`VdpaBackend::open`].
+    pub fn from_fd(
+        fd: OwnedFd,
+        options: &VdpaOptions,
+        memory: SharedMemory,
+        ram_end: u64,
+    ) -> Result<Self, Error> {
+        let device = Device::from_fd(fd).map_err(Error::transparent)?;
+        Self::new(device, options, memory, ram_end)
+    }
+
+    fn new(
+        device: Device,
+        options: &VdpaOptions,
+        memory: SharedMemory,
+        ram_end: u64,
+    ) -> Result<Self, Error> {
+        let (device, iotlb) = device.own()?;
+        let has = device.info().queue_count();
+        if let Some(expected) = options.num_queues.filter(|&expected| expected != has) {
+            return Err(Error::other(format!(
+                "the device has {has} queues and num_queues is {expected}: leave num_queues out, \
+                 or create the device with another max_vqp"
+            )));
+        }
+        let queues = device.info().queues.iter();
+        let max_sizes = queues.map(|queue| queue.max_size).collect();
+        let net = NetOverlay::new(&device, &options.id, options.mac)?;
+        let mut rings = Rings::new(
+            device,
+            iotlb,
+            &options.id,
+            options.doorbell,
+            memory,
+            ram_end,
+        )?;
+        let control = (rings.is_net() && net.offer.passes(VIRTIO_NET_F_CTRL_VQ))
+            .then(|| Control::new(&mut rings.window))
+            .transpose()?;
+        Ok(Self {
+            rings,
+            net,
+            log: WriteLog {
+                on: false,
+                poller: None,
+                failed: Arc::new(new_eventfd()?),
+            },
+            control,
+            negotiation: None,
+            max_sizes,
+            config_changed: new_eventfd()?,
+            needs_reset: false,
+        })
+    }
+
+    /// Bytes that are mapped for the device now, in all address spaces.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> u64 {
+        self.rings.iotlb.mapped_bytes()
+    }
+
+    pub(super) fn negotiate_features(&mut self, features: u64) -> Result<Negotiation, Error> {
+        if self.rings.is_net() {
+            self.net.told = Some(read_net_config(&self.rings.device)?);
+        }
+        let limits = self.limits(features, self.net.told);
+        self.negotiate_device(features)?;
+        let control_queue = if features & (1 << VIRTIO_NET_F_CTRL_VQ) != 0 && self.control.is_some()
+        {
+            let pairs = limits.max_virtqueue_pairs;
+            let has = self.rings.device.info().queue_count();
+            let index = queue_index(features, pairs).filter(|&index| index < has);
+            Some(index.ok_or_else(|| {
+                Error::other(format!(
+                    "the device says max_virtqueue_pairs {pairs}, which leaves no room for a \
+                     control queue among its {has} queues"
+                ))
+            })?)
+        } else {
+            None
+        };
+        Ok(Negotiation {
+            features,
+            control_queue,
+            limits,
+        })
+    }
+
+    /// What was negotiated; an error before that, which is a call in the wrong order.
+    pub(super) fn negotiated(&self) -> Result<Negotiation, Error> {
+        let negotiation = self.negotiation;
+        negotiation.ok_or_else(|| Error::other("the features are not negotiated"))
+    }
+
+    /// Index of the control queue, if the guest negotiated one.
+    pub(super) fn control_queue(&self) -> Option<u16> {
+        self.negotiation?.control_queue
+    }
+
+    /// Negotiates `features` of the guest's with the device, which was reset.
+    pub(super) fn negotiate_device(&mut self, features: u64) -> Result<(), Error> {
+        let device = &mut self.rings.device;
+        device.negotiate(self.net.offer.for_device(features))?;
+        // Some parents forget it at each reset (ifcvf), others keep it.
+        Ok(device.set_config_call(Some(&self.config_changed))?)
+    }
+
+    /// What control commands may ask for.
+    pub(super) fn limits(
+        &self,
+        features: u64,
+        config: Option<[u8; VirtioNetConfig::LEN]>,
+    ) -> Limits {
+        let config = config.filter(|_| self.control.is_some());
+        let config = VirtioNetConfig::of(config.unwrap_or_default());
+        let several = queue_index(features, 2) != queue_index(0, 2);
+        Limits {
+            features,
+            max_virtqueue_pairs: if several {
+                config.max_virtqueue_pairs.get()
+            } else {
+                1
+            },
+            rss_max_key_size: config.rss_max_key_size,
+            rss_max_indirection_table_length: config.rss_max_indirection_table_length.get(),
+            supported_hash_types: config.supported_hash_types.get(),
+        }
+    }
+
+    /// The guest has another interrupt for a data queue, or none.
+    pub(super) fn set_call(&mut self, index: u16, call: Option<Arc<EventFd>>) -> Result<(), Error> {
+        let mut known = self.rings.queues.iter_mut();
+        if let Some(queue) = known.find(|queue| queue.index == index) {
+            queue.call.clone_from(&call);
+        }
+        if !self.set_relayed_call(index, call.as_ref())? {
+            self.rings.device.set_call(index, call.as_deref())?;
+        }
+        if let Some(call) = &call {
+            signal(call);
+        }
+        Ok(())
+    }
+
+    /// Takes note of commands that were carried out.
+    pub(super) fn note(&mut self, done: &[Command]) {
+        // The driver sees it answered only after this call: it holds the lock of the
+        // transport, which a read of the configuration needs.
+        if done.contains(&Command::AnnounceAck) {
+            tracing::info!(device = %self.rings.id, "the guest has announced itself");
+        }
+        done.iter().for_each(|command| self.net.note(command));
+    }
+
+    /// Whether rings are packed.
+    pub(super) fn packed(&self) -> bool {
+        let negotiation = self.negotiation;
+        negotiation.is_some_and(|negotiation| negotiation.ring().packed)
+    }
+
+    /// Does something. After a failure the device is stopped and its memory mapped again, so
+    /// that it neither works half-started nor starts without memory next time.
+    pub(super) fn or_stop<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let result = work(self);
+        if result.is_err() {
+            self.stop();
+        }
+        result
+    }
+
+    pub(super) fn stop(&mut self) {
+        // A record goes on when the driver does not, and nobody is told of these queues any more.
+        let mut unseen = self.log.unseen(&self.rings, self.packed());
+        self.negotiation = None;
+        self.needs_reset = false;
+        self.net.reset();
+        self.rings.queues.clear();
+        // Nobody polls from here on.
+        let relays = self.log.poller.take().map(Poller::end);
+        if self.log.on && matches!(relays, Some(None)) {
+            // Lost, and with them what they knew of the device.
+            unseen = write_log::all(&self.rings.ram);
+        }
+        let _ = self.log.failed.read();
+        if let Some(control) = &mut self.control {
+            control.stop();
+        }
+        if let Err(error) = self.rings.device.reset() {
+            tracing::error!(device = %self.rings.id, error = &error as &dyn std::error::Error, "reset failed");
+        } else if let Err(error) = self.rings.iotlb.remap_after_reset() {
+            tracing::error!(device = %self.rings.id, error = &error as &dyn std::error::Error, "memory cannot be mapped again after a reset");
+            self.rings.device.give_up();
+        }
+        if let Some(relays) = relays.flatten() {
+            self.rings.end_relays(relays);
+        }
+        write_log::mark(&self.rings.memory, &unseen);
+    }
+}
+
+impl Drop for VdpaBackend {
+    /// Stops the device before its memory goes.
+    fn drop(&mut self) {
+        self.log.poller = None;
+        if let Err(error) = self.rings.device.reset() {
+            tracing::warn!(device = %self.rings.id, %error, "reset failed; closing the device resets it");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Eventfds of a vhost-vdpa device: new ones, and signals.
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::Error;
+
+pub(super) const EVENTFD: &str =
+    "cannot make or use an eventfd; the limit of open files (ulimit -n) may be too low";
+
+pub(super) fn new_eventfd() -> Result<EventFd, Error> {
+    EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::context(EVENTFD))
+}
+
+/// The only way to fail is a counter at its maximum, which is signalled too.
+pub(super) fn signal(event: &EventFd) {
+    let _ = event.write(1);
+}

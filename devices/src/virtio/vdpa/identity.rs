@@ -1,0 +1,213 @@
+//! What a guest was shown of a network device, and whether another device can show it as well.
+//!
+//! Owns these rules. It must not know rings, nor which device is next.
+
+use serde::{Deserialize, Serialize};
+use vdpa::device::Device;
+use vdpa::netdev::VirtioNetConfig;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MQ,
+    VIRTIO_NET_F_MTU, VIRTIO_NET_F_RSS,
+};
+
+use crate::Error;
+use crate::virtio::backend::SavedState;
+use crate::virtio::saved_state;
+
+/// Name and version of an identity.
+pub(super) const IDENTITY_NAME: &str = "virtio-vdpa-identity";
+pub(super) const IDENTITY_VERSION: u32 = 1;
+
+/// What a guest was told of a network device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Identity {
+    /// The MAC address that the guest finds after each reset.
+    pub(super) mac: Option<[u8; 6]>,
+    /// The beginning of the device configuration; zero where it has no more.
+    pub(super) config: [u8; VirtioNetConfig::LEN],
+}
+
+/// Whether a driver that relies on `features` and was told `old` can go on with `new`.
+fn check_config(old: &VirtioNetConfig, new: &VirtioNetConfig, features: u64) -> Result<(), Error> {
+    let relies = |bit: u32| features & (1 << bit) != 0;
+    let hashes = relies(VIRTIO_NET_F_RSS) || relies(VIRTIO_NET_F_HASH_REPORT);
+    // With several pairs the control queue comes behind the last one (virtio 1.3, 5.1.2).
+    if (relies(VIRTIO_NET_F_MQ) || hashes) && new.max_virtqueue_pairs != old.max_virtqueue_pairs {
+        let (needs, has) = (old.max_virtqueue_pairs, new.max_virtqueue_pairs);
+        return Err(Error::other(format!(
+            "the guest uses {needs} queue pairs at most, the device has {has}: create the device \
+             with max_vqp {needs}"
+        )));
+    }
+    let (needs, has) = (old.mtu.get(), new.mtu.get());
+    if relies(VIRTIO_NET_F_MTU) && has < needs {
+        return Err(Error::other(format!(
+            "the guest was told an MTU of {needs}, the device has {has}: create the device with \
+             mtu {needs}"
+        )));
+    }
+    let table = |config: &VirtioNetConfig| config.rss_max_indirection_table_length.get();
+    let less = new.rss_max_key_size < old.rss_max_key_size
+        || table(new) < table(old)
+        || (old.supported_hash_types & !new.supported_hash_types).get() != 0;
+    if hashes && less {
+        return Err(Error::other(
+            "the device hashes less than the guest was told (RSS key, table or hash types)",
+        ));
+    }
+    Ok(())
+}
+
+impl Identity {
+    /// Whether a driver that relies on `features` and was told this can continue with a device that
+    /// has the configuration `new`, in which the address means nothing if it is not `addressed`.
+    pub(super) fn check(
+        &self,
+        mut new: [u8; VirtioNetConfig::LEN],
+        addressed: bool,
+        features: u64,
+    ) -> Result<(), Error> {
+        let old = VirtioNetConfig::of(self.config);
+        check_config(&old, &VirtioNetConfig::of(new), features)?;
+        let settable = [VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_CTRL_MAC_ADDR]
+            .iter()
+            .all(|bit| features & (1 << bit) != 0);
+        if !addressed {
+            new[..6].fill(0);
+        }
+        let differs = self.mac.is_some_and(|mac| mac != new[..6]);
+        if features != 0 && differs && !settable {
+            return Err(Error::other(
+                "the device has another MAC address, and the guest's driver did not negotiate \
+                 CTRL_MAC_ADDR: create the device with the guest's address (`vdpa dev add … mac \
+                 ADDRESS`)",
+            ));
+        }
+        Ok(())
+    }
+    pub(super) fn encode(&self) -> Result<SavedState, Error> {
+        saved_state::encode(IDENTITY_NAME, IDENTITY_VERSION, self)
+    }
+
+    pub(super) fn decode(state: &SavedState) -> Result<Self, Error> {
+        saved_state::decode(state, IDENTITY_NAME, IDENTITY_VERSION)
+    }
+}
+
+/// The beginning of the device configuration as the device says it now.
+pub(super) fn read_net_config(device: &Device) -> Result<[u8; VirtioNetConfig::LEN], Error> {
+    let mut config = [0; VirtioNetConfig::LEN];
+    let len = usize::try_from(device.config_size()).unwrap_or(usize::MAX);
+    device.read_config(0, &mut config[..len.min(VirtioNetConfig::LEN)])?;
+    Ok(config)
+}
+
+/// A device of another class than a network device is to be replaced.
+#[must_use]
+pub fn not_replaceable() -> Error {
+    Error::other("only network devices can be replaced while the machine runs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(queue_pairs: u16, mtu: u16) -> VirtioNetConfig {
+        let mut config = VirtioNetConfig::of([0; VirtioNetConfig::LEN]);
+        config.max_virtqueue_pairs = queue_pairs.into();
+        config.mtu = mtu.into();
+        config.rss_max_key_size = 40;
+        config.rss_max_indirection_table_length = 128_u16.into();
+        config.supported_hash_types = 0b11_u32.into();
+        config
+    }
+
+    #[test]
+    fn what_the_guest_was_told_holds_where_it_relies_on_it() {
+        const MQ: u64 = 1 << VIRTIO_NET_F_MQ;
+        const MTU: u64 = 1 << VIRTIO_NET_F_MTU;
+        const RSS: u64 = 1 << VIRTIO_NET_F_RSS;
+        let old = told(4, 9000);
+        for (new, features, fits) in [
+            (told(4, 9000), MQ | MTU | RSS, true),
+            (told(2, 9000), MQ, false),
+            // The control queue would be another one.
+            (told(8, 9000), MQ, false),
+            (told(8, 9000), RSS, false),
+            (told(8, 1500), 0, true),
+            (told(4, 1500), MQ, true),
+            (told(4, 1500), MTU, false),
+            (told(4, 9216), MTU, true),
+        ] {
+            assert_eq!(
+                check_config(&old, &new, features).is_ok(),
+                fits,
+                "{new:?} {features:#x}"
+            );
+        }
+        let changes: [fn(&mut VirtioNetConfig); 3] = [
+            |new| new.rss_max_key_size = 39,
+            |new| new.rss_max_indirection_table_length = 64_u16.into(),
+            |new| new.supported_hash_types = 0b101_u32.into(),
+        ];
+        for change in changes {
+            let mut new = old;
+            change(&mut new);
+            let error = check_config(&old, &new, RSS).unwrap_err();
+            assert!(error.to_string().contains("hashes less"), "{error}");
+            check_config(&old, &new, MQ).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_a_driver_comes_to_rely_on_later_counts_then() {
+        const MTU: u64 = 1 << VIRTIO_NET_F_MTU;
+        const SETTABLE: u64 = 1 << VIRTIO_NET_F_CTRL_VQ | 1 << VIRTIO_NET_F_CTRL_MAC_ADDR;
+        let mac = [2, 0, 0, 0, 0, 1];
+        let config = |mac: [u8; 6], mtu: u16| {
+            let mut config = [0; VirtioNetConfig::LEN];
+            config[..6].copy_from_slice(&mac);
+            config[10..12].copy_from_slice(&mtu.to_le_bytes());
+            config
+        };
+        let identity = Identity {
+            mac: Some(mac),
+            config: config(mac, 9000),
+        };
+        let smaller = config(mac, 1500);
+        // No driver yet; then one that does not care; then one that does.
+        identity.check(smaller, true, 0).unwrap();
+        identity.check(smaller, true, 1).unwrap();
+        let error = identity.check(smaller, true, MTU).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("an MTU of 9000, the device has 1500"),
+            "{text}"
+        );
+        for (new, addressed) in [([2, 0, 0, 0, 0, 2], true), (mac, false)] {
+            let new = config(new, 9000);
+            identity.check(new, addressed, 0).unwrap();
+            identity.check(new, addressed, SETTABLE).unwrap();
+            let error = identity.check(new, addressed, MTU).unwrap_err();
+            assert!(error.to_string().contains("another MAC address"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_identity_of_another_kind_is_refused() {
+        let identity = Identity {
+            mac: Some([2, 0, 0, 0, 0, 1]),
+            config: [7; VirtioNetConfig::LEN],
+        };
+        let state = identity.encode().unwrap();
+        assert_eq!(Identity::decode(&state).unwrap(), identity);
+        let mut foreign = state.clone();
+        foreign.name = "virtio-vdpa".to_owned();
+        Identity::decode(&foreign).unwrap_err();
+        for len in 0..state.payload.len() {
+            let mut cut = state.clone();
+            cut.payload.truncate(len);
+            Identity::decode(&cut).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The kernel's enumerations, which newer kernels extend.
+//!
+//! Owns the way from a number to a variant and back. It must not know which attribute has it.
+
+/// Defines an enumeration: each variant with the kernel's number and its name for users. A number
+/// that is not listed becomes `Other`, which users see as `$what` and the number.
+macro_rules! numbered {
+    (
+        $(#[$meta:meta])*
+        $name:ident: $number:ty, $what:literal {
+            $($(#[$doc:meta])* $variant:ident = $value:literal $text:literal,)+
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$doc])* $variant,)+
+            #[doc = concat!("One of a newer kernel: ", $what, " with this number.")]
+            Other($number),
+        }
+
+        impl From<$number> for $name {
+            fn from(number: $number) -> Self {
+                match number {
+                    $($value => Self::$variant,)+
+                    other => Self::Other(other),
+                }
+            }
+        }
+
+        impl From<$name> for $number {
+            fn from(value: $name) -> Self {
+                match value {
+                    $($name::$variant => $value,)+
+                    $name::Other(other) => other,
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self {
+                    $(Self::$variant => f.write_str($text),)+
+                    Self::Other(other) => write!(f, "{} {other}", $what),
+                }
+            }
+        }
+    };
+}
+pub(super) use numbered;

@@ -1,0 +1,62 @@
+//! Virtual functions that are in use, with the reason.
+
+use std::fmt;
+
+use crate::pci::Address;
+
+/// A virtual function that is not free.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken {
+    /// Its number.
+    pub virtual_function: u32,
+    /// Its address.
+    pub address: Address,
+    /// Why it is not.
+    pub because: TakenBecause,
+}
+
+/// Why a virtual function is not free.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TakenBecause {
+    /// It has a vDPA device.
+    VdpaDevice(String),
+    /// It is given to programs.
+    Vfio,
+    /// Its interface is up.
+    Up(String),
+    /// Its interface has an address.
+    Address(String),
+    /// Its interface belongs to a bridge or bond.
+    Member(String),
+    /// Its driver shows no interface in this network namespace.
+    Hidden(String),
+}
+
+impl Taken {
+    /// Whether that may change by itself, moments after the function has come.
+    pub(super) fn may_be_starting(&self) -> bool {
+        matches!(self.because, TakenBecause::Hidden(_))
+    }
+}
+
+impl fmt::Display for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}) ", self.virtual_function, self.address)?;
+        match &self.because {
+            TakenBecause::VdpaDevice(name) => write!(f, "has the vDPA device {name}"),
+            TakenBecause::Vfio => f.write_str("is bound to vfio-pci"),
+            TakenBecause::Up(interface) => write!(f, "has the interface {interface}, which is up"),
+            TakenBecause::Address(interface) => {
+                write!(f, "has the interface {interface}, which has an address")
+            }
+            TakenBecause::Member(interface) => write!(
+                f,
+                "has the interface {interface}, which is in a bridge or bond"
+            ),
+            TakenBecause::Hidden(driver) => write!(
+                f,
+                "has the driver {driver} and no interface here (it may be in another network namespace)"
+            ),
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The rules of rings that a device or a guest can break.
+
+/// What a device or a guest's driver did that none may do (virtio 1.3, 2.7 and 2.8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// Device: the used index moved further than there were chains outstanding.
+    #[error("the used index moved by {moved} with {outstanding} chains outstanding")]
+    IndexJump {
+        /// How far.
+        moved: u16,
+        /// Chains that the device has.
+        outstanding: u16,
+    },
+    /// Device: a used element names a chain that the device does not have.
+    #[error("used element {id} is not outstanding")]
+    NotOutstanding {
+        /// The element's id.
+        id: u32,
+    },
+    /// Device: a used element, of a device that works in order, stands for more chains than the
+    /// used index says.
+    #[error("used element {id} stands for {batch} chains and the used index moved by {moved}")]
+    Batch {
+        /// The element's id.
+        id: u32,
+        /// Chains up to that one.
+        batch: usize,
+        /// How far the index moved.
+        moved: u16,
+    },
+    /// Device: it claims to have written more than it could.
+    #[error("{written} bytes are said to be written into a chain that takes {offered}")]
+    TooLong {
+        /// Bytes the device claims.
+        written: u32,
+        /// Bytes the chain had for it.
+        offered: u32,
+    },
+    /// A head or a next field is not an entry of its table.
+    #[error("descriptor {index} does not exist in a table of {size}")]
+    NoDescriptor {
+        /// The entry named.
+        index: u16,
+        /// Entries of the table.
+        size: u32,
+    },
+    /// A chain has more descriptors than the ring has entries (256 in a smaller ring), or a loop.
+    #[error("a descriptor chain is longer than the ring or loops")]
+    ChainTooLong,
+    /// A chain in a packed ring runs into descriptors that the device has already.
+    #[error("a descriptor chain runs into descriptors that are in use")]
+    Overrun,
+    /// The buffer id of a chain in a packed ring is that of a chain which the device has.
+    #[error("buffer id {id} is in use already")]
+    DuplicateId {
+        /// The id.
+        id: u16,
+    },
+    /// A table in a table, an indirect descriptor with a successor, a table whose length is 0 or no
+    /// multiple of 16, or without the feature.
+    #[error("an indirect descriptor is malformed")]
+    Indirect,
+    /// A piece for the device to read follows one for it to write.
+    #[error("a readable buffer follows a writable one")]
+    Order,
+    /// A chain with no byte in it, or with 4 GiB or more.
+    #[error("a descriptor chain has a length of 0 or of more than 4 GiB")]
+    Length,
+    /// A piece lies outside guest memory.
+    #[error("a buffer of {len} bytes at {address:#x} is not in guest memory")]
+    Outside {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// The avail index is further ahead than the ring has entries.
+    #[error("the avail index is {ahead} ahead in a ring of {size}")]
+    AvailJump {
+        /// Entries between what was used and the index.
+        ahead: u16,
+        /// Entries of the ring.
+        size: u16,
+    },
+}
+
+impl Violation {
+    /// Whether it is the device that broke the rule.
+    pub(crate) fn is_by_device(self) -> bool {
+        matches!(
+            self,
+            Self::IndexJump { .. }
+                | Self::NotOutstanding { .. }
+                | Self::Batch { .. }
+                | Self::TooLong { .. }
+        )
+    }
+}

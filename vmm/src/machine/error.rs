@@ -1,0 +1,252 @@
+//! Why a machine does not do what it is asked, is not saved or restored, or cannot leave.
+//!
+//! Owns the words. Which status a client of the API gets for them is the API's to say.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::end::End;
+use super::pluggable::{DeviceKind, OtherKind};
+use crate::snapshot::directory::{CreateError, OpenError};
+use crate::snapshot::format::{ReadError, WriteError};
+use crate::snapshot::memory_image;
+use crate::vcpu::VcpuReport;
+use crate::{Error, ErrorKind};
+
+/// Requests that may wait for the machine.
+pub(super) const WAITING_MAX: usize = 16;
+
+/// Why a request was not carried out. The machine is as before.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    /// The machine is gone.
+    #[error("the machine has ended")]
+    Ended,
+    /// The machine is gone, and it is known why.
+    #[error("the machine has ended: {}", .0.detail)]
+    EndedBy(End),
+    /// Too many requests wait already.
+    #[error("the machine has {WAITING_MAX} requests waiting; try again later")]
+    Busy,
+    /// A device of the machine has this name.
+    #[error("the machine has a device {0} already; choose another id")]
+    IdInUse(String),
+    /// No device of the machine has this name.
+    #[error("the machine has no device {0}")]
+    NoSuchDevice(String),
+    /// The device is there, but is none of the kind that was asked for.
+    #[error("device {id} is not a {wanted}")]
+    OtherKind {
+        /// Its name.
+        id: String,
+        /// What it should be.
+        wanted: DeviceKind,
+    },
+    /// What is to take the place of a NIC's device is that device.
+    #[error("the NIC {0} is on that device: name another one that can take its place")]
+    OwnFailover(String),
+    /// The NIC's driver does not run, or did not negotiate GUEST_ANNOUNCE.
+    #[error(
+        "the guest's driver of {0} cannot announce it: it is not running, or does not know how"
+    )]
+    NoAnnouncement(String),
+    /// What a device writes can't be recorded, or the device not be brought back from that.
+    #[error("the memory that device {id} writes cannot be followed")]
+    DirtyLog {
+        /// Its name.
+        id: String,
+        /// Why.
+        source: devices::Error,
+    },
+    /// A NIC's device was not replaced.
+    #[error("network device {id} is not moved")]
+    Swap {
+        /// The NIC's name.
+        id: String,
+        /// Why, and what became of it.
+        source: devices::Error,
+    },
+    /// The machine cannot do it: the device cannot be opened or shown to the guest, or KVM refuses.
+    #[error(transparent)]
+    Device(#[from] Error),
+    /// A snapshot is being written: what would change guest memory has to wait.
+    #[error("a snapshot of the machine is being written; try again when it is done")]
+    Saving,
+    /// It is being sent: no device may come or go, and nothing else may save it.
+    #[error(
+        "the machine is being sent to another host; try again when that is over (DELETE /v1/vm/migration ends it)"
+    )]
+    Migrating,
+    /// It stands still for a migration.
+    #[error(
+        "the machine stands still for a migration; if GET /v1/vm/migration says that it is not settled where the guest \
+         is, say it: PATCH /v1/vm/migration {{\"settle\": \"Here\"}} or {{\"settle\": \"There\"}}"
+    )]
+    StandsStill,
+    /// There is nothing to settle.
+    #[error("the machine does not stand still for a migration: it is settled where its guest is")]
+    Settled,
+    /// It cannot leave this host.
+    #[error("the machine cannot be sent to another host")]
+    NotMovable(#[from] NotMovable),
+    /// A device cannot be saved. The machine goes on.
+    #[error("device {id} cannot be saved")]
+    Save {
+        /// Its name.
+        id: String,
+        /// Why.
+        source: devices::Error,
+    },
+    /// The snapshot cannot be written. The machine goes on.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    /// A vCPU cannot go on, so there is nothing to save: the machine ends.
+    #[error("the guest crashed: {0}")]
+    Crashed(VcpuReport),
+    /// The machine cannot be woken.
+    #[error("cannot reach the machine's thread")]
+    Wake(#[source] io::Error),
+}
+
+impl From<OtherKind> for RequestError {
+    fn from(OtherKind { id, wanted }: OtherKind) -> Self {
+        Self::OtherKind { id, wanted }
+    }
+}
+
+/// Why a snapshot cannot be written, or a machine not be restored from one.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The process that serves may have another working directory than who asks.
+    #[error("{} is no absolute path", .0.display())]
+    Relative(PathBuf),
+    /// The directory cannot be made.
+    #[error("the snapshot cannot be made")]
+    Create(#[from] CreateError),
+    /// The directory is no snapshot.
+    #[error("there is no snapshot to restore")]
+    Open(#[from] OpenError),
+    /// The state cannot be written.
+    #[error("the snapshot's state cannot be written")]
+    Write(#[from] WriteError),
+    /// The state is damaged, or of another version.
+    #[error("the snapshot's state cannot be used")]
+    Read(#[from] ReadError),
+    /// A descriptor for the state cannot be made or read.
+    #[error("cannot hand over the machine's state")]
+    Descriptor(#[source] io::Error),
+    /// Guest memory cannot be written.
+    #[error("the guest's memory cannot be saved")]
+    SaveMemory(#[from] memory_image::SaveError),
+    /// Guest memory is damaged, or that of another guest.
+    #[error("the guest's memory cannot be restored")]
+    RestoreMemory(#[from] memory_image::RestoreError),
+    /// The configuration in it is none.
+    #[error("the snapshot's configuration cannot be used")]
+    Config(#[source] serde_json::Error),
+    /// Not as many vCPUs as the configuration says.
+    #[error("the snapshot has {saved} vCPUs and its configuration {configured}")]
+    Vcpus {
+        /// States of vCPUs.
+        saved: usize,
+        /// What the configuration says.
+        configured: usize,
+    },
+    /// A slot that there is not, or one for two.
+    #[error(
+        "the snapshot has its device {id} in PCI slot {slot}: there is no such slot, or another device has it or its name"
+    )]
+    Slot {
+        /// The device's name.
+        id: String,
+        /// The slot's number.
+        slot: u8,
+    },
+    /// No NIC of the snapshot has this name.
+    #[error("the snapshot has no NIC {id}{}", known(.has))]
+    NoNic {
+        /// The name.
+        id: String,
+        /// Those that there are.
+        has: Vec<String>,
+    },
+    /// A device was saved that the configuration does not have.
+    #[error("the snapshot has a device {0} that its configuration does not have")]
+    NoDevice(String),
+    /// The configuration has a device that was not saved.
+    #[error("the snapshot has no state of the device {0}")]
+    DeviceNotSaved(String),
+    /// A device of the board does not take its state.
+    #[error("a device of the board cannot be restored")]
+    Platform(#[from] devices::Error),
+    /// The host bridge does not take its state.
+    #[error("the host bridge cannot be restored")]
+    HostBridge(#[source] devices::Error),
+    /// A device does not take its state.
+    #[error("device {id} cannot be restored")]
+    Device {
+        /// Its name.
+        id: String,
+        /// Why.
+        #[source]
+        source: devices::Error,
+    },
+}
+
+impl SnapshotError {
+    /// What a snapshot cannot be for; the rest is the host's fault.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::SaveMemory(_) | Self::Write(_) => ErrorKind::Host,
+            Self::Create(CreateError::Io { source, .. })
+                if !matches!(
+                    source.kind(),
+                    io::ErrorKind::NotFound
+                        | io::ErrorKind::NotADirectory
+                        | io::ErrorKind::PermissionDenied
+                        | io::ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                ErrorKind::Host
+            }
+            _ => ErrorKind::Unusable,
+        }
+    }
+}
+
+impl From<SnapshotError> for Error {
+    fn from(source: SnapshotError) -> Self {
+        Self::transparent(source.kind(), source)
+    }
+}
+
+fn known(names: &[String]) -> String {
+    if names.is_empty() {
+        return ", nor any other".to_owned();
+    }
+    format!("; it has {}", names.join(", "))
+}
+
+/// Why a machine cannot leave at all.
+#[derive(Debug, thiserror::Error)]
+pub enum NotMovable {
+    /// Two hosts would have to hand over the lock of its image.
+    #[error(
+        "disk {0} cannot move: its image would have to be handed over; unplug it first (DELETE /v1/vm/disks/{0})"
+    )]
+    Disk(String),
+    /// The destination would be built with it, and the guest is about to let it go.
+    #[error("the guest was asked to eject {0}; try again when it has")]
+    Unplugging(String),
+}
+
+impl NotMovable {
+    /// What helps.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Disk(id) => format!("unplug it first: DELETE /v1/vm/disks/{id}"),
+            Self::Unplugging(_) => "try again when the guest has let it go".to_owned(),
+        }
+    }
+}
