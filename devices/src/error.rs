@@ -1,7 +1,6 @@
 //! The one error of all devices: a kind for code, a message with the remedy for the user.
 
 use std::error::Error as StdError;
-use std::fmt;
 
 /// The cases that code decides on. The error's text has the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,38 +28,15 @@ pub enum ErrorKind {
     Other,
 }
 
-/// A device that cannot be built, run, saved, restored or replaced.
-#[derive(Debug)]
-pub struct Error(Box<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    kind: ErrorKind,
-    /// None if the source speaks for itself.
-    message: Option<String>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+vdpa::opaque_error! {
+    /// A device that cannot be built, run, saved, restored or replaced.
+    pub
 }
 
 impl Error {
-    /// An error without a source.
-    #[must_use]
-    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            message: Some(message.into()),
-            source: None,
-        }))
-    }
-
     /// An error that no code decides on.
     pub(crate) fn other(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Other, message)
-    }
-
-    /// The same error with its source.
-    pub(crate) fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
-        self
     }
 
     /// For `map_err`: the message, with the error as its source.
@@ -72,12 +48,8 @@ impl Error {
     }
 
     /// For `map_err` of an error that keeps its text.
-    pub(crate) fn transparent(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self(Box::new(Inner {
-            kind: ErrorKind::Other,
-            message: None,
-            source: Some(source.into()),
-        }))
+    pub(crate) fn as_it_is(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::transparent(ErrorKind::Other, source)
     }
 
     /// For `map_err` where a queue is served.
@@ -119,26 +91,6 @@ impl Error {
     /// Whether a ring is broken, which only a reset by the driver mends.
     pub(crate) fn is_broken_ring(&self) -> bool {
         matches!(self.kind(), ErrorKind::BrokenRing { .. })
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.0.message, &self.0.source) {
-            (Some(message), _) => f.write_str(message),
-            (None, Some(source)) => source.fmt(f),
-            (None, None) => Ok(()),
-        }
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        let source = self.0.source.as_deref()?;
-        if self.0.message.is_none() {
-            return source.source();
-        }
-        Some(source)
     }
 }
 

@@ -1,7 +1,6 @@
 //! The one error of the crate: a kind for code, a message with the remedy for the user.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::io;
 
 use crate::ring::Violation;
@@ -24,37 +23,15 @@ pub enum ErrorKind {
     Other,
 }
 
-/// A device, a ring or a mapping that cannot be had or used.
-#[derive(Debug)]
-pub struct Error(Box<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    kind: ErrorKind,
-    message: String,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+crate::opaque_error! {
+    /// A device, a ring or a mapping that cannot be had or used.
+    pub
 }
 
 impl Error {
-    /// An error without a source.
-    #[must_use]
-    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            message: message.into(),
-            source: None,
-        }))
-    }
-
     /// An error that no code decides on.
     pub(crate) fn other(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Other, message)
-    }
-
-    /// The same error with its source.
-    pub(crate) fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
-        self
     }
 
     /// For `map_err`: the message, with the error as its source.
@@ -92,19 +69,6 @@ impl Error {
     pub fn violation(&self) -> Option<Violation> {
         std::iter::successors(self.source(), |cause| (*cause).source())
             .find_map(|cause| cause.downcast_ref().copied())
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        let source = self.0.source.as_deref()?;
-        Some(source)
     }
 }
 

@@ -2,7 +2,6 @@
 //!
 //! `ErrorKind` has the cases that code decides on. The text has the rest and names the remedy.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
@@ -27,48 +26,12 @@ pub enum ErrorKind {
     Host,
 }
 
-/// A failure to build, run or move a machine. Dropping the parts that were built undoes them.
-#[derive(Debug)]
-pub struct Error(Box<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    kind: ErrorKind,
-    /// None if the source speaks for itself.
-    message: Option<String>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+vdpa::opaque_error! {
+    /// A failure to build, run or move a machine. Dropping the parts that were built undoes them.
+    pub
 }
 
 impl Error {
-    /// An error without a source.
-    #[must_use]
-    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            message: Some(message.into()),
-            source: None,
-        }))
-    }
-
-    /// The same error with its source.
-    #[must_use]
-    pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
-        self
-    }
-
-    /// A kind for an error of another type, which keeps its text.
-    pub(crate) fn transparent(
-        kind: ErrorKind,
-        source: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            message: None,
-            source: Some(source.into()),
-        }))
-    }
-
     /// The named object cannot be used.
     pub(crate) fn unusable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unusable, message)
@@ -93,26 +56,6 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.0.message, &self.0.source) {
-            (Some(message), _) => f.write_str(message),
-            (None, Some(source)) => source.fmt(f),
-            (None, None) => Ok(()),
-        }
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        let source = self.0.source.as_deref()?;
-        if self.0.message.is_none() {
-            return source.source();
-        }
-        Some(source)
     }
 }
 

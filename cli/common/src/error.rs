@@ -2,7 +2,6 @@
 //! remedy for the user.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::io;
 
 use hyper::StatusCode;
@@ -30,62 +29,12 @@ pub enum ErrorKind {
     Refused(Refusal),
 }
 
-/// A failed command or request. The text is a sentence that names the remedy.
-#[derive(Debug)]
-pub struct Error(Box<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    kind: ErrorKind,
-    /// None if the source speaks for itself.
-    message: Option<String>,
-    hint: Option<&'static str>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+vdpa::opaque_error! {
+    /// A failed command or request. The text is a sentence that names the remedy.
+    pub
 }
 
 impl Error {
-    /// An error without a source.
-    #[must_use]
-    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            message: Some(message.into()),
-            hint: None,
-            source: None,
-        }))
-    }
-
-    /// A kind for an error of another type, which keeps its text.
-    #[must_use]
-    pub fn transparent(
-        kind: ErrorKind,
-        source: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> Self {
-        let mut error = Self::new(kind, "").because(source);
-        error.0.message = None;
-        error
-    }
-
-    /// The same error with its source.
-    #[must_use]
-    pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
-        self
-    }
-
-    /// The same error with a hint.
-    #[must_use]
-    pub fn hint(mut self, hint: &'static str) -> Self {
-        self.0.hint = Some(hint);
-        self
-    }
-
-    /// The remedy, where it is not in the text.
-    #[must_use]
-    pub fn remedy(&self) -> Option<&'static str> {
-        self.0.hint
-    }
-
     /// The case that code decides on.
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
@@ -176,26 +125,6 @@ impl Error {
             Some(hint) => report.hint(hint),
             None => report,
         }
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.0.message, &self.0.source) {
-            (Some(message), _) => f.write_str(message),
-            (None, Some(source)) => source.fmt(f),
-            (None, None) => Ok(()),
-        }
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        let source = self.0.source.as_deref()?;
-        if self.0.message.is_none() {
-            return source.source();
-        }
-        Some(source)
     }
 }
 

@@ -1,6 +1,5 @@
 //! The one error of management: a kind for code, a message with the remedy for the user.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::io::{self, ErrorKind as IoErrorKind};
 use std::path::Path;
@@ -60,41 +59,18 @@ pub enum ErrorKind {
     Failed,
 }
 
-/// A failed request about devices, NICs and their connections. The text is a sentence that names
-/// the remedy. The source is the kernel's answer.
-#[derive(Debug)]
-pub struct Error(Box<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    kind: ErrorKind,
-    message: String,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+vdpa::opaque_error! {
+    /// A failed request about devices, NICs and their connections. The text is a sentence that names
+    /// the remedy. The source is the kernel's answer.
+    pub
 }
 
 impl Error {
-    /// An error without a source.
-    #[must_use]
-    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            message: message.into(),
-            source: None,
-        }))
-    }
-
-    /// The same error with its source.
-    #[must_use]
-    pub(super) fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
-        self
-    }
-
     /// An error of another kind and text with the same source.
     #[must_use]
     pub(super) fn renamed(mut self, kind: ErrorKind, message: String) -> Self {
         self.0.kind = kind;
-        self.0.message = message;
+        self.0.message = Some(message);
         self
     }
 
@@ -158,18 +134,6 @@ impl Error {
             Self::new(kind, message(&source))
         };
         error.because(source)
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_deref().map(|source| source as _)
     }
 }
 

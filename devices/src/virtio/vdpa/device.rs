@@ -62,7 +62,7 @@ impl VdpaBackend {
     /// # Errors
     /// The device cannot be opened, or not be given to a guest with these options.
     pub fn open(options: &VdpaOptions, memory: SharedMemory, ram_end: u64) -> Result<Self, Error> {
-        let device = Device::open(&options.path).map_err(Error::transparent)?;
+        let device = Device::open(&options.path).map_err(Error::as_it_is)?;
         Self::new(device, options, memory, ram_end)
     }
 
@@ -76,7 +76,7 @@ impl VdpaBackend {
         memory: SharedMemory,
         ram_end: u64,
     ) -> Result<Self, Error> {
-        let device = Device::from_fd(fd).map_err(Error::transparent)?;
+        let device = Device::from_fd(fd).map_err(Error::as_it_is)?;
         Self::new(device, options, memory, ram_end)
     }
 

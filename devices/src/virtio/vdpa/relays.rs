@@ -361,7 +361,7 @@ impl VdpaBackend {
     fn negotiate_again(&mut self) -> Result<(), Error> {
         let negotiation = self.negotiated()?;
         let remapped = self.rings.iotlb.remap_after_reset();
-        remapped.map_err(Error::transparent)?;
+        remapped.map_err(Error::as_it_is)?;
         self.negotiate_device(negotiation.features)?;
         self.start_control(&negotiation)
     }

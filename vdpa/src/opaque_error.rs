@@ -1,0 +1,92 @@
+//! The shape that the error of each crate has: a kind for code, a message with the remedy for the
+//! user, and its source.
+//!
+//! Owns what these errors have alike. It must not know any kind.
+
+/// Defines `Error` beside an `ErrorKind`: with these attributes, and constructors that are visible
+/// so. The crate adds `kind()` and constructors of its own.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! opaque_error {
+    ($(#[$meta:meta])* $vis:vis) => {
+        $(#[$meta])*
+        #[derive(Debug)]
+        pub struct Error(Box<Inner>);
+
+        #[derive(Debug)]
+        struct Inner {
+            kind: ErrorKind,
+            /// None if the source speaks for itself.
+            message: Option<String>,
+            hint: Option<&'static str>,
+            source: Option<Box<dyn std::error::Error + Send + Sync>>,
+        }
+
+        impl Error {
+            /// An error without a source.
+            #[must_use]
+            $vis fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+                Self(Box::new(Inner {
+                    kind,
+                    message: Some(message.into()),
+                    hint: None,
+                    source: None,
+                }))
+            }
+
+            /// A kind for an error of another type, which keeps its text.
+            #[must_use]
+            $vis fn transparent(
+                kind: ErrorKind,
+                source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+            ) -> Self {
+                let mut error = Self::new(kind, "").because(source);
+                error.0.message = None;
+                error
+            }
+
+            /// The same error with its source.
+            #[must_use]
+            $vis fn because(
+                mut self,
+                source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+            ) -> Self {
+                self.0.source = Some(source.into());
+                self
+            }
+
+            /// The same error with a hint.
+            #[must_use]
+            $vis fn hint(mut self, hint: &'static str) -> Self {
+                self.0.hint = Some(hint);
+                self
+            }
+
+            /// The remedy, where it is not in the text.
+            #[must_use]
+            $vis fn remedy(&self) -> Option<&'static str> {
+                self.0.hint
+            }
+        }
+
+        impl std::fmt::Display for Error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match (&self.0.message, &self.0.source) {
+                    (Some(message), _) => f.write_str(message),
+                    (None, Some(source)) => std::fmt::Display::fmt(source, f),
+                    (None, None) => Ok(()),
+                }
+            }
+        }
+
+        impl std::error::Error for Error {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                let source = self.0.source.as_deref()?;
+                if self.0.message.is_none() {
+                    return source.source();
+                }
+                Some(source)
+            }
+        }
+    };
+}
