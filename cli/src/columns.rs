@@ -2,7 +2,7 @@
 //!
 //! What is in a table is not trusted: control characters do not reach a terminal.
 
-use crate::text::printable;
+use bellhop_common::text::printable;
 
 /// Between columns.
 const GAP: usize = 2;

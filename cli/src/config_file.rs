@@ -4,9 +4,8 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
+use bellhop_common::error::Error;
 use serde::de::DeserializeOwned;
-
-use crate::error::Error;
 
 /// No configuration is near this size; a device file or a disk image given by
 /// mistake is not read into memory.

@@ -16,7 +16,7 @@ mod terminal;
 
 use std::process::ExitCode;
 
-use bellhop_common::{client, colour, error, exit, listing, text, tree};
+use bellhop_common::{colour, exit};
 use clap::Parser;
 use tracing::level_filters::LevelFilter;
 

@@ -1,5 +1,6 @@
 //! Log lines on standard error.
 
+use bellhop_common::colour;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use tracing::level_filters::LevelFilter;
@@ -10,8 +11,6 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The target of lines that are logged at every level: who changed what.
 const AUDIT: &str = "audit";
-
-use crate::colour;
 
 /// Reads how much is logged.
 pub(crate) fn level() -> impl TypedValueParser<Value = LevelFilter> {

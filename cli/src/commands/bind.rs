@@ -2,13 +2,13 @@
 
 mod netns;
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::{Entry, Format, Layout, Listing};
 use vdpa_mgmt::Error as MgmtError;
 use vdpa_mgmt::bus::{Bus, BusDevice};
 use vdpa_mgmt::pci::{Address, Function, Pci};
 
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::{Entry, Format, Layout, Listing};
 use bellhop_common::management::vf::function_entry;
 
 /// Show which driver has a vDPA device or a PCI function, or give it to another one

@@ -2,11 +2,10 @@
 
 use std::io::{self, Write};
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
 use clap::CommandFactory;
 use clap_complete::Shell;
-
-use crate::error::Error;
-use crate::exit::Code;
 
 /// Print the script that lets a shell complete this command's words
 #[derive(Debug, clap::Args)]

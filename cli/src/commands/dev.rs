@@ -1,12 +1,12 @@
 //! `bellhop dev`: vDPA devices, made, shown, changed and taken away.
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::{Format, Listing};
 use bellhop_common::management::dev::{config_listing, listing, stats_listing};
 use vdpa_mgmt::{Connection, NewDevice};
 
 use super::words::{self, Words};
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::{Format, Listing};
 
 /// Make, show, change and delete vDPA devices
 ///

@@ -2,11 +2,10 @@
 
 use std::io::{self, Write};
 
+use bellhop_common::colour;
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
 use bellhop_diagnostics::doctor::{self, Host};
-
-use crate::colour;
-use crate::error::Error;
-use crate::exit::Code;
 
 /// Say whether this host is fit for VMs on vDPA NICs, and what mends it
 ///

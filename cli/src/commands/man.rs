@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing;
 use clap::CommandFactory;
 
-use crate::error::Error;
-use crate::exit::Code;
-use crate::{listing, manual};
+use crate::manual;
 
 /// Print this command's manual page, or write those of all subcommands into a directory
 #[derive(Debug, clap::Args)]

@@ -1,11 +1,10 @@
 //! `bellhop mgmtdev`: what vDPA devices can be made on.
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 use bellhop_common::management::mgmtdev::listing;
 use vdpa_mgmt::{Connection, MgmtDeviceName};
-
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
 
 /// Show what vDPA devices can be made on: NICs and simulators, with their limits
 #[derive(Debug, clap::Args)]

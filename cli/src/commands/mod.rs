@@ -22,8 +22,8 @@ mod words;
 
 pub(crate) use run::{is_handed_over, refuse_hand_over};
 
-use crate::error::Error;
-use crate::exit::Code;
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
 
 /// A subcommand and its arguments.
 #[derive(Debug, clap::Subcommand)]

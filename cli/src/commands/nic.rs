@@ -7,9 +7,9 @@ mod remove;
 mod swap;
 mod watch;
 
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 
 /// Make a vDPA device out of a NIC in one command, and take everything back in another one
 ///

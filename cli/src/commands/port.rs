@@ -3,13 +3,13 @@
 mod function;
 mod rate;
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 use bellhop_common::management::port::{listing, rate_listing};
 use vdpa_mgmt::devlink::{Devlink, Handle, NewSubfunction, Port, PortHandle};
 
 use super::words::{self, Words};
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
 
 /// Show ports of NICs, add and delete subfunctions, and say what functions may do
 ///

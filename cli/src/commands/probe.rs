@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing;
 use bellhop_diagnostics::probe as table;
 use vdpa::conformance;
 use vdpa::probe::{self, ProbeOptions};
 use vmm::config::MacAddress;
 
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing;
 use crate::progress::ProgressLine;
 
 /// Show what a vDPA device is and offers, and try whether it works, without a VM

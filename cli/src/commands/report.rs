@@ -6,13 +6,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use bellhop_common::client::{Address, NodeArguments};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing;
 use bellhop_diagnostics::doctor::Host;
 use bellhop_diagnostics::report::{self, Context};
-
-use crate::client::{Address, NodeArguments};
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing;
 
 /// Write a bundle for a support ticket: what is known about this host, its devices and its VMs
 ///

@@ -5,6 +5,8 @@ mod inherited;
 
 use std::path::PathBuf;
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
 use vdpa::causes::in_one_line;
 use vmm::api::{Server, Starts};
 use vmm::config::{HugePageSize, MemorySize, RingWatch, VdpaConfig, VmConfig};
@@ -17,8 +19,6 @@ use hand_over::Taken;
 use crate::commands::machine_arguments::MachineArguments;
 use crate::commands::migration_tls::TlsArguments;
 use crate::config_file;
-use crate::error::Error;
-use crate::exit::Code;
 use crate::signals::{self, StopSignals};
 use crate::terminal::Terminal;
 

@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use bellhop_common::client::Credentials;
+use bellhop_common::error::{Error, ErrorKind};
+use bellhop_common::exit::Code;
 use bellhop_node::{AccessFiles, CertificateFiles, Options, Paths, Road};
 use tracing::level_filters::LevelFilter;
 use vmm::migration::tls::TlsFiles;
 
-use crate::client::Credentials;
-use crate::error::{Error, ErrorKind};
-use crate::exit::Code;
 use crate::logging;
 
 /// Serve this node: its NICs and its virtual machines, by an API

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use crate::error::{Error, ErrorKind};
-use crate::exit::Code;
+use bellhop_common::error::{Error, ErrorKind};
+use bellhop_common::exit::Code;
 
 /// Versions of a saved machine's sections, as JSON
 #[derive(Debug, clap::Args)]

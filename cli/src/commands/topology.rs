@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+use bellhop_common::tree::Lines;
 use bellhop_diagnostics::topology::text;
 use vdpa_mgmt::pci::{Address, Pci};
 use vdpa_mgmt::topology;
-
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
-use crate::tree::Lines;
 
 /// Show how everything hangs together: NICs, their functions, vDPA devices, and who uses them
 ///

@@ -2,13 +2,12 @@
 
 mod settings;
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 use bellhop_common::management::vf::{self, Physical};
 use vdpa_mgmt::pci::{Function, Pci};
 use vdpa_mgmt::sriov::Links;
-
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
 
 /// Show and change virtual functions (SR-IOV): how many, and what the NIC lets each do
 ///

@@ -22,14 +22,13 @@ use std::time::{Duration, Instant};
 
 use bellhop_api::machine::{VmChange, WantedState};
 use bellhop_api::node::VmInfo;
+use bellhop_common::client::{MAKING, Node, NodeArguments, STRANGE, path};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 use hyper::Method;
 use serde::Deserialize;
 use serde_json::Value;
-
-use crate::client::{MAKING, Node, NodeArguments, STRANGE, path};
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
 
 pub(crate) use arguments::{absolute, free_nic_id, nic_body};
 

@@ -2,10 +2,9 @@
 
 use std::str::FromStr;
 
+use bellhop_common::error::{Error, ErrorKind};
 use vdpa_mgmt::MgmtDeviceName;
 use vmm::config::{MacAddress, MacAddressError};
-
-use crate::error::{Error, ErrorKind};
 
 /// A word that must be there.
 pub(super) fn missing(word: &str) -> Error {

@@ -7,7 +7,8 @@ use bellhop_common::management::{dev, mgmtdev};
 use vdpa::causes::in_one_line;
 use vdpa_mgmt::topology;
 
-use super::{Bundle, Context};
+use super::bundle::Bundle;
+use super::context::Context;
 use crate::doctor::Host;
 
 /// Of each file of sysfs, and of each record, in bytes.

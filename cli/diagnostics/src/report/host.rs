@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{Bundle, Context};
+use super::bundle::Bundle;
+use super::context::Context;
 use crate::doctor;
 
 /// Files of the kernel and the distribution that are taken as they are.

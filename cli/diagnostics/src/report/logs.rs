@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
-use super::{Bundle, Context, of_each_machine};
+use super::bundle::Bundle;
+use super::context::{Context, of_each_machine};
 
 /// The end of each log that is taken, in bytes.
 const LOG_MAX: u64 = 256 << 10;

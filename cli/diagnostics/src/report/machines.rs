@@ -8,7 +8,8 @@ use bellhop_common::error::ErrorKind;
 use serde_json::Value;
 use vdpa::causes::in_one_line;
 
-use super::{Bundle, Context, of_each_machine};
+use super::bundle::Bundle;
+use super::context::{Context, of_each_machine};
 
 /// Machines that do not answer are not waited for, one after the other, for longer than this.
 const PATIENCE: Duration = Duration::from_secs(90);

@@ -8,38 +8,16 @@
 //! opens.
 
 mod bundle;
+mod context;
 mod devices;
 mod host;
 mod logs;
 mod machines;
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bellhop_common::client::{Address, Credentials};
-
-use crate::doctor::Host;
-
 pub use bundle::Bundle;
-
-/// What is asked, and what may be read.
-#[derive(Debug)]
-pub struct Context {
-    /// The host whose files are read.
-    pub host: Host,
-    /// The daemon that is asked.
-    pub node: Address,
-    /// With what, if it is on another host.
-    pub credentials: Credentials,
-    /// Where the daemon keeps its machines' logs.
-    pub state_dir: PathBuf,
-    /// Where the sockets of machines are, for when there is no daemon.
-    pub runtime_dir: PathBuf,
-    /// With what guests have said on their consoles.
-    pub console: bool,
-}
+pub use context::Context;
 
 type Source = fn(&Context, &mut Bundle);
 
@@ -55,28 +33,6 @@ pub fn collect(context: &Context, now: SystemTime) -> Bundle {
         source(context, &mut bundle);
     }
     bundle
-}
-
-/// The entries of a directory with one for each machine, by name; nothing is missing if it is not
-/// there.
-fn of_each_machine(directory: &Path, what: &str, bundle: &mut Bundle) -> Vec<(String, PathBuf)> {
-    match fs::read_dir(directory) {
-        Ok(entries) => entries
-            .flatten()
-            .map(|entry| {
-                (
-                    entry.file_name().to_string_lossy().into_owned(),
-                    entry.path(),
-                )
-            })
-            .collect(),
-        Err(error) => {
-            if error.kind() != io::ErrorKind::NotFound {
-                bundle.miss(what, &format!("{}: {error}", directory.display()));
-            }
-            Vec::new()
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! A bundle on a host without a daemon, and what is said about what is missing.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bellhop_common::client::{Address, Credentials};
 use flate2::read::GzDecoder;
 
 use super::*;
+use crate::doctor::Host;
 
 /// The names and contents in a `.tar.gz` of ours.
 fn unpack(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {

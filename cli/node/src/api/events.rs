@@ -36,7 +36,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use vmm::http::HttpError;
 use vmm::http::server::Closing;
 
-use super::Api;
+use super::state::Api;
 use crate::error::Error;
 use crate::events::{Events, READERS_MAX, Read};
 

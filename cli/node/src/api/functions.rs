@@ -12,8 +12,8 @@ use vdpa_mgmt::pci::{Address, Function, Pci};
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::DeviceName;
 
-use super::Api;
 use super::management::part_of_nic;
+use super::state::Api;
 use crate::error::Error;
 
 /// PCI functions that can have virtual functions, and these

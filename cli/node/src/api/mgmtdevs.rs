@@ -10,8 +10,8 @@ use bellhop_common::management::mgmtdev;
 use utoipa::ToSchema;
 use vdpa_mgmt::Connection;
 
-use super::Api;
 use super::management::of_vdpa;
+use super::state::Api;
 use crate::error::Error;
 
 /// All management devices, as `bellhop mgmtdev show -j`.

@@ -20,8 +20,8 @@ use vmm::http::body::JsonBody;
 use vmm::http::request_id::RequestId;
 use vmm::http::server::UnixPeer;
 
-use super::Api;
 use super::proxy;
+use super::state::Api;
 use super::vm_path::VmPath;
 use crate::error::Error;
 use crate::machines::departure::Account;

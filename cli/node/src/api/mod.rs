@@ -1,4 +1,4 @@
-//! The daemon's endpoints: one file each, one line here.
+//! The daemon's endpoints: one file each, one line here, and their description.
 
 mod events;
 mod functions;
@@ -6,9 +6,9 @@ mod management;
 mod mgmtdevs;
 mod migration;
 mod nics;
-mod openapi;
 mod ports;
 mod proxy;
+mod state;
 mod topology;
 mod vdpa_device;
 mod vdpa_devices;
@@ -18,10 +18,12 @@ mod vm_nics;
 mod vm_path;
 mod vms;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
+use axum::http::header::CONTENT_TYPE;
 use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::{any, get};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -45,9 +47,6 @@ pub(super) use management::Turns;
 )]
 struct Description;
 
-/// What every endpoint's handler gets.
-type Api = axum::extract::State<Arc<Node>>;
-
 fn registered() -> OpenApiRouter<Arc<Node>> {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(version::show))
@@ -65,7 +64,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
             migration::cancel,
             migration::settle
         ))
-        .routes(routes!(openapi::show))
+        .routes(routes!(openapi))
         .routes(routes!(events::follow))
         .routes(routes!(topology::show))
         .routes(routes!(functions::list))
@@ -82,6 +81,24 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
             vdpa_device::remove
         ))
         .routes(routes!(nics::list))
+}
+
+/// The description; a copy is in the repository, and a test compares them.
+fn document() -> &'static str {
+    static DOCUMENT: OnceLock<String> = OnceLock::new();
+    DOCUMENT.get_or_init(|| {
+        let (_, mut registered) = registered().split_for_parts();
+        access::describe(&mut registered);
+        http::description::text(&registered)
+    })
+}
+
+/// The description of this API, OpenAPI 3.1
+#[utoipa::path(get, path = "/v1/openapi.json", operation_id = "get_openapi", responses(
+    (status = 200, description = "The description", body = serde_json::Value),
+))]
+async fn openapi() -> Response {
+    ([(CONTENT_TYPE, "application/json")], document()).into_response()
 }
 
 /// All of them, over `node`, for those whom `access` lets through.
@@ -106,7 +123,7 @@ mod tests {
 
     #[test]
     fn the_copy_in_the_repository_is_what_is_served() {
-        let served = openapi::document();
+        let served = document();
         if std::env::var_os("BELLHOP_WRITE_OPENAPI").is_some() {
             std::fs::write(COPY, served).unwrap();
         }
@@ -119,19 +136,19 @@ mod tests {
 
     #[test]
     fn each_endpoint_needs_a_role() {
-        let served = serde_json::from_str(openapi::document()).unwrap();
+        let served = serde_json::from_str(document()).unwrap();
         assert_eq!(access::faults(&served), Vec::<String>::new());
     }
 
     #[test]
     fn everything_described_is_complete() {
-        let served = serde_json::from_str(openapi::document()).unwrap();
+        let served = serde_json::from_str(document()).unwrap();
         assert_eq!(description::faults(&served), Vec::<String>::new());
     }
 
     #[test]
     fn operation_ids_are_unique_and_name_verb_and_object() {
-        let served = serde_json::from_str(openapi::document()).unwrap();
+        let served = serde_json::from_str(document()).unwrap();
         let faults = description::operation_id_faults(&served);
         assert_eq!(faults, Vec::<String>::new());
     }

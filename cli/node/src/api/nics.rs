@@ -7,7 +7,7 @@ use bellhop_common::listing::Listing;
 use bellhop_common::management::nic;
 use vdpa_mgmt::nic::Store;
 
-use super::Api;
+use super::state::Api;
 use crate::error::Error;
 
 /// NICs that were made here, those that are half made, too

@@ -8,8 +8,8 @@ use bellhop_common::management::port;
 use vdpa_mgmt::devlink::{Devlink, Handle};
 use vmm::http::HttpError;
 
-use super::Api;
 use super::management::{no_devlink, or_none};
+use super::state::Api;
 use crate::error::Error;
 
 /// Ports of all NICs

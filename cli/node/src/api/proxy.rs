@@ -13,7 +13,7 @@ use axum::http::{HeaderName, HeaderValue, Uri};
 use axum::response::Response;
 use vmm::http::request_id::{REQUEST_ID, RequestId};
 
-use super::Api;
+use super::state::Api;
 use super::vm_path::VmPath;
 use crate::error::Error;
 use crate::machines::error::no_vm;

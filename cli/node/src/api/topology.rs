@@ -9,7 +9,7 @@ use vdpa_mgmt::pci::Address;
 use vdpa_mgmt::topology::{self, Topology};
 use vmm::http::parameters::Parameters;
 
-use super::Api;
+use super::state::Api;
 use crate::error::Error;
 
 /// What of it is wanted.

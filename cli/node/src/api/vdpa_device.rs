@@ -18,8 +18,8 @@ use vmm::config::MacAddress;
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::DeviceName;
 
-use super::Api;
 use super::management::part_of_nic;
+use super::state::Api;
 use crate::error::Error;
 
 /// A device as `bellhop dev show NAME -j` and `bellhop dev config show NAME -j` have it.

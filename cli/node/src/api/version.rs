@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use bellhop_api::node::Version;
 
-use super::Api;
+use super::state::Api;
 
 /// Grows when something in this API changes so that clients have to know.
 const LEVEL: u32 = 1;

@@ -10,7 +10,7 @@ use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors};
 use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 
-use super::Api;
+use super::state::Api;
 use super::vm_path::VmPath;
 use super::vms;
 use crate::context::Node;

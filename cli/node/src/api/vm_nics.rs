@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use utoipa::IntoParams;
 use vmm::http::body::JsonBody;
 
-use super::Api;
+use super::state::Api;
 use super::vm::info;
 use super::vm_path::VmPath;
 use crate::error::Error;

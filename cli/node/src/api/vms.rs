@@ -5,7 +5,7 @@ use axum::extract::State;
 use bellhop_api::machine::VmState;
 use bellhop_api::node::{ConsolePaths, Desired, MayBeElsewhere, VmInfo, VmNic, VmPhase};
 
-use super::Api;
+use super::state::Api;
 use crate::context::Node;
 use crate::machines::View;
 use crate::machines::departure::remedy;

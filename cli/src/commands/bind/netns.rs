@@ -1,12 +1,11 @@
 //! `bellhop bind DEV virtio_vdpa --netns NETNS`: a vDPA device as a container's network interface.
 
+use bellhop_common::error::Error;
+use bellhop_common::listing::Entry;
+use bellhop_common::text::address;
 use vdpa_mgmt::bus::{Bus, BusDevice};
 use vdpa_mgmt::container::{Settings, VIRTIO_VDPA, give};
 use vdpa_mgmt::link::{Link, Namespace};
-
-use crate::error::Error;
-use crate::listing::Entry;
-use crate::text::address;
 
 /// Where the interface is to be.
 #[derive(Debug, clap::Args)]

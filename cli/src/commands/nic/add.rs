@@ -1,15 +1,15 @@
 //! `bellhop nic add`: a NIC for a VM of the node daemon.
 
 use bellhop_api::node::{NicSettings, VmInfo};
+use bellhop_common::client::{MAKING, Node, NodeArguments, path};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+use bellhop_common::text::printable;
 use hyper::Method;
 use serde_json::Value;
 
-use crate::client::{MAKING, Node, NodeArguments, path};
 use crate::commands::vm::{free_nic_id, nic_body};
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
-use crate::text::printable;
 
 /// Give a VM of the node daemon another NIC, also while it runs
 ///
@@ -69,7 +69,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::client::made_up::{self, MadeUp};
+    use bellhop_common::client::made_up::{self, MadeUp};
 
     #[derive(Parser)]
     struct Line {

@@ -1,11 +1,10 @@
 //! `bellhop nic list`.
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 use bellhop_common::management::nic::listing;
 use vdpa_mgmt::nic::Store;
-
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
 
 /// List the NICs that `nic make` has made, those that it left half made too
 #[derive(Debug, clap::Args)]

@@ -1,5 +1,8 @@
 //! `bellhop nic make`.
 
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::{self as output, Format};
 use bellhop_common::management::nic::listing;
 use vdpa_mgmt::connectivity::Connectivity;
 use vdpa_mgmt::nic::{Kind, NicError, NicRequest, Nics, Store};
@@ -7,9 +10,6 @@ use vdpa_mgmt::sriov::Rates;
 
 use super::watch::Watch;
 use crate::commands::words;
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::{self as output, Format};
 
 /// Make a vDPA device out of a NIC, and print its /dev/vhost-vdpa-N
 #[derive(Debug, clap::Args)]

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use bellhop_api::node::VmInfo;
+use bellhop_common::client::{MAKING, Node, NodeArguments, path};
+use bellhop_common::error::Error;
+use bellhop_common::exit::{Code, Report};
 use hyper::{Method, StatusCode};
 use vdpa_mgmt::Connection;
 use vdpa_mgmt::nic::{Nics, Store, StoreError};
 
 use super::watch::Watch;
-use crate::client::{MAKING, Node, NodeArguments, path};
 use crate::commands::vm::until;
-use crate::error::Error;
-use crate::exit::{Code, Report};
 
 /// How long a guest may take to give a NIC up.
 const GUEST: Duration = Duration::from_secs(30);
@@ -108,7 +108,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::client::made_up::{self, MadeUp};
+    use bellhop_common::client::made_up::{self, MadeUp};
 
     fn vm(nics: &Value) -> Value {
         made_up::vm(&json!({"nics": nics}))

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use bellhop_api::node::NicMove;
+use bellhop_common::client::{MAKING, Node, NodeArguments, path};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 use hyper::Method;
 use serde_json::Value;
 
-use crate::client::{MAKING, Node, NodeArguments, path};
 use crate::commands::vm::absolute;
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
 
 /// Move a NIC of a VM of the node daemon to another vDPA device, also while its guest uses it
 ///
@@ -86,7 +86,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::client::made_up::MadeUp;
+    use bellhop_common::client::made_up::MadeUp;
 
     #[derive(Debug, Parser)]
     struct Line {

@@ -3,9 +3,9 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
+use bellhop_common::error::Error;
 use vdpa_mgmt::nic::{Activity, LockedStore, MadeNic, Observer, Progress};
 
-use crate::error::Error;
 use crate::signals::StopSignals;
 
 /// Who watches for the user.

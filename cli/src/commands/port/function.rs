@@ -1,10 +1,10 @@
 //! `bellhop port function`: what the function behind a port is to be.
 
+use bellhop_common::error::Error;
 use vdpa_mgmt::devlink::{Capabilities, Devlink, FunctionSettings, FunctionState, Rate};
 
 use super::{find, rate};
 use crate::commands::words::{self, Words};
-use crate::error::Error;
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {

@@ -1,10 +1,10 @@
 //! `bellhop port function rate`: what functions may send, each by itself and in groups.
 
+use bellhop_common::error::Error;
 use vdpa_mgmt::devlink::{Devlink, NodeName, Rate, RateObject, RateParent, RateSettings};
 
 use super::by_interface;
 use crate::commands::words::{self, Words};
-use crate::error::Error;
 
 /// What both have in common, then an example.
 macro_rules! help {

@@ -20,12 +20,12 @@ use std::path::Path;
 use std::process::Command;
 use std::thread::Builder;
 
+use bellhop_common::error::Error;
 use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
 use vmm::machine::{HandOver, HandedOver, Origin, SnapshotError};
 
 use super::inherited;
-use crate::error::Error;
 
 /// Names the descriptors: `state=N,ram=N,previous=N,arguments=N`, and then perhaps `,failed=REASON`.
 const VARIABLE: &str = "BELLHOP_HAND_OVER";

@@ -1,9 +1,9 @@
 //! The words of `bellhop vf set`.
 
+use bellhop_common::error::Error;
 use vdpa_mgmt::sriov::{LinkState, Links, Rates, Setting, Vlan, VlanProtocol};
 
 use crate::commands::words::{self, Words, choice};
-use crate::error::Error;
 
 pub(super) const HELP: &str = "\
 Words:

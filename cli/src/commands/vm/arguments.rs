@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use bellhop_api::node::NicSettings;
+use bellhop_common::client::Address;
+use bellhop_common::error::Error;
 use serde_json::Value;
-
-use crate::client::Address;
-use crate::error::Error;
 
 /// The options cannot be put into words.
 pub(super) fn unwritable(source: serde_json::Error) -> Error {

@@ -2,13 +2,13 @@
 
 use bellhop_api::machine::{CONNECTIONS, DOWNTIME_MS, TIMEOUT_S};
 use bellhop_api::node::SendToNode;
+use bellhop_common::client::Node;
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 
 use super::migrate::{Destination, There, Wanted, trial};
 use super::of_vm;
-use crate::client::Node;
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
 
 /// Say whether a running VM could move to another node, what is in the way, and what that would cost
 ///

@@ -8,14 +8,14 @@ use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
+use bellhop_common::client::{Address, Node, NodeArguments};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vmm::console::{ConsoleInput, ConsoleRead};
 
 use super::vm;
-use crate::client::{Address, Node, NodeArguments};
-use crate::error::Error;
-use crate::exit::Code;
 use crate::terminal::Terminal;
 
 /// Bytes passed on at once.

@@ -3,6 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use bellhop_api::node::{Desired, NicId, NicSettings};
+use bellhop_common::client::{Address, MAKING, Node, NodeArguments};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 use hyper::{Method, StatusCode};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -10,12 +14,8 @@ use serde_json::{Map, Value, json};
 use super::arguments::{absolute, free_nic_id, nic_body, unwritable};
 use super::watch::Watch;
 use super::{of_vm, say};
-use crate::client::{Address, MAKING, Node, NodeArguments};
 use crate::commands::machine_arguments::MachineArguments;
 use crate::config_file;
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
 
 /// Make a VM with its NICs and start it: all of it, or nothing
 ///

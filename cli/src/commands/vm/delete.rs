@@ -1,12 +1,12 @@
 //! `bellhop vm delete`.
 
 use bellhop_api::node::VmPhase;
+use bellhop_common::client::{MAKING, Node};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
 use hyper::Method;
 
 use super::{of_vm, vm};
-use crate::client::{MAKING, Node};
-use crate::error::Error;
-use crate::exit::Code;
 
 /// Delete a VM, and take back all that was made for it
 ///

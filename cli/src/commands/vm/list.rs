@@ -1,15 +1,15 @@
 //! `bellhop vm list`.
 
 use bellhop_api::node::VmInfo;
+use bellhop_common::client::{Node, path};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 use serde_json::Value;
 
 use super::view::uptime;
 use super::{of_vm, read};
-use crate::client::{Node, path};
 use crate::columns;
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
 
 /// List this node's VMs
 #[derive(Debug, clap::Args)]

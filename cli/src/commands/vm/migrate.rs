@@ -11,19 +11,19 @@ use bellhop_api::machine::{
     SettleRequest, TIMEOUT_S,
 };
 use bellhop_api::node::SendToNode;
+use bellhop_common::client::{MAKING, Node, NodeArguments, Refusal};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::{self, Format};
+use bellhop_common::text::printable;
 use hyper::Method;
 use serde::Serialize;
 use serde_json::Value;
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
 use super::{PERIOD, absolute, of_vm, read, vm};
-use crate::client::{MAKING, Node, NodeArguments, Refusal};
 use crate::commands::migration_tls::TlsArguments;
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::{self, Format};
 use crate::progress::ProgressLine;
-use crate::text::printable;
 
 /// How long a process may take to end that does not answer any more.
 const ENDING: Duration = Duration::from_secs(5);

@@ -2,16 +2,16 @@
 
 use bellhop_api::machine::WatchPhase;
 use bellhop_api::node::{Desired, VmInfo, VmNic, VmPhase};
+use bellhop_common::client::{Node, path};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+use bellhop_common::tree::{Lines, Node as Branch};
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use super::view::uptime;
 use super::{of_vm, vm};
-use crate::client::{Node, path};
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
-use crate::tree::{Lines, Node as Branch};
 
 /// Show a VM: its process, NICs with their queues, disks, console
 #[derive(Debug, clap::Args)]

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bellhop_api::machine::{SnapshotInfo, SnapshotRequest};
+use bellhop_common::client::Node;
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+use bellhop_common::text::printable;
 use hyper::Method;
 
 use super::{of_vm, read};
-use crate::client::Node;
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
-use crate::text::printable;
 
 /// How long all of a guest's memory may take to get to the disk.
 const WRITING: Duration = Duration::from_secs(3600);

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use bellhop_api::machine::WantedState;
 use bellhop_api::node::VmPhase;
+use bellhop_common::client::{Node, path};
+use bellhop_common::error::Error;
+use bellhop_common::exit::{Code, Report};
+use bellhop_common::listing::Format;
 use hyper::Method;
 
 use super::{change_state, of_vm, until, vm};
-use crate::client::{Node, path};
-use crate::error::Error;
-use crate::exit::{Code, Report};
-use crate::listing::Format;
 
 /// Have a VM's guest power off, or with --force end the VM without asking it
 ///

@@ -4,6 +4,8 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
+use bellhop_common::client::Address;
+use bellhop_common::client::made_up::{self, MadeUp};
 use clap::Parser;
 use serde_json::json;
 use vmm::console::{ConsoleInput, ConsoleRead};
@@ -11,8 +13,6 @@ use vmm::console::{ConsoleInput, ConsoleRead};
 use super::console::{End, connect};
 use super::view::time;
 use super::*;
-use crate::client::Address;
-use crate::client::made_up::{self, MadeUp};
 
 fn format(words: &[&str]) -> Format {
     #[derive(Parser)]

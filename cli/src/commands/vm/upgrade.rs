@@ -4,15 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bellhop_api::machine::{UpgradeRequest, VmStatus};
+use bellhop_common::client::{Address, MAKING, Node, NodeArguments, path};
+use bellhop_common::error::Error;
+use bellhop_common::exit::{Code, Report};
+use bellhop_common::listing::Format;
+use bellhop_common::text::printable;
 use hyper::Method;
 use serde_json::json;
 
 use super::{absolute, of_vm, until, vm};
-use crate::client::{Address, MAKING, Node, NodeArguments, path};
-use crate::error::Error;
-use crate::exit::{Code, Report};
-use crate::listing::Format;
-use crate::text::printable;
 
 /// Have another version of Bellhop go on with a running VM
 ///

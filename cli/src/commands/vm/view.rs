@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use bellhop_api::node::VmInfo;
-
-use crate::text::printable;
+use bellhop_common::text::printable;
 
 /// In a few words.
 pub(crate) fn line(vm: &VmInfo) -> String {

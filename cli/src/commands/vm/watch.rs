@@ -9,11 +9,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bellhop_api::node::VmInfo;
+use bellhop_common::client::{Node, NodeArguments};
+use bellhop_common::text::printable;
 
 use super::of_vm;
-use crate::client::{Node, NodeArguments};
 use crate::progress::ProgressLine;
-use crate::text::printable;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_millis(250);

@@ -1,15 +1,15 @@
 //! `bellhop vm migrate --dry-run`, `bellhop vm compat`: whether a VM could move, and what that would cost.
 
 use bellhop_api::machine::{Forecast, MigrationObstacle, MigrationTrial};
+use bellhop_common::client::{MAKING, Node};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+use bellhop_common::text::printable;
 use hyper::Method;
 use serde::Serialize;
 
 use super::super::read;
-use crate::client::{MAKING, Node};
-use crate::error::Error;
-use crate::exit::Code;
-use crate::listing::Format;
-use crate::text::printable;
 
 /// Asks, shows the answer, and ends with it.
 pub(in crate::commands::vm) fn execute(
