@@ -14,7 +14,7 @@ use vdpa::causes::in_one_line;
 use vdpa_mgmt::devlink::{Event, HealthReporter, Notice};
 use vdpa_mgmt::nic::MadeNic;
 
-use super::health::{InError, Place, Verdict, judge, reason};
+use super::health::{Place, Verdict, judge, reason};
 use super::record::{Phase, Record};
 use super::slot::Slot;
 use super::spec::{NicId, NicSpec, VmName};
@@ -131,6 +131,3 @@ impl Machines {
 fn is_concerned(record: &Record) -> bool {
     record.phase == Phase::Present && record.process().is_some() && record.arrival.is_none()
 }
-
-/// Where [`Machines`] remembers it.
-pub(super) type Reporters = parking_lot::Mutex<InError>;

@@ -62,11 +62,12 @@ use tokio::runtime::Handle;
 pub(crate) use self::change::{Change, Put, Removed};
 use self::departure::Account;
 use self::error::{no_vm, not_running, unfinished};
+use self::health::InError;
 use self::observer::StepObserver;
 use self::process::Identity;
 use self::record::Record;
+use self::slot::Slot;
 pub(crate) use self::slot::View;
-use self::slot::{Live, Slot};
 use self::spec::{ExistingDevice, NicId, NicSpec, VmName, VmSpec, owned_by};
 use self::steps::{Life, Passed, SendRequest};
 use self::vmm::Vmm;
@@ -105,7 +106,7 @@ pub(crate) struct Machines {
     nics: Mutex<()>,
     ending: AtomicBool,
     /// Reporters of devlink that are in error.
-    in_error: failing::Reporters,
+    in_error: Mutex<InError>,
 }
 
 impl std::fmt::Debug for Machines {
@@ -204,7 +205,7 @@ impl Machines {
             reserving: Mutex::default(),
             nics: Mutex::default(),
             ending: AtomicBool::new(false),
-            in_error: failing::Reporters::default(),
+            in_error: Mutex::default(),
         };
         for (device, nic) in machines.made_nics() {
             let owner = nic.owner().and_then(owned_by);
@@ -314,25 +315,6 @@ impl Machines {
         self.request(self.place(vm), work).await
     }
 
-    /// Watches the process that was started for a machine, if nobody does yet.
-    fn supervise(self: &Arc<Self>, slot: &Arc<Slot>) {
-        let identity = {
-            let mut view = slot.view();
-            let running = view.record.as_ref().and_then(|record| record.process()?.0);
-            match (running, &view.live) {
-                (Some(identity), None) => {
-                    view.live = Some(Live::new(identity, false));
-                    identity
-                }
-                _ => return,
-            }
-        };
-        let awaited = slot.record().and_then(|record| record.arrival);
-        let change = awaited.map_or(Change::Started, |arrival| Change::Awaited(arrival.listen));
-        self.tell(slot.name(), change);
-        supervisor::begin(self, slot, Some(identity));
-    }
-
     /// Tells a machine what to do.
     pub(crate) async fn change(
         self: &Arc<Self>,
@@ -399,20 +381,6 @@ impl Machines {
             sent
         })
         .await
-    }
-
-    /// Somebody says where the guest of a machine is that was sent elsewhere. If it is here and is to run, it is started.
-    ///
-    /// # Errors
-    /// Then it is as open as before.
-    pub(crate) async fn say_where(self: &Arc<Self>, vm: &VmName, here: bool) -> Result<(), Error> {
-        let slot = self.find(vm)?;
-        let work = move |machines: &Self, slot: &Slot| machines.say_where_now(slot, here);
-        self.request(slot.clone(), work).await?;
-        if slot.record().is_some_and(|record| record.is_to_start()) {
-            supervisor::begin(self, &slot, None);
-        }
-        Ok(())
     }
 
     /// A client asks a machine how its migration goes. Its process ends once somebody knows that the guest is gone: that is

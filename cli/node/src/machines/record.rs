@@ -12,11 +12,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use bellhop_api::machine::End;
+use bellhop_api::machine::{End, EndReason};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::arrival::Arrival;
-use super::departure::Departure;
+use super::departure::{Departure, Process, Verdict, judge};
 use super::process::Identity;
 use super::spec::{Desired, NicId, NicSpec, VmName, VmSpec};
 use crate::peers::Peer;
@@ -118,6 +118,31 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// The end of the machine that the end of its process stands for: the machine may have moved,
+    /// although the process did not report that.
+    pub(crate) fn account_of(&mut self, end: End) -> End {
+        let moved = end.reason == EndReason::Moved;
+        match judge(self.departure.as_ref(), Process::Gone(end.reason)) {
+            Verdict::Here => end,
+            Verdict::Open => {
+                self.departure.get_or_insert_with(Departure::unknown);
+                end
+            }
+            Verdict::There => {
+                self.departure = None;
+                self.spec.state = Desired::Stopped;
+                if moved {
+                    end
+                } else {
+                    End {
+                        reason: EndReason::Moved,
+                        detail: format!("it was sent to another process; then {}", end.detail),
+                    }
+                }
+            }
+        }
+    }
+
     /// Of a machine of which nothing was done yet.
     pub(crate) fn new(spec: VmSpec) -> Self {
         Self {

@@ -357,7 +357,7 @@ impl Life<'_> {
             record.leave_stand_by();
             let end = End::new(EndReason::HostRebooted, "the host was rebooted");
             self.waited(record, &end);
-            record.last_end = Some(leaving::account_of(record, end));
+            record.last_end = Some(record.account_of(end));
             self.note(record);
             return Ok(Settled::stopped(record));
         }
@@ -415,7 +415,7 @@ impl Life<'_> {
     /// comes to.
     pub(crate) fn ended(&self, record: &mut Record, end: End) -> End {
         record.forget_process();
-        let end = leaving::account_of(record, end);
+        let end = record.account_of(end);
         if !again(record.spec.restart, end.reason) {
             record.spec.state = Desired::Stopped;
         }
@@ -432,7 +432,7 @@ impl Life<'_> {
     pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<End>, Error> {
         let end = End::new(EndReason::Stopped, "it was told to stop");
         let peer = record.peer();
-        let end = leaving::account_of(record, end);
+        let end = record.account_of(end);
         record.last_end = Some(end.clone());
         self.note(record);
         self.left_for(record, peer, end)

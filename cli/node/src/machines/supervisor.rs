@@ -34,8 +34,9 @@ use vdpa::causes::in_one_line;
 use super::process::{Identity, Process};
 use super::record::Phase;
 use super::slot::{Live, Slot};
-use super::spec::NicSpec;
+use super::spec::{NicSpec, VmName};
 use super::{Change, Machines, speaks};
+use crate::error::Error;
 
 /// The first wait before a machine is started again.
 const FIRST: Duration = Duration::from_secs(1);
@@ -59,6 +60,42 @@ pub(super) fn begin(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Option
     let (machines, slot) = (machines.clone(), slot.clone());
     let runtime = machines.runtime.clone();
     runtime.spawn(async move { run(&machines, &slot, identity).await });
+}
+
+impl Machines {
+    /// Watches the process that was started for a machine, unless it is watched.
+    pub(super) fn supervise(self: &Arc<Self>, slot: &Arc<Slot>) {
+        let identity = {
+            let mut view = slot.view();
+            let running = view.record.as_ref().and_then(|record| record.process()?.0);
+            match (running, &view.live) {
+                (Some(identity), None) => {
+                    view.live = Some(Live::new(identity, false));
+                    identity
+                }
+                _ => return,
+            }
+        };
+        let awaited = slot.record().and_then(|record| record.arrival);
+        let change = awaited.map_or(Change::Started, |arrival| Change::Awaited(arrival.listen));
+        self.tell(slot.name(), change);
+        begin(self, slot, Some(identity));
+    }
+
+    /// A client reports where the guest of a machine is that was sent elsewhere. If it is here and
+    /// is to run, the machine starts.
+    ///
+    /// # Errors
+    /// Then it is as open as before.
+    pub(crate) async fn say_where(self: &Arc<Self>, vm: &VmName, here: bool) -> Result<(), Error> {
+        let slot = self.find(vm)?;
+        let work = move |machines: &Self, slot: &Slot| machines.say_where_now(slot, here);
+        self.request(slot.clone(), work).await?;
+        if slot.record().is_some_and(|record| record.is_to_start()) {
+            begin(self, &slot, None);
+        }
+        Ok(())
+    }
 }
 
 /// What is next.

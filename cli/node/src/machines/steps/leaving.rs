@@ -148,30 +148,6 @@ impl Life<'_> {
     }
 }
 
-/// What the end of a machine's process comes to: it may have moved, although nobody has said so at its end.
-pub(super) fn account_of(record: &mut Record, end: End) -> End {
-    let moved = end.reason == EndReason::Moved;
-    match judge(record.departure.as_ref(), Process::Gone(end.reason)) {
-        Verdict::Here => end,
-        Verdict::Open => {
-            record.departure.get_or_insert_with(Departure::unknown);
-            end
-        }
-        Verdict::There => {
-            record.departure = None;
-            record.spec.state = Desired::Stopped;
-            if moved {
-                end
-            } else {
-                End {
-                    reason: EndReason::Moved,
-                    detail: format!("it was sent to another process; then {}", end.detail),
-                }
-            }
-        }
-    }
-}
-
 fn answered(passed: &Result<Passed, Error>) -> Answered {
     match passed {
         Ok(passed) if passed.status == StatusCode::ACCEPTED => Answered::Accepted,
