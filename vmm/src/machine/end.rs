@@ -24,7 +24,7 @@ pub enum Exit {
     /// [`Handle::settle`](super::Handle::settle) was given.
     Moved,
     /// It was told to stop, or failed, after it had left its guest to another process and before it knew whether that has it: the
-    /// guest runs there or nowhere, and nobody knows which.
+    /// guest runs there or nowhere, which stays unknown.
     Unsettled,
 }
 

@@ -89,7 +89,7 @@ pub enum RequestError {
     /// It cannot leave this host.
     #[error("the machine cannot be sent to another host")]
     NotMovable(#[from] NotMovable),
-    /// A device cannot be saved. The machine goes on.
+    /// A device cannot be saved. The machine continues.
     #[error("device {id} cannot be saved")]
     Save {
         /// Its name.
@@ -97,7 +97,7 @@ pub enum RequestError {
         /// Why.
         source: devices::Error,
     },
-    /// The snapshot cannot be written. The machine goes on.
+    /// The snapshot cannot be written. The machine continues.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     /// A vCPU cannot go on, so there is nothing to save: the machine ends.

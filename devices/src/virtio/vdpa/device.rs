@@ -66,7 +66,7 @@ impl VdpaBackend {
         Self::new(device, options, memory, ram_end)
     }
 
-    /// As [`VdpaBackend::open`] for a device that somebody else opened; the path is not looked at.
+    /// As [`VdpaBackend::open`] for a device that the caller opened; the path is ignored.
     ///
     /// # Errors
     /// As [`VdpaBackend::open`].
@@ -243,13 +243,13 @@ impl VdpaBackend {
     }
 
     pub(super) fn stop(&mut self) {
-        // A record goes on when the driver does not, and nobody is told of these queues any more.
+        // The log continues without the driver, and these queues are not reported any more.
         let mut unseen = self.log.unseen(&self.rings, self.packed());
         self.negotiation = None;
         self.needs_reset = false;
         self.net.reset();
         self.rings.queues.clear();
-        // Nobody polls from here on.
+        // No thread polls from here on.
         let relays = self.log.poller.take().map(Poller::end);
         if self.log.on && matches!(relays, Some(None)) {
             // Lost, and with them what they knew of the device.
