@@ -197,7 +197,7 @@ impl Arguments {
     }
 }
 
-/// Runs the machine until it ends, or another program goes on with it.
+/// Runs the machine until it ends, or another program takes it over.
 pub(crate) fn execute(arguments: Arguments) -> Result<Code, Error> {
     let mut taken = hand_over::take()?;
     let ended = serve(arguments, &mut taken);

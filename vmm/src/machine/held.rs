@@ -11,7 +11,7 @@ use super::saved::SavedDevice;
 /// What a machine stands still for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeldFor {
-    /// A snapshot is written, or another program goes on with it.
+    /// A snapshot is written, or another program takes the machine over.
     Snapshot,
     /// It is being sent, or has come, and it is not settled yet where its guest is to run.
     Migration,
@@ -45,7 +45,7 @@ pub struct HandOver {
     pub state: File,
     /// Guest RAM.
     pub ram: File,
-    /// What KVM has of the machine as it was here. While somebody has it open KVM does not take it apart, which takes long: so
-    /// the other program closes it when the guest runs again.
+    /// KVM's side of the machine as it was here. KVM tears it down, which takes long, when the last
+    /// descriptor closes: the other program closes this one after the guest runs again.
     pub vm: OwnedFd,
 }

@@ -50,7 +50,7 @@ struct Entry {
     slot: Slot,
     device: Arc<VirtioPciDevice>,
     removable: Option<Removable>,
-    /// `None` where nobody wants to watch.
+    /// `None` where the watch is off.
     watch: Option<DeviceWatch>,
 }
 

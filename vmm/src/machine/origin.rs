@@ -19,9 +19,9 @@ use crate::console::Console;
 pub enum Origin {
     /// It boots.
     Boot(VmConfig),
-    /// It goes on where a snapshot of it was taken.
+    /// It continues from a snapshot.
     Snapshot(Box<Snapshot>),
-    /// It goes on from another program.
+    /// It continues from another program.
     HandedOver(Box<HandedOver>),
     /// It comes from another process, on this host or another one.
     Migration(Box<Arriving>),

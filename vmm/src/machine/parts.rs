@@ -40,7 +40,7 @@ pub struct Machine {
     pub(super) events: EventLoop,
     pub(super) input: InputPump,
     pub(super) screen: Screen,
-    /// `None`: nobody wants to watch.
+    /// `None`: the watch is off.
     pub(super) watch_timer: Option<Timer>,
     pub(super) inventory: Inventory,
     pub(super) hotplug: Arc<PciHotplug>,
