@@ -186,7 +186,7 @@ pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) 
             summary.tally += run_here(harness)?;
         }
     } else if !harnesses.is_empty() {
-        in_lanes(&lab, harnesses, place, &mut summary)?;
+        in_lanes(&lab, harnesses, place, effort.soak, &mut summary)?;
         summary.phase("lab tests");
     }
     let code = summary.end(effort);
@@ -331,13 +331,14 @@ fn in_lanes(
     lab: &Lab,
     harnesses: Vec<Harness<'_>>,
     place: &PlaceArguments,
+    soak: bool,
     summary: &mut Summary,
 ) -> Result<()> {
     let count = harnesses.len();
     let lanes = place.lanes.unwrap_or_else(host::hosts_at_once);
     // No more of them than there are files of tests.
     let lanes = u8::try_from(count).map_or(lanes, |count| lanes.min(count));
-    let mut durations = Durations::open(&lab.cache);
+    let mut durations = Durations::open(&lab.cache, soak);
     let tasks: Vec<_> = harnesses
         .into_iter()
         .map(|harness| Task {

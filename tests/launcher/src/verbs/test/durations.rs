@@ -1,8 +1,9 @@
 //! How long each lab test took the last time, so that the longest files begin first.
 //!
-//! Owns the file `test-durations.json` in the lab's cache: an object of names (`file::test`) with
-//! milliseconds. It is only a hint: where it is missing or damaged, files of tests run in the order
-//! of their names.
+//! Owns the files `test-durations.json` (gate) and `soak-durations.json` in the lab's cache: objects
+//! of names (`file::test`) with milliseconds. They are only a hint: where one is missing or damaged,
+//! files of tests run in the order of their names. A soak has a file of its own, because the same
+//! test takes several times longer there.
 
 use crate::cache::Cache;
 use crate::files;
@@ -10,11 +11,19 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The file's name in the cache.
-const NAME: &str = "test-durations.json";
+/// The name of a run's file in the cache.
+fn file_name(soak: bool) -> &'static str {
+    if soak {
+        "soak-durations.json"
+    } else {
+        "test-durations.json"
+    }
+}
 
-/// What is expected of a test that has not been measured.
-const UNKNOWN: Duration = Duration::from_secs(20);
+/// The time of a test that has not been measured: the mean of complete runs.
+fn unknown(soak: bool) -> Duration {
+    Duration::from_secs(if soak { 20 } else { 7 })
+}
 
 /// Loading a file of tests into the lab host.
 const LOAD: Duration = Duration::from_secs(1);
@@ -23,25 +32,30 @@ const LOAD: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Durations {
     file: PathBuf,
+    unknown: Duration,
     milliseconds: BTreeMap<String, u64>,
 }
 
 impl Durations {
-    /// Reads what earlier runs have left.
-    pub(super) fn open(cache: &Cache) -> Self {
-        let file = cache.directory().join(NAME);
+    /// Reads the measurements of earlier runs of the same kind.
+    pub(super) fn open(cache: &Cache, soak: bool) -> Self {
+        let file = cache.directory().join(file_name(soak));
         let milliseconds = files::read(&file)
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
             .unwrap_or_default();
-        Self { file, milliseconds }
+        Self {
+            file,
+            unknown: unknown(soak),
+            milliseconds,
+        }
     }
 
     /// How long these tests of a file will take, as far as is known.
     pub(super) fn of_file(&self, file: &str, tests: &[String]) -> Duration {
         let of_test = |test| {
             let time = self.milliseconds.get(&format!("{file}::{test}"));
-            time.map_or(UNKNOWN, |time| Duration::from_millis(*time))
+            time.map_or(self.unknown, |time| Duration::from_millis(*time))
         };
         tests
             .iter()
@@ -77,14 +91,17 @@ mod tests {
         let cache = Cache::at(directory.clone()).unwrap();
         let tests = ["a".to_owned(), "b".to_owned()];
         let expected = |durations: &Durations| durations.of_file("one", &tests);
-        let mut durations = Durations::open(&cache);
-        assert_eq!(expected(&durations), LOAD + 2 * UNKNOWN);
+        let mut durations = Durations::open(&cache, false);
+        let unmeasured = LOAD + 2 * unknown(false);
+        assert_eq!(expected(&durations), unmeasured);
         durations.remember(&[("one::a".to_owned(), Duration::from_millis(1500))]);
         durations.remember(&[("one::b".to_owned(), Duration::from_millis(500))]);
-        let again = Durations::open(&cache);
+        let again = Durations::open(&cache, false);
         assert_eq!(expected(&again), LOAD + Duration::from_secs(2));
-        files::write(&directory.join(NAME), "{\"one::a\": -1}").unwrap();
-        assert_eq!(expected(&Durations::open(&cache)), LOAD + 2 * UNKNOWN);
+        let soak = Durations::open(&cache, true);
+        assert_eq!(expected(&soak), LOAD + 2 * unknown(true));
+        files::write(&directory.join(file_name(false)), "{\"one::a\": -1}").unwrap();
+        assert_eq!(expected(&Durations::open(&cache, false)), unmeasured);
         crate::cache::remove_tree(&directory).unwrap();
     }
 }
