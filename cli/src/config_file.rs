@@ -14,7 +14,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Reads `path`, whose extension names the format.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
     let shown = path.display();
-    let bad = |problem| Error::failed(format!("the configuration file {shown} {problem}"));
+    let bad = |problem| Error::invalid_input(format!("the configuration file {shown} {problem}"));
     let mut text = String::new();
     fs::File::open(path)
         .and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text))

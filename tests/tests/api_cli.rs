@@ -232,7 +232,7 @@ fn a_nic_moves_to_another_device_in_the_words_of_the_command_line() {
         (["--path", "/dev/vhost-vdpa-99"], "/dev/vhost-vdpa-99"),
         (["--device", "nowhere"], "nowhere"),
     ] {
-        let (_, errors) = swap(&to, 1);
+        let (_, errors) = swap(&to, 11);
         assert!(errors.contains(words), "{errors}");
         assert_eq!(paths(), before);
     }
@@ -323,7 +323,7 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     assert_eq!(vms[0]["name"], "web", "{vms}");
     // The same again changes nothing; another one is refused.
     node.done(&create);
-    let (_, errors) = node.says(&[&create[..], &["--cpus", "2"]].concat(), 1);
+    let (_, errors) = node.says(&[&create[..], &["--cpus", "2"]].concat(), 10);
     assert!(
         errors.starts_with("error: ") && errors.contains("request: "),
         "{errors}"
@@ -395,7 +395,7 @@ fn a_machines_life_in_the_words_of_the_command_line() {
         }
         _ => panic!("{stopped:?}"),
     }
-    let (_, errors) = node.says(&["vm", "resume", "web"], 1);
+    let (_, errors) = node.says(&["vm", "resume", "web"], 10);
     assert!(errors.contains("bellhop vm start web"), "{errors}");
     node.done(&["vm", "start", "web"]);
     until("it runs again", || {

@@ -225,6 +225,50 @@ fn names_that_are_paths_reach_no_file() {
     node.same(&before, "after names that are paths").unwrap();
 }
 
+/// Parts of requests that are not supported, to the daemon and, through it, to the process of a VM.
+#[test]
+fn what_is_not_supported_is_refused_and_changes_nothing() {
+    let node = Node::start("ignored").unwrap();
+    let kept = made(&node, "kept", &json!([]));
+    let ask = |request: &Request| {
+        let answer = ask(node.api.socket(), request).unwrap().unwrap();
+        let code = answer.json()["code"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        (answer.status, code)
+    };
+    let refusal = |status: u16, code: &str| (status, code.to_owned());
+    for target in [
+        "/v1/vms?phase=Running",
+        "/v1/vms/kept?x",
+        "/v1/vms/kept/metrics?x=1",
+        "/v1/vms/kept/migration?x=1",
+        "/v1/vms/kept/watch?since=0&timeout=0",
+    ] {
+        let found = ask(&Request::new("GET", target));
+        assert_eq!(found, refusal(400, "unknown_parameter"), "{target}");
+    }
+    for (header, value, status, code) in [
+        ("if-match", "\"1\"", 412, "unsupported_condition"),
+        ("origin", "https://example.org", 403, "browser_refused"),
+        (
+            "content-type",
+            "text/plain",
+            415,
+            "unsupported_content_type",
+        ),
+    ] {
+        let request = Request::new("POST", "/v1/vms/kept/reset").with_body("{}");
+        let found = ask(&request.with_header(header, value));
+        assert_eq!(found, refusal(status, code), "{header}");
+    }
+    let watch = Request::new("GET", "/v1/vms/kept/watch?since=0&timeout_s=0");
+    assert_eq!(ask(&watch), refusal(200, ""));
+    let now = node.vm("kept").unwrap().unwrap();
+    assert_eq!((&now["pid"], &now["phase"]), (&kept["pid"], &kept["phase"]));
+}
+
 /// Clients that send a byte now and then, in the head and in the body; fewer than there is room for.
 #[test]
 fn slow_clients_hold_nobody_up_and_are_sent_away() {
@@ -232,7 +276,8 @@ fn slow_clients_hold_nobody_up_and_are_sent_away() {
     let before = node.traces().unwrap();
     let socket = node.api.socket();
     let head = b"PUT /v1/vms/slow HTTP/1.1\r\nhost: lab\r\n".as_slice();
-    let whole = [head, b"content-length: 1000\r\n\r\n{".as_slice()].concat();
+    let body = b"content-type: application/json\r\ncontent-length: 1000\r\n\r\n{".as_slice();
+    let whole = [head, body].concat();
     let mut slow: Vec<(bool, UnixStream)> = Vec::new();
     for number in 0..40 {
         let has_head = number % 2 == 0;

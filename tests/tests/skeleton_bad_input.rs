@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 const MAC: &str = "02:00:5e:00:53:11";
-/// Exit code of an error, and of a wrong command line.
+/// Exit code of an error, of a wrong command line, and of a wrong value in a file.
 const FAILED: i32 = 1;
 const USAGE: i32 = 2;
+const INVALID: i32 = 11;
 
 fn variable(name: &str) -> PathBuf {
     require_lab().unwrap();
@@ -235,11 +236,11 @@ fn configuration_files_that_are_wrong() {
     ] {
         let file = Scratch::new(name, content.as_bytes());
         let words = [words, &[file.text()]].concat();
-        refused(bellhop(&["--config", file.text()]), FAILED, &words);
+        refused(bellhop(&["--config", file.text()]), INVALID, &words);
     }
     refused(
         bellhop(&["--config", "/dev/zero"]),
-        FAILED,
+        INVALID,
         &["/dev/zero", "1 MiB"],
     );
     refused(

@@ -4,7 +4,6 @@
 use std::error::Error as StdError;
 use std::io;
 
-use hyper::StatusCode;
 use vdpa_mgmt::ErrorKind as MgmtErrorKind;
 use vdpa_mgmt::nic::{MakeError, NicError, RemoveError, StoreError};
 
@@ -21,6 +20,10 @@ pub enum ErrorKind {
     WrongCommandLine,
     /// A file does not exist.
     Absent,
+    /// The state of the named object does not allow the command.
+    Conflict,
+    /// A value in a file is wrong.
+    InvalidInput,
     /// The node daemon cannot be reached.
     NoDaemon,
     /// The node daemon did not answer in time.
@@ -59,6 +62,18 @@ impl Error {
     #[must_use]
     pub fn wrong(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::WrongCommandLine, message)
+    }
+
+    /// The state of the named object does not allow the command.
+    #[must_use]
+    pub fn conflict(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Conflict, message)
+    }
+
+    /// A value in a file is wrong.
+    #[must_use]
+    pub fn invalid_input(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidInput, message)
     }
 
     /// Standard output cannot be written.
@@ -106,11 +121,9 @@ impl Error {
             ErrorKind::WrongCommandLine => Code::WrongCommandLine,
             ErrorKind::NoDaemon => Code::NoDaemon,
             ErrorKind::TimedOut => Code::TimedOut,
-            ErrorKind::Refused(refusal) => match refusal.status {
-                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Code::NoDaemon,
-                _ if refusal.is_not_there() => Code::NotThere,
-                _ => Code::Failed,
-            },
+            ErrorKind::Conflict => Code::Conflict,
+            ErrorKind::InvalidInput => Code::InvalidInput,
+            ErrorKind::Refused(refusal) => refusal.exit_code(),
         }
     }
 

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 pub use report::Report;
 
 /// What each exit code says, as `--help` and the manual show it: the code, and its meaning on one line or more.
-const TABLE: [(&str, &str); 10] = [
+const TABLE: [(&str, &str); 13] = [
     (
         "0",
         "done: the guest powered off, the console was left with Ctrl-A X, the API stopped it;\n\
@@ -27,10 +27,7 @@ const TABLE: [(&str, &str); 10] = [
         "3",
         "the guest crashed (triple fault, or KVM could not go on)",
     ),
-    (
-        "4",
-        "the node daemon cannot be reached, or does not know who asks",
-    ),
+    ("4", "the node daemon cannot be reached"),
     (
         "5",
         "there is no VM or NIC of that name, or no migration of it",
@@ -44,6 +41,18 @@ const TABLE: [(&str, &str); 10] = [
         "8",
         "the guest was being sent to another process, and nobody knows whether it runs\n\
          there or nowhere: look there before it is started again",
+    ),
+    (
+        "9",
+        "not allowed: the node daemon does not know the client, or its role is too low",
+    ),
+    (
+        "10",
+        "conflict: it exists already or was changed, or its state does not allow the command",
+    ),
+    (
+        "11",
+        "invalid input: a value in a file, or one that the node daemon rejects",
     ),
     (
         "128+N",
@@ -75,7 +84,7 @@ pub enum Code {
     WrongCommandLine,
     /// The guest crashed.
     GuestCrashed,
-    /// No daemon, or none that lets us in; reported.
+    /// The daemon cannot be reached; reported.
     NoDaemon,
     /// What was named is not there; reported.
     NotThere,
@@ -85,6 +94,12 @@ pub enum Code {
     Moved,
     /// The guest runs where it was sent, or nowhere.
     Unsettled,
+    /// The daemon does not let this client do it; reported.
+    NotAllowed,
+    /// The state of the named object does not allow it; reported.
+    Conflict,
+    /// A value in a file or in a request is wrong; reported.
+    InvalidInput,
     /// A signal asked us to stop.
     Signal(u8),
 }
@@ -101,6 +116,9 @@ impl Code {
             Self::TimedOut => 6,
             Self::Moved => 7,
             Self::Unsettled => 8,
+            Self::NotAllowed => 9,
+            Self::Conflict => 10,
+            Self::InvalidInput => 11,
             Self::Signal(number) => number.saturating_add(128),
         }
     }
@@ -128,6 +146,9 @@ mod tests {
             Code::TimedOut,
             Code::Moved,
             Code::Unsettled,
+            Code::NotAllowed,
+            Code::Conflict,
+            Code::InvalidInput,
         ];
         for (code, (name, _)) in codes.into_iter().zip(TABLE) {
             assert_eq!(code.number().to_string(), name);

@@ -168,7 +168,7 @@ fn resume(node: &Node, name: &str, format: Format) -> Result<Code, Error> {
     let (view, _) = vm(node, name)?;
     if view.pid.is_none() {
         let phase = view.phase;
-        return Err(Error::failed(format!(
+        return Err(Error::conflict(format!(
             "the VM {name} is not paused, it is {phase}: `bellhop vm start {name}` starts it"
         )));
     }

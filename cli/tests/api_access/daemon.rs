@@ -326,7 +326,7 @@ pub(crate) fn exchange(
     body: &str,
 ) -> std::io::Result<(u16, Value)> {
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n{body}",
+        "{method} {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{headers}\r\n{body}",
         body.len()
     );
     stream.write_all(request.as_bytes())?;

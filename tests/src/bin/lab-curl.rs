@@ -1,7 +1,7 @@
 //! The part of curl that the manual's examples use, for the lab host, which has none.
 //!
 //! ```text
-//!   lab-curl -s --unix-socket SOCKET [-X METHOD] URL [-d BODY]
+//!   lab-curl -s --unix-socket SOCKET [-H 'content-type: application/json'] [-X METHOD] URL [-d BODY]
 //! ```
 //! Prints the answer's body as it came. Other than curl it ends with 22 when the answer is no
 //! success, as curl does with `--fail-with-body`: an example that is refused must not look well.
@@ -14,6 +14,8 @@ use std::process::ExitCode;
 
 /// What curl ends with for an answer of 400 and more.
 const REFUSED: u8 = 22;
+/// The header that the APIs need with a body.
+const JSON: &str = "content-type: application/json";
 
 /// One request.
 #[derive(Debug, Default)]
@@ -22,6 +24,8 @@ struct Request {
     method: Option<String>,
     url: String,
     body: Option<String>,
+    /// Whether the header names the body's type. Without it curl sends a form.
+    is_json: bool,
 }
 
 fn main() -> ExitCode {
@@ -49,6 +53,7 @@ impl Request {
                 "--unix-socket" => request.socket = value()?.into(),
                 "-X" => request.method = Some(value()?),
                 "-d" => request.body = Some(value()?),
+                "-H" => request.is_json |= value()? == JSON,
                 option if option.starts_with('-') => {
                     return Err(Error::Usage(format!(
                         "{option} is not known here; add it to tests/src/bin/lab-curl.rs"
@@ -56,6 +61,11 @@ impl Request {
                 }
                 url => url.clone_into(&mut request.url),
             }
+        }
+        if request.body.is_some() && !request.is_json {
+            return Err(Error::Usage(format!(
+                "curl sends a form without -H '{JSON}'"
+            )));
         }
         Ok(request)
     }

@@ -58,6 +58,14 @@ const METHODS: [&str; 10] = [
     "GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "get",
 ];
 
+/// Headers that no operation supports.
+const REFUSED_HEADERS: [(&str, &str); 4] = [
+    ("if-modified-since", "Sun, 06 Nov 1994 08:49:37 GMT"),
+    ("if-unmodified-since", "Sun, 06 Nov 1994 08:49:37 GMT"),
+    ("if-range", "\"1\""),
+    ("origin", "https://example.org"),
+];
+
 /// Parts of a path that somebody might take for something else; as they are sent.
 const NAMES: [&str; 22] = [
     "..",
@@ -97,6 +105,7 @@ pub fn cases(description: &Description, known: &Known, random: &mut Random) -> V
         builder.right(operation);
         builder.bodies(operation);
         builder.parameters(operation);
+        builder.headers(operation);
         builder.names(operation);
     }
     builder.methods();
@@ -248,7 +257,9 @@ impl Builder<'_> {
         self.add("no body", request, Expect::Refused);
         for kind in ["text/plain", "application/x-www-form-urlencoded", "\u{1}"] {
             let request = self.request(operation, Extent::Least);
-            let request = request.with_header("content-type", kind).with_body("{");
+            let request = request
+                .with_header("content-type", kind)
+                .with_body(right.to_string());
             let expect = if kind == "\u{1}" {
                 Expect::NoHttp
             } else {
@@ -296,19 +307,19 @@ impl Builder<'_> {
             queries.push((format!("{}=%ff", parameter.name), Expect::Refused));
             queries.push((parameter.name.clone(), Expect::Described));
         }
-        for odd in [
-            "",
-            "&&&",
+        for odd in ["", "&&&", "#"] {
+            queries.push((odd.to_owned(), Expect::Described));
+        }
+        for unknown in [
             "=",
             "x=y",
             "%",
             "%00=%00",
             "a[b]=c",
             "?",
-            "#",
             &"q=1&".repeat(1000),
         ] {
-            queries.push((odd.to_owned(), Expect::Described));
+            queries.push((unknown.to_owned(), Expect::Refused));
         }
         for (query, expect) in queries {
             // What is asked for with a body could be done in spite of it.
@@ -318,6 +329,18 @@ impl Builder<'_> {
             }
             let shown: String = query.chars().take(40).collect();
             self.add_odd((operation, "query"), format!("?{shown}"), request, expect);
+        }
+    }
+
+    /// Headers that would change what a request does, if they were not ignored.
+    fn headers(&mut self, operation: &Operation) {
+        for (name, value) in REFUSED_HEADERS {
+            let mut request = self.request(operation, Extent::Least);
+            request = request.with_header(name, value);
+            if let Some(right) = self.body(operation, Extent::Least) {
+                request = request.with_body(right.to_string());
+            }
+            self.add_odd((operation, "header"), name, request, Expect::Refused);
         }
     }
 

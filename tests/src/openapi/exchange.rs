@@ -22,7 +22,8 @@ pub struct Request {
     pub method: String,
     /// Path and query, as they are sent.
     pub target: Vec<u8>,
-    /// More headers than `host`, `connection` and `content-length`.
+    /// More headers than `host`, `connection` and `content-length`, and, with a body, `content-type`
+    /// unless it is here.
     pub headers: Vec<(String, Vec<u8>)>,
     /// The body; none: not even its length is sent.
     pub body: Option<Vec<u8>>,
@@ -81,6 +82,10 @@ impl Request {
             bytes.extend_from_slice(b"\r\n");
         }
         if let Some(body) = &self.body {
+            let is_typed = self.headers.iter().any(|(name, _)| name == "content-type");
+            if !is_typed {
+                bytes.extend_from_slice(b"content-type: application/json\r\n");
+            }
             bytes.extend_from_slice(format!("content-length: {}\r\n", body.len()).as_bytes());
         }
         bytes.extend_from_slice(b"\r\n");

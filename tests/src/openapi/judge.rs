@@ -14,12 +14,16 @@ use super::schema::{conforms, resolve};
 use serde_json::{Value, json};
 
 /// The codes of bodies that were not understood.
-const FORM: [&str; 5] = [
+const FORM: [&str; 9] = [
     "malformed_body",
     "invalid_body",
     "bad_parameter",
     "incomplete_body",
     "body_too_large",
+    "unknown_parameter",
+    "unsupported_content_type",
+    "unsupported_condition",
+    "browser_refused",
 ];
 
 /// What is wrong with an answer, if anything is.

@@ -17,5 +17,5 @@ pub use migration::{
     ReceiveConfig, SendConfig, SettleRequest, TIMEOUT_S, TlsFiles,
 };
 pub use nic::{FailoverInfo, FailoverPhase, NicChange, NicInfo, NicSummary};
-pub use snapshot::{RestoreRequest, SnapshotInfo, SnapshotRequest, UpgradeRequest};
+pub use snapshot::{RestoreRequest, SNAPSHOT_TIME, SnapshotInfo, SnapshotRequest, UpgradeRequest};
 pub use vm::{End, EndReason, Handshake, VmChange, VmState, VmStatus, WantedState, Watch};

@@ -66,7 +66,7 @@ groups! {
 
     /// Of a request that waits for changes.
     WatchErrors {
-        400 => "A parameter is wrong or unknown",
+        400 => "A parameter is wrong",
         503 => "Too many clients wait",
     }
 

@@ -90,6 +90,7 @@ impl Inside {
         let request = Request::builder()
             .method(method)
             .uri(path)
+            .header("content-type", "application/json")
             .body(Body::from(body.to_owned()))
             .unwrap();
         let (status, body) = self.send(request);
@@ -111,6 +112,8 @@ impl Inside {
     }
 }
 
+/// The header of each request with a body.
+const JSON: &str = "content-type: application/json";
 const CONFIG: &str = r#"{"kernel": "/nonexistent", "memory": "64M"}"#;
 
 fn two_devices() -> Error {
@@ -319,7 +322,7 @@ fn every_error_has_a_status() {
     use crate::machine::RequestError as Refused;
     let io = || std::io::Error::from_raw_os_error(libc::EMFILE);
     let json = serde_json::from_str::<u8>("x").unwrap_err();
-    let errors: [(ApiError, u16); 22] = [
+    let errors: [(ApiError, u16); 26] = [
         (HttpError::NoSuchPath("/x".into()).into(), 404),
         (
             HttpError::Method {
@@ -339,6 +342,20 @@ fn every_error_has_a_status() {
             422,
         ),
         (HttpError::Parameter("x".into()).into(), 400),
+        (
+            HttpError::UnknownParameter {
+                name: "x".into(),
+                known: String::new(),
+            }
+            .into(),
+            400,
+        ),
+        (HttpError::ContentType.into(), 415),
+        (
+            HttpError::Condition(axum::http::header::IF_MATCH).into(),
+            412,
+        ),
+        (HttpError::Browser.into(), 403),
         (HttpError::TooLarge.into(), 413),
         (HttpError::TooSlow.into(), 408),
         (HttpError::Receive(axum::Error::new(io())).into(), 400),
@@ -428,7 +445,7 @@ fn garbage_is_survived() {
     let headers = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(1000));
     let long = format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(100_000));
     let endless = format!(
-        "PUT /v1/vm HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+        "PUT /v1/vm HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{JSON}\r\n\
          transfer-encoding: chunked\r\n\r\nffffffff\r\n{}",
         "x".repeat(100_000)
     );
@@ -441,7 +458,7 @@ fn garbage_is_survived() {
         (headers.as_bytes(), "431"),
         (long.as_bytes(), "431"),
         (
-            b"PUT /v1/vm HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+            b"PUT /v1/vm HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
             "400",
         ),
     ] {
@@ -463,7 +480,7 @@ fn slow_and_idle_clients_are_let_go() {
         // Says nothing, half a head, half a body, and idles after an answer.
         "".to_owned(),
         "GET /v1/vm HT".to_owned(),
-        "PUT /v1/vm HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{".to_owned(),
+        format!("PUT /v1/vm HTTP/1.1\r\nhost: x\r\n{JSON}\r\ncontent-length: 100\r\n\r\n{{"),
         "GET /v1/vm HTTP/1.1\r\nhost: x\r\n\r\n".to_owned(),
     ]
     .iter()
@@ -512,7 +529,7 @@ fn more_connections_than_there_is_room_for_wait() {
 fn a_client_can_go_while_it_is_started_for() {
     let served = Served::new("gone");
     let put = format!(
-        "PUT /v1/vm HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{CONFIG}",
+        "PUT /v1/vm HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{JSON}\r\ncontent-length: {}\r\n\r\n{CONFIG}",
         CONFIG.len()
     );
     assert!(served.raw(put.as_bytes()).starts_with("HTTP/1.1 204"));
@@ -521,7 +538,7 @@ fn a_client_can_go_while_it_is_started_for() {
     stream
         .write_all(
             format!(
-                "PATCH /v1/vm HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{wanted}",
+                "PATCH /v1/vm HTTP/1.1\r\nhost: x\r\n{JSON}\r\ncontent-length: {}\r\n\r\n{wanted}",
                 wanted.len()
             )
             .as_bytes(),

@@ -1,6 +1,6 @@
 //! A request's body: limited in size and time, JSON, and nothing unknown in it.
 //!
-//! The content type is not looked at: there is only one.
+//! [`super::request_rules`] has checked the content type.
 
 use std::collections::BTreeSet;
 use std::fmt;

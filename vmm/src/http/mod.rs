@@ -4,13 +4,14 @@
 //! Owns the limits on what a client may take ([`server`]), the socket's file ([`socket`]), bodies
 //! and URLs ([`body`], [`parameters`]) and open files that come along ([`descriptors`]). Owns also
 //! the form of errors ([`problem`]), descriptions ([`description`]), the ID of each request
-//! ([`request_id`]) and the client's side ([`client`]). It must not know the content of requests,
-//! nor machines.
+//! ([`request_id`]), what a request may carry ([`request_rules`]) and the client's side
+//! ([`client`]). It must not know the content of requests, nor machines.
 //!
 //! ```text
-//!   Transport ──> server: slots, times, sizes ──> request_id ──> the API's router ──> endpoints
-//!     peer ───────────── request extension ──────────────────────────────^
-//!                                   Problem ──> ErrorBody, with the request's name <──┘
+//!   Transport ──> server: slots, times, sizes ──> request_id ──> the API's router ─┐
+//!     peer ───────────── request extension ──────────────────────────────^         v
+//!                            endpoints <── request_rules: parameters, headers, content type
+//!                                └──> Problem ──> ErrorBody, with the request's name
 //! ```
 
 pub mod body;
@@ -20,6 +21,7 @@ pub mod descriptors;
 pub mod parameters;
 pub mod problem;
 pub mod request_id;
+pub mod request_rules;
 pub mod server;
 pub mod socket;
 mod worker;

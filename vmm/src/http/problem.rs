@@ -3,7 +3,7 @@
 //! Owns the body, and the errors that every API has. Which status an API's own errors have, that
 //! API says ([`Problem`]).
 
-use axum::http::StatusCode;
+use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bellhop_api::ErrorBody;
 
@@ -71,6 +71,23 @@ pub enum HttpError {
     /// A part of the URL that is not what it should be.
     #[error("{0}")]
     Parameter(String),
+    /// A query parameter that the operation does not have.
+    #[error("the query parameter {name:?} is unknown; {}", alternatives(.known))]
+    UnknownParameter {
+        /// What was asked for.
+        name: String,
+        /// The operation's parameters, separated by commas.
+        known: String,
+    },
+    /// A body of another type, or of none.
+    #[error("the body's content type is not JSON")]
+    ContentType,
+    /// A conditional header that the operation does not evaluate.
+    #[error("this operation does not support the header {0}")]
+    Condition(HeaderName),
+    /// Only browsers say where a request originates.
+    #[error("requests of browsers are refused: this one has the header origin")]
+    Browser,
     /// A body that is too large.
     #[error("the body has more than {BODY_MAX} bytes")]
     TooLarge,
@@ -85,6 +102,14 @@ pub enum HttpError {
     Worker(#[source] tokio::task::JoinError),
 }
 
+fn alternatives(known: &str) -> String {
+    if known.is_empty() {
+        "the operation has none".to_owned()
+    } else {
+        format!("known: {known}")
+    }
+}
+
 impl Problem for HttpError {
     fn kind(&self) -> (StatusCode, &'static str) {
         match self {
@@ -93,6 +118,13 @@ impl Problem for HttpError {
             Self::Malformed(_) => (StatusCode::BAD_REQUEST, "malformed_body"),
             Self::Receive(_) => (StatusCode::BAD_REQUEST, "incomplete_body"),
             Self::Parameter(_) => (StatusCode::BAD_REQUEST, "bad_parameter"),
+            Self::UnknownParameter { .. } => (StatusCode::BAD_REQUEST, "unknown_parameter"),
+            Self::ContentType => (
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_content_type",
+            ),
+            Self::Condition(_) => (StatusCode::PRECONDITION_FAILED, "unsupported_condition"),
+            Self::Browser => (StatusCode::FORBIDDEN, "browser_refused"),
             Self::Invalid { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "invalid_body"),
             Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),
             Self::TooSlow => (StatusCode::REQUEST_TIMEOUT, "body_too_slow"),
@@ -105,6 +137,12 @@ impl Problem for HttpError {
             Self::NoSuchPath(_) | Self::Method { .. } | Self::Invalid { .. } => {
                 Some("GET /v1/openapi.json describes what there is")
             }
+            Self::ContentType => Some(
+                "send the header `content-type: application/json`; PATCH also takes \
+                 `application/merge-patch+json`",
+            ),
+            Self::Condition(_) => Some("send the request without it; it was not carried out"),
+            Self::Browser => Some("send the request without it, from a client outside a browser"),
             _ => None,
         }
     }

@@ -3,7 +3,7 @@
 use bellhop_api::ErrorBody;
 use hyper::StatusCode;
 
-use crate::exit::Report;
+use crate::exit::{Code, Report};
 
 /// As much of an answer that is not understood is shown, in bytes.
 const SHOWN: usize = 200;
@@ -60,6 +60,23 @@ impl Refusal {
     #[must_use]
     pub fn is_not_there(&self) -> bool {
         self.status == StatusCode::NOT_FOUND && self.body.code != "no_such_path"
+    }
+
+    /// The exit code of the command that asked: the one table from statuses to codes.
+    pub(crate) fn exit_code(&self) -> Code {
+        match self.status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Code::NotAllowed,
+            StatusCode::NOT_FOUND if self.is_not_there() => Code::NotThere,
+            StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => Code::TimedOut,
+            StatusCode::CONFLICT
+            | StatusCode::PRECONDITION_FAILED
+            | StatusCode::PRECONDITION_REQUIRED => Code::Conflict,
+            StatusCode::BAD_REQUEST
+            | StatusCode::PAYLOAD_TOO_LARGE
+            | StatusCode::UNSUPPORTED_MEDIA_TYPE
+            | StatusCode::UNPROCESSABLE_ENTITY => Code::InvalidInput,
+            _ => Code::Failed,
+        }
     }
 
     /// The refusal as it is printed.

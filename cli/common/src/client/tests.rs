@@ -29,7 +29,7 @@ fn a_refusal_is_told_in_the_daemons_words() {
         .hint("stop it")
         .request_id("4f");
     assert_eq!(error.in_words(), wanted);
-    assert_eq!(error.code(), Code::Failed);
+    assert_eq!(error.code(), Code::Conflict);
     assert_eq!(error.to_string(), "the VM runs");
 }
 
@@ -46,12 +46,27 @@ fn what_is_no_refusal_of_ours_is_shown_as_far_as_it_fits() {
 
 #[test]
 fn the_exit_code_tells_why() {
-    let body = |code: &str| json!({"code": code, "message": "no"});
-    assert_eq!(refused(404, &body("no_such_vm")).code(), Code::NotThere);
-    assert_eq!(refused(404, &body("no_such_path")).code(), Code::Failed);
-    assert_eq!(refused(401, &body("who")).code(), Code::NoDaemon);
-    assert_eq!(refused(403, &body("role")).code(), Code::NoDaemon);
-    assert_eq!(refused(500, &body("internal")).code(), Code::Failed);
+    let code = |status, code: &str| {
+        let body = json!({"code": code, "message": "no"});
+        refused(status, &body).code()
+    };
+    for status in (300..600).filter(|status| *status != 404) {
+        let wanted = match status {
+            401 | 403 => Code::NotAllowed,
+            409 | 412 | 428 => Code::Conflict,
+            400 | 413 | 415 | 422 => Code::InvalidInput,
+            408 | 504 => Code::TimedOut,
+            _ => Code::Failed,
+        };
+        for word in ["", "internal", "no_such_path"] {
+            assert_eq!(code(status, word), wanted, "{status} {word}");
+        }
+    }
+    for word in ["no_such_vm", "no_migration", "not_found", ""] {
+        assert_eq!(code(404, word), Code::NotThere, "{word}");
+    }
+    // A daemon of another version: the object may be there.
+    assert_eq!(code(404, "no_such_path"), Code::Failed);
 }
 
 #[test]

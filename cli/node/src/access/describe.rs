@@ -2,11 +2,10 @@
 //!
 //! Owns the answers 401 and 403 of all endpoints. It must not know what an endpoint does.
 
-use axum::http::Method;
 use bellhop_api::responses::error;
 use utoipa::openapi::OpenApi;
-use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use vmm::http::description::operations;
 
 use super::role;
 
@@ -40,24 +39,11 @@ pub(crate) fn describe(document: &mut OpenApi) {
     }
 }
 
-fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operation)> {
-    [
-        (Method::GET, &mut item.get),
-        (Method::PUT, &mut item.put),
-        (Method::POST, &mut item.post),
-        (Method::DELETE, &mut item.delete),
-        (Method::OPTIONS, &mut item.options),
-        (Method::HEAD, &mut item.head),
-        (Method::PATCH, &mut item.patch),
-        (Method::TRACE, &mut item.trace),
-    ]
-    .into_iter()
-    .filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
-}
-
 /// Endpoints of a description that have no row in the table, and rows of endpoints that there are not.
 #[cfg(test)]
 pub(crate) fn faults(description: &serde_json::Value) -> Vec<String> {
+    use axum::http::Method;
+
     let mut faults = Vec::new();
     let mut described = Vec::new();
     for (path, item) in description["paths"].as_object().into_iter().flatten() {

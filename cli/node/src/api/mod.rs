@@ -28,6 +28,7 @@ use axum::routing::{any, get};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use vmm::http::request_rules::{self, Evaluated};
 use vmm::http::{self, ErrorBody};
 
 use super::access::{self, Access};
@@ -89,6 +90,7 @@ fn document() -> &'static str {
     DOCUMENT.get_or_init(|| {
         let (_, mut registered) = registered().split_for_parts();
         access::describe(&mut registered);
+        request_rules::describe(&mut registered);
         http::description::text(&registered)
     })
 }
@@ -101,13 +103,20 @@ async fn openapi() -> Response {
     ([(CONTENT_TYPE, "application/json")], document()).into_response()
 }
 
+/// Conditional headers that endpoints evaluate. Elsewhere they are refused.
+const EVALUATED: &[Evaluated] = &[
+    ("/v1/vms/{name}", "if-match"),
+    ("/v1/vms/{name}", "if-none-match"),
+];
+
 /// All of them, over `node`, for those whom `access` lets through.
 pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
-    let router = http::description::endpoints_alone(registered());
+    let (router, rules) = http::description::endpoints_and_rules(registered());
     // What the machine's own API describes is not described here again.
     let router = router
         .route("/v1/vms/{name}/migration", get(migration::show))
         .route("/v1/vms/{name}/{*rest}", any(proxy::forward));
+    let router = rules.evaluated(EVALUATED).around(router);
     // What there is not is told to those only who may come in.
     let checked = http::complete(router).layer(from_fn_with_state(access, access::check));
     http::named(checked).with_state(node)
@@ -115,8 +124,17 @@ pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use axum::Extension;
     use vmm::http::description::testing as description;
+    use vmm::http::request_rules::testing::unenforced;
+    use vmm::http::server::UnixPeer;
+
+    use super::*;
+    use crate::machines::spec::VmName;
+    use crate::machines::{Change, Machines};
+    use crate::paths::Paths;
+    use crate::peers::Peers;
+    use crate::store::Store;
 
     /// The copy in the repository.
     const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
@@ -144,6 +162,35 @@ mod tests {
     fn everything_described_is_complete() {
         let served = serde_json::from_str(document()).unwrap();
         assert_eq!(description::faults(&served), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn every_operation_refuses_what_it_would_ignore() {
+        let name = format!("node-rules-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let paths = Paths::new(&directory.join("state"), &directory.join("run"));
+        paths.make().unwrap();
+        let machines = Machines::open(
+            Store::open(&paths.store()).unwrap(),
+            paths.clone(),
+            "boot".to_owned(),
+            "info".to_owned(),
+            None,
+            Peers::default(),
+            Arc::new(|_: &VmName, _: Change| {}),
+        );
+        let node = Arc::new(Node {
+            paths,
+            events: Arc::default(),
+            turns: Turns::default(),
+            machines: machines.unwrap(),
+        });
+        let root = UnixPeer { uid: 0, pid: None };
+        let router = router(node, Arc::new(Access::new(None).unwrap())).layer(Extension(root));
+        let served = serde_json::from_str(document()).unwrap();
+        let faults = unenforced(router, &served, EVALUATED).await;
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(faults, Vec::<String>::new());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use axum::extract::{Request, State};
 use axum::http::header::{ACCEPT, ALLOW, CONNECTION, CONTENT_TYPE, HOST};
 use axum::http::{HeaderName, HeaderValue, Uri};
 use axum::response::Response;
+use bellhop_api::machine::SNAPSHOT_TIME;
 use vmm::http::request_id::{REQUEST_ID, RequestId};
 
 use super::state::Api;
@@ -21,8 +22,6 @@ use crate::machines::vmm::{not_in_time, unformed};
 
 /// How long a machine may take to begin its answer: longer than any watch of its.
 const ANSWER_TIME: Duration = Duration::from_secs(90);
-/// As long as all of a guest's memory may take to get to the disk.
-const SNAPSHOT_TIME: Duration = Duration::from_secs(3600);
 /// What the machine has beside `/v1/vm`.
 const BESIDE: [&str; 2] = ["metrics", "openapi.json"];
 /// What of a request's head the machine gets to know.

@@ -55,7 +55,7 @@ pub(super) fn execute(
     }
     let (view, _) = vm(node, name)?;
     if view.pid.is_none() {
-        return Err(Error::failed(format!(
+        return Err(Error::conflict(format!(
             "the VM {name} does not run; `bellhop vm start {name}` starts it"
         )));
     }

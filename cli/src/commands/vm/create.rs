@@ -117,7 +117,7 @@ pub(super) fn execute(
 }
 
 fn not_a_table() -> Error {
-    Error::failed("the file says what machine it is in a table; this one has something else")
+    Error::invalid_input("the file says what machine it is in a table; this one has something else")
 }
 
 /// The body that asks for the machine. Paths are this command's, so they are sent from the root on.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bellhop_api::machine::{SnapshotInfo, SnapshotRequest};
+use bellhop_api::machine::{SNAPSHOT_TIME, SnapshotInfo, SnapshotRequest};
 use bellhop_common::client::Node;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -13,8 +13,8 @@ use hyper::Method;
 
 use super::{of_vm, read};
 
-/// How long all of a guest's memory may take to get to the disk.
-const WRITING: Duration = Duration::from_secs(3600);
+/// How much longer than the daemon this command waits: the daemon's answer names the cause.
+const MARGIN: Duration = Duration::from_secs(60);
 
 /// Write a VM into a directory: its memory, processors and devices
 ///
@@ -45,7 +45,7 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
     let body = SnapshotRequest {
         path: arguments.directory.clone(),
     };
-    let (_, answer) = node.send(Method::POST, &at, &body, WRITING)?;
+    let (_, answer) = node.send(Method::POST, &at, &body, SNAPSHOT_TIME + MARGIN)?;
     let written: SnapshotInfo = read(&answer)?;
     let text = || {
         format!(

@@ -112,7 +112,7 @@ fn a_file_goes_as_it_is_with_paths_from_the_root_on() {
     assert!(parse::<create::Arguments>(&["web", "--file", path, "--kernel", "k"]).is_err());
     std::fs::write(&file, "kernel = ").unwrap();
     let error = body(&["web", "--file", path], HERE).unwrap_err();
-    assert_eq!(error.code(), Code::Failed);
+    assert_eq!(error.code(), Code::InvalidInput);
     std::fs::remove_file(&file).unwrap();
 }
 
@@ -218,6 +218,7 @@ fn what_is_stopped_is_not_resumed() {
     let made_up = MadeUp::default().answer(200, &stopped());
     let error = resume(&made_up.node(), "web", format(&[])).unwrap_err();
     assert!(error.to_string().contains("bellhop vm start web"));
+    assert_eq!(error.code(), Code::Conflict);
 }
 
 #[test]
@@ -341,8 +342,9 @@ fn refusals_end_commands_with_their_codes() {
         refused.unwrap_err().code()
     };
     assert_eq!(refuse(404, "no_such_vm"), Code::NotThere);
-    assert_eq!(refuse(409, "wrong_state"), Code::Failed);
-    assert_eq!(refuse(403, "role"), Code::NoDaemon);
+    assert_eq!(refuse(409, "wrong_state"), Code::Conflict);
+    assert_eq!(refuse(403, "role"), Code::NotAllowed);
+    assert_eq!(refuse(422, "unusable"), Code::InvalidInput);
 }
 
 #[test]

@@ -1,11 +1,16 @@
 //! The whole machine in a directory, and another program in its place.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::config::VdpaConfig;
+
+/// How long a snapshot may take, guest memory of a TiB included. The node daemon waits so long for a
+/// VMM, and a client a little longer for the daemon.
+pub const SNAPSHOT_TIME: Duration = Duration::from_secs(3600);
 
 /// Where a snapshot is to be.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

@@ -33,7 +33,7 @@ use utoipa_axum::routes;
 
 use super::controller::Controller;
 use crate::http::descriptors::discard;
-use crate::http::{self, ErrorBody, description};
+use crate::http::{self, ErrorBody, description, request_rules};
 
 /// What the description has beside the endpoints.
 #[derive(OpenApi)]
@@ -77,7 +77,8 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
 pub(super) fn document() -> &'static str {
     static DOCUMENT: OnceLock<String> = OnceLock::new();
     DOCUMENT.get_or_init(|| {
-        let (_, registered) = registered().split_for_parts();
+        let (_, mut registered) = registered().split_for_parts();
+        request_rules::describe(&mut registered);
         description::text(&registered)
     })
 }
@@ -92,8 +93,8 @@ async fn openapi() -> Response {
 
 /// All of them, over `controller`.
 pub(super) fn router(controller: Arc<Controller>) -> Router {
-    let router = description::endpoints_alone(registered());
+    let (router, rules) = description::endpoints_and_rules(registered());
     // The outermost: also of requests for what is not there.
-    let router = http::surround(router).layer(middleware::from_fn(discard));
+    let router = http::surround(rules.around(router)).layer(middleware::from_fn(discard));
     router.with_state(controller)
 }

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::api::endpoints;
 use crate::http::description::testing as description;
+use crate::http::request_rules::testing::unenforced;
 
 /// The copy in the repository.
 const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
@@ -39,6 +40,15 @@ fn everything_described_is_complete() {
     let served = served();
     assert!(served["paths"]["/v1/vm"]["patch"].is_object());
     assert_eq!(description::faults(&served), Vec::<String>::new());
+}
+
+#[test]
+fn every_operation_refuses_what_it_would_ignore() {
+    let inside = super::Inside::new(None);
+    let served = served();
+    let faults = unenforced(inside.router.clone(), &served, &[]);
+    let faults = inside.runtime.block_on(faults);
+    assert_eq!(faults, Vec::<String>::new());
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn send(stream: &UnixStream, bytes: &str, descriptors: &[BorrowedFd<'_>]) {
 
 fn head(method: &str, path: &str, body: &str) -> String {
     format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: x\r\n{JSON}\r\ncontent-length: {}\r\n\r\n",
         body.len()
     )
 }

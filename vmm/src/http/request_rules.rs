@@ -1,0 +1,224 @@
+//! What a request may carry besides its path, checked before its endpoint runs.
+//!
+//! A server that ignores a part of a request does something else than the client asked for. A
+//! misspelled filter lists everything, and an ignored condition overwrites another client's change.
+//!
+//! | part | refused | status |
+//! |---|---|---|
+//! | query parameter | every one that the operation's description does not list | 400 |
+//! | body | every content type but JSON; PATCH takes a merge patch, too | 415 |
+//! | conditional header (RFC 9110, 13.1) | all, unless the API evaluates it ([`Evaluated`]) | 412 |
+//! | `Origin` | always: browsers send it, and no client runs in one | 403 |
+//!
+//! A date condition is refused, too, although RFC 9110 has a server without dates ignore it: a
+//! client that sends one wants to be protected. `Host` is not checked. A web page that rebinds its
+//! name to this host has neither a client certificate nor a token.
+//!
+//! Owns these rules; the parameters come from the API's description. It must not know the content
+//! of requests. An operation without a description (the node's proxy) keeps its query parameters:
+//! the server that answers it checks them.
+
+use std::sync::Arc;
+
+use axum::body::HttpBody as _;
+use axum::extract::{MatchedPath, Query, Request, State};
+use axum::http::header::{
+    CONTENT_TYPE, HeaderMap, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE,
+    IF_UNMODIFIED_SINCE, ORIGIN,
+};
+use axum::http::{HeaderName, HeaderValue, Method};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::{Router, http};
+use bellhop_api::responses::error;
+use utoipa::openapi::path::ParameterIn;
+use utoipa::openapi::{OpenApi, RefOr};
+
+use super::description::operations;
+use super::problem::HttpError;
+
+/// The headers that make a request conditional.
+const CONDITIONS: [HeaderName; 5] = [
+    IF_MATCH,
+    IF_NONE_MATCH,
+    IF_MODIFIED_SINCE,
+    IF_UNMODIFIED_SINCE,
+    IF_RANGE,
+];
+/// Of a client's word, an error shows this many characters.
+const SHOWN: usize = 64;
+
+/// A path of the description, and a conditional header that its endpoints evaluate: the header's
+/// name in lower case.
+pub type Evaluated = (&'static str, &'static str);
+
+/// The rules of one API.
+#[derive(Debug)]
+pub struct RequestRules {
+    operations: Vec<Operation>,
+    evaluated: &'static [Evaluated],
+}
+
+/// A described operation.
+#[derive(Debug)]
+struct Operation {
+    method: Method,
+    path: String,
+    /// The names of its query parameters.
+    parameters: Vec<String>,
+}
+
+impl RequestRules {
+    /// The rules for what `description` describes.
+    pub(super) fn of(description: &mut OpenApi) -> Self {
+        let mut described = Vec::new();
+        for (path, item) in &mut description.paths.paths {
+            for (method, operation) in operations(item) {
+                let parameters = operation.parameters.iter().flatten();
+                let queries = parameters.filter_map(|parameter| match parameter {
+                    RefOr::T(one) if one.parameter_in == ParameterIn::Query => Some(&one.name),
+                    _ => None,
+                });
+                described.push(Operation {
+                    method,
+                    path: path.clone(),
+                    parameters: queries.cloned().collect(),
+                });
+            }
+        }
+        Self {
+            operations: described,
+            evaluated: &[],
+        }
+    }
+
+    /// With these conditional headers left to the endpoints.
+    #[must_use]
+    pub fn evaluated(mut self, evaluated: &'static [Evaluated]) -> Self {
+        self.evaluated = evaluated;
+        self
+    }
+
+    /// `router` with these rules around each of its endpoints.
+    pub fn around<S: Clone + Send + Sync + 'static>(self, router: Router<S>) -> Router<S> {
+        router.layer(middleware::from_fn_with_state(Arc::new(self), enforce))
+    }
+
+    fn check(&self, request: &Request) -> Result<(), HttpError> {
+        let path = request.extensions().get::<MatchedPath>();
+        let path = path.map_or("", MatchedPath::as_str);
+        check_origin(request.headers())?;
+        self.check_conditions(path, request.headers())?;
+        check_content_type(request)?;
+        self.check_parameters(request.method(), path, request.uri())
+    }
+
+    fn check_conditions(&self, path: &str, headers: &HeaderMap) -> Result<(), HttpError> {
+        for condition in CONDITIONS {
+            let is_evaluated = self.evaluated.contains(&(path, condition.as_str()));
+            if !is_evaluated && headers.contains_key(&condition) {
+                return Err(HttpError::Condition(condition));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_parameters(
+        &self,
+        method: &Method,
+        path: &str,
+        uri: &http::Uri,
+    ) -> Result<(), HttpError> {
+        let method = match *method {
+            Method::HEAD => &Method::GET,
+            _ => method,
+        };
+        let mut described = self.operations.iter();
+        let Some(operation) = described.find(|one| one.path == path && one.method == *method)
+        else {
+            return Ok(());
+        };
+        let given = Query::<Vec<(String, String)>>::try_from_uri(uri)
+            .map_err(|error| HttpError::Parameter(error.body_text()))?;
+        for (name, _) in &given.0 {
+            if !operation.parameters.contains(name) {
+                return Err(HttpError::UnknownParameter {
+                    name: name.chars().take(SHOWN).collect(),
+                    known: operation.parameters.join(", "),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_origin(headers: &HeaderMap) -> Result<(), HttpError> {
+    if headers.contains_key(ORIGIN) {
+        return Err(HttpError::Browser);
+    }
+    Ok(())
+}
+
+fn check_content_type(request: &Request) -> Result<(), HttpError> {
+    if request.body().is_end_stream() {
+        return Ok(());
+    }
+    let mut types = request.headers().get_all(CONTENT_TYPE).iter();
+    match (types.next(), types.next()) {
+        (Some(one), None) if is_json(request.method(), one) => Ok(()),
+        _ => Err(HttpError::ContentType),
+    }
+}
+
+/// Parameters such as `charset` have no meaning for JSON, which is always UTF-8.
+fn is_json(method: &Method, content_type: &HeaderValue) -> bool {
+    let text = content_type.to_str().unwrap_or_default();
+    let essence = text.split(';').next().unwrap_or_default().trim();
+    essence.eq_ignore_ascii_case("application/json")
+        || (*method == Method::PATCH
+            && essence.eq_ignore_ascii_case("application/merge-patch+json"))
+}
+
+async fn enforce(State(rules): State<Arc<RequestRules>>, request: Request, next: Next) -> Response {
+    match rules.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Adds the answers of these rules to each operation of a description.
+pub fn describe(description: &mut OpenApi) {
+    for item in description.paths.paths.values_mut() {
+        for (_, operation) in operations(item) {
+            for (status, meaning) in [
+                ("400", "A query parameter is unknown"),
+                (
+                    "403",
+                    "A browser sent the request: it has the header `Origin`",
+                ),
+                (
+                    "412",
+                    "The request has a conditional header that this operation does not support",
+                ),
+                ("415", "The body's content type is not JSON"),
+            ] {
+                let answers = &mut operation.responses.responses;
+                match answers.get_mut(status) {
+                    Some(RefOr::T(answer)) => {
+                        answer.description.push_str(". ");
+                        answer.description.push_str(meaning);
+                    }
+                    Some(RefOr::Ref(_)) => {}
+                    None => {
+                        answers.insert(status.to_owned(), error(meaning));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
