@@ -98,6 +98,18 @@ impl Error {
         }
     }
 
+    /// The same error. If it is a refusal with this code, it names the command that helps instead
+    /// of the request.
+    #[must_use]
+    pub fn advise(mut self, code: &str, hint: impl Into<String>) -> Self {
+        if let ErrorKind::Refused(refusal) = &mut self.0.kind
+            && refusal.body.code == code
+        {
+            refusal.body.hint = Some(hint.into());
+        }
+        self
+    }
+
     /// The exit code of the command.
     #[must_use]
     pub fn code(&self) -> Code {
@@ -109,6 +121,7 @@ impl Error {
             ErrorKind::Refused(refusal) => match refusal.status {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Code::NoDaemon,
                 _ if refusal.is_not_there() => Code::NotThere,
+                _ if refusal.body.code == "still_runs" => Code::TimedOut,
                 _ => Code::Failed,
             },
         }
