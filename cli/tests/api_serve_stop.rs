@@ -10,9 +10,10 @@
 #[allow(dead_code, reason = "it is for other tests, too")]
 mod daemon;
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use daemon::{Daemon, Traces, asm};
+use daemon::{Daemon, Traces, asm, program, until};
 use serde_json::{Value, json};
 
 const NOTHING: &Value = &Value::Null;
@@ -172,5 +173,57 @@ fn one_that_runs_is_ended_only_if_that_is_said() {
         api.expect(422, "PATCH", WEB, &stop(&wrong));
     }
     api.expect(204, "DELETE", WEB, NOTHING);
+    Traces::none(&daemon);
+}
+
+/// The host does not boot here: a made-up record of an earlier boot is `steps`' own test.
+#[test]
+fn the_hosts_shutdown_asks_all_guests_and_forgets_none() {
+    let mut daemon = Daemon::start("host");
+    made(&daemon, "answers", asm::BUTTON);
+    made(&daemon, "ignores", asm::IDLE);
+    let mut off = daemon.machine(asm::IDLE);
+    off["state"] = json!("Stopped");
+    daemon.api.expect(201, "PUT", "/v1/vms/off", &off);
+    let version = daemon.api.get("/v1/version");
+    let done = Command::new(program())
+        .args(["node", "shutdown-guests", "--time-limit", "2", "--node"])
+        .arg(version["socket"].as_str().unwrap())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    for line in [
+        "answers: asked to power off\n",
+        "answers: off (",
+        "ignores: has not powered off in time",
+        "ignores: off (",
+    ] {
+        assert!(said.contains(line), "{said}");
+    }
+    assert!(!said.contains("off:"), "{said}");
+    // Neither a policy nor another daemon starts them in this boot.
+    for _ in 0..2 {
+        restart_time();
+        for (name, state) in [
+            ("answers", "Running"),
+            ("ignores", "Running"),
+            ("off", "Stopped"),
+        ] {
+            let vm = daemon.api.get(&format!("/v1/vms/{name}"));
+            assert_eq!(vm["phase"], "Stopped", "{vm}");
+            assert_eq!(vm["state"], state, "{vm}");
+        }
+        daemon.kill();
+        daemon.start_again();
+    }
+    let run = json!({ "state": "Running" });
+    daemon.api.expect(200, "PATCH", "/v1/vms/answers", &run);
+    daemon.await_phase("answers", "Running");
+    for name in ["answers", "ignores", "off"] {
+        let path = format!("/v1/vms/{name}?force=true");
+        daemon.api.expect(204, "DELETE", &path, NOTHING);
+    }
+    until("nothing is left", || daemon.machines() == 0);
     Traces::none(&daemon);
 }
