@@ -45,7 +45,12 @@ fn a_machine_comes_and_goes_by_one_request_each() {
     assert_eq!(api.get("/v1/vms/web/spec")["kernel"], spec["kernel"]);
 
     let change = |state: &str, phase: &str| {
-        api.expect(200, "PATCH", "/v1/vms/web", &json!({ "state": state }));
+        let mut body = json!({ "state": state });
+        if state == "Stopped" {
+            // Its guest does not listen.
+            body["mode"] = json!("hard");
+        }
+        api.expect(200, "PATCH", "/v1/vms/web", &body);
         daemon.await_phase("web", phase)
     };
     assert_eq!(change("Paused", "Paused")["pid"], vm["pid"]);
@@ -67,8 +72,8 @@ fn a_machine_comes_and_goes_by_one_request_each() {
     // Now it can be another one.
     api.expect(200, "PUT", "/v1/vms/web", &other);
     daemon.await_phase("web", "Running");
-    api.expect(204, "DELETE", "/v1/vms/web", NOTHING);
-    api.expect(404, "DELETE", "/v1/vms/web", NOTHING);
+    api.expect(204, "DELETE", "/v1/vms/web?force=true", NOTHING);
+    api.expect(404, "DELETE", "/v1/vms/web?force=true", NOTHING);
     assert_eq!(api.get("/v1/vms"), json!([]));
     Traces::none(&daemon);
 }
@@ -106,7 +111,9 @@ fn the_next_daemon_adopts_what_runs() {
     let back = daemon.await_phase("web", "Running");
     assert_ne!(back["pid"], vm["pid"]);
     assert_eq!(back["last_end"]["reason"], "Killed", "{back}");
-    daemon.api.expect(204, "DELETE", "/v1/vms/web", NOTHING);
+    daemon
+        .api
+        .expect(204, "DELETE", "/v1/vms/web?force=true", NOTHING);
     Traces::none(&daemon);
 }
 
@@ -133,7 +140,7 @@ fn the_policy_decides_who_comes_back() {
                     vm["phase"] == "Stopped"
                 })
         });
-        api.expect(204, "DELETE", "/v1/vms/web", NOTHING);
+        api.expect(204, "DELETE", "/v1/vms/web?force=true", NOTHING);
     }
     Traces::none(&daemon);
 }
@@ -146,7 +153,9 @@ fn a_process_that_does_not_want_to_end_is_killed() {
         .expect(201, "PUT", "/v1/vms/web", &daemon.machine(asm::IDLE));
     let vm = daemon.await_phase("web", "Running");
     signal(pid(&vm), Signal::STOP);
-    daemon.api.expect(204, "DELETE", "/v1/vms/web", NOTHING);
+    daemon
+        .api
+        .expect(204, "DELETE", "/v1/vms/web?force=true", NOTHING);
     Traces::none(&daemon);
 }
 
@@ -203,7 +212,7 @@ fn many_at_once_are_none_lost_and_none_doubled() {
                 for _ in 0..3 {
                     let (status, body) = api.ask("PUT", &path, spec);
                     assert!([200, 201].contains(&status), "{status} {body}");
-                    let (status, body) = api.ask("DELETE", &path, NOTHING);
+                    let (status, body) = api.ask("DELETE", &format!("{path}?force=true"), NOTHING);
                     assert!([204, 404].contains(&status), "{status} {body}");
                 }
             });
@@ -244,7 +253,12 @@ fn kill_at(
     let (api, body) = (daemon.api.clone(), body.clone());
     let client = std::thread::spawn(move || {
         // The daemon may be killed before it answers.
-        api.try_ask(method, "/v1/vms/web", &body)
+        let force = if method == "DELETE" {
+            "?force=true"
+        } else {
+            ""
+        };
+        api.try_ask(method, &format!("/v1/vms/web{force}"), &body)
     });
     let mut at = None;
     for step in 0..=number {

@@ -114,7 +114,7 @@ fn policies_act(daemon: &Daemon) {
     until("the witness is started again", || {
         api.get(WITNESS)["restarts"] == 1
     });
-    api.expect(204, "DELETE", WITNESS, &Value::Null);
+    api.expect(204, "DELETE", "/v1/vms/witness?force=true", &Value::Null);
 }
 
 /// The machine is not there, and nothing but somebody's word has it started.

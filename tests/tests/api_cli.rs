@@ -307,7 +307,10 @@ fn a_machine_is_saved_upgraded_and_moved_in_the_words_of_the_command_line() {
         here.vm("web").unwrap().is_none() && here.processes().is_empty()
     })
     .unwrap();
-    there.api.done("DELETE", "/v1/vms/web2", None).unwrap();
+    there
+        .api
+        .done("DELETE", "/v1/vms/web2?force=true", None)
+        .unwrap();
 }
 
 #[test]

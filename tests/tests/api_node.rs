@@ -9,9 +9,10 @@
 
 mod node;
 
+use lab::guest::Guest;
 use lab::sim::{SimDevice, require_lab};
 use node::steps::Steps;
-use node::{Daemon, Traces, nic, until};
+use node::{Daemon, NOTICE, Traces, nic, until};
 use serde_json::{Value, json};
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
@@ -40,7 +41,10 @@ fn a_machine_with_a_nic_from_one_request_and_nothing_left_after_another() {
     assert_eq!(refused.status, 409, "{}", refused.body);
     assert_eq!(refused.body["code"], "other_vm_runs");
 
-    let deleted = daemon.api.ask("DELETE", "/v1/vms/web", None).unwrap();
+    let deleted = daemon
+        .api
+        .ask("DELETE", "/v1/vms/web?force=true", None)
+        .unwrap();
     assert_eq!(deleted.status, 204, "{}", deleted.body);
     let gone = daemon.api.ask("GET", "/v1/vms/web", None).unwrap();
     assert_eq!(gone.status, 404, "{}", gone.body);
@@ -72,7 +76,10 @@ fn a_killed_daemons_machine_is_adopted() {
     });
     let found = daemon.api.get("/v1/vms/web").unwrap();
     assert_eq!(found["last_end"]["reason"], "Killed", "{found}");
-    daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    daemon
+        .api
+        .done("DELETE", "/v1/vms/web?force=true", None)
+        .unwrap();
     before.same(&daemon);
 }
 
@@ -98,7 +105,8 @@ fn a_machine_that_is_killed_is_started_again_and_one_that_is_stopped_is_not() {
         .done("PATCH", "/v1/vms/web", Some(&pause))
         .unwrap();
     daemon.await_phase("web", "Paused");
-    let stop = json!({ "state": "Stopped" });
+    // A paused guest cannot power off.
+    let stop = json!({ "state": "Stopped", "mode": "hard" });
     let stopped = daemon
         .api
         .done("PATCH", "/v1/vms/web", Some(&stop))
@@ -110,6 +118,46 @@ fn a_machine_that_is_killed_is_started_again_and_one_that_is_stopped_is_not() {
     let run = json!({ "state": "Running" });
     daemon.api.done("PATCH", "/v1/vms/web", Some(&run)).unwrap();
     daemon.await_phase("web", "Running");
+    daemon
+        .api
+        .done("DELETE", "/v1/vms/web?force=true", None)
+        .unwrap();
+    before.same(&daemon);
+}
+
+/// Guests that ignore the button, and the host's shutdown: `cli/tests/api_serve_stop`.
+#[test]
+fn a_linux_guest_is_asked_to_power_off_and_stays_off() {
+    require_lab().unwrap();
+    let daemon = Daemon::start("stop");
+    let before = Traces::now(&daemon);
+    let mut spec = daemon.small(&json!([nic("net0", MAC)]));
+    spec["restart"] = json!("Always");
+    daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let vm = daemon.await_phase("web", "Running");
+    let refused = daemon.api.ask("DELETE", "/v1/vms/web", None).unwrap();
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    assert_eq!(refused.body["code"], "vm_runs");
+
+    let console = std::path::Path::new(vm["console"]["socket"].as_str().unwrap());
+    let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
+    let mut guest = Guest::attach(console, pid, NOTICE).unwrap();
+    guest.listen("button 30").unwrap();
+    let stop = json!({ "state": "Stopped" });
+    let stopped = std::thread::scope(|scope| {
+        let client = scope.spawn(|| daemon.api.done("PATCH", "/v1/vms/web", Some(&stop)));
+        let pressed = guest.answer("button", NOTICE).unwrap();
+        assert_eq!(pressed["pressed"], true, "{pressed}");
+        daemon.await_phase("web", "Stopping");
+        guest.command("poweroff").unwrap();
+        client.join().unwrap().unwrap()
+    });
+    assert_eq!(stopped["phase"], "Stopped", "{stopped}");
+    assert_eq!(stopped["last_end"]["reason"], "PoweredOff", "{stopped}");
+    drop(guest);
+    // Longer than its policy takes.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    assert_eq!(daemon.await_phase("web", "Stopped")["restarts"], 0);
     daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
     before.same(&daemon);
 }
@@ -157,7 +205,12 @@ fn kill_at(
     let (method, body) = (method.to_owned(), body.cloned());
     let client = std::thread::spawn(move || {
         // The daemon may be killed before it answers.
-        let _ = api.ask(&method, "/v1/vms/web", body.as_ref());
+        let force = if method == "DELETE" {
+            "?force=true"
+        } else {
+            ""
+        };
+        let _ = api.ask(&method, &format!("/v1/vms/web{force}"), body.as_ref());
     });
     for _ in 0..number {
         // The client is answered, or waits for the next step.
@@ -294,7 +347,10 @@ fn nics_come_and_go_while_it_runs_and_a_device_is_for_one_machine() {
     });
     let gone = daemon.api.ask("DELETE", path, None).unwrap();
     assert_eq!(gone.status, 404, "{}", gone.body);
-    daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    daemon
+        .api
+        .done("DELETE", "/v1/vms/web?force=true", None)
+        .unwrap();
     before.same(&daemon);
 }
 
@@ -342,8 +398,10 @@ fn a_nic_that_was_moved_is_on_its_new_device_for_every_daemon_and_after_a_restar
     daemon.restart(true);
     assert_eq!(daemon.await_phase("web", "Running")["pid"], vm["pid"]);
     is_there(&daemon);
-    for state in ["Stopped", "Running"] {
-        let wanted = json!({ "state": state });
+    for (state, wanted) in [
+        ("Stopped", json!({ "state": "Stopped", "mode": "hard" })),
+        ("Running", json!({ "state": "Running" })),
+    ] {
         daemon
             .api
             .done("PATCH", "/v1/vms/web", Some(&wanted))
@@ -351,6 +409,9 @@ fn a_nic_that_was_moved_is_on_its_new_device_for_every_daemon_and_after_a_restar
         daemon.await_phase("web", state);
     }
     is_there(&daemon);
-    daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    daemon
+        .api
+        .done("DELETE", "/v1/vms/web?force=true", None)
+        .unwrap();
     before.same(&daemon);
 }

@@ -103,7 +103,7 @@ fn any_requests() {
                 let name = vm["name"].as_str().unwrap();
                 if name != "kept" {
                     node.api
-                        .done("DELETE", &format!("/v1/vms/{name}"), None)
+                        .done("DELETE", &format!("/v1/vms/{name}?force=true"), None)
                         .unwrap();
                 }
             }
@@ -119,7 +119,9 @@ fn any_requests() {
     );
     assert_eq!(now["nics"], kept["nics"]);
     assert!(spare.path().exists());
-    node.api.done("DELETE", "/v1/vms/kept", None).unwrap();
+    node.api
+        .done("DELETE", "/v1/vms/kept?force=true", None)
+        .unwrap();
     assert!(node.lives());
     assert_eq!(node.processes().len(), 0);
 }
@@ -151,7 +153,9 @@ fn one_device_is_not_given_to_two_machines() {
         .unwrap();
     assert!((400..500).contains(&answer.status), "{}", answer.body);
     // Two at once: one of them has it.
-    node.api.done("DELETE", "/v1/vms/first", None).unwrap();
+    node.api
+        .done("DELETE", "/v1/vms/first?force=true", None)
+        .unwrap();
     for _ in 0..4 {
         let spec = node.tiny(&by_name).unwrap().to_string();
         let answers: Vec<u16> = std::thread::scope(|scope| {
@@ -172,7 +176,7 @@ fn one_device_is_not_given_to_two_machines() {
         assert_eq!(all.as_array().unwrap().len(), 1, "{all:#}");
         let name = all[0]["name"].as_str().unwrap();
         node.api
-            .done("DELETE", &format!("/v1/vms/{name}"), None)
+            .done("DELETE", &format!("/v1/vms/{name}?force=true"), None)
             .unwrap();
     }
 }
@@ -182,7 +186,9 @@ fn names_that_are_paths_reach_no_file() {
     let node = Node::start("names").unwrap();
     let spec = node.tiny(&json!([])).unwrap();
     node.api.done("PUT", "/v1/vms/a", Some(&spec)).unwrap();
-    node.api.done("DELETE", "/v1/vms/a", None).unwrap();
+    node.api
+        .done("DELETE", "/v1/vms/a?force=true", None)
+        .unwrap();
     let before = node.traces().unwrap();
     let canary = node.directory().join("canary");
     std::fs::write(&canary, "here").unwrap();

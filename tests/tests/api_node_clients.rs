@@ -117,9 +117,12 @@ impl Client<'_> {
                 }
             }
             _ => {
-                let state = ["Running", "Stopped"][self.random.below(2)];
+                let changes = [
+                    json!({ "state": "Running" }),
+                    json!({ "state": "Stopped", "mode": "hard" }),
+                ];
+                let body = changes[self.random.below(2)].to_string();
                 if runs {
-                    let body = json!({ "state": state }).to_string();
                     let request = Request::new("PATCH", format!("/v1/vms/{own}")).with_body(body);
                     self.ask("change", &request);
                 }
@@ -143,7 +146,7 @@ impl Client<'_> {
     }
 
     fn delete(&mut self, name: &str) {
-        let request = Request::new("DELETE", format!("/v1/vms/{name}"));
+        let request = Request::new("DELETE", format!("/v1/vms/{name}?force=true"));
         let status = self.ask("delete", &request);
         if matches!(status, 204 | 404) {
             self.seen.last.insert(name.to_owned(), false);
@@ -158,7 +161,9 @@ fn fifty_clients_lose_nothing_and_double_nothing() {
     // What the daemon makes once for all.
     let warm = Request::new("PUT", "/v1/vms/warm").with_body(tiny.to_string());
     assert_eq!(ask(node.api.socket(), &warm).unwrap().unwrap().status, 201);
-    node.api.done("DELETE", "/v1/vms/warm", None).unwrap();
+    node.api
+        .done("DELETE", "/v1/vms/warm?force=true", None)
+        .unwrap();
     let before = node.traces().unwrap();
 
     let time = if soak() { TIME } else { GATE_TIME };
@@ -238,7 +243,7 @@ fn fifty_clients_lose_nothing_and_double_nothing() {
 
     for name in &names {
         node.api
-            .done("DELETE", &format!("/v1/vms/{name}"), None)
+            .done("DELETE", &format!("/v1/vms/{name}?force=true"), None)
             .unwrap();
     }
     until("all is as before", || {

@@ -50,7 +50,7 @@ fn put(node: &Node) -> Request {
 }
 
 fn delete() -> Request {
-    Request::new("DELETE", PATH)
+    Request::new("DELETE", format!("{PATH}?force=true"))
 }
 
 fn status(node: &Node, request: &Request) -> (u16, String) {

@@ -119,7 +119,9 @@ fn a_daemon_killed_while_its_machine_moves_finds_a_guest_that_runs_once() {
         assert_eq!(found["wrong"], 0, "{found}");
         check_traffic(&mut waiting, &devices[1]);
         assert!(waiting.power_off().unwrap().success());
-        node.api.done("DELETE", "/v1/vms/web", None).unwrap();
+        node.api
+            .done("DELETE", "/v1/vms/web?force=true", None)
+            .unwrap();
     }
 }
 
@@ -151,5 +153,7 @@ fn a_daemon_that_comes_back_while_its_machine_stays_starts_it_again_if_it_crashe
         vm["phase"] == "Running" && vm["pid"] != before["pid"]
     })
     .unwrap();
-    node.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    node.api
+        .done("DELETE", "/v1/vms/web?force=true", None)
+        .unwrap();
 }

@@ -40,7 +40,10 @@ fn the_daemons_pair_a_move_and_leave_nothing_behind() {
     assert_eq!(asked.status, 200, "{}", asked.body);
     assert_eq!(asked.body["movable"], false, "{}", asked.body);
     assert!(!is_device("web2.net0"));
-    there.api.done("DELETE", "/v1/vms/web2", None).unwrap();
+    there
+        .api
+        .done("DELETE", "/v1/vms/web2?force=true", None)
+        .unwrap();
 
     // Only asked: what was made for that is gone again.
     let asked = here.api.ask("POST", migration, Some(&to(&there, true)));
@@ -80,6 +83,9 @@ fn the_daemons_pair_a_move_and_leave_nothing_behind() {
     assert!(!is_device("web.net0") && is_device("web2.net0"));
     let nic = there.api.get("/v1/vms/web2/spec").unwrap();
     assert_eq!(nic["nics"][0]["mac"], MAC, "{nic:#}");
-    there.api.done("DELETE", "/v1/vms/web2", None).unwrap();
+    there
+        .api
+        .done("DELETE", "/v1/vms/web2?force=true", None)
+        .unwrap();
     assert!(!is_device("web2.net0"));
 }

@@ -238,6 +238,8 @@ fn a_linux_guest_moves_between_two_daemons_over_tls_and_back() {
         .same_but_descriptors(&empty, "after it went back")
         .unwrap();
     drop(guest);
-    here.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    here.api
+        .done("DELETE", "/v1/vms/web?force=true", None)
+        .unwrap();
     assert!(!Path::new("/sys/bus/vdpa/devices/web.nic").exists());
 }

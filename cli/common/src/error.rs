@@ -113,6 +113,18 @@ impl Error {
         }
     }
 
+    /// The same error. If it is a refusal with this code, it names the command that helps instead
+    /// of the request.
+    #[must_use]
+    pub fn advise(mut self, code: &str, hint: impl Into<String>) -> Self {
+        if let ErrorKind::Refused(refusal) = &mut self.0.kind
+            && refusal.body.code == code
+        {
+            refusal.body.hint = Some(hint.into());
+        }
+        self
+    }
+
     /// The exit code of the command.
     #[must_use]
     pub fn code(&self) -> Code {

@@ -9,6 +9,7 @@ mod man;
 pub(crate) mod mgmtdev;
 mod migration_tls;
 pub(crate) mod nic;
+mod node;
 pub(crate) mod port;
 mod probe;
 mod report;
@@ -38,6 +39,7 @@ pub(crate) enum Command {
     Vf(vf::Arguments),
     Bind(bind::Arguments),
     Nic(nic::Arguments),
+    Node(node::Arguments),
     Topology(topology::Arguments),
     Doctor(doctor::Arguments),
     Report(report::Arguments),
@@ -73,6 +75,7 @@ impl Command {
             Self::Vf(arguments) => vf::execute(&arguments).map_err(Error::blame_arguments),
             Self::Bind(arguments) => bind::execute(&arguments),
             Self::Nic(arguments) => nic::execute(&arguments),
+            Self::Node(arguments) => node::execute(&arguments),
             Self::Topology(arguments) => {
                 topology::execute(&arguments).map_err(Error::blame_arguments)
             }

@@ -20,8 +20,8 @@ mod watch;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bellhop_api::machine::{VmChange, WantedState};
-use bellhop_api::node::VmInfo;
+use bellhop_api::machine::WantedState;
+use bellhop_api::node::{VmInfo, VmStateChange};
 use bellhop_common::client::{MAKING, Node, NodeArguments, STRANGE, path};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -158,7 +158,7 @@ fn change_state(
     state: WantedState,
     format: Format,
 ) -> Result<Code, Error> {
-    let wanted = VmChange { state };
+    let wanted = VmStateChange::from(state);
     let (_, answer) = node.send(Method::PATCH, &of_vm(name), &wanted, MAKING)?;
     say(&answer, format)
 }

@@ -37,6 +37,13 @@ pub(crate) mod asm {
     ];
     /// Powers off.
     pub(crate) const POWER_OFF: &[u8] = &[0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xeb, 0xfe];
+    /// Waits for the power button, then powers off.
+    #[allow(dead_code, reason = "not every test presses it")]
+    pub(crate) const BUTTON: &[u8] = &[
+        0x66, 0xba, 0x20, 0x06, // mov dx, 0x620
+        0xec, 0xa8, 0x01, 0x74, 0xfb, // in al, dx; test al, 1; jz to the in
+        0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xeb, 0xfe,
+    ];
     /// No handlers: a triple fault.
     pub(crate) const CRASH: &[u8] = &[0x0f, 0x0b];
 }

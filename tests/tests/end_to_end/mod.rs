@@ -22,7 +22,9 @@ impl Before {
     pub(crate) fn now(node: &Node) -> Self {
         let tiny = node.tiny(&json!([])).unwrap();
         node.api.done("PUT", "/v1/vms/first", Some(&tiny)).unwrap();
-        node.api.done("DELETE", "/v1/vms/first", None).unwrap();
+        node.api
+            .done("DELETE", "/v1/vms/first?force=true", None)
+            .unwrap();
         let mut last = node.traces().unwrap();
         lab::node::until("the node is quiet", || {
             std::thread::sleep(Duration::from_millis(200));
@@ -80,7 +82,7 @@ pub(crate) fn made(node: &Node, name: &str, nics: &Value) -> (Value, Guest) {
 /// Takes it away again.
 #[track_caller]
 pub(crate) fn deleted(node: &Node, name: &str) {
-    let path = format!("/v1/vms/{name}");
+    let path = format!("/v1/vms/{name}?force=true");
     let answer = node.api.ask("DELETE", &path, None).unwrap();
     assert_eq!(answer.status, 204, "{}\n{}", answer.body, node.said());
     assert_eq!(node.vm(name).unwrap(), None);

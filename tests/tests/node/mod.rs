@@ -180,7 +180,8 @@ impl Drop for Daemon {
             // What a failed test has left.
             let all = self.api.get("/v1/vms").unwrap_or_default();
             for vm in all.as_array().into_iter().flatten() {
-                let path = format!("/v1/vms/{}", vm["name"].as_str().unwrap_or_default());
+                let name = vm["name"].as_str().unwrap_or_default();
+                let path = format!("/v1/vms/{name}?force=true");
                 let _ = self.api.ask("DELETE", &path, None);
             }
             let _ = child.kill();

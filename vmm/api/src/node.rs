@@ -11,7 +11,10 @@ use crate::machine::migration::send_request;
 use crate::machine::{SendConfig, TlsFiles};
 
 pub use nic::{BadNicId, NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
-pub use vm::{ConsolePaths, Desired, MayBeElsewhere, Restart, VmInfo, VmNic, VmPhase};
+pub use vm::{
+    AfterGrace, ConsolePaths, Desired, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, MayBeElsewhere, Restart,
+    StopMode, VmInfo, VmNic, VmPhase, VmStateChange,
+};
 
 /// The daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

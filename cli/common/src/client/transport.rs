@@ -76,8 +76,8 @@ impl Answer {
     }
 }
 
-/// Carries requests to a daemon, and brings answers back.
-pub trait Transport: fmt::Debug {
+/// Carries requests to a daemon, and brings answers back. Threads may share it.
+pub trait Transport: fmt::Debug + Send + Sync {
     /// One request, and its answer, also one that refuses.
     ///
     /// # Errors

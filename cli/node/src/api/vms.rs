@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use bellhop_api::machine::VmState;
-use bellhop_api::node::{ConsolePaths, Desired, MayBeElsewhere, VmInfo, VmNic, VmPhase};
+use bellhop_api::node::{ConsolePaths, MayBeElsewhere, VmInfo, VmNic, VmPhase};
 
 use super::state::Api;
 use crate::context::Node;
@@ -33,9 +33,14 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
     let nics = record.spec.nics().iter();
     let nics = nics.map(|nic| nic_info(node, name, &record, nic));
     let process = record.process();
+    let phase = if live.as_ref().is_some_and(|live| live.is_stopping()) {
+        VmPhase::Stopping
+    } else {
+        phase(&record, live.as_ref().map(|live| (live.api, live.state)))
+    };
     Some(VmInfo {
         name: name.to_string(),
-        phase: phase(&record, live.as_ref().map(|live| (live.api, live.state))),
+        phase,
         state: record.spec.state,
         restart: record.spec.restart,
         pid: process.and_then(|(identity, _)| Some(identity?.pid)),
@@ -64,7 +69,7 @@ fn phase(record: &Record, live: Option<(Option<u32>, Option<VmState>)>) -> VmPha
         (Phase::Creating, ..) => VmPhase::Creating,
         (Phase::Deleting, ..) => VmPhase::Deleting,
         (Phase::Present, None, _) if record.departure.is_some() => VmPhase::MayBeElsewhere,
-        (Phase::Present, None, _) if record.spec.state == Desired::Running => VmPhase::Starting,
+        (Phase::Present, None, _) if record.is_on() => VmPhase::Starting,
         (Phase::Present, None, _) => VmPhase::Stopped,
         (Phase::Present, Some(_), _) if record.arrival.is_some() => VmPhase::Receiving,
         (Phase::Present, Some(_), None) => VmPhase::Starting,

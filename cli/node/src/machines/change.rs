@@ -16,6 +16,8 @@ pub(crate) enum Change {
     Adopted,
     /// What it does has changed, by its own account.
     State(VmState),
+    /// Its guest was asked to power off.
+    Stopping,
     /// It has ended.
     Ended(End),
     /// Its process is gone, and its guest may run elsewhere: why.
@@ -57,6 +59,7 @@ impl Change {
             Self::State(VmState::Paused) => Some(("paused", None)),
             Self::State(VmState::Running) => Some(("running", None)),
             Self::State(VmState::NotStarted | VmState::Starting | VmState::Stopped) => None,
+            Self::Stopping => Some(("stopping", None)),
             Self::Ended(end) => Some(("ended", Some(end.detail.clone()))),
             Self::MayBeElsewhere(why) => Some(("may_be_elsewhere", Some(why.clone()))),
             Self::Settled { here: true } => Some(("settled", Some("its guest is here".to_owned()))),

@@ -49,6 +49,11 @@ pub(super) fn not_running(vm: &VmName) -> Error {
     Error::conflict("not_running", message)
 }
 
+/// Something is not done to a machine that runs.
+pub(super) fn vm_runs(vm: &VmName, what: &str, hint: &'static str) -> Error {
+    Error::conflict("vm_runs", format!("cannot {what} {vm}: it runs")).hint(hint)
+}
+
 /// A worker thread failed.
 pub(super) fn unfinished(source: tokio::task::JoinError) -> Error {
     let message = "the request was not finished";

@@ -385,6 +385,10 @@ impl Host for Machines {
         self.announce_mute(vm, nics);
     }
 
+    fn press_button(&self, vm: &VmName) -> Result<(), Error> {
+        self.runtime.block_on(self.api_of(vm).press_button())
+    }
+
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, Error> {
         self.runtime.block_on(self.api_of(vm).leave(request))
     }

@@ -46,6 +46,7 @@ mod settle;
 mod slot;
 pub(crate) mod spec;
 pub(crate) mod steps;
+pub(crate) mod stop;
 mod supervisor;
 pub(crate) mod vmm;
 
@@ -328,9 +329,10 @@ impl Machines {
     /// Takes a machine away with all that was made for it.
     ///
     /// # Errors
-    /// What could not be undone can be tried again.
-    pub(crate) async fn delete(self: &Arc<Self>, vm: &VmName) -> Result<(), Error> {
-        self.request(self.find(vm)?, Self::delete_now).await
+    /// It runs, and this is not forced. What could not be undone can be tried again.
+    pub(crate) async fn delete(self: &Arc<Self>, vm: &VmName, force: bool) -> Result<(), Error> {
+        let work = move |machines: &Self, slot: &Slot| machines.delete_now(slot, force);
+        self.request(self.find(vm)?, work).await
     }
 
     /// Gives a machine a NIC.

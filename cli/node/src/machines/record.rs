@@ -105,6 +105,13 @@ pub(crate) struct Record {
     /// Its guest is to come from another node, and is not here yet as far as is known.
     #[serde(default)]
     pub(crate) arrival: Option<Arrival>,
+    /// Its guest was asked to power off and still runs. A daemon that starts leaves it running.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) asked_to_power_off: bool,
+    /// The boot of the host in which it does not start any more, though it is to run: the host was
+    /// shutting down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) off_in_boot: Option<String>,
     /// NICs on devices that were not made for them, which the guest was to give up and may have still.
     #[serde(default)]
     giving_up: BTreeSet<NicId>,
@@ -153,6 +160,8 @@ impl Record {
             last_end: None,
             departure: None,
             arrival: None,
+            asked_to_power_off: false,
+            off_in_boot: None,
             giving_up: BTreeSet::new(),
             on_stand_by: BTreeSet::new(),
             former: None,
@@ -185,10 +194,31 @@ impl Record {
     /// Whether it is to be started: it should run, does not, and its guest does not run elsewhere.
     pub(crate) fn is_to_start(&self) -> bool {
         self.phase == Phase::Present
-            && self.spec.state == Desired::Running
+            && self.is_on()
             && self.process().is_none()
             && self.departure.is_none()
             && self.arrival.is_none()
+    }
+
+    /// Whether it is to run in this boot of the host.
+    pub(crate) fn is_on(&self) -> bool {
+        self.spec.state == Desired::Running && self.off_in_boot.is_none()
+    }
+
+    /// It is not to run: from now on or, if a boot of the host is given, for the rest of that.
+    pub(crate) fn turn_off(&mut self, in_boot: Option<String>) {
+        if in_boot.is_none() {
+            self.spec.state = Desired::Stopped;
+        }
+        self.asked_to_power_off = false;
+        self.off_in_boot = in_boot;
+    }
+
+    /// It is to run.
+    pub(crate) fn turn_on(&mut self) {
+        self.spec.state = Desired::Running;
+        self.asked_to_power_off = false;
+        self.off_in_boot = None;
     }
 
     /// The node that it was sent to, if to one.
@@ -373,6 +403,7 @@ impl Record {
     pub(crate) fn forget_process(&mut self) {
         self.steps
             .retain(|step| !matches!(step, Step::Process { .. }));
+        self.asked_to_power_off = false;
         self.guest_ended();
     }
 

@@ -6,7 +6,7 @@
 use bellhop_api::machine::WantedState;
 
 use super::departure::remedy;
-use super::error::{arriving, deleting, no_nic, no_vm, not_running, other_nic};
+use super::error::{arriving, deleting, no_nic, no_vm, not_running, other_nic, vm_runs};
 use super::process::Identity;
 use super::record::{Phase, Record};
 use super::slot::{Live, Slot};
@@ -43,8 +43,14 @@ impl Machines {
                 check_here(slot.name(), &record)?;
                 if spec.is_same_machine(&record.spec) {
                     let wanted = match spec.state {
-                        Desired::Running if record.process().is_some() => return Ok(Put::Same),
+                        Desired::Running if record.process().is_some() && record.is_on() => {
+                            return Ok(Put::Same);
+                        }
                         Desired::Running => WantedState::Running,
+                        Desired::Stopped if record.process().is_some() => {
+                            let hint = "PATCH it with `state: Stopped`, which asks its guest";
+                            return Err(vm_runs(slot.name(), "stop", hint));
+                        }
                         Desired::Stopped => WantedState::Stopped,
                     };
                     return self.change_now(slot, wanted).map(|()| Put::Same);
@@ -70,33 +76,49 @@ impl Machines {
         Ok(put)
     }
 
-    pub(super) fn delete_now(&self, slot: &Slot) -> Result<(), Error> {
+    pub(super) fn delete_now(&self, slot: &Slot, force: bool) -> Result<(), Error> {
         let mut record = slot.record().ok_or_else(|| no_vm(slot.name()))?;
+        // One whose guest is still to come, or that is half deleted, has none to be asked.
+        let has_guest = record.phase == Phase::Present && record.arrival.is_none();
+        if has_guest && record.process().is_some() && !force {
+            let hint = "stop it first (PATCH it with `state: Stopped`), or add `?force=true`";
+            return Err(vm_runs(slot.name(), "delete", hint));
+        }
         record.forget_former();
         self.life(slot).delete(&mut record)?;
         self.tell(slot.name(), Change::Deleted);
         Ok(())
     }
 
-    pub(super) fn change_now(&self, slot: &Slot, wanted: WantedState) -> Result<(), Error> {
+    /// The record of a machine whose state can be changed.
+    pub(super) fn changeable(&self, slot: &Slot) -> Result<Record, Error> {
         let vm = slot.name();
-        let mut record = slot.record().ok_or_else(|| no_vm(vm))?;
+        let record = slot.record().ok_or_else(|| no_vm(vm))?;
         if record.phase != Phase::Present {
             return Err(deleting(vm));
         }
         check_here(vm, &record)?;
+        Ok(record)
+    }
+
+    pub(super) fn change_now(&self, slot: &Slot, wanted: WantedState) -> Result<(), Error> {
+        let vm = slot.name();
+        let mut record = self.changeable(slot)?;
         let runs = record.process().is_some();
         match wanted {
             WantedState::Running | WantedState::Paused if runs => {
                 if let Some(live) = &slot.view().live {
                     self.check_level(vm, live)?;
                 }
+                if wanted == WantedState::Running && !record.is_on() {
+                    self.keep_on(slot, &mut record)?;
+                }
                 self.runtime.block_on(self.api_of(vm).want(wanted))
             }
             WantedState::Paused => Err(not_running(vm)),
             WantedState::Running => {
                 check_whereabouts(vm, &record)?;
-                record.spec.state = Desired::Running;
+                record.turn_on();
                 let started = self.life(slot).start(&mut record);
                 if started.is_err() {
                     // The client knows: it is not tried again behind its back.
@@ -105,25 +127,7 @@ impl Machines {
                 }
                 started
             }
-            WantedState::Stopped => {
-                // Before: it is not to come back if this daemon ends now.
-                self.life(slot).wants_stopped(&mut record)?;
-                // Afterwards nobody can be asked any more.
-                self.life(slot).look_for_guest(&mut record);
-                self.life(slot).stop(&mut record)?;
-                if !runs {
-                    return Ok(());
-                }
-                match self.life(slot).stopped(&mut record)? {
-                    Some(end) => {
-                        self.tell(vm, Change::Ended(end));
-                        self.tell_whereabouts(vm, &record);
-                    }
-                    // It had just left for another node.
-                    None => self.tell(vm, Change::Deleted),
-                }
-                Ok(())
-            }
+            WantedState::Stopped => self.end_now(slot, record, false),
         }
     }
 

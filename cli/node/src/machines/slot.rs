@@ -27,6 +27,8 @@ pub(crate) struct Live {
     pub(crate) api: Option<u32>,
     /// What it does; none while it does not say.
     pub(crate) state: Option<VmState>,
+    /// Until when its guest may power off.
+    pub(crate) stopping_until: Option<Instant>,
 }
 
 impl Live {
@@ -37,7 +39,13 @@ impl Live {
             version: None,
             api: None,
             state: None,
+            stopping_until: None,
         }
+    }
+
+    /// Whether it is waited for its guest to power off.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping_until.is_some_and(|end| Instant::now() < end)
     }
 }
 
@@ -60,6 +68,8 @@ pub(crate) struct Slot {
     pub(crate) steps: Arc<tokio::sync::Mutex<()>>,
     /// Told when there is something new about its migration.
     pub(crate) migration: Notify,
+    /// Wakes all who wait for another record.
+    pub(super) record_changed: Notify,
     /// When a client asked last how its migration goes.
     asked: Mutex<Option<Instant>>,
     view: Mutex<View>,
@@ -71,6 +81,7 @@ impl Slot {
             name,
             steps: Arc::default(),
             migration: Notify::new(),
+            record_changed: Notify::new(),
             asked: Mutex::default(),
             view: Mutex::new(View {
                 record,
@@ -95,6 +106,8 @@ impl Slot {
             view.live = None;
         }
         view.record = record.cloned();
+        drop(view);
+        self.record_changed.notify_waiters();
     }
 
     /// It was asked to leave: that client polls the result.

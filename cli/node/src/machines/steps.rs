@@ -3,6 +3,7 @@
 //! ```text
 //!   create   directories ─> a device for each NIC, and one that stands by ─> [start]
 //!   start    devices that are gone (the host was rebooted) ─> process ─> configured, NICs, booted
+//!   ask      marked in the record ─> asked to power off
 //!   stop     process
 //!   delete   what was begun, from the end
 //!   send     marked in the record ─> asked to leave for another process
@@ -106,6 +107,8 @@ pub(crate) trait Host: Send + Sync {
     /// Sees to it that the network knows where the guest is on these NICs, as far as the guest does not do it. It is no
     /// failure if nobody can.
     fn announce(&self, vm: &VmName, nics: &[NicSpec]);
+    /// Presses the running machine's power button.
+    fn press_button(&self, vm: &VmName) -> Result<(), Error>;
     /// Asks the running machine to leave for another process; what it answers.
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, Error>;
     /// What the machine says of its last migration, if it is this process that answers.
@@ -266,10 +269,36 @@ impl Life<'_> {
     ///
     /// # Errors
     /// The record cannot be kept.
-    pub(crate) fn wants_stopped(&self, record: &mut Record) -> Result<(), Error> {
-        record.spec.state = Desired::Stopped;
+    pub(crate) fn wants_stopped(
+        &self,
+        record: &mut Record,
+        until_reboot: bool,
+    ) -> Result<(), Error> {
+        record.turn_off(until_reboot.then(|| self.host.boot()));
         record.leave_stand_by();
         self.keep(record).map_err(Error::context(NOT_STOPPED))
+    }
+
+    /// Remembers that a machine is not to run, and asks its guest to power off. From then on no
+    /// restart policy starts it, whenever the guest does so.
+    ///
+    /// # Errors
+    /// The guest was not asked. Then the record is as before.
+    pub(crate) fn ask_to_power_off(
+        &self,
+        record: &mut Record,
+        until_reboot: bool,
+    ) -> Result<(), Error> {
+        let before = record.clone();
+        record.turn_off(until_reboot.then(|| self.host.boot()));
+        record.asked_to_power_off = true;
+        let kept = self.keep(record);
+        let asked = kept.and_then(|()| self.act("power off", || self.host.press_button(self.vm)));
+        asked.map_err(|source| {
+            *record = before;
+            self.note(record);
+            Error::wrap("cannot ask the guest to power off")(source)
+        })
     }
 
     /// Ends the machine's process, if there is one.
@@ -343,6 +372,13 @@ impl Life<'_> {
             }
             Phase::Present => {}
         }
+        if record
+            .off_in_boot
+            .take_if(|boot| *boot != self.host.boot())
+            .is_some()
+        {
+            self.note(record);
+        }
         let Some((identity, boot)) = record.process() else {
             if let (Some(arrival), None) = (&record.arrival, &record.departure) {
                 // A daemon ended between its process's end and what that comes to.
@@ -373,10 +409,9 @@ impl Life<'_> {
         if found == Found::Runs {
             self.look_for_guest(record);
         }
-        match (found, record.spec.state) {
-            (Found::Runs | Found::Unknown, Desired::Running) if identity.is_some() => {
-                Ok(Settled::Running)
-            }
+        let may_run = record.is_on() || record.asked_to_power_off;
+        match (found, may_run) {
+            (Found::Runs | Found::Unknown, true) if identity.is_some() => Ok(Settled::Running),
             // It was being started or stopped.
             (Found::Runs | Found::Unknown | Found::NotBooted, _) => {
                 self.stop(record)?;
@@ -414,9 +449,15 @@ impl Life<'_> {
     /// The machine's process has ended: why, and by the restart policy whether it is to run again. Returns what its end
     /// comes to.
     pub(crate) fn ended(&self, record: &mut Record, end: End) -> End {
+        if record.asked_to_power_off {
+            // As one that was stopped.
+            record.leave_stand_by();
+        }
         record.forget_process();
         let end = record.account_of(end);
-        if !again(record.spec.restart, end.reason) {
+        // One that was turned off for the host's shutdown is to run after it, however it ended.
+        let stays = record.off_in_boot.is_none() || end.reason == EndReason::Moved;
+        if stays && !again(record.spec.restart, end.reason) {
             record.spec.state = Desired::Stopped;
         }
         record.last_end = Some(end.clone());

@@ -274,6 +274,14 @@ impl Vmm {
             .map(drop)
     }
 
+    /// Presses its power button.
+    pub(crate) async fn press_button(&self) -> Result<(), Error> {
+        let path = "/v1/vm/power-button";
+        self.ask(Method::POST, path, None::<&()>, SOON)
+            .await
+            .map(drop)
+    }
+
     /// Tells it what to do.
     pub(crate) async fn want(&self, state: WantedState) -> Result<(), Error> {
         let change = VmChange { state };

@@ -1,12 +1,11 @@
 //! `bellhop vm delete`.
 
-use bellhop_api::node::VmPhase;
 use bellhop_common::client::{MAKING, Node};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use hyper::Method;
 
-use super::{of_vm, vm};
+use super::of_vm;
 
 /// Delete a VM, and take back all that was made for it
 ///
@@ -33,21 +32,15 @@ pub(crate) struct Arguments {
 
 pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, Error> {
     let name = &arguments.name;
-    if !arguments.force {
-        let (view, _) = vm(node, name)?;
-        // One that is half made, or half taken away, is to go without more questions.
-        if view.pid.is_some()
-            && matches!(
-                view.phase,
-                VmPhase::Running | VmPhase::Paused | VmPhase::Unknown
-            )
-        {
-            return Err(Error::failed(format!(
-                "the VM {name} runs: `bellhop vm stop {name}` has its guest power off first, and \
-                 `bellhop vm delete --force {name}` does not ask it"
-            )));
-        }
-    }
-    node.change_within(Method::DELETE, &of_vm(name), MAKING)?;
+    let force = if arguments.force { "?force=true" } else { "" };
+    let at = format!("{}{force}", of_vm(name));
+    let deleted = node.change_within(Method::DELETE, &at, MAKING);
+    deleted.map_err(|error| {
+        let hint = format!(
+            "`bellhop vm stop {name}` has its guest power off first, and \
+             `bellhop vm delete --force {name}` does not ask it"
+        );
+        error.advise("vm_runs", hint)
+    })?;
     Ok(Code::Success)
 }

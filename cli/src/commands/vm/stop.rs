@@ -3,22 +3,24 @@
 use std::time::Duration;
 
 use bellhop_api::machine::WantedState;
-use bellhop_api::node::VmPhase;
-use bellhop_common::client::{Node, path};
+use bellhop_api::node::{GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, StopMode, VmStateChange};
+use bellhop_common::client::{MAKING, Node};
 use bellhop_common::error::Error;
-use bellhop_common::exit::{Code, Report};
+use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use hyper::Method;
 
-use super::{change_state, of_vm, until, vm};
+use super::{of_vm, say};
 
 /// Have a VM's guest power off, or with --force end the VM without asking it
 ///
 /// The VM and its NICs stay, and it does not run again until `bellhop vm start`, also after a reboot of the host.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The power button is pressed, and the guest's end waited for. A guest that does not listen to it (no acpid, no
-systemd, an early boot) has to be stopped with --force: as if its power was cut.
+The daemon presses the power button and waits until the guest has powered off. From then on no restart policy
+starts the VM, also if this command is interrupted or the guest takes longer. A guest that ignores the button
+(no acpid, no systemd, an early boot) needs --force, which is like a power cut. `bellhop vm start` takes the
+stop back while the guest still runs.
 
 Examples:
   bellhop vm stop web
@@ -33,40 +35,41 @@ pub(crate) struct Arguments {
     force: bool,
 
     /// How long the guest may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, conflicts_with = "force", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    time_limit: u64,
+    #[arg(long, value_name = "SECONDS", default_value_t = GRACE_PERIOD_S, conflicts_with = "force", value_parser = clap::value_parser!(u32).range(1..=i64::from(GRACE_PERIOD_MAX_S)))]
+    time_limit: u32,
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     let name = &arguments.name;
-    if !arguments.force {
-        let (before, _) = vm(node, name)?;
-        if before.phase == VmPhase::Paused {
-            return Err(Error::failed(format!(
-                "the guest of {name} cannot power off while it is paused: `bellhop vm resume \
-                 {name}` lets it go on, and `bellhop vm stop --force {name}` does not ask it"
-            )));
-        }
-        if before.pid.is_some() {
-            let button = format!("{}{}", of_vm(name), path(["power-button"]));
-            node.change(Method::POST, &button)?;
-            let limit = arguments.time_limit;
-            let gone = until(Duration::from_secs(limit), || {
-                let (now, _) = vm(node, name)?;
-                // A process that a restart policy has put in its place is not it.
-                let is_gone = now.pid != before.pid || now.phase == VmPhase::Stopped;
-                Ok(is_gone.then_some(()))
-            })?;
-            if gone.is_none() {
-                let message = format!("the guest of {name} has not powered off within {limit} s");
-                let hint = format!(
-                    "it goes on; `bellhop vm console {name}` shows what it does, and `bellhop vm stop --force {name}` ends it"
-                );
-                Report::from_messages([message]).hint(hint).print();
-                return Ok(Code::TimedOut);
-            }
-        }
-    }
-    // Also if it has ended by itself: it is not to be started again.
-    change_state(node, name, WantedState::Stopped, format)
+    let (mode, grace) = if arguments.force {
+        (StopMode::Hard, None)
+    } else {
+        (StopMode::Graceful, Some(arguments.time_limit))
+    };
+    let change = VmStateChange {
+        mode: Some(mode),
+        grace_period_s: grace,
+        ..WantedState::Stopped.into()
+    };
+    let grace = Duration::from_secs(grace.unwrap_or_default().into());
+    let asked = node.send(
+        Method::PATCH,
+        &of_vm(name),
+        &change,
+        MAKING.saturating_add(grace),
+    );
+    let (_, answer) = asked.map_err(|error| {
+        let still_runs = format!(
+            "it continues to run; `bellhop vm console {name}` shows what it does, and \
+             `bellhop vm stop --force {name}` ends it"
+        );
+        let paused = format!(
+            "`bellhop vm resume {name}` resumes it, and `bellhop vm stop --force {name}` ends it \
+             without asking its guest"
+        );
+        error
+            .advise("still_runs", still_runs)
+            .advise("paused", paused)
+    })?;
+    say(&answer, format)
 }

@@ -130,87 +130,68 @@ fn two_nics_of_one_name_are_refused() {
     assert!(parse::<create::Arguments>(&["web"]).is_err());
 }
 
-#[test]
-fn a_guest_is_asked_to_power_off_and_waited_for() {
-    let arguments = parse::<stop::Arguments>(&["web"]).unwrap();
-    let made_up = MadeUp::default()
-        .answer(200, &running(7))
-        .answer(204, &Value::Null)
-        .answer(200, &running(7))
-        .answer(200, &stopped())
-        .answer(200, &stopped());
-    let code = stop::execute(&arguments, &made_up.node(), format(&[])).unwrap();
-    assert_eq!(code, Code::Success);
-    let asked = made_up.asked();
-    assert_eq!(asked[1], "POST /v1/vms/web/power-button");
-    assert_eq!(asked[2..4], ["GET /v1/vms/web", "GET /v1/vms/web"]);
-    assert_eq!(asked[4], r#"PATCH /v1/vms/web {"state":"Stopped"}"#);
+/// A daemon that refuses the one request.
+fn refuses(code: &str) -> MadeUp {
+    let body = json!({"code": code, "message": "no", "causes": [], "request_id": "1",
+        "hint": "a request"});
+    MadeUp::default().answer(409, &body)
 }
 
 #[test]
-fn a_guest_that_does_not_listen_is_left_as_it_is() {
-    let arguments = parse::<stop::Arguments>(&["web", "--time-limit=1"]).unwrap();
-    let mut made_up = MadeUp::default()
-        .answer(200, &running(7))
-        .answer(204, &Value::Null);
-    for _ in 0..20 {
-        made_up = made_up.answer(200, &running(7));
+fn a_stop_is_one_request_which_waits_for_the_guest() {
+    for (words, body) in [
+        (
+            vec!["web", "--time-limit=5"],
+            r#"{"state":"Stopped","mode":"graceful","grace_period_s":5}"#,
+        ),
+        (
+            vec!["web"],
+            r#"{"state":"Stopped","mode":"graceful","grace_period_s":60}"#,
+        ),
+        (
+            vec!["web", "--force"],
+            r#"{"state":"Stopped","mode":"hard"}"#,
+        ),
+    ] {
+        let arguments = parse::<stop::Arguments>(&words).unwrap();
+        let made_up = MadeUp::default().answer(200, &stopped());
+        let code = stop::execute(&arguments, &made_up.node(), format(&["-o", "json"])).unwrap();
+        assert_eq!(code, Code::Success);
+        assert_eq!(made_up.asked(), [format!("PATCH /v1/vms/web {body}")]);
     }
-    let code = stop::execute(&arguments, &made_up.node(), format(&[])).unwrap();
-    assert_eq!(code, Code::TimedOut);
-    assert!(
-        made_up
-            .asked()
-            .iter()
-            .all(|asked| !asked.starts_with("PATCH"))
-    );
+    for wrong in ["--time-limit=0", "--time-limit=86401"] {
+        assert!(parse::<stop::Arguments>(&["web", wrong]).is_err());
+    }
 }
 
 #[test]
-fn force_asks_nobody_and_a_stopped_machine_has_no_button() {
-    let forced = parse::<stop::Arguments>(&["web", "--force"]).unwrap();
-    let made_up = MadeUp::default().answer(200, &stopped());
-    stop::execute(&forced, &made_up.node(), format(&["-o", "json"])).unwrap();
-    assert_eq!(
-        made_up.asked(),
-        [r#"PATCH /v1/vms/web {"state":"Stopped"}"#]
-    );
-    let asked_for = parse::<stop::Arguments>(&["web"]).unwrap();
-    let made_up = MadeUp::default()
-        .answer(200, &stopped())
-        .answer(200, &stopped());
-    stop::execute(&asked_for, &made_up.node(), format(&[])).unwrap();
-    assert_eq!(made_up.asked().len(), 2);
-    // Another process in its place: a restart policy was faster.
-    let made_up = MadeUp::default()
-        .answer(200, &running(7))
-        .answer(204, &Value::Null)
-        .answer(200, &running(8))
-        .answer(200, &stopped());
-    stop::execute(&asked_for, &made_up.node(), format(&[])).unwrap();
-    assert!(made_up.asked().last().unwrap().starts_with("PATCH"));
-    let mut paused = running(7);
-    paused["phase"] = json!("Paused");
-    let made_up = MadeUp::default().answer(200, &paused);
-    let error = stop::execute(&asked_for, &made_up.node(), format(&[])).unwrap_err();
-    assert!(error.to_string().contains("while it is paused"), "{error}");
+fn a_guest_that_does_not_power_off_is_said_to_run_on() {
+    let arguments = parse::<stop::Arguments>(&["web"]).unwrap();
+    for (code, ends, words) in [
+        ("still_runs", Code::TimedOut, "vm stop --force web"),
+        ("paused", Code::Failed, "vm resume web"),
+        ("arriving", Code::Failed, "a request"),
+    ] {
+        let made_up = refuses(code);
+        let error = stop::execute(&arguments, &made_up.node(), format(&[])).unwrap_err();
+        assert_eq!(error.code(), ends);
+        let hint = error.refusal().unwrap().hint().unwrap();
+        assert!(hint.contains(words), "{hint}");
+    }
 }
 
 #[test]
 fn what_runs_is_deleted_with_force_only() {
     let arguments = parse::<delete::Arguments>(&["web"]).unwrap();
-    let made_up = MadeUp::default().answer(200, &running(7));
+    let made_up = refuses("vm_runs");
     let error = delete::execute(&arguments, &made_up.node()).unwrap_err();
-    assert!(error.to_string().contains("bellhop vm stop web"));
-    let made_up = MadeUp::default()
-        .answer(200, &stopped())
-        .answer(204, &Value::Null);
-    delete::execute(&arguments, &made_up.node()).unwrap();
-    assert_eq!(made_up.asked()[1], "DELETE /v1/vms/web");
+    let hint = error.refusal().unwrap().hint().unwrap();
+    assert!(hint.contains("bellhop vm stop web"), "{hint}");
+    assert_eq!(made_up.asked(), ["DELETE /v1/vms/web"]);
     let forced = parse::<delete::Arguments>(&["web", "--force"]).unwrap();
     let made_up = MadeUp::default().answer(204, &Value::Null);
     delete::execute(&forced, &made_up.node()).unwrap();
-    assert_eq!(made_up.asked(), ["DELETE /v1/vms/web"]);
+    assert_eq!(made_up.asked(), ["DELETE /v1/vms/web?force=true"]);
 }
 
 #[test]

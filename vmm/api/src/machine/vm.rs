@@ -153,8 +153,8 @@ pub enum WantedState {
     Running,
     /// Park its vCPUs. Devices go on with what they have to do; interrupts wait.
     Paused,
-    /// End the machine, and with it its process. Its guest is not asked: that is what
-    /// `POST …/power-button` does.
+    /// End the machine, and with it its process. The machine's own API does not ask the guest:
+    /// `POST …/power-button` does. The node daemon asks it, unless `mode` is `hard`.
     Stopped,
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::machine::End;
+use crate::machine::{End, WantedState};
 
 /// What a virtual machine does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -21,6 +21,8 @@ pub enum VmPhase {
     Running,
     /// Its vCPUs are parked.
     Paused,
+    /// Its guest was asked to power off, and the grace period is not over.
+    Stopping,
     /// It has no process.
     Stopped,
     /// It has no process, was being sent elsewhere when that ended, and its guest may run there: nobody starts it until somebody
@@ -53,6 +55,69 @@ impl fmt::Display for Desired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }
+}
+
+/// A change of a virtual machine's state. All members but `state` belong to `Stopped`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmStateChange {
+    /// What it is to do.
+    pub state: WantedState,
+    /// How it is stopped: `graceful` where it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<StopMode>,
+    /// How long its guest may take to power off, in seconds: 60 where it is not given. Only for
+    /// `graceful`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 86400)]
+    pub grace_period_s: Option<u32>,
+    /// What happens to a guest that has not powered off by then: `fail` where it is not given. Only
+    /// for `graceful`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub then: Option<AfterGrace>,
+    /// It stays stopped until the host's next boot only, for a shutdown of the host: a VM that was
+    /// to run starts again then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub until_reboot: bool,
+}
+
+/// How long a guest may take to power off, in seconds, where a request does not say it.
+pub const GRACE_PERIOD_S: u32 = 60;
+/// The longest such time, in seconds.
+pub const GRACE_PERIOD_MAX_S: u32 = 86_400;
+
+impl From<WantedState> for VmStateChange {
+    fn from(state: WantedState) -> Self {
+        Self {
+            state,
+            mode: None,
+            grace_period_s: None,
+            then: None,
+            until_reboot: false,
+        }
+    }
+}
+
+/// How a virtual machine is stopped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StopMode {
+    /// Its guest is asked to power off, by the ACPI power button.
+    #[default]
+    Graceful,
+    /// It ends at once, as if its power was cut.
+    Hard,
+}
+
+/// What happens to a guest that does not power off within the grace period.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AfterGrace {
+    /// The request fails and the guest continues to run. If it powers off later, it stays stopped.
+    #[default]
+    Fail,
+    /// It ends, as if its power was cut.
+    Hard,
 }
 
 /// What happens when a machine ends without having been told to.

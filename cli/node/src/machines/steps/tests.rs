@@ -28,6 +28,11 @@ enum Deed {
     },
     Start,
     Stop,
+    StopUntilReboot,
+    /// The guest is asked to power off, and does so later with `PowerOff`.
+    AskToPowerOff {
+        until_reboot: bool,
+    },
     Delete,
     /// The machine's process ends by itself, and a daemon sees it.
     Crash,
@@ -96,6 +101,8 @@ fn deed() -> impl Strategy<Value = Deed> {
             .prop_map(|(nics, stopped, restart)| Deed::Create { nics, stopped, restart }),
         2 => Just(Deed::Start),
         2 => Just(Deed::Stop),
+        1 => Just(Deed::StopUntilReboot),
+        2 => any::<bool>().prop_map(|until_reboot| Deed::AskToPowerOff { until_reboot }),
         2 => Just(Deed::Delete),
         1 => Just(Deed::Crash),
         1 => Just(Deed::CrashUnseen),
@@ -201,14 +208,26 @@ impl<'a> Daemon<'a> {
                 if record.may_be_elsewhere().is_some() {
                     self.fake.world().away = away;
                 } else if record.process().is_none() {
-                    record.spec.state = Desired::Running;
+                    record.turn_on();
                     let _ = life.start(record);
                 } else {
                     self.fake.world().away = away;
                 }
             }
-            (Deed::Stop, Some(record)) if record.phase == Phase::Present => {
-                if life.wants_stopped(record).is_ok() {
+            (Deed::AskToPowerOff { until_reboot }, Some(record))
+                if record.phase == Phase::Present && record.process().is_some() =>
+            {
+                let before = record.clone();
+                match life.ask_to_power_off(record, until_reboot) {
+                    Ok(()) => assert!(record.asked_to_power_off && !record.is_on()),
+                    Err(_) => assert_eq!(*record, before),
+                }
+            }
+            (Deed::Stop | Deed::StopUntilReboot, Some(record))
+                if record.phase == Phase::Present =>
+            {
+                let until_reboot = matches!(deed, Deed::StopUntilReboot);
+                if life.wants_stopped(record, until_reboot).is_ok() {
                     life.look_for_guest(record);
                     let runs = record.process().is_some();
                     if life.stop(record).is_ok() && runs {
@@ -609,6 +628,72 @@ fn a_nic_on_a_device_that_was_there_is_given_up_by_the_next_daemon() {
         (remove, killed()),
     ])
     .unwrap();
+}
+
+/// A guest that was asked to power off is not started again when it does so, also if it takes its
+/// time and other daemons come and go. After a boot of the host those start that are to run.
+#[test]
+fn a_guest_that_was_asked_to_power_off_stays_off() {
+    for (until_reboot, restart, end) in [
+        (false, Restart::Always, Deed::PowerOff),
+        (false, Restart::OnFailure, Deed::Crash),
+        (true, Restart::Always, Deed::PowerOff),
+        (true, Restart::OnFailure, Deed::PowerOff),
+        (true, Restart::Never, Deed::Crash),
+    ] {
+        let fake = Fake::default();
+        let vm: VmName = "web".parse().unwrap();
+        let mut daemon = Daemon::new(&fake, &vm);
+        daemon.record = daemon
+            .life()
+            .create(Record::new(spec(2, false, restart)))
+            .ok();
+        daemon.does(Deed::FailOver { nic: 1, seen: true });
+        daemon.does(Deed::AskToPowerOff { until_reboot });
+        let asked = daemon.record.clone().unwrap();
+        let wish = if until_reboot {
+            Desired::Running
+        } else {
+            Desired::Stopped
+        };
+        assert_eq!(asked.spec.state, wish);
+        assert!(asked.is_on_stand_by(nic(1).id()), "it still runs there");
+        // It has not answered yet: the next daemon leaves it running.
+        assert_eq!(daemon.settles(), Settled::Running);
+        assert_eq!(daemon.record, Some(asked));
+
+        daemon.does(end);
+        assert_eq!(daemon.settles(), Settled::Stopped, "{until_reboot} {end:?}");
+        let off = daemon.record.clone().unwrap();
+        assert!(!off.is_to_start() && !off.asked_to_power_off);
+        assert!(!off.is_on_stand_by(nic(1).id()));
+
+        fake.world().boot += 1;
+        let after = daemon.settles();
+        assert_eq!(after == Settled::ToStart, until_reboot, "{restart:?}");
+        assert_eq!(daemon.record.unwrap().off_in_boot, None);
+    }
+}
+
+#[test]
+fn a_guest_that_cannot_be_asked_to_power_off_is_to_run_as_before() {
+    for (faults, kept) in [
+        (vec![Fault::Fails], "the record"),
+        (vec![Fault::None, Fault::Fails], "the button"),
+    ] {
+        let fake = Fake::default();
+        let vm: VmName = "web".parse().unwrap();
+        let mut daemon = Daemon::new(&fake, &vm);
+        let spec = spec(0, false, Restart::Always);
+        daemon.record = daemon.life().create(Record::new(spec)).ok();
+        fake.plan(faults);
+        daemon.does(Deed::AskToPowerOff {
+            until_reboot: false,
+        });
+        fake.plan(Vec::new());
+        assert!(daemon.record.as_ref().unwrap().is_on(), "{kept}");
+        assert_eq!(fake.stored(&vm), daemon.record, "{kept}");
+    }
 }
 
 proptest! {

@@ -11,6 +11,7 @@ fn leaving() -> impl Strategy<Value = Deed> {
         2 => Just(Deed::SayWhere),
         1 => Just(Deed::Start),
         1 => Just(Deed::Stop),
+        1 => any::<bool>().prop_map(|until_reboot| Deed::AskToPowerOff { until_reboot }),
         1 => Just(Deed::Crash),
         2 => Just(Deed::CrashUnseen),
         1 => Just(Deed::PowerOff),

@@ -278,6 +278,10 @@ impl Host for Fake {
         self.world().announced.extend(ids);
     }
 
+    fn press_button(&self, _: &VmName) -> Result<(), Error> {
+        self.call(|_| ())
+    }
+
     fn send(&self, _: &VmName, _: &SendRequest) -> Result<Passed, Error> {
         self.call(|world| {
             let refuses = std::mem::take(&mut world.refuses);

@@ -1,0 +1,222 @@
+//! Stops a machine: asks its guest to power off and waits for that, or ends its process.
+//!
+//! ```text
+//!   recorded ──> power button ──> waiting ──> powered off
+//!                                    ├─ grace period over ──> the request fails, or the machine ends
+//!                                    └─ another request ends it, or starts it again
+//! ```
+//! The record comes first, so no restart policy starts a guest that powers off: neither after the
+//! client has gone, nor after the daemon has ended, nor after the grace period.
+//!
+//! Owns the wait, which holds neither the machine's lock nor a thread. It must not know the form of
+//! requests.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bellhop_api::machine::VmState;
+use tokio::task::JoinHandle;
+
+use super::error::unfinished;
+use super::process::Identity;
+use super::record::Record;
+use super::slot::Slot;
+use super::spec::VmName;
+use super::{Change, Machines};
+use crate::error::Error;
+
+/// How a machine is to be stopped.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stop {
+    /// How long its guest may take to power off; none: it is not asked.
+    pub(crate) grace: Option<Duration>,
+    /// A guest that takes longer is ended.
+    pub(crate) then_hard: bool,
+    /// It is to run again after the host's next boot, if it was to run before.
+    pub(crate) until_reboot: bool,
+}
+
+/// A guest that was asked to power off.
+#[derive(Debug)]
+pub(crate) struct Stopping(JoinHandle<Result<(), Error>>);
+
+impl Stopping {
+    /// Waits until it has, or was ended.
+    ///
+    /// # Errors
+    /// It continues to run.
+    pub(crate) async fn end(self) -> Result<(), Error> {
+        self.0.await.map_err(unfinished)?
+    }
+}
+
+impl Machines {
+    /// Stops a machine. Returns at once: nothing if it is stopped then, else the wait for its guest.
+    ///
+    /// # Errors
+    /// Its guest cannot be asked, or its process does not end.
+    pub(crate) async fn stop(
+        self: &Arc<Self>,
+        vm: &VmName,
+        stop: Stop,
+    ) -> Result<Option<Stopping>, Error> {
+        let slot = self.find(vm)?;
+        let work = move |machines: &Self, slot: &Slot| machines.stop_now(slot, stop);
+        let Some((asked, grace)) = self.request(slot.clone(), work).await? else {
+            return Ok(None);
+        };
+        let machines = self.clone();
+        let rest = self.runtime.spawn(async move {
+            let end = machines.await_power_off(&slot, asked, grace, stop).await;
+            machines.tidy(&slot);
+            end
+        });
+        Ok(Some(Stopping(rest)))
+    }
+
+    /// Asks a machine's guest to power off, or ends it. Returns the process whose guest was asked,
+    /// and how long that may take.
+    fn stop_now(&self, slot: &Slot, stop: Stop) -> Result<Option<(Identity, Duration)>, Error> {
+        let vm = slot.name();
+        let mut record = self.changeable(slot)?;
+        let (Some(grace), Some((Some(identity), _))) = (stop.grace, record.process()) else {
+            self.end_now(slot, record, stop.until_reboot)?;
+            return Ok(None);
+        };
+        if let Some(live) = &slot.view().live {
+            self.check_level(vm, live)?;
+        }
+        let status = self.runtime.block_on(self.api_of(vm).status());
+        let asked = match status.map(|status| status.state) {
+            Ok(VmState::Paused) => Err(paused(vm)),
+            Ok(VmState::Stopped) => Ok(false),
+            Err(error) if error.is_not_listening() => Ok(false),
+            Err(error) => Err(error),
+            Ok(_) => {
+                let life = self.life(slot);
+                life.ask_to_power_off(&mut record, stop.until_reboot)
+                    .map(|()| true)
+            }
+        };
+        let asked = match asked {
+            // It cannot be asked, so there is nothing to wait for.
+            Err(error) if stop.then_hard => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(%vm, error, "a guest is not asked to power off");
+                false
+            }
+            asked => asked?,
+        };
+        if !asked {
+            self.end_now(slot, record, stop.until_reboot)?;
+            return Ok(None);
+        }
+        slot.update(identity, |live| {
+            live.stopping_until = Instant::now().checked_add(grace);
+        });
+        self.tell(vm, Change::Stopping);
+        Ok(Some((identity, grace)))
+    }
+
+    /// Waits until the guest of this process has powered off; after the grace period does as `stop`
+    /// says.
+    async fn await_power_off(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        asked: Identity,
+        grace: Duration,
+        stop: Stop,
+    ) -> Result<(), Error> {
+        let vm = slot.name();
+        let off = async {
+            loop {
+                // Before the record is looked at, so that no change is missed.
+                let changed = slot.record_changed.notified();
+                let Some(record) = slot.record().filter(|record| is_of(record, asked)) else {
+                    return Ok(());
+                };
+                if record.is_on() {
+                    return Err(started_again(vm));
+                }
+                changed.await;
+            }
+        };
+        if let Ok(off) = tokio::time::timeout(grace, off).await {
+            // What its end comes to is on record then.
+            drop(slot.steps.lock().await);
+            return off;
+        }
+        if !stop.then_hard {
+            return Err(still_runs(vm, grace));
+        }
+        let end = move |machines: &Self, slot: &Slot| {
+            let record = slot.record().filter(|record| is_of(record, asked));
+            match record.filter(|record| !record.is_on()) {
+                Some(record) => machines.end_now(slot, record, stop.until_reboot),
+                None => Ok(()),
+            }
+        };
+        self.request(slot.clone(), end).await
+    }
+
+    /// Ends a machine without asking its guest.
+    pub(super) fn end_now(
+        &self,
+        slot: &Slot,
+        mut record: Record,
+        until_reboot: bool,
+    ) -> Result<(), Error> {
+        let vm = slot.name();
+        let runs = record.process().is_some();
+        // Before: it is not to come back if this daemon ends now.
+        self.life(slot).wants_stopped(&mut record, until_reboot)?;
+        // Its process cannot be asked afterwards.
+        self.life(slot).look_for_guest(&mut record);
+        self.life(slot).stop(&mut record)?;
+        if !runs {
+            return Ok(());
+        }
+        match self.life(slot).stopped(&mut record)? {
+            Some(end) => {
+                self.tell(vm, Change::Ended(end));
+                self.tell_whereabouts(vm, &record);
+            }
+            // It had just left for another node.
+            None => self.tell(vm, Change::Deleted),
+        }
+        Ok(())
+    }
+
+    /// Remembers that a machine that runs is to run, whatever its guest was asked.
+    pub(super) fn keep_on(&self, slot: &Slot, record: &mut Record) -> Result<(), Error> {
+        record.turn_on();
+        self.life(slot).keep(record)?;
+        if let Some(live) = &mut slot.view().live {
+            live.stopping_until = None;
+        }
+        Ok(())
+    }
+}
+
+/// Whether this is the process of a machine.
+fn is_of(record: &Record, which: Identity) -> bool {
+    let process = record.process();
+    process.is_some_and(|(identity, _)| identity == Some(which))
+}
+
+fn paused(vm: &VmName) -> Error {
+    let message = format!("cannot stop {vm}: it is paused, so its guest cannot power off");
+    Error::conflict("paused", message).hint("resume it first, or end it with `mode: hard`")
+}
+
+fn started_again(vm: &VmName) -> Error {
+    let message = format!("cannot stop {vm}: another request wants it to run");
+    Error::conflict("started_again", message)
+}
+
+fn still_runs(vm: &VmName, grace: Duration) -> Error {
+    let seconds = grace.as_secs();
+    let message = format!("cannot stop {vm}: its guest has not powered off within {seconds} s");
+    let error = Error::conflict("still_runs", message);
+    error.hint("it continues to run, and stays off once it powers off; `mode: hard` ends it now")
+}

@@ -1,0 +1,202 @@
+//! `bellhop node`: a node as a whole.
+
+use std::io::{self, Write as _};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bellhop_api::machine::WantedState;
+use bellhop_api::node::{AfterGrace, GRACE_PERIOD_MAX_S, VmInfo, VmPhase, VmStateChange};
+use bellhop_common::client::{MAKING, Node, NodeArguments, path};
+use bellhop_common::error::Error;
+use bellhop_common::exit::{Code, Report};
+use bellhop_common::text::printable;
+use hyper::{Method, StatusCode};
+
+use super::vm::until;
+
+/// How long VMs that the daemon ends after the time limit may take.
+const ENDING: Duration = Duration::from_secs(30);
+
+/// Manage this node as a whole
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  bellhop node shutdown-guests
+  bellhop node shutdown-guests --time-limit 300")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    node: NodeArguments,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    ShutdownGuests(ShutdownGuests),
+}
+
+/// Have the guests of all VMs power off before the host shuts down
+///
+/// The daemon asks all guests at once. It ends those that have not powered off within the time limit. After the
+/// next boot of the host, the VMs that were to run start again.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+The unit bellhop-guests.service runs this command when the host shuts down. Until the next boot no VM starts again
+by its restart policy. `bellhop vm start` starts one that is needed before. The daemon ends a paused VM at once,
+since its guest cannot power off.
+
+Examples:
+  bellhop node shutdown-guests
+  bellhop node shutdown-guests --time-limit 300")]
+struct ShutdownGuests {
+    /// How long the guests may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=i64::from(GRACE_PERIOD_MAX_S)))]
+    time_limit: u32,
+}
+
+/// Does what was asked.
+pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+    let node = arguments.node.connect()?;
+    match &arguments.command {
+        Command::ShutdownGuests(arguments) => shut_down(&node, arguments.time_limit),
+    }
+}
+
+fn shut_down(node: &Node, limit: u32) -> Result<Code, Error> {
+    let start = Instant::now();
+    let mut waiting = Vec::new();
+    let mut failed = false;
+    for (name, asked) in ask(node, limit)? {
+        match asked {
+            Ok(true) => {
+                say(&name, "asked to power off");
+                waiting.push(name);
+            }
+            Ok(false) => say(&name, "stopped"),
+            // It went by itself.
+            Err(error) if error.code() == Code::NotThere => {}
+            Err(error) => {
+                say(&name, "cannot be stopped");
+                error.in_words().print();
+                failed = true;
+            }
+        }
+    }
+    let limit = Duration::from_secs(limit.into());
+    let mut is_over = false;
+    until(limit.saturating_add(ENDING), || {
+        let all: Vec<VmInfo> = node.get("/v1/vms")?;
+        let elapsed = start.elapsed();
+        if elapsed >= limit && !is_over {
+            is_over = true;
+            for name in &waiting {
+                say(name, "has not powered off in time, the daemon ends it");
+            }
+        }
+        waiting.retain(|name| {
+            let now = all.iter().find(|vm| vm.name == *name);
+            let runs = now.is_some_and(|vm| vm.pid.is_some());
+            if !runs {
+                say(name, &format!("off ({} s)", elapsed.as_secs()));
+            }
+            runs
+        });
+        Ok(waiting.is_empty().then_some(()))
+    })?;
+    if !waiting.is_empty() {
+        let message = format!("these VMs still run: {}", printable(&waiting.join(", ")));
+        let hint = "`bellhop vm stop --force NAME` ends one";
+        Report::from_messages([message]).hint(hint).print();
+        return Ok(Code::TimedOut);
+    }
+    Ok(if failed { Code::Failed } else { Code::Success })
+}
+
+/// A VM, and whether its guest was asked to power off; if not, it is stopped.
+type Asked = (String, Result<bool, Error>);
+
+/// Has the daemon ask the guests of all VMs that run, at once: one that does not answer delays no
+/// other.
+fn ask(node: &Node, limit: u32) -> Result<Vec<Asked>, Error> {
+    let all: Vec<VmInfo> = node.get("/v1/vms")?;
+    let change = VmStateChange {
+        grace_period_s: Some(limit),
+        then: Some(AfterGrace::Hard),
+        until_reboot: true,
+        ..WantedState::Stopped.into()
+    };
+    let stop = |name: &str| {
+        let at = format!("{}?wait=false", path(["v1", "vms", name]));
+        let answer = node.send(Method::PATCH, &at, &change, MAKING);
+        answer.map(|(status, _)| status == StatusCode::ACCEPTED)
+    };
+    let is_up = |vm: &VmInfo| vm.pid.is_some() || vm.phase == VmPhase::Starting;
+    Ok(thread::scope(|scope| {
+        let up = all.into_iter().filter(is_up);
+        let asked: Vec<_> = up
+            .map(|vm| {
+                let name = vm.name.clone();
+                (vm.name, scope.spawn(move || stop(&name)))
+            })
+            .collect();
+        let join = |(name, asked): (String, thread::ScopedJoinHandle<'_, _>)| {
+            let died = |_| Err(Error::failed("the request was not finished"));
+            (name, asked.join().unwrap_or_else(died))
+        };
+        asked.into_iter().map(join).collect()
+    }))
+}
+
+/// Says what became of a VM. A reader that goes away must not stop the shutdown.
+fn say(name: &str, what: &str) {
+    let _ = writeln!(io::stdout(), "{}: {what}", printable(name));
+}
+
+#[cfg(test)]
+mod tests {
+    use bellhop_common::client::made_up::{self, MadeUp};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const REQUEST: &str =
+        r#"{"state":"Stopped","grace_period_s":1,"then":"hard","until_reboot":true}"#;
+
+    fn vm(name: &str, pid: Option<u32>, phase: &str) -> Value {
+        made_up::vm(&json!({"name": name, "pid": pid, "phase": phase}))
+    }
+
+    #[test]
+    fn all_guests_are_asked_and_waited_for() {
+        let [a, b] = [vm("a", Some(7), "Running"), vm("b", Some(8), "Paused")];
+        let c = vm("c", None, "Starting");
+        let d = vm("d", None, "Stopped");
+        let off = |name| vm(name, None, "Stopped");
+        let made_up = MadeUp::default()
+            .answer(200, &json!([a, b, c, d]))
+            .answer(202, &a)
+            .answer(202, &b)
+            .answer(202, &c)
+            .answer(200, &json!([a, b, off("c"), d]))
+            .answer(200, &json!([off("a"), d]));
+        assert_eq!(shut_down(&made_up.node(), 1).unwrap(), Code::Success);
+        let asked = made_up.asked();
+        assert_eq!(asked.len(), 6);
+        for name in ["a", "b", "c"] {
+            let request = format!("PATCH /v1/vms/{name}?wait=false {REQUEST}");
+            assert!(asked[1..4].contains(&request), "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn a_vm_that_cannot_be_stopped_does_not_keep_the_others() {
+        let a = vm("a", Some(7), "Receiving");
+        let refusal = json!({"code": "arriving", "message": "no", "causes": [], "request_id": "1"});
+        let made_up = MadeUp::default()
+            .answer(200, &json!([a]))
+            .answer(409, &refusal)
+            .answer(200, &json!([a]));
+        assert_eq!(shut_down(&made_up.node(), 1).unwrap(), Code::Failed);
+    }
+}
