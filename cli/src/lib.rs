@@ -8,6 +8,7 @@
 mod columns;
 mod commands;
 mod config_file;
+mod confirm;
 mod logging;
 mod manual;
 mod progress;

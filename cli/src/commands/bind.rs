@@ -5,11 +5,12 @@ mod netns;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::{Entry, Format, Layout, Listing};
-use vdpa_mgmt::Error as MgmtError;
-use vdpa_mgmt::bus::{Bus, BusDevice};
+use vdpa_mgmt::bus::{Bus, BusDevice, Netdev};
 use vdpa_mgmt::pci::{Address, Function, Pci};
 
 use bellhop_common::management::vf::function_entry;
+
+use crate::confirm::Confirmation;
 
 /// Show which driver has a vDPA device or a PCI function, or give it to another one
 ///
@@ -52,6 +53,9 @@ pub(crate) struct Arguments {
 
     #[command(flatten)]
     netns: netns::NetnsArguments,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
 
 /// Binds if asked to, and prints how it is then.
@@ -61,7 +65,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let entry = match (arguments.device.strip_prefix("pci/"), namespace) {
         (Some(address), _) => {
             let address = address.parse().map_err(Error::from);
-            pci(address.map_err(Error::blame_arguments)?, driver)?
+            let address = address.map_err(Error::blame_arguments)?;
+            pci(address, driver, arguments.confirmation)?
         }
         (None, Some(namespace)) => {
             let bus = Bus::default();
@@ -70,7 +75,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             let entry = entry(&bus.device(&device.name)?);
             netns::describe(entry, &namespace, &link)
         }
-        (None, None) => vdpa(&arguments.device, driver)?,
+        (None, None) => vdpa(&arguments.device, driver, arguments.confirmation)?,
     };
     Listing {
         section: "bind",
@@ -80,22 +85,51 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     .print(arguments.format)
 }
 
-fn vdpa(device: &str, driver: Option<&str>) -> Result<Entry, Error> {
+fn vdpa(device: &str, driver: Option<&str>, confirmation: Confirmation) -> Result<Entry, Error> {
     let bus = Bus::default();
     let mut device = find(&bus, device)?;
     if let Some(driver) = driver {
+        if device.driver.as_deref() != Some(driver)
+            && let Netdev::Here { name, .. } = bus.netdev(&device.name)?
+        {
+            confirmation.ask(deleting(
+                &device.name,
+                &[format!("network interface {name}")],
+            ))?;
+        }
         device = bus.bind(&device.name, driver)?;
     }
     Ok(entry(&device))
 }
 
-fn pci(address: Address, driver: Option<&str>) -> Result<Entry, MgmtError> {
+fn pci(address: Address, driver: Option<&str>, confirmation: Confirmation) -> Result<Entry, Error> {
     let pci = Pci::default();
-    let function: Function = match driver {
-        Some(driver) => pci.bind(address, driver)?,
-        None => pci.function(address)?,
-    };
-    function_entry(&pci, &function)
+    let mut function = pci.function(address)?;
+    if let Some(driver) = driver {
+        let users = users(&function);
+        if function.driver.as_deref() != Some(driver) && !users.is_empty() {
+            confirmation.ask(deleting(&address.to_string(), &users))?;
+        }
+        function = pci.bind(address, driver)?;
+    }
+    Ok(function_entry(&pci, &function)?)
+}
+
+/// What a function loses with its driver.
+fn users(function: &Function) -> Vec<String> {
+    let netdevs = function.netdevs.iter();
+    let devices = function.vdpa_devices.iter();
+    let functions = function.virtual_functions.iter();
+    netdevs
+        .map(|name| format!("network interface {name}"))
+        .chain(devices.map(|name| format!("vDPA device {name}")))
+        .chain(functions.map(|(_, address)| format!("virtual function {address}")))
+        .collect()
+}
+
+fn deleting(device: &str, users: &[String]) -> String {
+    let users = users.join(", ");
+    format!("Take {device} from its driver? That deletes: {users}.")
 }
 
 fn find(bus: &Bus, text: &str) -> Result<BusDevice, Error> {
@@ -117,4 +151,30 @@ fn entry(device: &BusDevice) -> Entry {
     Entry::new(&device.name)
         .with_some("driver", device.driver.as_deref())
         .with_some("path", path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_function_loses_with_its_driver_is_named() {
+        let function = Function {
+            address: "0000:01:00.0".parse().unwrap(),
+            driver: Some("virtio-pci".to_owned()),
+            driver_override: None,
+            physical_function: None,
+            virtual_functions: vec![(0, "0000:01:00.1".parse().unwrap())],
+            total_vfs: Some(4),
+            iommu_group: None,
+            numa_node: None,
+            netdevs: vec!["enp1s0".to_owned()],
+            vdpa_devices: vec!["nic0".to_owned()],
+        };
+        assert_eq!(
+            deleting("0000:01:00.0", &users(&function)),
+            "Take 0000:01:00.0 from its driver? That deletes: network interface enp1s0, \
+             vDPA device nic0, virtual function 0000:01:00.1."
+        );
+    }
 }

@@ -7,6 +7,7 @@ use bellhop_common::management::dev::{config_listing, listing, stats_listing};
 use vdpa_mgmt::{Connection, NewDevice};
 
 use super::words::{self, Words};
+use crate::confirm::Confirmation;
 
 /// Make, show, change and delete vDPA devices
 ///
@@ -76,6 +77,8 @@ Examples:
         /// The device's name
         #[arg(value_name = "DEV")]
         device: String,
+        #[command(flatten)]
+        confirmation: Confirmation,
     },
     /// Show configurations
     #[command(subcommand, after_long_help = CONFIG_HELP)]
@@ -185,7 +188,13 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             let mac = words.needed("mac", words::mac)?;
             Connection::open()?.set_mac(&name, mac)?;
         }
-        Command::Del { device } => Connection::open()?.delete(device)?,
+        Command::Del {
+            device,
+            confirmation,
+        } => {
+            confirmation.ask(format!("Delete the vDPA device {device}?"))?;
+            Connection::open()?.delete(device)?;
+        }
     }
     Ok(Code::Success)
 }

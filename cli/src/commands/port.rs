@@ -10,6 +10,7 @@ use bellhop_common::management::port::{listing, rate_listing};
 use vdpa_mgmt::devlink::{Devlink, Handle, NewSubfunction, Port, PortHandle};
 
 use super::words::{self, Words};
+use crate::confirm::Confirmation;
 
 /// Show ports of NICs, add and delete subfunctions, and say what functions may do
 ///
@@ -74,6 +75,8 @@ Examples:
     Del {
         /// The port
         port: String,
+        #[command(flatten)]
+        confirmation: Confirmation,
     },
     /// Say what the function behind a port is to be, and what it may send
     #[command(
@@ -136,9 +139,11 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             let port = Devlink::open()?.add_port(&handle, &subfunction)?;
             listing(&[port]).print(arguments.format)?;
         }
-        Command::Del { port } => {
+        Command::Del { port, confirmation } => {
             let devlink = Devlink::open()?;
-            devlink.delete_port(&find(&devlink, port)?)?;
+            let port = find(&devlink, port)?;
+            confirmation.ask(format!("Delete the port {port} and its subfunction?"))?;
+            devlink.delete_port(&port)?;
         }
         Command::Function(command) => {
             if let Some(rates) = command.carry_out()? {

@@ -9,6 +9,8 @@ use bellhop_common::management::vf::{self, Physical};
 use vdpa_mgmt::pci::{Function, Pci};
 use vdpa_mgmt::sriov::Links;
 
+use crate::confirm::Confirmation;
+
 /// Show and change virtual functions (SR-IOV): how many, and what the NIC lets each do
 ///
 /// A virtual function is a NIC of its own on a part of another one. With a vDPA driver
@@ -59,6 +61,8 @@ Examples:
         /// How many; 0 takes them away
         #[arg(value_name = "N")]
         count: u32,
+        #[command(flatten)]
+        confirmation: Confirmation,
     },
     /// Tell a NIC what a virtual function may do, in the words of `ip link set PF vf N`
     #[command(
@@ -102,7 +106,11 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Command::Show {
             physical: Some(physical),
         } => vf::one(physical)?,
-        Command::Count { physical, count } => {
+        Command::Count {
+            physical,
+            count,
+            confirmation,
+        } => {
             let Physical::Function(function) = Physical::find(&pci, physical)? else {
                 let message = format!(
                     "{physical} is no function of the PCI bus, so its virtual functions cannot be \
@@ -110,6 +118,11 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
                 );
                 return Err(Error::failed(message));
             };
+            let now = function.virtual_functions.len();
+            if now != 0 && u32::try_from(now) != Ok(*count) {
+                let address = function.address;
+                confirmation.ask(format!("Delete all {now} virtual functions of {address}?"))?;
+            }
             let function = pci.set_virtual_functions(function.address, *count)?;
             vf::of_function(&pci, &function)?
         }

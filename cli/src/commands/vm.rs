@@ -123,15 +123,24 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Command::Start(vm) => change_state(&node, &vm.name, WantedState::Running, format),
         Command::Pause(vm) => change_state(&node, &vm.name, WantedState::Paused, format),
         Command::Resume(vm) => resume(&node, &vm.name, format),
-        Command::Stop(arguments) => stop::execute(arguments, &node, format),
+        Command::Stop(arguments) => {
+            arguments.confirm()?;
+            stop::execute(arguments, &node, format)
+        }
         Command::List(_) => list::execute(&node, format),
         Command::Show(arguments) => show::execute(arguments, &node, format),
         Command::Console(arguments) => console::execute(arguments, which, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
-        Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),
+        Command::Migrate(arguments) => {
+            arguments.confirm()?;
+            migrate::execute(arguments, which, &node, format)
+        }
         Command::Compat(arguments) => compat::execute(arguments, &node, format),
         Command::Upgrade(arguments) => upgrade::execute(arguments, which, &node, format),
-        Command::Delete(arguments) => delete::execute(arguments, &node),
+        Command::Delete(arguments) => {
+            arguments.confirm()?;
+            delete::execute(arguments, &node)
+        }
     }
 }
 

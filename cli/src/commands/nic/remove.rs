@@ -12,6 +12,7 @@ use vdpa_mgmt::nic::{Nics, Store, StoreError};
 
 use super::watch::Watch;
 use crate::commands::vm::until;
+use crate::confirm::Confirmation;
 
 /// How long a guest may take to give a NIC up.
 const GUEST: Duration = Duration::from_secs(30);
@@ -46,10 +47,17 @@ pub(crate) struct Arguments {
     /// Delete a vDPA device that `nic make` has not made; what it was made on stays as it is
     #[arg(long)]
     no_record: bool,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
 
 pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let name = &arguments.name;
+    arguments.confirmation.ask(match &arguments.vm {
+        Some(vm) => format!("Remove the NIC {name} from the VM {vm}?"),
+        None => format!("Delete the vDPA device {name} and undo the steps that made it?"),
+    })?;
     if let Some(vm) = &arguments.vm {
         return of_vm(&arguments.node.connect()?, vm, name, GUEST);
     }

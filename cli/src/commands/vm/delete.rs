@@ -7,6 +7,7 @@ use bellhop_common::exit::Code;
 use hyper::Method;
 
 use super::{of_vm, vm};
+use crate::confirm::Confirmation;
 
 /// Delete a VM, and take back all that was made for it
 ///
@@ -29,6 +30,18 @@ pub(crate) struct Arguments {
     /// Also if it runs; its guest is not asked
     #[arg(long)]
     force: bool,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
+}
+
+impl Arguments {
+    /// Asks the user.
+    pub(super) fn confirm(&self) -> Result<(), Error> {
+        let name = &self.name;
+        let question = format!("Delete the VM {name} and the NICs made for it?");
+        self.confirmation.ask(question)
+    }
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, Error> {

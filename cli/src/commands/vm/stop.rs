@@ -11,6 +11,7 @@ use bellhop_common::listing::Format;
 use hyper::Method;
 
 use super::{change_state, of_vm, until, vm};
+use crate::confirm::Confirmation;
 
 /// Have a VM's guest power off, or with --force end the VM without asking it
 ///
@@ -35,6 +36,21 @@ pub(crate) struct Arguments {
     /// How long the guest may take
     #[arg(long, value_name = "SECONDS", default_value_t = 60, conflicts_with = "force", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     time_limit: u64,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
+}
+
+impl Arguments {
+    /// Asks the user if the guest is not asked.
+    pub(super) fn confirm(&self) -> Result<(), Error> {
+        if !self.force {
+            return Ok(());
+        }
+        let name = &self.name;
+        let question = format!("End the VM {name} without asking its guest, like a power cut?");
+        self.confirmation.ask(question)
+    }
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
