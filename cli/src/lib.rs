@@ -11,6 +11,7 @@ mod config_file;
 mod confirm;
 mod logging;
 mod manual;
+mod plan;
 mod progress;
 mod signals;
 mod terminal;

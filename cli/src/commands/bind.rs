@@ -5,12 +5,14 @@ mod netns;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::{Entry, Format, Layout, Listing};
+use vdpa_mgmt::Error as MgmtError;
 use vdpa_mgmt::bus::{Bus, BusDevice, Netdev};
 use vdpa_mgmt::pci::{Address, Function, Pci};
 
 use bellhop_common::management::vf::function_entry;
 
 use crate::confirm::Confirmation;
+use crate::plan;
 
 /// Show which driver has a vDPA device or a PCI function, or give it to another one
 ///
@@ -35,6 +37,7 @@ Examples:
   bellhop bind nic0 vhost_vdpa         and back
   bellhop bind nic0 virtio_vdpa --netns web --link-name eth0
   bellhop bind pci/0000:01:00.1        which driver has that PCI function, and its IOMMU group
+  bellhop bind pci/0000:01:00.1 vp-vdpa --dry-run
   bellhop bind pci/0000:01:00.1 vp-vdpa
   bellhop bind pci/0000:01:00.1 virtio-pci
 
@@ -54,6 +57,10 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     netns: netns::NetnsArguments,
 
+    /// Check, and print the steps instead of taking them
+    #[arg(long, requires = "driver")]
+    dry_run: bool,
+
     #[command(flatten)]
     confirmation: Confirmation,
 }
@@ -62,12 +69,20 @@ pub(crate) struct Arguments {
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let driver = arguments.driver.as_deref();
     let namespace = arguments.netns.namespace(&arguments.device, driver)?;
-    let entry = match (arguments.device.strip_prefix("pci/"), namespace) {
-        (Some(address), _) => {
-            let address = address.parse().map_err(Error::from);
-            let address = address.map_err(Error::blame_arguments)?;
-            pci(address, driver, arguments.confirmation)?
+    if let Some(driver) = driver {
+        let change = Change::find(&arguments.device, driver)?;
+        if arguments.dry_run {
+            let mut steps = change.steps();
+            let namespace = namespace.iter();
+            steps.extend(namespace.map(|to| format!("move its interface to {}", to.name())));
+            return plan::print(&steps, arguments.format);
         }
+        if !change.deletes.is_empty() {
+            arguments.confirmation.ask(change.question())?;
+        }
+    }
+    let entry = match (arguments.device.strip_prefix("pci/"), namespace) {
+        (Some(address), _) => pci(read(address)?, driver)?,
         (None, Some(namespace)) => {
             let bus = Bus::default();
             let device = find(&bus, &arguments.device)?;
@@ -75,7 +90,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             let entry = entry(&bus.device(&device.name)?);
             netns::describe(entry, &namespace, &link)
         }
-        (None, None) => vdpa(&arguments.device, driver, arguments.confirmation)?,
+        (None, None) => vdpa(&arguments.device, driver)?,
     };
     Listing {
         section: "bind",
@@ -85,38 +100,66 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     .print(arguments.format)
 }
 
-fn vdpa(device: &str, driver: Option<&str>, confirmation: Confirmation) -> Result<Entry, Error> {
-    let bus = Bus::default();
-    let mut device = find(&bus, device)?;
-    if let Some(driver) = driver {
-        if device.driver.as_deref() != Some(driver)
-            && let Netdev::Here { name, .. } = bus.netdev(&device.name)?
-        {
-            confirmation.ask(deleting(
-                &device.name,
-                &[format!("network interface {name}")],
-            ))?;
-        }
-        device = bus.bind(&device.name, driver)?;
-    }
-    Ok(entry(&device))
+/// A device that gets a driver.
+#[derive(Debug)]
+struct Change {
+    device: String,
+    /// The driver, unless the device has it.
+    driver: Option<String>,
+    /// What is deleted with the former driver.
+    deletes: Vec<String>,
 }
 
-fn pci(address: Address, driver: Option<&str>, confirmation: Confirmation) -> Result<Entry, Error> {
-    let pci = Pci::default();
-    let mut function = pci.function(address)?;
-    if let Some(driver) = driver {
-        let users = users(&function);
-        if function.driver.as_deref() != Some(driver) && !users.is_empty() {
-            confirmation.ask(deleting(&address.to_string(), &users))?;
-        }
-        function = pci.bind(address, driver)?;
+impl Change {
+    /// Checks whether the device can get the driver.
+    fn find(device: &str, driver: &str) -> Result<Self, Error> {
+        let (device, former, deletes) = match device.strip_prefix("pci/") {
+            Some(address) => {
+                let function = Pci::default().check_bind(read(address)?, driver)?;
+                let deletes = deleted_with_driver(&function);
+                (function.address.to_string(), function.driver, deletes)
+            }
+            None => {
+                let bus = Bus::default();
+                let device = find(&bus, device)?;
+                let device = bus.check_bind(&device.name, driver)?;
+                let deletes = match bus.netdev(&device.name)? {
+                    Netdev::Here { name, .. } => vec![format!("network interface {name}")],
+                    Netdev::Elsewhere => {
+                        vec!["network interface in another network namespace".to_owned()]
+                    }
+                    Netdev::None => Vec::new(),
+                };
+                (device.name, device.driver, deletes)
+            }
+        };
+        let is_bound = former.as_deref() == Some(driver);
+        Ok(Self {
+            device,
+            driver: (!is_bound).then(|| driver.to_owned()),
+            deletes: if is_bound { Vec::new() } else { deletes },
+        })
     }
-    Ok(function_entry(&pci, &function)?)
+
+    fn steps(&self) -> Vec<String> {
+        let device = &self.device;
+        let deletes = self.deletes.iter();
+        let bind = self.driver.iter();
+        deletes
+            .map(|what| format!("delete {what}"))
+            .chain(bind.map(|driver| format!("bind {device} to {driver}")))
+            .collect()
+    }
+
+    fn question(&self) -> String {
+        let deletes = self.deletes.join(", ");
+        let device = &self.device;
+        format!("Take {device} from its driver? That deletes: {deletes}.")
+    }
 }
 
 /// What a function loses with its driver.
-fn users(function: &Function) -> Vec<String> {
+fn deleted_with_driver(function: &Function) -> Vec<String> {
     let netdevs = function.netdevs.iter();
     let devices = function.vdpa_devices.iter();
     let functions = function.virtual_functions.iter();
@@ -127,9 +170,29 @@ fn users(function: &Function) -> Vec<String> {
         .collect()
 }
 
-fn deleting(device: &str, users: &[String]) -> String {
-    let users = users.join(", ");
-    format!("Take {device} from its driver? That deletes: {users}.")
+fn read(address: &str) -> Result<Address, Error> {
+    address
+        .parse::<Address>()
+        .map_err(Error::from)
+        .map_err(Error::blame_arguments)
+}
+
+fn vdpa(device: &str, driver: Option<&str>) -> Result<Entry, Error> {
+    let bus = Bus::default();
+    let mut device = find(&bus, device)?;
+    if let Some(driver) = driver {
+        device = bus.bind(&device.name, driver)?;
+    }
+    Ok(entry(&device))
+}
+
+fn pci(address: Address, driver: Option<&str>) -> Result<Entry, MgmtError> {
+    let pci = Pci::default();
+    let function: Function = match driver {
+        Some(driver) => pci.bind(address, driver)?,
+        None => pci.function(address)?,
+    };
+    function_entry(&pci, &function)
 }
 
 fn find(bus: &Bus, text: &str) -> Result<BusDevice, Error> {
@@ -171,10 +234,20 @@ mod tests {
             netdevs: vec!["enp1s0".to_owned()],
             vdpa_devices: vec!["nic0".to_owned()],
         };
+        let mut change = Change {
+            device: "0000:01:00.0".to_owned(),
+            driver: Some("vp-vdpa".to_owned()),
+            deletes: deleted_with_driver(&function),
+        };
         assert_eq!(
-            deleting("0000:01:00.0", &users(&function)),
+            change.question(),
             "Take 0000:01:00.0 from its driver? That deletes: network interface enp1s0, \
              vDPA device nic0, virtual function 0000:01:00.1."
         );
+        assert_eq!(change.steps().len(), 4);
+        change.deletes.clear();
+        assert_eq!(change.steps(), ["bind 0000:01:00.0 to vp-vdpa"]);
+        change.driver = None;
+        assert!(change.steps().is_empty());
     }
 }

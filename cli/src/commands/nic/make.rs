@@ -10,6 +10,7 @@ use vdpa_mgmt::sriov::Rates;
 
 use super::watch::Watch;
 use crate::commands::words;
+use crate::plan;
 
 /// Make a vDPA device out of a NIC, and print its /dev/vhost-vdpa-N
 #[derive(Debug, clap::Args)]
@@ -58,6 +59,10 @@ pub(crate) struct Arguments {
     /// How many virtual functions the NIC gets if it has none (default: what it can have, at most 8)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     vfs: Option<u32>,
+
+    /// Check, and print the steps instead of taking them
+    #[arg(long)]
+    dry_run: bool,
 }
 
 const HELP: &str = "\
@@ -76,6 +81,8 @@ and then
   the connection     with --connect: in switchdev mode the representor becomes a port of the
                      bridge, in this VLAN without a tag, and goes up: before, nothing passes. In
                      legacy mode there is only vlan=N, a setting of the virtual function
+
+With --dry-run these steps are checked and printed, and nothing changes.
 
 Progress is shown on standard error if that is a terminal, and logged with --log-level info.
 
@@ -136,6 +143,11 @@ impl Arguments {
 pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let request = arguments.request()?;
     let nics = Nics::open()?;
+    if arguments.dry_run {
+        let steps = nics.plan_steps(&request, &Store::open_default()?.nics()?)?;
+        let steps: Vec<String> = steps.iter().map(ToString::to_string).collect();
+        return plan::print(&steps, format);
+    }
     let mut watch = Watch::start(Store::open_default()?.lock()?)?;
     let others = watch.store().nics()?;
     let nic = match nics.make(&request, &others, &mut watch) {
