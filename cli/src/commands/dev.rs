@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
 enum Command {
     /// Show all devices, or one: type, management device, vendor, queues, largest ring
     #[command(
-        visible_alias = "list",
+        visible_aliases = ["list", "ls", "get"],
         after_long_help = "\
 Examples:
   bellhop dev show
@@ -68,7 +68,7 @@ Examples:
     /// with it every other command on vDPA devices of this machine. So the command refuses, and says
     /// which process it is.
     #[command(
-        visible_alias = "delete",
+        visible_aliases = ["delete", "rm"],
         after_long_help = "\
 Examples:
   bellhop dev del nic0"
@@ -127,7 +127,7 @@ Examples:
 #[derive(Debug, clap::Subcommand)]
 enum ConfigCommand {
     /// Show the configuration of all devices, or of one
-    #[command(visible_alias = "list", after_long_help = CONFIG_HELP)]
+    #[command(visible_aliases = ["list", "ls", "get"], after_long_help = CONFIG_HELP)]
     Show {
         /// The device's name
         #[arg(value_name = "DEV")]

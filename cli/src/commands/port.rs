@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Show all ports, those of one NIC's function, or one
-    #[command(visible_alias = "list", after_long_help = SHOW_HELP)]
+    #[command(visible_aliases = ["list", "ls", "get"], after_long_help = SHOW_HELP)]
     Show {
         /// The port or the NIC's function
         #[arg(value_name = "PORT | DEV")]
@@ -66,7 +66,7 @@ enum Command {
     /// A vDPA device on the subfunction goes with it. Make the function inactive first: the NIC's driver may
     /// refuse otherwise.
     #[command(
-        visible_alias = "delete",
+        visible_aliases = ["delete", "rm"],
         after_long_help = "\
 Examples:
   bellhop port function set pci/0000:06:00.0/32768 state inactive

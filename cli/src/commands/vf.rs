@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Show NICs that can have virtual functions, and these; of all or of one
-    #[command(visible_alias = "list", after_long_help = SHOW_HELP)]
+    #[command(visible_aliases = ["list", "ls", "get"], after_long_help = SHOW_HELP)]
     Show {
         /// The physical function, or a virtual one: a network interface or pci/ADDRESS
         #[arg(value_name = "PF")]

@@ -14,7 +14,7 @@ use crate::confirm::Confirmation;
 /// Its NICs go back to where they were made of. Its disks' files stay.
 #[derive(Debug, clap::Args)]
 #[command(
-    visible_alias = "remove",
+    visible_aliases = ["rm", "remove"],
     after_long_help = "\
 If something cannot be undone the command says what, and can be run again.
 
