@@ -74,9 +74,11 @@ impl Format {
 /// Standard output cannot be written.
 pub fn print(bytes: &[u8]) -> Result<Code, Error> {
     let mut output = io::stdout().lock();
-    let written = output.write_all(bytes).and_then(|()| output.flush());
-    written.map_err(Error::output)?;
-    Ok(Code::Success)
+    match output.write_all(bytes).and_then(|()| output.flush()) {
+        // The reader has seen enough, as `head` does.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Code::Success),
+        written => written.map(|()| Code::Success).map_err(Error::output),
+    }
 }
 
 /// How an entry is laid out as text.

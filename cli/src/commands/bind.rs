@@ -65,6 +65,9 @@ pub(crate) struct Arguments {
     confirmation: Confirmation,
 }
 
+/// The driver of a device that is not bound.
+const NO_DRIVER: &str = "none";
+
 /// Binds if asked to, and prints how it is then.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let driver = arguments.driver.as_deref();
@@ -192,7 +195,11 @@ fn pci(address: Address, driver: Option<&str>) -> Result<Entry, MgmtError> {
         Some(driver) => pci.bind(address, driver)?,
         None => pci.function(address)?,
     };
-    function_entry(&pci, &function)
+    let entry = function_entry(&pci, &function)?;
+    Ok(match function.driver {
+        Some(_) => entry,
+        None => entry.with_text("driver", NO_DRIVER),
+    })
 }
 
 fn find(bus: &Bus, text: &str) -> Result<BusDevice, Error> {
@@ -212,7 +219,7 @@ fn find(bus: &Bus, text: &str) -> Result<BusDevice, Error> {
 fn entry(device: &BusDevice) -> Entry {
     let path = device.path().map(|path| path.display().to_string());
     Entry::new(&device.name)
-        .with_some("driver", device.driver.as_deref())
+        .with_text("driver", device.driver.as_deref().unwrap_or(NO_DRIVER))
         .with_some("path", path)
 }
 

@@ -172,7 +172,7 @@ impl Arguments {
                 hugepages: self.hugepages,
                 host_numa_node: self.host_numa_node,
                 cpu_affinity: self.machine.cpu_affinity.unwrap_or_default(),
-                tls: self.tls.files(),
+                tls: self.tls.files()?,
                 plaintext: self.tls.plaintext,
             })?;
             return Ok(Some(Origin::Migration(Box::new(arriving))));

@@ -165,8 +165,8 @@ impl Bus {
     /// The bus driver is not loaded.
     pub(super) fn no_driver(driver: &str) -> Error {
         let message = format!(
-            "there is no vdpa bus driver {driver}; load it with `modprobe {driver}` (vhost_vdpa for \
-             guests, virtio_vdpa for this machine)"
+            "there is no vdpa bus driver {driver} (vhost_vdpa for guests, virtio_vdpa for this \
+             machine); `bellhop doctor` tells whether `modprobe {driver}` loads it"
         );
         Error::new(ErrorKind::Unusable, message)
     }
@@ -255,7 +255,8 @@ impl Bus {
 }
 
 fn no_bus() -> Error {
-    let message = "this kernel has no vdpa bus; load it with `modprobe vdpa`";
+    let message = "this kernel has no vdpa bus; `bellhop doctor` tells whether `modprobe vdpa` \
+                   loads it or another kernel is needed";
     Error::new(ErrorKind::NoVdpa, message)
 }
 

@@ -266,7 +266,7 @@ pub(super) fn execute(
             // The machine's process has another working directory.
             let tls = arguments.tls.clone();
             let tls = tls.map_paths(|path| absolute(path, which.address()))?;
-            let wanted = wanted.to_endpoint(endpoint.clone(), tls.files(), tls.plaintext);
+            let wanted = wanted.to_endpoint(endpoint.clone(), tls.files()?, tls.plaintext);
             migrate(arguments, destination, &wanted, node, format)
         }
     }
