@@ -16,7 +16,7 @@ use crate::text::printable;
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Format {
     /// Print JSON: the same as -o json
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = "Output options")]
     json: bool,
 
     /// How it is printed
@@ -26,12 +26,13 @@ pub struct Format {
         value_name = "FORMAT",
         global = true,
         value_enum,
-        conflicts_with = "json"
+        conflicts_with = "json",
+        help_heading = "Output options"
     )]
     output: Option<Output>,
 
     /// Print JSON on many lines, with -j or -o json
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = "Output options")]
     pretty: bool,
 }
 

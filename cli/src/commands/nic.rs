@@ -25,7 +25,8 @@ Examples:
   bellhop nic create nic2 --from enp6s0f0np0 --connect bridge=br0,vlan=100
   bellhop nic list
   bellhop nic delete nic0
-and of a VM of the node daemon (`bellhop vm`), which makes it and takes it back itself:
+
+NICs of a VM, which the node daemon makes and takes back itself:
   bellhop nic add --vm web from=pci/0000:01:00.0,bridge=br0,vlan=100
   bellhop nic swap --vm web net1 --path /dev/vhost-vdpa-7
   bellhop nic delete --vm web net1
