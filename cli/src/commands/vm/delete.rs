@@ -1,12 +1,12 @@
 //! `bellhop vm delete`.
 
 use bellhop_api::node::VmPhase;
-use bellhop_common::client::{MAKING, Node};
+use bellhop_common::client::{MAKING, Node, Refusal};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use hyper::Method;
 
-use super::{of_vm, vm};
+use super::{each, of_vm, vm};
 use crate::confirm::Confirmation;
 
 /// Delete a VM, and take back all that was made for it
@@ -20,12 +20,17 @@ If something cannot be undone the command says what, and can be run again.
 
 Examples:
   bellhop vm stop web && bellhop vm delete web
-  bellhop vm delete web --force"
+  bellhop vm delete web db --force
+  bellhop vm delete web --if-exists"
 )]
 pub(crate) struct Arguments {
-    /// The VM
-    #[arg(value_name = "NAME")]
-    name: String,
+    /// The VMs
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
+
+    /// Succeed if there is no such VM
+    #[arg(long)]
+    if_exists: bool,
 
     /// Also if it runs; its guest is not asked
     #[arg(long)]
@@ -38,14 +43,26 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// Asks the user.
     pub(super) fn confirm(&self) -> Result<(), Error> {
-        let name = &self.name;
-        let question = format!("Delete the VM {name} and the NICs made for it?");
+        let names = self.names.join(", ");
+        let question = format!("Delete {names} and the NICs made for them?");
         self.confirmation.ask(question)
     }
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, Error> {
-    let name = &arguments.name;
+    each(&arguments.names, |name| {
+        match delete(arguments, name, node) {
+            Err(error)
+                if arguments.if_exists && error.refusal().is_some_and(Refusal::is_not_there) =>
+            {
+                Ok(Code::Success)
+            }
+            ended => ended,
+        }
+    })
+}
+
+fn delete(arguments: &Arguments, name: &str, node: &Node) -> Result<Code, Error> {
     if !arguments.force {
         let (view, _) = vm(node, name)?;
         // One that is half made, or half taken away, is to go without more questions.

@@ -10,7 +10,7 @@ use bellhop_common::exit::{Code, Report};
 use bellhop_common::listing::Format;
 use hyper::Method;
 
-use super::{change_state, of_vm, until, vm};
+use super::{change_state, each, of_vm, until, vm};
 use crate::confirm::Confirmation;
 
 /// Have a VM's guest power off, or with --force end the VM without asking it
@@ -25,9 +25,9 @@ Examples:
   bellhop vm stop web
   bellhop vm stop web --time-limit 300 || bellhop vm stop web --force")]
 pub(crate) struct Arguments {
-    /// The VM
-    #[arg(value_name = "NAME")]
-    name: String,
+    /// The VMs, stopped one after the other
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
 
     /// Do not ask the guest
     #[arg(long)]
@@ -47,14 +47,17 @@ impl Arguments {
         if !self.force {
             return Ok(());
         }
-        let name = &self.name;
-        let question = format!("End the VM {name} without asking its guest, like a power cut?");
+        let names = self.names.join(", ");
+        let question = format!("End {names} without asking its guest, like a power cut?");
         self.confirmation.ask(question)
     }
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
-    let name = &arguments.name;
+    each(&arguments.names, |name| stop(arguments, name, node, format))
+}
+
+fn stop(arguments: &Arguments, name: &str, node: &Node, format: Format) -> Result<Code, Error> {
     if !arguments.force {
         let (before, _) = vm(node, name)?;
         if before.phase == VmPhase::Paused {
