@@ -26,7 +26,7 @@ fn with_layout(mut command: Command) -> Command {
         command = command.override_usage(usage.to_owned());
     }
     let about = command.get_long_about().or_else(|| command.get_about());
-    let about = about.map(StyledStr::ansi).map(|about| about.to_string());
+    let about = about.map(|about| about.ansi().to_string());
     let notes = command.get_after_long_help().map(ToString::to_string);
     if let (Some(about), Some(notes)) = (about, notes)
         && let Some((examples, notes)) = split(&notes)
