@@ -14,7 +14,11 @@ use crate::plan;
 
 /// Make a vDPA device out of a NIC, and print its /dev/vhost-vdpa-N
 #[derive(Debug, clap::Args)]
-#[command(alias = "make", after_long_help = HELP)]
+#[command(
+    alias = "make",
+    override_usage = "bellhop nic create [OPTIONS] --from <NIC> <NAME>",
+    after_long_help = HELP
+)]
 pub(crate) struct Arguments {
     /// The name of the new vDPA device
     #[arg(value_name = "NAME", required_unless_present = "old_name")]
