@@ -8,8 +8,11 @@
 mod columns;
 mod commands;
 mod config_file;
+mod confirm;
+mod help;
 mod logging;
 mod manual;
+mod plan;
 mod progress;
 mod signals;
 mod terminal;
@@ -17,7 +20,7 @@ mod terminal;
 use std::process::ExitCode;
 
 use bellhop_common::{colour, exit};
-use clap::Parser;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 use tracing::level_filters::LevelFilter;
 
 /// Virtual machines whose NICs are vDPA devices of the host kernel.
@@ -43,7 +46,8 @@ struct Logs {
         value_name = "LEVEL",
         value_parser = logging::level(),
         default_value = "warn",
-        env = "BELLHOP_LOG"
+        env = "BELLHOP_LOG",
+        help_heading = "Global options"
     )]
     log_level: LevelFilter,
 
@@ -54,7 +58,9 @@ struct Logs {
         value_name = "FORMAT",
         default_value = "text",
         env = "BELLHOP_LOG_FORMAT",
-        hide_possible_values = true
+        hide_possible_values = true,
+        hide_short_help = true,
+        help_heading = "Global options"
     )]
     log_format: logging::LogFormat,
 }
@@ -79,8 +85,11 @@ impl Arguments {
             let command = command.into();
             return Ok(Self { logs, command });
         }
-        // With an error for people, if it is wrong.
-        Self::try_parse()
+        // Help and errors are laid out, which takes longer than a command line that is right.
+        Self::try_parse().or_else(|_| {
+            let matches = help::laid_out(Self::command()).try_get_matches()?;
+            Self::from_arg_matches(&matches)
+        })
     }
 }
 

@@ -203,7 +203,7 @@ mod tests {
         assert!(root.contains("128+N"));
         let make = pages
             .iter()
-            .find(|page| page.file_name == "bellhop-nic-make.1");
+            .find(|page| page.file_name == "bellhop-nic-create.1");
         let make = String::from_utf8(make.unwrap().text.clone()).unwrap();
         assert!(make.contains(".SH EXAMPLES"));
         assert!(make.contains("bellhop\\-nic"));

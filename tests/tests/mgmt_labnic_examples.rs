@@ -46,7 +46,7 @@ fn a_nic_is_made_of_a_subfunction() {
     let said = desk.run(
         Place::Labnic,
         &[("enp6s0f0np0", NIC)],
-        "bellhop nic remove nic1",
+        "bellhop nic delete nic1",
     );
     for part in ["/dev/vhost-vdpa-", "nic1"] {
         assert!(said.contains(part), "no {part:?} in {said}");

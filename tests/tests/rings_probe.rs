@@ -90,7 +90,7 @@ fn what_cannot_be_probed_is_said() {
     let own = format!("PID {}", std::process::id());
     refused(net.path(), &["in use by", &own]);
     drop(holder);
-    refused("/dev/vhost-vdpa-none".as_ref(), &["vdpa dev add"]);
+    refused("/dev/vhost-vdpa-none".as_ref(), &["bellhop dev add"]);
     refused("/dev/null".as_ref(), &["not a vhost-vdpa device"]);
     for arguments in [
         &["--seconds", "0"][..],

@@ -290,7 +290,7 @@ fn vdpa_paths_that_are_no_devices() {
     refused(
         vdpa("/dev/vhost-vdpa-77"),
         FAILED,
-        &["/dev/vhost-vdpa-77 does not exist", "vdpa dev add"],
+        &["/dev/vhost-vdpa-77 does not exist", "bellhop dev add"],
     );
     let file = Scratch::new("file", b"x");
     refused(vdpa(file.text()), FAILED, &["not a character device"]);

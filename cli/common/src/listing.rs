@@ -16,7 +16,7 @@ use crate::text::printable;
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Format {
     /// Print JSON: the same as -o json
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = "Output options")]
     json: bool,
 
     /// How it is printed
@@ -26,12 +26,13 @@ pub struct Format {
         value_name = "FORMAT",
         global = true,
         value_enum,
-        conflicts_with = "json"
+        conflicts_with = "json",
+        help_heading = "Output options"
     )]
     output: Option<Output>,
 
     /// Print JSON on many lines, with -j or -o json
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, help_heading = "Output options")]
     pretty: bool,
 }
 
@@ -74,9 +75,11 @@ impl Format {
 /// Standard output cannot be written.
 pub fn print(bytes: &[u8]) -> Result<Code, Error> {
     let mut output = io::stdout().lock();
-    let written = output.write_all(bytes).and_then(|()| output.flush());
-    written.map_err(Error::output)?;
-    Ok(Code::Success)
+    match output.write_all(bytes).and_then(|()| output.flush()) {
+        // The reader has seen enough, as `head` does.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Code::Success),
+        written => written.map(|()| Code::Success).map_err(Error::output),
+    }
 }
 
 /// How an entry is laid out as text.

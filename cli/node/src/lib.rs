@@ -24,6 +24,7 @@ mod systemd;
 mod watcher;
 
 pub use access::{AccessFiles, CertificateFiles};
+pub use api::API_LEVEL;
 pub use error::Error;
 pub use paths::Paths;
 pub use peers::{Road, check, is_node};

@@ -6,10 +6,13 @@ use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::{Entry, Format, Layout, Listing};
 use vdpa_mgmt::Error as MgmtError;
-use vdpa_mgmt::bus::{Bus, BusDevice};
+use vdpa_mgmt::bus::{Bus, BusDevice, Netdev};
 use vdpa_mgmt::pci::{Address, Function, Pci};
 
 use bellhop_common::management::vf::function_entry;
+
+use crate::confirm::Confirmation;
+use crate::plan;
 
 /// Show which driver has a vDPA device or a PCI function, or give it to another one
 ///
@@ -34,6 +37,7 @@ Examples:
   bellhop bind nic0 vhost_vdpa         and back
   bellhop bind nic0 virtio_vdpa --netns web --link-name eth0
   bellhop bind pci/0000:01:00.1        which driver has that PCI function, and its IOMMU group
+  bellhop bind pci/0000:01:00.1 vp-vdpa --dry-run
   bellhop bind pci/0000:01:00.1 vp-vdpa
   bellhop bind pci/0000:01:00.1 virtio-pci
 
@@ -52,17 +56,36 @@ pub(crate) struct Arguments {
 
     #[command(flatten)]
     netns: netns::NetnsArguments,
+
+    /// Check, and print the steps instead of taking them
+    #[arg(long, requires = "driver")]
+    dry_run: bool,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
+
+/// The driver of a device that is not bound.
+const NO_DRIVER: &str = "none";
 
 /// Binds if asked to, and prints how it is then.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let driver = arguments.driver.as_deref();
     let namespace = arguments.netns.namespace(&arguments.device, driver)?;
-    let entry = match (arguments.device.strip_prefix("pci/"), namespace) {
-        (Some(address), _) => {
-            let address = address.parse().map_err(Error::from);
-            pci(address.map_err(Error::blame_arguments)?, driver)?
+    if let Some(driver) = driver {
+        let change = Change::find(&arguments.device, driver)?;
+        if arguments.dry_run {
+            let mut steps = change.steps();
+            let namespace = namespace.iter();
+            steps.extend(namespace.map(|to| format!("move its interface to {}", to.name())));
+            return plan::print(&steps, arguments.format);
         }
+        if !change.deletes.is_empty() {
+            arguments.confirmation.ask(change.question())?;
+        }
+    }
+    let entry = match (arguments.device.strip_prefix("pci/"), namespace) {
+        (Some(address), _) => pci(read(address)?, driver)?,
         (None, Some(namespace)) => {
             let bus = Bus::default();
             let device = find(&bus, &arguments.device)?;
@@ -80,6 +103,83 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     .print(arguments.format)
 }
 
+/// A device that gets a driver.
+#[derive(Debug)]
+struct Change {
+    device: String,
+    /// The driver, unless the device has it.
+    driver: Option<String>,
+    /// What is deleted with the former driver.
+    deletes: Vec<String>,
+}
+
+impl Change {
+    /// Checks whether the device can get the driver.
+    fn find(device: &str, driver: &str) -> Result<Self, Error> {
+        let (device, former, deletes) = match device.strip_prefix("pci/") {
+            Some(address) => {
+                let function = Pci::default().check_bind(read(address)?, driver)?;
+                let deletes = deleted_with_driver(&function);
+                (function.address.to_string(), function.driver, deletes)
+            }
+            None => {
+                let bus = Bus::default();
+                let device = find(&bus, device)?;
+                let device = bus.check_bind(&device.name, driver)?;
+                let deletes = match bus.netdev(&device.name)? {
+                    Netdev::Here { name, .. } => vec![format!("network interface {name}")],
+                    Netdev::Elsewhere => {
+                        vec!["network interface in another network namespace".to_owned()]
+                    }
+                    Netdev::None => Vec::new(),
+                };
+                (device.name, device.driver, deletes)
+            }
+        };
+        let is_bound = former.as_deref() == Some(driver);
+        Ok(Self {
+            device,
+            driver: (!is_bound).then(|| driver.to_owned()),
+            deletes: if is_bound { Vec::new() } else { deletes },
+        })
+    }
+
+    fn steps(&self) -> Vec<String> {
+        let device = &self.device;
+        let deletes = self.deletes.iter();
+        let bind = self.driver.iter();
+        deletes
+            .map(|what| format!("delete {what}"))
+            .chain(bind.map(|driver| format!("bind {device} to {driver}")))
+            .collect()
+    }
+
+    fn question(&self) -> String {
+        let deletes = self.deletes.join(", ");
+        let device = &self.device;
+        format!("Take {device} from its driver? That deletes: {deletes}.")
+    }
+}
+
+/// What a function loses with its driver.
+fn deleted_with_driver(function: &Function) -> Vec<String> {
+    let netdevs = function.netdevs.iter();
+    let devices = function.vdpa_devices.iter();
+    let functions = function.virtual_functions.iter();
+    netdevs
+        .map(|name| format!("network interface {name}"))
+        .chain(devices.map(|name| format!("vDPA device {name}")))
+        .chain(functions.map(|(_, address)| format!("virtual function {address}")))
+        .collect()
+}
+
+fn read(address: &str) -> Result<Address, Error> {
+    address
+        .parse::<Address>()
+        .map_err(Error::from)
+        .map_err(Error::blame_arguments)
+}
+
 fn vdpa(device: &str, driver: Option<&str>) -> Result<Entry, Error> {
     let bus = Bus::default();
     let mut device = find(&bus, device)?;
@@ -95,7 +195,11 @@ fn pci(address: Address, driver: Option<&str>) -> Result<Entry, MgmtError> {
         Some(driver) => pci.bind(address, driver)?,
         None => pci.function(address)?,
     };
-    function_entry(&pci, &function)
+    let entry = function_entry(&pci, &function)?;
+    Ok(match function.driver {
+        Some(_) => entry,
+        None => entry.with_text("driver", NO_DRIVER),
+    })
 }
 
 fn find(bus: &Bus, text: &str) -> Result<BusDevice, Error> {
@@ -115,6 +219,42 @@ fn find(bus: &Bus, text: &str) -> Result<BusDevice, Error> {
 fn entry(device: &BusDevice) -> Entry {
     let path = device.path().map(|path| path.display().to_string());
     Entry::new(&device.name)
-        .with_some("driver", device.driver.as_deref())
+        .with_text("driver", device.driver.as_deref().unwrap_or(NO_DRIVER))
         .with_some("path", path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_function_loses_with_its_driver_is_named() {
+        let function = Function {
+            address: "0000:01:00.0".parse().unwrap(),
+            driver: Some("virtio-pci".to_owned()),
+            driver_override: None,
+            physical_function: None,
+            virtual_functions: vec![(0, "0000:01:00.1".parse().unwrap())],
+            total_vfs: Some(4),
+            iommu_group: None,
+            numa_node: None,
+            netdevs: vec!["enp1s0".to_owned()],
+            vdpa_devices: vec!["nic0".to_owned()],
+        };
+        let mut change = Change {
+            device: "0000:01:00.0".to_owned(),
+            driver: Some("vp-vdpa".to_owned()),
+            deletes: deleted_with_driver(&function),
+        };
+        assert_eq!(
+            change.question(),
+            "Take 0000:01:00.0 from its driver? That deletes: network interface enp1s0, \
+             vDPA device nic0, virtual function 0000:01:00.1."
+        );
+        assert_eq!(change.steps().len(), 4);
+        change.deletes.clear();
+        assert_eq!(change.steps(), ["bind 0000:01:00.0 to vp-vdpa"]);
+        change.driver = None;
+        assert!(change.steps().is_empty());
+    }
 }

@@ -1,9 +1,8 @@
 //! `bellhop completions`.
 
-use std::io::{self, Write};
-
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
+use bellhop_common::listing;
 use clap::CommandFactory;
 use clap_complete::Shell;
 
@@ -27,12 +26,7 @@ pub(crate) struct Arguments {
 
 /// Prints the script.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    let mut output = io::stdout().lock();
-    output
-        .write_all(&script(&arguments.shell)?)
-        .and_then(|()| output.flush())
-        .map_err(Error::context("cannot write the script"))?;
-    Ok(Code::Success)
+    listing::print(&script(&arguments.shell)?)
 }
 
 fn script(shell: &str) -> Result<Vec<u8>, Error> {

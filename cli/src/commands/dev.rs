@@ -7,6 +7,7 @@ use bellhop_common::management::dev::{config_listing, listing, stats_listing};
 use vdpa_mgmt::{Connection, NewDevice};
 
 use super::words::{self, Words};
+use crate::confirm::Confirmation;
 
 /// Make, show, change and delete vDPA devices
 ///
@@ -40,7 +41,7 @@ pub(crate) struct Arguments {
 enum Command {
     /// Show all devices, or one: type, management device, vendor, queues, largest ring
     #[command(
-        visible_alias = "list",
+        visible_aliases = ["list", "ls", "get"],
         after_long_help = "\
 Examples:
   bellhop dev show
@@ -67,7 +68,7 @@ Examples:
     /// with it every other command on vDPA devices of this machine. So the command refuses, and says
     /// which process it is.
     #[command(
-        visible_alias = "delete",
+        visible_aliases = ["delete", "rm"],
         after_long_help = "\
 Examples:
   bellhop dev del nic0"
@@ -76,6 +77,8 @@ Examples:
         /// The device's name
         #[arg(value_name = "DEV")]
         device: String,
+        #[command(flatten)]
+        confirmation: Confirmation,
     },
     /// Show configurations
     #[command(subcommand, after_long_help = CONFIG_HELP)]
@@ -124,7 +127,7 @@ Examples:
 #[derive(Debug, clap::Subcommand)]
 enum ConfigCommand {
     /// Show the configuration of all devices, or of one
-    #[command(visible_alias = "list", after_long_help = CONFIG_HELP)]
+    #[command(visible_aliases = ["list", "ls", "get"], after_long_help = CONFIG_HELP)]
     Show {
         /// The device's name
         #[arg(value_name = "DEV")]
@@ -185,7 +188,13 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             let mac = words.needed("mac", words::mac)?;
             Connection::open()?.set_mac(&name, mac)?;
         }
-        Command::Del { device } => Connection::open()?.delete(device)?,
+        Command::Del {
+            device,
+            confirmation,
+        } => {
+            confirmation.ask(format!("Delete the vDPA device {device}?"))?;
+            Connection::open()?.delete(device)?;
+        }
     }
     Ok(Code::Success)
 }

@@ -1,10 +1,11 @@
 //! `bellhop doctor`: is this host fit, and what mends it.
 
-use std::io::{self, Write};
+use std::io;
 
 use bellhop_common::colour;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
+use bellhop_common::listing;
 use bellhop_diagnostics::doctor::{self, Host};
 
 /// Say whether this host is fit for VMs on vDPA NICs, and what mends it
@@ -38,16 +39,12 @@ const UNWRITTEN: &str = "cannot write the findings";
 /// Looks and prints.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let report = doctor::report(&Host::this());
-    let mut output = io::stdout().lock();
     let text = if arguments.json {
         serde_json::to_string_pretty(&report).map_err(Error::context(UNWRITTEN))? + "\n"
     } else {
-        doctor::table(&report, colour::wanted(&output))
+        doctor::table(&report, colour::wanted(&io::stdout()))
     };
-    output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush())
-        .map_err(Error::context(UNWRITTEN))?;
+    listing::print(text.as_bytes())?;
     Ok(if report.fit {
         Code::Success
     } else {

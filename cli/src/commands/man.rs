@@ -14,12 +14,12 @@ use crate::manual;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Without a directory the page bellhop(1) is printed. With one, a file is written for each subcommand: bellhop.1,
-bellhop-run.1, bellhop-nic-make.1, …; files of these names are replaced.
+bellhop-run.1, bellhop-nic-create.1, …; files of these names are replaced.
 
 Examples:
   bellhop man | man -l -
   bellhop man /usr/local/share/man/man1
-  man bellhop-nic-make")]
+  man bellhop-nic-create")]
 pub(crate) struct Arguments {
     /// Where the pages go; it must be there
     #[arg(value_name = "DIRECTORY")]

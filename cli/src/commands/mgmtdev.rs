@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 enum Command {
     /// Show all management devices, or one
     #[command(
-        visible_alias = "list",
+        visible_aliases = ["list", "ls", "get"],
         after_long_help = "\
 Examples:
   bellhop mgmtdev show

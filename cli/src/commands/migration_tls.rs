@@ -2,30 +2,26 @@
 
 use std::path::{Path, PathBuf};
 
+use bellhop_common::error::Error;
 use vmm::migration::tls::TlsFiles;
 
 /// What protects the guest on its way; the paths are on the host that says them.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct TlsArguments {
     /// Over TCP: this host's certificate and those between it and its authority, PEM
-    #[arg(
-        long,
-        value_name = "FILE",
-        requires = "tls_key",
-        requires = "tls_authority"
-    )]
+    #[arg(long, value_name = "FILE")]
     tls_certificate: Option<PathBuf>,
 
     /// Over TCP: the certificate's private key, PEM
-    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    #[arg(long, value_name = "FILE")]
     tls_key: Option<PathBuf>,
 
     /// Over TCP: the authority whose certificate the other host must have, PEM
-    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    #[arg(long, value_name = "FILE")]
     tls_authority: Option<PathBuf>,
 
     /// Over TCP without TLS: only where nobody else is on the network, for the guest's memory goes over it as it is
-    #[arg(long, conflicts_with = "tls_certificate")]
+    #[arg(long, conflicts_with_all = ["tls_certificate", "tls_key", "tls_authority"])]
     pub(crate) plaintext: bool,
 }
 
@@ -50,16 +46,58 @@ impl TlsArguments {
 
     /// Whether anything is said.
     pub(crate) fn is_given(&self) -> bool {
-        // One file cannot be given without the others.
-        self.plaintext || self.tls_certificate.is_some()
+        let files = [&self.tls_certificate, &self.tls_key, &self.tls_authority];
+        self.plaintext || files.iter().any(|file| file.is_some())
     }
 
     /// The files, if they are given.
-    pub(crate) fn files(&self) -> Option<TlsFiles> {
-        Some(TlsFiles {
-            certificate: self.tls_certificate.clone()?,
-            key: self.tls_key.clone()?,
-            authority: self.tls_authority.clone()?,
-        })
+    ///
+    /// # Errors
+    /// Only some of them are.
+    pub(crate) fn files(&self) -> Result<Option<TlsFiles>, Error> {
+        let clone = (
+            self.tls_certificate.clone(),
+            self.tls_key.clone(),
+            self.tls_authority.clone(),
+        );
+        match clone {
+            (None, None, None) => Ok(None),
+            (Some(certificate), Some(key), Some(authority)) => Ok(Some(TlsFiles {
+                certificate,
+                key,
+                authority,
+            })),
+            _ => Err(Error::wrong(
+                "--tls-certificate, --tls-key and --tls-authority belong together: give all three",
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        tls: TlsArguments,
+    }
+
+    #[test]
+    fn three_files_belong_together() {
+        let parse = |words: &[&str]| {
+            let line = std::iter::once(&"x").chain(words);
+            Line::try_parse_from(line).map(|line| line.tls)
+        };
+        let all = parse(&["--tls-certificate=c", "--tls-key=k", "--tls-authority=a"]).unwrap();
+        assert!(all.files().unwrap().is_some() && all.is_given());
+        let none = parse(&[]).unwrap();
+        assert!(none.files().unwrap().is_none() && !none.is_given());
+        let one = parse(&["--tls-key=k"]).unwrap();
+        assert!(one.files().unwrap_err().to_string().contains("all three") && one.is_given());
+        parse(&["--tls-key=k", "--plaintext"]).unwrap_err();
     }
 }

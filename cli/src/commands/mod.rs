@@ -17,6 +17,7 @@ mod run;
 mod serve;
 mod state_versions;
 mod topology;
+mod version;
 pub(crate) mod vf;
 mod vm;
 mod words;
@@ -45,6 +46,7 @@ pub(crate) enum Command {
     Report(report::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
+    Version(version::Arguments),
     #[command(hide = true)]
     StateVersions(state_versions::Arguments),
 }
@@ -83,6 +85,7 @@ impl Command {
             Self::Report(arguments) => report::execute(&arguments),
             Self::Completions(arguments) => completions::execute(&arguments),
             Self::Man(arguments) => man::execute(&arguments),
+            Self::Version(arguments) => version::execute(&arguments),
             Self::StateVersions(_) => state_versions::execute(),
         }
     }

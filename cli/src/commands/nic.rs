@@ -4,6 +4,7 @@ mod add;
 mod list;
 mod make;
 mod remove;
+mod show;
 mod swap;
 mod watch;
 
@@ -19,17 +20,18 @@ use bellhop_common::listing::Format;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  bellhop nic make --from enp1s0f0 --name nic0        prints /dev/vhost-vdpa-N
-  bellhop run --vdpa path=$(bellhop nic make --from pci/0000:01:00.0 --name nic1) …
-  bellhop nic make --from enp6s0f0np0 --name nic2 --connect bridge=br0,vlan=100
+  bellhop nic create nic0 --from enp1s0f0             prints /dev/vhost-vdpa-N
+  bellhop run --vdpa path=$(bellhop nic create nic1 --from pci/0000:01:00.0) …
+  bellhop nic create nic2 --from enp6s0f0np0 --connect bridge=br0,vlan=100
   bellhop nic list
-  bellhop nic remove nic0
-and of a VM of the node daemon (`bellhop vm`), which makes it and takes it back itself:
+  bellhop nic delete nic0
+
+NICs of a VM, which the node daemon makes and takes back itself:
   bellhop nic add --vm web from=pci/0000:01:00.0,bridge=br0,vlan=100
   bellhop nic swap --vm web net1 --path /dev/vhost-vdpa-7
-  bellhop nic remove --vm web net1
+  bellhop nic delete --vm web net1
 
-`nic make` leaves a record in /run/bellhop/nics before each step, so that `nic remove` can undo
+`nic create` leaves a record in /run/bellhop/nics before each step, so that `nic delete` can undo
 what was done even if the command was killed in the middle. Both need root.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -41,21 +43,23 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    Make(make::Arguments),
+    Create(make::Arguments),
     Add(add::Arguments),
     Swap(swap::Arguments),
-    Remove(remove::Arguments),
+    Delete(remove::Arguments),
     List(list::Arguments),
+    Show(show::Arguments),
 }
 
 /// Does what was asked.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let format = arguments.format;
     match &arguments.command {
-        Command::Make(arguments) => make::execute(arguments, format),
+        Command::Create(arguments) => make::execute(arguments, format),
         Command::Add(arguments) => add::execute(arguments, format),
         Command::Swap(arguments) => swap::execute(arguments, format),
-        Command::Remove(arguments) => remove::execute(arguments),
+        Command::Delete(arguments) => remove::execute(arguments),
         Command::List(_) => list::execute(format),
+        Command::Show(arguments) => show::execute(arguments, format),
     }
 }

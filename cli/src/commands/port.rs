@@ -10,6 +10,7 @@ use bellhop_common::management::port::{listing, rate_listing};
 use vdpa_mgmt::devlink::{Devlink, Handle, NewSubfunction, Port, PortHandle};
 
 use super::words::{self, Words};
+use crate::confirm::Confirmation;
 
 /// Show ports of NICs, add and delete subfunctions, and say what functions may do
 ///
@@ -39,7 +40,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Show all ports, those of one NIC's function, or one
-    #[command(visible_alias = "list", after_long_help = SHOW_HELP)]
+    #[command(visible_aliases = ["list", "ls", "get"], after_long_help = SHOW_HELP)]
     Show {
         /// The port or the NIC's function
         #[arg(value_name = "PORT | DEV")]
@@ -65,7 +66,7 @@ enum Command {
     /// A vDPA device on the subfunction goes with it. Make the function inactive first: the NIC's driver may
     /// refuse otherwise.
     #[command(
-        visible_alias = "delete",
+        visible_aliases = ["delete", "rm"],
         after_long_help = "\
 Examples:
   bellhop port function set pci/0000:06:00.0/32768 state inactive
@@ -74,6 +75,8 @@ Examples:
     Del {
         /// The port
         port: String,
+        #[command(flatten)]
+        confirmation: Confirmation,
     },
     /// Say what the function behind a port is to be, and what it may send
     #[command(
@@ -136,9 +139,11 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             let port = Devlink::open()?.add_port(&handle, &subfunction)?;
             listing(&[port]).print(arguments.format)?;
         }
-        Command::Del { port } => {
+        Command::Del { port, confirmation } => {
             let devlink = Devlink::open()?;
-            devlink.delete_port(&find(&devlink, port)?)?;
+            let port = find(&devlink, port)?;
+            confirmation.ask(format!("Delete the port {port} and its subfunction?"))?;
+            devlink.delete_port(&port)?;
         }
         Command::Function(command) => {
             if let Some(rates) = command.carry_out()? {

@@ -1,6 +1,6 @@
 //! `bellhop probe`: what a vDPA device is, and whether it works.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bellhop_common::error::Error;
@@ -9,6 +9,7 @@ use bellhop_common::listing;
 use bellhop_diagnostics::probe as table;
 use vdpa::conformance;
 use vdpa::probe::{self, ProbeOptions};
+use vdpa_mgmt::bus::Bus;
 use vmm::config::MacAddress;
 
 use crate::progress::ProgressLine;
@@ -34,13 +35,14 @@ it is written. It opens and resets the device many times. For NIC vendors and ke
 
 Examples:
   bellhop probe /dev/vhost-vdpa-0
+  bellhop probe nic0
   bellhop probe /dev/vhost-vdpa-0 --peer 52:54:00:12:34:56 --seconds 10
   bellhop probe /dev/vhost-vdpa-0 --json | jq .checks
   bellhop probe /dev/vhost-vdpa-0 --conformance
 
 The exit code is 0 if nothing failed.")]
 pub(crate) struct Arguments {
-    /// The device: /dev/vhost-vdpa-N
+    /// The device: /dev/vhost-vdpa-N, or its name
     #[arg(value_name = "DEV")]
     device: PathBuf,
 
@@ -63,11 +65,11 @@ pub(crate) struct Arguments {
 
 /// Probes and prints.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+    let device = character_device(&Bus::default(), &arguments.device)?;
     let mut progress = ProgressLine::new();
     let (text, good) = if arguments.conformance {
-        let report = conformance::report(&arguments.device, &mut |what| {
-            progress.show(format_args!("{what} …"))
-        })?;
+        let report =
+            conformance::report(&device, &mut |what| progress.show(format_args!("{what} …")))?;
         let text = arguments.show(&report, table::conformance)?;
         (text, report.is_good())
     } else {
@@ -75,7 +77,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             peer: arguments.peer.map(MacAddress::bytes),
             traffic: Duration::from_secs(arguments.seconds),
         };
-        let report = probe::probe(&arguments.device, &options, &mut |what| {
+        let report = probe::probe(&device, &options, &mut |what| {
             progress.show(format_args!("{what} …"))
         })?;
         let text = arguments.show(&report, table::probe)?;
@@ -84,6 +86,22 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     drop(progress);
     listing::print(text.as_bytes())?;
     Ok(if good { Code::Success } else { Code::Failed })
+}
+
+/// The character device of a vDPA device that is named by its file or by its own name.
+fn character_device(bus: &Bus, device: &Path) -> Result<PathBuf, Error> {
+    let is_file = device.components().count() != 1 || device.exists();
+    let Some(name) = device.to_str().filter(|_| !is_file) else {
+        return Ok(device.to_owned());
+    };
+    let found = bus.device(name)?;
+    found.path().ok_or_else(|| {
+        let driver = found.driver.as_deref().unwrap_or("no driver");
+        Error::failed(format!(
+            "{name} is bound to {driver}: `bellhop bind {name} vhost_vdpa` makes it a device for \
+             guests"
+        ))
+    })
 }
 
 impl Arguments {
@@ -97,5 +115,30 @@ impl Arguments {
         }
         let text = serde_json::to_string_pretty(report);
         Ok(text.map_err(Error::context("cannot write the result"))? + "\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_device_is_named_by_file_or_name() {
+        let sysfs = std::env::temp_dir().join(format!("bellhop-probe-{}", std::process::id()));
+        let devices = sysfs.join("bus/vdpa/devices");
+        fs::create_dir_all(devices.join("nic0/vhost-vdpa-3")).unwrap();
+        fs::create_dir_all(devices.join("nic1")).unwrap();
+        let bus = Bus::at(&sysfs);
+        let find = |device: &str| character_device(&bus, Path::new(device));
+        for device in ["/dev/vhost-vdpa-3", "nic0"] {
+            assert_eq!(find(device).unwrap(), Path::new("/dev/vhost-vdpa-3"));
+        }
+        let error = find("nic1").unwrap_err().to_string();
+        assert!(error.contains("bellhop bind nic1 vhost_vdpa"), "{error}");
+        let error = find("nic2").unwrap_err().to_string();
+        assert!(error.contains("no vDPA device nic2"), "{error}");
+        fs::remove_dir_all(&sysfs).unwrap();
     }
 }

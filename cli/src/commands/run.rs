@@ -27,6 +27,11 @@ use crate::terminal::Terminal;
 /// Ctrl-A X leaves the console and stops the machine; Ctrl-A Ctrl-A sends one Ctrl-A.
 #[derive(Debug, clap::Args)]
 #[command(
+    override_usage = "bellhop run --kernel PATH [OPTIONS]
+       bellhop run --config FILE [OPTIONS]
+       bellhop run --restore DIRECTORY [OPTIONS]
+       bellhop run --receive ENDPOINT --api-socket PATH [OPTIONS]
+       bellhop run --api-socket PATH [OPTIONS]",
     group = clap::ArgGroup::new("machine").multiple(true).arg("kernel"),
     mut_arg("kernel", |kernel| {
         kernel.required_unless_present_any(["config", "api_socket", "restore", "receive"])
@@ -172,7 +177,7 @@ impl Arguments {
                 hugepages: self.hugepages,
                 host_numa_node: self.host_numa_node,
                 cpu_affinity: self.machine.cpu_affinity.unwrap_or_default(),
-                tls: self.tls.files(),
+                tls: self.tls.files()?,
                 plaintext: self.tls.plaintext,
             })?;
             return Ok(Some(Origin::Migration(Box::new(arriving))));

@@ -6,8 +6,11 @@ use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use bellhop_common::management::vf::{self, Physical};
-use vdpa_mgmt::pci::{Function, Pci};
+use vdpa_mgmt::pci::{Address, Function, Pci};
 use vdpa_mgmt::sriov::Links;
+
+use crate::confirm::Confirmation;
+use crate::plan;
 
 /// Show and change virtual functions (SR-IOV): how many, and what the NIC lets each do
 ///
@@ -38,7 +41,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Show NICs that can have virtual functions, and these; of all or of one
-    #[command(visible_alias = "list", after_long_help = SHOW_HELP)]
+    #[command(visible_aliases = ["list", "ls", "get"], after_long_help = SHOW_HELP)]
     Show {
         /// The physical function, or a virtual one: a network interface or pci/ADDRESS
         #[arg(value_name = "PF")]
@@ -50,6 +53,7 @@ enum Command {
     /// using one.
     #[command(after_long_help = "\
 Examples:
+  bellhop vf count enp1s0 4 --dry-run
   bellhop vf count enp1s0 4
   bellhop vf count pci/0000:01:00.0 0")]
     Count {
@@ -59,6 +63,11 @@ Examples:
         /// How many; 0 takes them away
         #[arg(value_name = "N")]
         count: u32,
+        /// Check, and print the steps instead of taking them
+        #[arg(long)]
+        dry_run: bool,
+        #[command(flatten)]
+        confirmation: Confirmation,
     },
     /// Tell a NIC what a virtual function may do, in the words of `ip link set PF vf N`
     #[command(
@@ -102,7 +111,12 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Command::Show {
             physical: Some(physical),
         } => vf::one(physical)?,
-        Command::Count { physical, count } => {
+        Command::Count {
+            physical,
+            count,
+            dry_run,
+            confirmation,
+        } => {
             let Physical::Function(function) = Physical::find(&pci, physical)? else {
                 let message = format!(
                     "{physical} is no function of the PCI bus, so its virtual functions cannot be \
@@ -110,7 +124,16 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
                 );
                 return Err(Error::failed(message));
             };
-            let function = pci.set_virtual_functions(function.address, *count)?;
+            let address = function.address;
+            let function = pci.check_virtual_functions(address, *count)?;
+            let now = function.virtual_functions.len();
+            if *dry_run {
+                return plan::print(&count_steps(address, now, *count), arguments.format);
+            }
+            if now != 0 && u32::try_from(now) != Ok(*count) {
+                confirmation.ask(format!("Delete all {now} virtual functions of {address}?"))?;
+            }
+            let function = pci.set_virtual_functions(address, *count)?;
             vf::of_function(&pci, &function)?
         }
         Command::Set {
@@ -132,6 +155,16 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     listing.print(arguments.format)
 }
 
+/// From `now` virtual functions to `count`.
+fn count_steps(address: Address, now: usize, count: u32) -> Vec<String> {
+    if u32::try_from(now) == Ok(count) {
+        return Vec::new();
+    }
+    let delete = (now != 0).then(|| format!("delete all {now} virtual functions of {address}"));
+    let create = (count != 0).then(|| format!("create {count} virtual functions of {address}"));
+    delete.into_iter().chain(create).collect()
+}
+
 /// The interface of a physical function: what its virtual ones may do is asked there.
 fn physical_interface(function: Function) -> Result<String, Error> {
     function.check_physical()?;
@@ -144,4 +177,22 @@ fn physical_interface(function: Function) -> Result<String, Error> {
         );
         Error::failed(message)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_goes_by_zero() {
+        let address = "0000:01:00.0".parse().unwrap();
+        let [delete, create] = [
+            "delete all 4 virtual functions of 0000:01:00.0",
+            "create 2 virtual functions of 0000:01:00.0",
+        ];
+        assert_eq!(count_steps(address, 4, 2), [delete, create]);
+        assert_eq!(count_steps(address, 4, 0), [delete]);
+        assert_eq!(count_steps(address, 0, 2), [create]);
+        assert!(count_steps(address, 2, 2).is_empty());
+    }
 }

@@ -78,8 +78,8 @@ A VM that runs is left alone; one that is paused goes on. One that may run elsew
 `bellhop vm migrate NAME --settle here|there` says first where it is.
 
 Examples:
-  bellhop vm start web")]
-    Start(Named),
+  bellhop vm start web db")]
+    Start(Names),
     /// Park a VM's vCPUs
     ///
     /// Devices go on with what they have to do; their interrupts wait.
@@ -87,14 +87,14 @@ Examples:
 Examples:
   bellhop vm pause web
   bellhop vm resume web")]
-    Pause(Named),
+    Pause(Names),
     /// Let a VM that is paused go on
     #[command(after_long_help = "\
 A VM that is stopped is not started: that is `bellhop vm start`.
 
 Examples:
   bellhop vm resume web")]
-    Resume(Named),
+    Resume(Names),
     Stop(stop::Arguments),
     List(list::Arguments),
     Show(show::Arguments),
@@ -108,10 +108,10 @@ Examples:
 
 // A doc comment here would take the place of the subcommands' own.
 #[derive(Debug, clap::Args)]
-struct Named {
-    /// The VM
-    #[arg(value_name = "NAME")]
-    name: String,
+struct Names {
+    /// The VMs
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
 }
 
 /// Does what was asked.
@@ -120,19 +120,50 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let node = which.connect()?;
     match &arguments.command {
         Command::Create(arguments) => create::execute(arguments, which, &node, format),
-        Command::Start(vm) => change_state(&node, &vm.name, WantedState::Running, format),
-        Command::Pause(vm) => change_state(&node, &vm.name, WantedState::Paused, format),
-        Command::Resume(vm) => resume(&node, &vm.name, format),
-        Command::Stop(arguments) => stop::execute(arguments, &node, format),
+        Command::Start(vms) => each(&vms.names, |name| {
+            change_state(&node, name, WantedState::Running, format)
+        }),
+        Command::Pause(vms) => each(&vms.names, |name| {
+            change_state(&node, name, WantedState::Paused, format)
+        }),
+        Command::Resume(vms) => each(&vms.names, |name| resume(&node, name, format)),
+        Command::Stop(arguments) => {
+            arguments.confirm()?;
+            stop::execute(arguments, &node, format)
+        }
         Command::List(_) => list::execute(&node, format),
         Command::Show(arguments) => show::execute(arguments, &node, format),
         Command::Console(arguments) => console::execute(arguments, which, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
-        Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),
+        Command::Migrate(arguments) => {
+            arguments.confirm()?;
+            migrate::execute(arguments, which, &node, format)
+        }
         Command::Compat(arguments) => compat::execute(arguments, &node, format),
         Command::Upgrade(arguments) => upgrade::execute(arguments, which, &node, format),
-        Command::Delete(arguments) => delete::execute(arguments, &node),
+        Command::Delete(arguments) => {
+            arguments.confirm()?;
+            delete::execute(arguments, &node)
+        }
     }
+}
+
+/// Acts on one VM after the other, also if one fails. Returns the first failure's code.
+fn each(names: &[String], mut act: impl FnMut(&str) -> Result<Code, Error>) -> Result<Code, Error> {
+    if let [name] = names {
+        return act(name);
+    }
+    let mut ended = Code::Success;
+    for name in names {
+        let code = act(name).unwrap_or_else(|error| {
+            error.in_words().print();
+            error.code()
+        });
+        if ended == Code::Success {
+            ended = code;
+        }
+    }
+    Ok(ended)
 }
 
 /// Where a machine is in the API.

@@ -75,10 +75,10 @@ const PLACES: &[(&str, &[Place])] = &[
     ("truncate ", &[Place::Sim]),
     ("alias vm=", &[Place::Sim]),
     ("vm ", &[Place::Sim]),
-    ("bellhop nic make --from enp1s0f0 ", &[Place::Sriov]),
-    ("bellhop nic make --from enp6s0f0np0 ", &[Place::Labnic]),
+    ("bellhop nic create nic0 ", &[Place::Sriov]),
+    ("bellhop nic create nic1 ", &[Place::Labnic]),
     ("bellhop nic list", &[Place::Sriov, Place::Labnic]),
-    ("bellhop nic remove nic0", &[Place::Sriov]),
+    ("bellhop nic delete nic0", &[Place::Sriov]),
 ];
 
 /// All examples in the order of [`DOCUMENTS`].

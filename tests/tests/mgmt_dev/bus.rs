@@ -28,8 +28,13 @@ fn a_device_goes_to_this_machine_and_back() {
     assert_eq!(shown, "lab-bind: driver virtio_vdpa\n");
     let links = String::from_utf8(output(Command::new("ip").arg("link")).unwrap()).unwrap();
     assert!(links.contains(MAC), "{links}");
-    // Again changes nothing.
+    // Again changes nothing, and so does a plan.
     printed(&bellhop(&["bind", net.name(), "virtio_vdpa"]));
+    let plan = printed(&bellhop(&["bind", net.name(), "vhost_vdpa", "--dry-run"]));
+    assert!(plan.starts_with("1. delete network interface "), "{plan}");
+    assert!(plan.ends_with("bind lab-bind to vhost_vdpa\n"), "{plan}");
+    let driver = Bus::default().device(net.name()).unwrap().driver;
+    assert_eq!(driver.as_deref(), Some("virtio_vdpa"));
     complaint(
         &bellhop(&["bind", &path]),
         &["no vDPA device is behind", &path],

@@ -177,7 +177,7 @@ pub(crate) fn each_death_is_undone(test: &str, from: &str, moments: &[Moment], b
             assert!(list.contains("state making"), "{moment:?}: {list}");
             // The name is taken meanwhile.
             let again = ["nic", "make", "--from", from, "--name", NAMES[0]];
-            complaint(&bellhop(&again), &["nic remove lab-nic0"]);
+            complaint(&bellhop(&again), &["nic delete lab-nic0"]);
             printed(&bellhop(&["nic", "remove", NAMES[0]]));
         } else {
             // Before the first step.

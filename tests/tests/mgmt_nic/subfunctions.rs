@@ -320,6 +320,8 @@ fn what_cannot_be_is_said_and_changes_nothing() {
         bellhop(&[common.as_slice(), words].concat())
     };
     let connect = |how: &str| make(&["--connect", how]);
+    let plan = printed(&make(&["--dry-run"]));
+    assert!(plan.contains("add the port of a subfunction"), "{plan}");
     complaint(
         &connect("bridge=lab-none"),
         &["ip link add lab-none type bridge"],

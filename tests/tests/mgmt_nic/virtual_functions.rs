@@ -108,6 +108,19 @@ fn talk(one: &Path, other: &Path) {
 fn nics_are_made_talk_and_are_removed() {
     let nic = Physical::find();
     let before = Traces::find();
+    let plan = [
+        "nic",
+        "create",
+        NAMES[0],
+        "--from",
+        &nic.netdev,
+        "--dry-run",
+    ];
+    let plan = printed(&bellhop(&plan));
+    for step in ["4 of ", "the first free one", "vp-vdpa", NAMES[0]] {
+        assert!(plan.contains(step), "no {step:?} in {plan}");
+    }
+    before.assert_same("a dry run");
     let one = made(&["--from", &nic.netdev, "--name", NAMES[0]]);
     assert_eq!(nic.count(), VIRTUAL_FUNCTIONS);
     let with = [

@@ -114,6 +114,14 @@ fn from_a_nic_to_a_device_and_back() {
     assert_eq!(before[&nic.name]["total_vfs"], VIRTUAL_FUNCTIONS);
     assert_eq!(before[&nic.name]["netdev"], nic.netdev);
 
+    let plan = bellhop(&["vf", "count", &nic.netdev, "4", "--dry-run"]);
+    let address = &nic.name[4..];
+    assert_eq!(
+        printed(&plan),
+        format!("1. create 4 virtual functions of {address}\n")
+    );
+    assert_eq!(shown(&["vf", "show", &nic.netdev]), before);
+
     // Four virtual functions, each in an IOMMU group of its own.
     let with = shown(&["vf", "count", &nic.netdev, "4"]);
     assert_eq!(with, shown(&["vf", "show", &nic.name]));
@@ -136,6 +144,12 @@ fn from_a_nic_to_a_device_and_back() {
 
     // A vDPA device on the first.
     let function = nic.virtual_function(0);
+    let plan = printed(&bellhop(&["bind", &function, "vp-vdpa", "--dry-run"]));
+    assert!(
+        plan.contains(&format!("bind {} to vp-vdpa", &function[4..])),
+        "{plan}"
+    );
+    assert_eq!(shown(&["vf", "show", &nic.name]), with);
     let text = printed(&bellhop(&["bind", &function, "vp-vdpa"]));
     assert!(
         text.contains(&format!("{function}: driver vp-vdpa ")),

@@ -165,8 +165,8 @@ impl Bus {
     /// The bus driver is not loaded.
     pub(super) fn no_driver(driver: &str) -> Error {
         let message = format!(
-            "there is no vdpa bus driver {driver}; load it with `modprobe {driver}` (vhost_vdpa for \
-             guests, virtio_vdpa for this machine)"
+            "there is no vdpa bus driver {driver} (vhost_vdpa for guests, virtio_vdpa for this \
+             machine); `bellhop doctor` tells whether `modprobe {driver}` loads it"
         );
         Error::new(ErrorKind::Unusable, message)
     }
@@ -174,6 +174,21 @@ impl Bus {
     /// Whether the bus driver is loaded.
     pub(super) fn has_driver(&self, driver: &str) -> bool {
         is_name(driver) && self.drivers.join(driver).is_dir()
+    }
+
+    /// Checks whether [`Bus::bind`] can bind the device, which is returned. Nothing is changed.
+    ///
+    /// # Errors
+    /// `InUse` with the holders, `Unusable`; or as [`Bus::device`].
+    pub fn check_bind(&self, name: &str, driver: &str) -> Result<BusDevice, Error> {
+        let device = self.device(name)?;
+        if !self.has_driver(driver) {
+            return Err(Self::no_driver(driver));
+        }
+        if device.driver.as_deref() != Some(driver) {
+            device.check_unused()?;
+        }
+        Ok(device)
     }
 
     /// Gives the device called `name` to the bus driver `driver` and returns it as it is
@@ -186,14 +201,11 @@ impl Bus {
     /// `InUse` with the holders, `Unusable`, `NotPermitted`; `NotUndone` when the old driver was
     /// tried again; or as [`Bus::device`].
     pub fn bind(&self, name: &str, driver: &str) -> Result<BusDevice, Error> {
-        let device = self.device(name)?;
-        if !self.has_driver(driver) {
-            return Err(Self::no_driver(driver));
-        }
+        let device = self.check_bind(name, driver)?;
         if device.driver.as_deref() == Some(driver) {
             return Ok(device);
         }
-        self.let_go(&device)?;
+        self.release(&device)?;
         if let Err(source) = self.tell(driver, "bind", name) {
             if let Some(old) = &device.driver
                 && let Err(error) = self.tell(old, "bind", name)
@@ -218,13 +230,14 @@ impl Bus {
     /// # Errors
     /// `InUse` with the holders, `NotPermitted`, `Refused`; or as [`Bus::device`].
     pub fn unbind(&self, name: &str) -> Result<BusDevice, Error> {
-        self.let_go(&self.device(name)?)?;
+        let device = self.device(name)?;
+        device.check_unused()?;
+        self.release(&device)?;
         self.device(name)
     }
 
-    /// Takes a device from its driver, unless somebody has it open.
-    fn let_go(&self, device: &BusDevice) -> Result<(), Error> {
-        device.check_unused()?;
+    /// Takes a device that no process has open from its driver.
+    fn release(&self, device: &BusDevice) -> Result<(), Error> {
         let Some(driver) = &device.driver else {
             return Ok(());
         };
@@ -242,7 +255,8 @@ impl Bus {
 }
 
 fn no_bus() -> Error {
-    let message = "this kernel has no vdpa bus; load it with `modprobe vdpa`";
+    let message = "this kernel has no vdpa bus; `bellhop doctor` tells whether `modprobe vdpa` \
+                   loads it or another kernel is needed";
     Error::new(ErrorKind::NoVdpa, message)
 }
 

@@ -55,8 +55,8 @@ static VDPA: Description = Description {
             Error::new(ErrorKind::OtherNamespace, message)
         }
         Err(_) => {
-            let message = "this kernel has no vDPA management: load it with `modprobe vdpa`, then \
-                           a parent driver such as mlx5_vdpa, vp_vdpa or vdpa_sim_net";
+            let message = "this kernel has no vDPA management; `bellhop doctor` tells whether \
+                           `modprobe vdpa` loads it, and which parent driver this host needs";
             Error::new(ErrorKind::NoVdpa, message)
         }
     },

@@ -23,6 +23,8 @@
 //! another process what a killed one may have done; undoing a step that was not done, or that somebody
 //! else has undone, changes nothing.
 //!
+//! [`Nics::plan_steps`] tells the steps without taking any.
+//!
 //! Owns the order of steps, what undoes each, and the records. How one step is done belongs to
 //! the modules beside this one. Must not know what the device is used for.
 //!
@@ -51,6 +53,7 @@ mod nics;
 mod observer;
 mod origin;
 mod phase;
+mod planned;
 mod record;
 mod request;
 mod step;
@@ -66,6 +69,7 @@ pub use nics::{DEFAULT_PATIENCE, Nics};
 pub use observer::{Activity, Observer, Progress, Silent};
 pub use origin::Origin;
 pub use phase::Phase;
+pub use planned::PlannedStep;
 pub use record::{BadOwner, MadeNic, State};
 pub use request::{Kind, NicRequest};
 pub use step::{Settings, Step};

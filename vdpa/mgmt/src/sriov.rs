@@ -74,6 +74,21 @@ pub struct VirtualFunction {
 }
 
 impl Pci {
+    /// Checks whether [`Pci::set_virtual_functions`] can change the number. Returns the function;
+    /// nothing is changed.
+    ///
+    /// # Errors
+    /// `InUse` with the holders; `NoSriov`, `Unusable`; or as [`Pci::function`].
+    pub fn check_virtual_functions(&self, address: Address, count: u32) -> Result<Function, Error> {
+        let function = self.function(address)?;
+        function.check_physical()?;
+        function.check_count(count)?;
+        if count != self.count(address)? {
+            self.check_virtual_functions_unused(&function)?;
+        }
+        Ok(function)
+    }
+
     /// Gives the physical function at `address` this many virtual functions, and returns it as
     /// it is then. The kernel changes a number only to and from zero: all of them go first, so nobody
     /// may be using one.
@@ -82,15 +97,12 @@ impl Pci {
     /// `InUse` with the holders; `NoSriov`, `Unusable`, `NotPermitted`; `Refused` when the former
     /// number was tried again; or as [`Pci::function`].
     pub fn set_virtual_functions(&self, address: Address, count: u32) -> Result<Function, Error> {
-        let function = self.function(address)?;
-        function.check_physical()?;
-        function.check_count(count)?;
+        let function = self.check_virtual_functions(address, count)?;
         let now = self.count(address)?;
         if count == now {
             return Ok(function);
         }
         if now != 0 {
-            self.check_virtual_functions_unused(&function)?;
             self.write_count(address, 0)
                 .map_err(|source| self.count_error(address, count, source))?;
         }

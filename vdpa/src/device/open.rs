@@ -140,7 +140,7 @@ fn explain(path: &Path, device_number: Option<u64>, source: io::Error) -> Error 
     let message = match source.raw_os_error() {
         // ENXIO, ENODEV: the node is there, the device behind it is not.
         Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV) => format!(
-            "{name} does not exist: create the device (`vdpa dev add`) and load the vhost_vdpa \
+            "{name} does not exist: create the device (`bellhop dev add`) and load the vhost_vdpa \
              module"
         ),
         Some(libc::EACCES | libc::EPERM) => format!(

@@ -96,7 +96,7 @@ impl Netdev {
         if wanted == 0 || wanted > maximum {
             return Err(Error::other(format!(
                 "{wanted} queue pairs are not possible: the device can have up to {maximum} \
-                 (`vdpa dev add … max_vqp N` sets that)"
+                 (`bellhop dev add … max_vqp N` sets that)"
             )));
         }
         let control_index = control_index(&device, features, maximum)?;

@@ -29,6 +29,9 @@ pub enum BadAddress {
     /// HTTP over a network.
     #[error("the daemon is not asked over the network without TLS; say https://HOST:PORT")]
     NoTls,
+    /// A host and a port without a scheme.
+    #[error("{0:?} has no scheme; did you mean https://{0}? A file of that name is ./{0}")]
+    NoScheme(String),
     /// Another scheme.
     #[error("{0:?} is not known; say the path of the daemon's socket, or https://HOST:PORT")]
     Scheme(String),
@@ -43,6 +46,9 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, BadAddress> {
         match text.split_once("://") {
             None if text.is_empty() => Err(BadAddress::Empty),
+            None if !text.contains('/') && host_port::parse(text).is_some() => {
+                Err(BadAddress::NoScheme(text.to_owned()))
+            }
             None => Ok(Self::Socket(text.into())),
             Some(("https", untouched)) => {
                 let rest = untouched.strip_suffix('/').unwrap_or(untouched);
@@ -85,6 +91,14 @@ mod tests {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
         assert_eq!("http://node1:80".parse::<Address>(), Err(BadAddress::NoTls));
+        for host in ["localhost:8443", "10.0.0.1:8443", "[::1]:8443"] {
+            let error = host.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains(&format!("https://{host}?")), "{error}");
+        }
+        for file in ["./localhost:8443", "node.socket", "a:b"] {
+            let socket = file.parse::<Address>().unwrap();
+            assert_eq!(socket, Address::Socket(file.into()));
+        }
         for bad in [
             "",
             "ssh://node1",

@@ -6,13 +6,14 @@ use crate::error::Error;
 /// Which daemon is asked.
 #[derive(Debug, Clone, clap::Args)]
 pub struct NodeArguments {
-    /// The node's daemon: the path of its socket, or https://HOST:PORT
+    /// The node's daemon: the path of its socket, or https://HOST:PORT (--help lists what https needs)
     #[arg(
         long,
         global = true,
         value_name = "ADDRESS",
         env = "BELLHOP_NODE",
-        default_value = "/run/bellhop/node.socket"
+        default_value = "/run/bellhop/node.socket",
+        help_heading = "Connection options"
     )]
     node: Address,
 

@@ -81,18 +81,63 @@ impl Refusal {
         }
     }
 
+    /// What helps, as a command. Hints of the API name requests, which its other clients send.
+    fn hint_for_users(&self) -> Option<&str> {
+        let hint = self.hint()?;
+        if !hint.contains("/v1/") {
+            return Some(hint);
+        }
+        match self.body.code.as_str() {
+            "no_such_vm" => Some("`bellhop vm list` lists them"),
+            "no_such_path" | "method_not_allowed" => {
+                Some("the daemon may have another version: `bellhop version` shows both")
+            }
+            "invalid_body" => Some("`bellhop vm create --help` lists the keys and their values"),
+            "arriving" => Some("`bellhop vm migrate NAME --cancel` calls it off"),
+            "part_of_nic" => Some(
+                "`bellhop nic delete NAME` undoes all of it; for a VM, `bellhop vm nic remove VM ID`",
+            ),
+            _ => None,
+        }
+    }
+
     /// The refusal as it is printed.
     pub(crate) fn in_words(&self) -> Report {
         let body = &self.body;
         let causes = body.causes.iter().cloned();
         let messages = std::iter::once(body.message.clone()).chain(causes);
         let mut report = Report::from_messages(messages);
-        if let Some(hint) = &body.hint {
+        if let Some(hint) = self.hint_for_users() {
             report = report.hint(hint);
         }
         if !body.request_id.is_empty() {
             report = report.request_id(&body.request_id);
         }
         report
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hint(code: &str, hint: &str) -> Option<String> {
+        let body = serde_json::json!({"code": code, "message": "no", "hint": hint});
+        let refusal = Refusal::of(StatusCode::CONFLICT, body.to_string().as_bytes());
+        refusal.hint_for_users().map(str::to_owned)
+    }
+
+    #[test]
+    fn requests_in_hints_become_commands() {
+        let listed = hint("no_such_vm", "GET /v1/vms lists them").unwrap();
+        assert_eq!(listed, "`bellhop vm list` lists them");
+        let schema = hint(
+            "invalid_body",
+            "GET /v1/openapi.json describes what there is",
+        );
+        assert!(schema.unwrap().contains("vm create --help"));
+        // A hint without a request is for each client.
+        assert_eq!(hint("busy", "try again later").unwrap(), "try again later");
+        assert_eq!(hint("new_code", "PUT /v1/new does it"), None);
     }
 }

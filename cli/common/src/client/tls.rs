@@ -18,15 +18,36 @@ use crate::error::Error;
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub struct Credentials {
     /// With https: the authorities whose certificate the daemon may have (PEM)
-    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_NODE_CA")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "BELLHOP_NODE_CA",
+        hide_short_help = true,
+        help_heading = "Connection options"
+    )]
     node_ca: Option<PathBuf>,
 
     /// With https: the certificate that is shown to the daemon (PEM)
-    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_NODE_CERT")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "BELLHOP_NODE_CERT",
+        hide_short_help = true,
+        help_heading = "Connection options"
+    )]
     node_cert: Option<PathBuf>,
 
     /// With https: that certificate's private key (PEM)
-    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_NODE_KEY")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "BELLHOP_NODE_KEY",
+        hide_short_help = true,
+        help_heading = "Connection options"
+    )]
     node_key: Option<PathBuf>,
 
     /// With https: the file with the token that the daemon knows us by
@@ -34,7 +55,9 @@ pub struct Credentials {
         long,
         global = true,
         value_name = "FILE",
-        env = "BELLHOP_NODE_TOKEN_FILE"
+        env = "BELLHOP_NODE_TOKEN_FILE",
+        hide_short_help = true,
+        help_heading = "Connection options"
     )]
     node_token_file: Option<PathBuf>,
 }

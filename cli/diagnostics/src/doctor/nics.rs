@@ -7,7 +7,7 @@ use bellhop_common::error::Error;
 
 use super::finding::{Finding, State, first};
 use super::host::{Host, is_plain};
-use super::modules::{self, Module, Modules};
+use super::modules::{self, Module, Modules, VDPA_SIM_NET};
 
 /// Directory of PCI functions.
 const PCI: &str = "/sys/bus/pci/devices";
@@ -169,10 +169,14 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     if functions.is_empty() {
         let known: Vec<&str> = PARENTS.iter().map(|parent| parent.driver).collect();
         let found = format!("none whose driver is known for vDPA ({})", known.join(", "));
-        return vec![
-            Finding::warning("PCI functions", found)
-                .mend("to try without a NIC: modprobe vdpa_sim_net && bellhop mgmtdev show"),
-        ];
+        let finding = Finding::warning("PCI functions", found);
+        // How the simulator stands is said with the modules.
+        let has_simulator = Modules::of(host).presence(VDPA_SIM_NET).is_possible();
+        return vec![if has_simulator {
+            finding.mend("to try without a NIC: modprobe vdpa_sim_net && bellhop mgmtdev show")
+        } else {
+            finding
+        }];
     }
     // Virtual functions are counted with theirs.
     let listed: Vec<&Function> = functions
@@ -287,6 +291,11 @@ mod tests {
     fn nothing_and_garbage() {
         let tree = Tree::new();
         assert_eq!(check(&tree.host())[0].state, State::Warning);
+        // The simulator is no remedy on a kernel without it.
+        assert!(check(&tree.host())[0].remedy.is_empty());
+        tree.file("/proc/sys/kernel/osrelease", "6.12");
+        tree.file("/lib/modules/6.12/modules.dep", "a/vdpa_sim_net.ko: b\n");
+        assert!(check(&tree.host())[0].remedy[0].contains("modprobe vdpa_sim_net"));
         let garbage = [
             ("sriov_totalvfs", "99999999999"),
             ("sriov_numvfs", "\u{7}"),

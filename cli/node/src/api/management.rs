@@ -49,7 +49,7 @@ impl From<StoreError> for Error {
 /// Deleting the named object would leave the rest of a NIC behind.
 pub(super) fn part_of_nic(message: String) -> Error {
     Error::conflict("part_of_nic", message).hint(
-        "`bellhop nic remove`; the NIC of a virtual machine goes with DELETE \
+        "`bellhop nic delete`; the NIC of a virtual machine goes with DELETE \
          /v1/vms/{name}/nics/{id}",
     )
 }

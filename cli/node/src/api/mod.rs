@@ -36,6 +36,7 @@ use super::context::Node;
 use bellhop_api::node::Event;
 
 pub(super) use management::Turns;
+pub use version::API_LEVEL;
 
 /// What the description has beside the endpoints.
 #[derive(OpenApi)]

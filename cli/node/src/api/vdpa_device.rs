@@ -219,7 +219,7 @@ pub(super) async fn change(
 
 /// Delete a vDPA device that nobody has open
 ///
-/// A device that `bellhop nic make` or the daemon made for a NIC goes with that NIC only.
+/// A device that `bellhop nic create` or the daemon made for a NIC goes with that NIC only.
 #[utoipa::path(delete, path = "/v1/vdpa-devices/{name}", operation_id = "delete_vdpa_device",
     params(("name" = String, Path, description = "The device's name")),
     responses(

@@ -7,7 +7,7 @@ use bellhop_api::node::Version;
 use super::state::Api;
 
 /// Grows when something in this API changes so that clients have to know.
-const LEVEL: u32 = 1;
+pub const API_LEVEL: u32 = 1;
 
 /// The daemon's version
 #[utoipa::path(get, path = "/v1/version", operation_id = "get_version",
@@ -15,7 +15,7 @@ const LEVEL: u32 = 1;
 pub(super) async fn show(State(node): Api) -> Json<Version> {
     Json(Version {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        api: LEVEL,
+        api: API_LEVEL,
         pid: std::process::id(),
         socket: node.paths.socket().to_string_lossy().into_owned(),
     })

@@ -27,11 +27,9 @@ pub(super) fn other_nic(vm: &VmName, id: &NicId) -> Error {
 }
 
 pub(super) fn arriving(vm: &VmName) -> Error {
-    let message = format!(
-        "{vm} is still coming from another node: wait until it has, or call it off \
-         (DELETE /v1/vms/{vm}/migration)"
-    );
-    Error::conflict("arriving", message)
+    let message =
+        format!("{vm} is still coming from another node: wait until it has, or call it off");
+    Error::conflict("arriving", message).hint("DELETE /v1/vms/{name}/migration calls it off")
 }
 
 pub(super) fn has_come(vm: &VmName) -> Error {

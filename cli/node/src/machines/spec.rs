@@ -200,6 +200,16 @@ impl Serialize for VmSpec {
     }
 }
 
+impl VmSpec {
+    /// The names of the fields, as the description has them.
+    fn fields() -> Vec<String> {
+        match Self::schema() {
+            RefOr::T(Schema::Object(object)) => object.properties.into_keys().collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
 /// The field of [`VmConfig`] that is not for clients of the node.
 const VDPA: &str = "vdpa";
 
@@ -207,12 +217,19 @@ impl<'de> Deserialize<'de> for VmSpec {
     // By hand: serde's `flatten` neither refuses unknown fields nor tells where a value is wrong.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut fields = Map::deserialize(deserializer)?;
-        let nics: Vec<NicSpec> = take(&mut fields, "nics")?;
-        let state = take(&mut fields, "state")?;
-        let restart = take(&mut fields, "restart")?;
         if fields.contains_key(VDPA) {
             return Err(de::Error::custom("unknown field `vdpa`: give `nics`"));
         }
+        let known = Self::fields();
+        if let Some(field) = fields.keys().find(|&field| !known.contains(field)) {
+            let known = known.join("`, `");
+            return Err(de::Error::custom(format_args!(
+                "unknown field `{field}`, expected one of `{known}`"
+            )));
+        }
+        let nics: Vec<NicSpec> = take(&mut fields, "nics")?;
+        let state = take(&mut fields, "state")?;
+        let restart = take(&mut fields, "restart")?;
         let mut ids = BTreeSet::new();
         if let Some(nic) = nics.iter().find(|nic| !ids.insert(nic.id())) {
             return Err(de::Error::custom(two_nics(nic.id())));

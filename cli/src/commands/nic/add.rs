@@ -13,8 +13,8 @@ use crate::commands::vm::{free_nic_id, nic_body};
 
 /// Give a VM of the node daemon another NIC, also while it runs
 ///
-/// The daemon makes it, hands it to the VM, and takes it back with the VM or with `nic remove --vm`. A NIC
-/// without a VM is made with `nic make`.
+/// The daemon makes it, hands it to the VM, and takes it back with the VM or with `nic delete --vm`. A NIC
+/// without a VM is made with `nic create`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 OPTIONS are those of `bellhop vm create --nic`, which its help describes:
@@ -26,7 +26,7 @@ and id=NAME, which is the first free of net0, net1, … if it is not given. The 
 Examples:
   bellhop nic add --vm web from=pci/0000:01:00.0,bridge=br0,vlan=100
   bellhop nic add --vm web id=backup,path=/dev/vhost-vdpa-3
-  bellhop nic remove --vm web backup")]
+  bellhop nic delete --vm web backup")]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(long, value_name = "NAME")]

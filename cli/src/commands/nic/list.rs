@@ -6,9 +6,9 @@ use bellhop_common::listing::Format;
 use bellhop_common::management::nic::listing;
 use vdpa_mgmt::nic::Store;
 
-/// List the NICs that `nic make` has made, those that it left half made too
+/// List the NICs that `nic create` created, also unfinished ones
 #[derive(Debug, clap::Args)]
-#[command(visible_alias = "show", after_long_help = HELP)]
+#[command(visible_alias = "ls", after_long_help = HELP)]
 pub(crate) struct Arguments {}
 
 const HELP: &str = "\
@@ -16,7 +16,7 @@ Fields:
   from           what the NIC was made of, as it was asked for
   owner          whom it was made for: node:VM/NIC for a virtual machine of `bellhop serve`
   state          made; making or removing while that goes on, or when it was killed or failed:
-                 `bellhop nic remove` undoes the rest
+                 `bellhop nic delete` undoes the rest
   pf, vfs        the physical function whose virtual functions were counted, and how many
   vf             the virtual function that was set up
   function, driver  the function that was bound to a vDPA driver, and which

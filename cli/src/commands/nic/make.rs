@@ -1,4 +1,4 @@
-//! `bellhop nic make`.
+//! `bellhop nic create`.
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -10,18 +10,27 @@ use vdpa_mgmt::sriov::Rates;
 
 use super::watch::Watch;
 use crate::commands::words;
+use crate::plan;
 
 /// Make a vDPA device out of a NIC, and print its /dev/vhost-vdpa-N
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = HELP)]
+#[command(
+    alias = "make",
+    override_usage = "bellhop nic create [OPTIONS] --from <NIC> <NAME>",
+    after_long_help = HELP
+)]
 pub(crate) struct Arguments {
+    /// The name of the new vDPA device
+    #[arg(value_name = "NAME", required_unless_present = "old_name")]
+    name: Option<String>,
+
+    /// The older spelling of NAME
+    #[arg(long = "name", hide = true, conflicts_with = "name")]
+    old_name: Option<String>,
+
     /// The NIC: a network interface, pci/ADDRESS or a devlink handle; or a management device, such as vdpasim_net
     #[arg(long, value_name = "NIC")]
     from: String,
-
-    /// The name of the new vDPA device
-    #[arg(long)]
-    name: String,
 
     /// What of the NIC it is made on
     #[arg(long, value_enum, default_value = "auto")]
@@ -58,6 +67,10 @@ pub(crate) struct Arguments {
     /// How many virtual functions the NIC gets if it has none (default: what it can have, at most 8)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     vfs: Option<u32>,
+
+    /// Check, and print the steps instead of taking them
+    #[arg(long)]
+    dry_run: bool,
 }
 
 const HELP: &str = "\
@@ -77,15 +90,18 @@ and then
                      bridge, in this VLAN without a tag, and goes up: before, nothing passes. In
                      legacy mode there is only vlan=N, a setting of the virtual function
 
+With --dry-run these steps are checked and printed, and nothing changes.
+
 Progress is shown on standard error if that is a terminal, and logged with --log-level info.
 
 Examples:
-  bellhop nic make --from enp1s0f0 --name nic0 --mac 52:54:00:12:34:56
-  bellhop nic make --from pci/0000:01:00.0 --kind vf --vfs 4 --name nic1 -j
-  bellhop nic make --from enp6s0f0np0 --name nic2 --connect bridge=br0,vlan=100 --max-vqp 4
-  bellhop nic make --from vdpasim_net --name test0 --mac 52:54:00:12:34:57 --mtu 1500
+  bellhop nic create nic0 --from enp1s0f0 --mac 52:54:00:12:34:56
+  bellhop nic create nic1 --from pci/0000:01:00.0 --kind vf --vfs 4 -j
+  bellhop nic create nic2 --from enp6s0f0np0 --connect bridge=br0,vlan=100 --max-vqp 4
+  bellhop nic create test0 --from vdpasim_net --mac 52:54:00:12:34:57 --mtu 1500
+  bellhop nic create nic3 --from enp1s0f0 --dry-run
 
-`bellhop nic remove` takes everything back, also after this command was killed.";
+`bellhop nic delete` takes everything back, also after this command was killed.";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum KindWord {
@@ -115,6 +131,7 @@ impl Arguments {
                 max.unwrap_or_default(),
             )?),
         };
+        let name = self.name.as_ref().or(self.old_name.as_ref());
         Ok(NicRequest {
             kind: match self.kind {
                 KindWord::Auto => Kind::Auto,
@@ -128,7 +145,7 @@ impl Arguments {
             connectivity: self.connect.clone(),
             rates,
             virtual_functions: self.vfs,
-            ..NicRequest::new(&self.name, &self.from)
+            ..NicRequest::new(name.cloned().unwrap_or_default(), &self.from)
         })
     }
 }
@@ -136,6 +153,11 @@ impl Arguments {
 pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let request = arguments.request()?;
     let nics = Nics::open()?;
+    if arguments.dry_run {
+        let steps = nics.plan_steps(&request, &Store::open_default()?.nics()?)?;
+        let steps: Vec<String> = steps.iter().map(ToString::to_string).collect();
+        return plan::print(&steps, format);
+    }
     let mut watch = Watch::start(Store::open_default()?.lock()?)?;
     let others = watch.store().nics()?;
     let nic = match nics.make(&request, &others, &mut watch) {
@@ -156,4 +178,36 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     }
     let path = nics.character_device(&nic)?;
     output::print(format!("{}\n", path.display()).as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn the_name_has_two_spellings() {
+        for line in [
+            &["create", "nic0", "--from", "enp1s0"][..],
+            &["create", "--from", "enp1s0", "--name", "nic0"],
+        ] {
+            let line = Line::try_parse_from(line).unwrap();
+            let request = line.arguments.request().unwrap();
+            assert_eq!((&*request.name, &*request.from), ("nic0", "enp1s0"));
+        }
+        for bad in [
+            &["create", "--from", "enp1s0"][..],
+            &["create", "nic0", "--from", "enp1s0", "--name", "nic0"],
+            &["create", "nic0"],
+        ] {
+            Line::try_parse_from(bad).unwrap_err();
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! `bellhop nic remove`.
+//! `bellhop nic delete`.
 
 use std::time::Duration;
 
@@ -12,16 +12,20 @@ use vdpa_mgmt::nic::{Nics, Store, StoreError};
 
 use super::watch::Watch;
 use crate::commands::vm::until;
+use crate::confirm::Confirmation;
 
 /// How long a guest may take to give a NIC up.
 const GUEST: Duration = Duration::from_secs(30);
 
-/// Take a NIC back: undo all that `nic make` did, the last step first; or with --vm one of a VM
+/// Take a NIC back: undo all that `nic create` did, the last step first; or with --vm one of a VM
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = "\
+#[command(
+    visible_alias = "rm",
+    alias = "remove",
+    after_long_help = "\
 A NIC that somebody has open is not touched: the command says who it is. What others have changed
 since, and virtual functions that others use, are left as they are. The virtual functions go
-with the last NIC that was made on them. After a `nic make` that was killed, this undoes what it had done.
+with the last NIC that was made on them. After a `nic create` that was killed, this undoes what it had done.
 
 If something cannot be undone, the command says how to do it by hand; it can also be run again.
 
@@ -29,8 +33,9 @@ With --vm it is a NIC of a VM of the node daemon, by its id in that VM: the gues
 VM runs, and what the daemon has made for it is taken back.
 
 Examples:
-  bellhop nic remove nic0
-  bellhop nic remove --vm web net1")]
+  bellhop nic delete nic0
+  bellhop nic delete --vm web net1"
+)]
 pub(crate) struct Arguments {
     /// The NIC's name; with --vm its id
     #[arg(value_name = "NAME | ID")]
@@ -43,13 +48,20 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
 
-    /// Delete a vDPA device that `nic make` has not made; what it was made on stays as it is
+    /// Delete a vDPA device that `nic create` has not made; what it was made on stays as it is
     #[arg(long)]
     no_record: bool,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
 
 pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let name = &arguments.name;
+    arguments.confirmation.ask(match &arguments.vm {
+        Some(vm) => format!("Remove the NIC {name} from the VM {vm}?"),
+        None => format!("Delete the vDPA device {name} and undo the steps that made it?"),
+    })?;
     if let Some(vm) = &arguments.vm {
         return of_vm(&arguments.node.connect()?, vm, name, GUEST);
     }
@@ -93,8 +105,8 @@ fn without_record(name: &str, asked_for: bool) -> Result<Code, Error> {
         ))),
         Err(error) => Err(error.into()),
         Ok(_) if !asked_for => Err(Error::failed(format!(
-            "the vDPA device {name} was not made by `bellhop nic make`, so nothing is known of \
-             what it was made on: `bellhop nic remove --no-record {name}` deletes the device alone"
+            "the vDPA device {name} was not made by `bellhop nic create`, so nothing is known of \
+             what it was made on: `bellhop nic delete --no-record {name}` deletes the device alone"
         ))),
         Ok(_) => {
             connection.delete(name)?;

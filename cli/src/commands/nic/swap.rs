@@ -19,7 +19,7 @@ use crate::commands::vm::absolute;
 /// lost, as when a cable is put into another port.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The new device has to be there (`bellhop dev add`, `bellhop nic make`), free, and of the same class. It must offer the
+The new device has to be there (`bellhop dev add`, `bellhop nic create`), free, and of the same class. It must offer the
 features that the guest's driver has negotiated, as many queues, of that size, and at least the MTU. What is
 missing is named, and nothing has changed then. For the moment of the change the guest's memory is pinned for both
 devices. `bellhop probe PATH` shows what a device offers.
@@ -32,7 +32,7 @@ is to be the same then, too.
 Examples:
   bellhop nic swap --vm web net1 --path /dev/vhost-vdpa-7
   bellhop nic swap --vm web net1 --device spare0
-  bellhop nic swap --vm web net1 --path $(bellhop nic make --from enp1s0f1 --name spare1)")]
+  bellhop nic swap --vm web net1 --path $(bellhop nic create spare1 --from enp1s0f1)")]
 #[group(id = "to", required = true, multiple = false, args = ["path", "device"])]
 pub(crate) struct Arguments {
     /// The VM

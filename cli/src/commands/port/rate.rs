@@ -33,7 +33,7 @@ Examples:
 pub(crate) enum Command {
     /// Show the rates of all functions and groups, or of one
     #[command(
-        visible_alias = "list",
+        visible_aliases = ["list", "ls", "get"],
         after_long_help = "\
 Examples:
   bellhop port function rate show
@@ -72,7 +72,7 @@ Examples:
     },
     /// Delete a group that nothing is in
     #[command(
-        visible_alias = "delete",
+        visible_aliases = ["delete", "rm"],
         after_long_help = "\
 Examples:
   bellhop port function rate del pci/0000:06:00.0/web"

@@ -1,37 +1,67 @@
 //! `bellhop vm delete`.
 
-use bellhop_common::client::{MAKING, Node};
+use bellhop_common::client::{MAKING, Node, Refusal};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use hyper::Method;
 
-use super::of_vm;
+use super::{each, of_vm};
+use crate::confirm::Confirmation;
 
 /// Delete a VM, and take back all that was made for it
 ///
 /// Its NICs go back to where they were made of. Its disks' files stay.
 #[derive(Debug, clap::Args)]
 #[command(
-    visible_alias = "remove",
+    visible_aliases = ["rm", "remove"],
     after_long_help = "\
 If something cannot be undone the command says what, and can be run again.
 
 Examples:
   bellhop vm stop web && bellhop vm delete web
-  bellhop vm delete web --force"
+  bellhop vm delete web db --force
+  bellhop vm delete web --if-exists"
 )]
 pub(crate) struct Arguments {
-    /// The VM
-    #[arg(value_name = "NAME")]
-    name: String,
+    /// The VMs
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
+
+    /// Succeed if there is no such VM
+    #[arg(long)]
+    if_exists: bool,
 
     /// Also if it runs; its guest is not asked
     #[arg(long)]
     force: bool,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
+}
+
+impl Arguments {
+    /// Asks the user.
+    pub(super) fn confirm(&self) -> Result<(), Error> {
+        let names = self.names.join(", ");
+        let question = format!("Delete {names} and the NICs made for them?");
+        self.confirmation.ask(question)
+    }
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, Error> {
-    let name = &arguments.name;
+    each(&arguments.names, |name| {
+        match delete(arguments, name, node) {
+            Err(error)
+                if arguments.if_exists && error.refusal().is_some_and(Refusal::is_not_there) =>
+            {
+                Ok(Code::Success)
+            }
+            ended => ended,
+        }
+    })
+}
+
+fn delete(arguments: &Arguments, name: &str, node: &Node) -> Result<Code, Error> {
     let force = if arguments.force { "?force=true" } else { "" };
     let at = format!("{}{force}", of_vm(name));
     let deleted = node.change_within(Method::DELETE, &at, MAKING);

@@ -13,7 +13,9 @@ use crate::columns;
 
 /// List this node's VMs
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = "\
+#[command(
+    visible_alias = "ls",
+    after_long_help = "\
 Columns:
   STATE   Creating, Starting, Running, Paused, Stopped, Deleting; Receiving: it is to come from another node
           (`bellhop vm migrate NAME --cancel` calls it off); Unknown: its process does not answer; or MayBeElsewhere:
@@ -25,7 +27,8 @@ Columns:
 
 Examples:
   bellhop vm list
-  bellhop vm list -o json | jq -r '.[] | select(.phase == \"Stopped\") | .name'")]
+  bellhop vm list -o json | jq -r '.[] | select(.phase == \"Stopped\") | .name'"
+)]
 pub(crate) struct Arguments {}
 
 /// A machine, and what of it the list does not tell: what it was asked to be.

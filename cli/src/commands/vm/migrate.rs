@@ -23,6 +23,7 @@ use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
 use super::{PERIOD, absolute, of_vm, read, vm};
 use crate::commands::migration_tls::TlsArguments;
+use crate::confirm::Confirmation;
 use crate::progress::ProgressLine;
 
 /// How long a process may take to end that does not answer any more.
@@ -109,6 +110,25 @@ pub(crate) struct Arguments {
     /// Say where the guest is, after a migration that is not settled
     #[arg(long, value_name = "WHERE", group = "what")]
     settle: Option<Whereabouts>,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
+}
+
+impl Arguments {
+    /// Asks the user before --settle, which nothing can check.
+    pub(super) fn confirm(&self) -> Result<(), Error> {
+        let name = &self.name;
+        match self.settle {
+            None => Ok(()),
+            Some(Whereabouts::Here) => self.confirmation.ask(format!(
+                "Keep the guest of {name} here? A second one at the destination ruins its disks."
+            )),
+            Some(Whereabouts::There) => self.confirmation.ask(format!(
+                "End the VM {name} here? A guest that does not run at the destination is lost."
+            )),
+        }
+    }
 }
 
 /// Where a VM goes.
@@ -246,7 +266,7 @@ pub(super) fn execute(
             // The machine's process has another working directory.
             let tls = arguments.tls.clone();
             let tls = tls.map_paths(|path| absolute(path, which.address()))?;
-            let wanted = wanted.to_endpoint(endpoint.clone(), tls.files(), tls.plaintext);
+            let wanted = wanted.to_endpoint(endpoint.clone(), tls.files()?, tls.plaintext);
             migrate(arguments, destination, &wanted, node, format)
         }
     }

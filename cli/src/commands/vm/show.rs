@@ -15,7 +15,7 @@ use super::{of_vm, vm};
 
 /// Show a VM: its process, NICs with their queues, disks, console
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = HELP)]
+#[command(visible_alias = "get", after_long_help = HELP)]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(value_name = "NAME")]

@@ -10,7 +10,8 @@ use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use hyper::Method;
 
-use super::{of_vm, say};
+use super::{each, of_vm, say};
+use crate::confirm::Confirmation;
 
 /// Have a VM's guest power off, or with --force end the VM without asking it
 ///
@@ -26,9 +27,9 @@ Examples:
   bellhop vm stop web
   bellhop vm stop web --time-limit 300 || bellhop vm stop web --force")]
 pub(crate) struct Arguments {
-    /// The VM
-    #[arg(value_name = "NAME")]
-    name: String,
+    /// The VMs, stopped one after the other
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
 
     /// Do not ask the guest
     #[arg(long)]
@@ -37,10 +38,28 @@ pub(crate) struct Arguments {
     /// How long the guest may take
     #[arg(long, value_name = "SECONDS", default_value_t = GRACE_PERIOD_S, conflicts_with = "force", value_parser = clap::value_parser!(u32).range(1..=i64::from(GRACE_PERIOD_MAX_S)))]
     time_limit: u32,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
+}
+
+impl Arguments {
+    /// Asks the user if the guest is not asked.
+    pub(super) fn confirm(&self) -> Result<(), Error> {
+        if !self.force {
+            return Ok(());
+        }
+        let names = self.names.join(", ");
+        let question = format!("End {names} without asking its guest, like a power cut?");
+        self.confirmation.ask(question)
+    }
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
-    let name = &arguments.name;
+    each(&arguments.names, |name| stop(arguments, name, node, format))
+}
+
+fn stop(arguments: &Arguments, name: &str, node: &Node, format: Format) -> Result<Code, Error> {
     let (mode, grace) = if arguments.force {
         (StopMode::Hard, None)
     } else {

@@ -195,6 +195,45 @@ fn what_runs_is_deleted_with_force_only() {
 }
 
 #[test]
+fn several_machines_have_their_turns_also_if_one_fails() {
+    let none = json!({"code": "no_such_vm", "message": "there is no virtual machine b"});
+    let made_up = MadeUp::default()
+        .answer(200, &stopped())
+        .answer(404, &none)
+        .answer(200, &stopped());
+    let arguments = parse::<stop::Arguments>(&["--force", "a", "b", "c"]).unwrap();
+    let code = stop::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(code, Code::NotThere);
+    for (asked, vm) in made_up.asked().iter().zip(["a", "b", "c"]) {
+        assert!(
+            asked.starts_with(&format!("PATCH /v1/vms/{vm} ")),
+            "{asked}"
+        );
+    }
+    assert!(parse::<stop::Arguments>(&["--force"]).is_err());
+    assert!(parse::<Names>(&[]).is_err());
+    assert_eq!(parse::<Names>(&["a", "b"]).unwrap().names, ["a", "b"]);
+}
+
+#[test]
+fn a_missing_machine_is_deleted_if_that_is_said() {
+    let none = json!({"code": "no_such_vm", "message": "there is no virtual machine web"});
+    let made_up = MadeUp::default()
+        .answer(404, &none)
+        .answer(204, &Value::Null);
+    let words = ["web", "db", "--force", "--if-exists"];
+    let arguments = parse::<delete::Arguments>(&words).unwrap();
+    let code = delete::execute(&arguments, &made_up.node()).unwrap();
+    assert_eq!(code, Code::Success);
+    assert!(made_up.asked()[1].starts_with("DELETE /v1/vms/db"));
+
+    let arguments = parse::<delete::Arguments>(&["web", "--force"]).unwrap();
+    let made_up = MadeUp::default().answer(404, &none);
+    let error = delete::execute(&arguments, &made_up.node()).unwrap_err();
+    assert_eq!(error.code(), Code::NotThere);
+}
+
+#[test]
 fn what_is_stopped_is_not_resumed() {
     let made_up = MadeUp::default().answer(200, &stopped());
     let error = resume(&made_up.node(), "web", format(&[])).unwrap_err();

@@ -79,7 +79,7 @@ impl Identity {
         if features != 0 && differs && !settable {
             return Err(Error::other(
                 "the device has another MAC address, and the guest's driver did not negotiate \
-                 CTRL_MAC_ADDR: create the device with the guest's address (`vdpa dev add … mac \
+                 CTRL_MAC_ADDR: create the device with the guest's address (`bellhop dev add … mac \
                  ADDRESS`)",
             ));
         }

@@ -177,7 +177,7 @@ fn configured_mac(
         Some(wanted) if wanted != own && !offer.passes(VIRTIO_NET_F_CTRL_MAC_ADDR) => {
             Err(Error::other(
                 "the device has another MAC address and takes no commands to change it: create it \
-                 with the address (`vdpa dev add … mac ADDRESS`)",
+                 with the address (`bellhop dev add … mac ADDRESS`)",
             ))
         }
         wanted => Ok(Some(MacOverlay::new(wanted.unwrap_or(own)))),

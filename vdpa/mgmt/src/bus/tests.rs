@@ -95,6 +95,8 @@ fn a_device_goes_from_driver_to_driver() {
     }
     sysfs.driver("vhost_vdpa");
     bus.bind("a", "virtio_vdpa").unwrap();
+    bus.check_bind("a", "vhost_vdpa").unwrap();
+    assert!(bus.check_bind("a", "other").is_err());
     assert_eq!(sysfs.told("virtio_vdpa/unbind"), "");
     bus.bind("a", "vhost_vdpa").unwrap();
     assert_eq!(sysfs.told("virtio_vdpa/unbind"), "a");

@@ -42,7 +42,7 @@ pub enum NicError {
     NameTaken(String),
     /// There is a record of that name.
     #[error(
-        "there is a NIC {0} already; `bellhop nic list` shows it, `bellhop nic remove {0}` takes it away"
+        "there is a NIC {0} already; `bellhop nic list` shows it, `bellhop nic delete {0}` takes it away"
     )]
     RecordTaken(String),
     /// The physical function shows no interface.

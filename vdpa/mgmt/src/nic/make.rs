@@ -82,7 +82,9 @@ impl Nics {
 impl Making<'_> {
     /// All phases.
     fn run(&mut self, request: &NicRequest) -> Result<MadeNic, NicError> {
-        let plan = self.phase(Phase::Check, &request.from, |making| making.check(request))?;
+        let plan = self.phase(Phase::Check, &request.from, |making| {
+            making.nics.check(request, making.others)
+        })?;
         match plan {
             Plan::MgmtDevice(mgmtdev) => {
                 self.add_device_with_address(request, &mgmtdev, false)?;
@@ -99,10 +101,11 @@ impl Making<'_> {
         }
         self.finish()
     }
+}
 
+impl Nics {
     /// Whether it can be done, as far as that can be known before anything is touched.
-    fn check(&self, request: &NicRequest) -> Result<Plan, NicError> {
-        let nics = self.nics;
+    pub(super) fn check(&self, request: &NicRequest, others: &[MadeNic]) -> Result<Plan, NicError> {
         // Values that no device can have, whatever it is made on.
         if let Ok(any) = "any".parse() {
             request.device(any)?;
@@ -110,16 +113,16 @@ impl Making<'_> {
         if let Some(owner) = &request.owner {
             check_owner(owner)?;
         }
-        if self.others.iter().any(|nic| nic.name() == request.name) {
+        if others.iter().any(|nic| nic.name() == request.name) {
             return Err(NicError::RecordTaken(request.name.clone()));
         }
-        if existing(nics.connection.device(&request.name))?.is_some() {
+        if existing(self.connection.device(&request.name))?.is_some() {
             return Err(NicError::NameTaken(request.name.clone()));
         }
-        if !nics.bus.has_driver(VHOST_DRIVER) {
+        if !self.bus.has_driver(VHOST_DRIVER) {
             return Err(Bus::no_driver(VHOST_DRIVER).into());
         }
-        let plan = nics.plan(nics.find(&request.from)?, &request.from, request.kind)?;
+        let plan = self.plan(self.find(&request.from)?, &request.from, request.kind)?;
         match &plan {
             Plan::MgmtDevice(name) => {
                 let settings = [
@@ -131,13 +134,13 @@ impl Making<'_> {
                     let from = request.from.clone();
                     return Err(NicError::NoSettings { from, what });
                 }
-                nics.check_network(name)?;
+                self.check_network(name)?;
             }
-            Plan::VirtualFunction(physical) => nics.check_virtual_function(request, physical)?,
-            Plan::Subfunction { handle, .. } => nics.check_subfunction(request, handle)?,
+            Plan::VirtualFunction(physical) => self.check_virtual_function(request, physical)?,
+            Plan::Subfunction { handle, .. } => self.check_subfunction(request, handle)?,
         }
         if let Some(wanted) = &request.connectivity {
-            nics.check_connectivity(wanted)?;
+            self.check_connectivity(wanted)?;
         }
         Ok(plan)
     }

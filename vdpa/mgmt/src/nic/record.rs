@@ -63,7 +63,7 @@ impl MadeNic {
         &self.from
     }
 
-    /// Whom it was made for, in that one's own words; none: whoever asked `bellhop nic make` for it.
+    /// Whom it was made for, in that one's own words; none: whoever asked `bellhop nic create` for it.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()

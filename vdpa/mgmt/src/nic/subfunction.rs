@@ -94,9 +94,7 @@ impl Making<'_> {
     ) -> Result<PortHandle, NicError> {
         let mut attempts = 0;
         loop {
-            let ports = devlink.ports_of(handle)?;
-            let sfnum = free_number(&ports, pfnum);
-            let sfnum = sfnum.ok_or_else(|| NicError::NoSfnum(handle.clone()))?;
+            let sfnum = number(devlink, handle, pfnum)?;
             attempts += 1;
             match self.add_numbered_port(devlink, handle, pfnum, sfnum) {
                 Err(error) if attempts < ATTEMPTS && is_taken(&error) => {}
@@ -147,6 +145,16 @@ impl Making<'_> {
             active.map_err(NicError::from).into()
         })
     }
+}
+
+/// The number that the next subfunction gets.
+pub(super) fn next_number(handle: &Handle, pfnum: u16) -> Result<u32, NicError> {
+    number(&Devlink::open()?, handle, pfnum)
+}
+
+fn number(devlink: &Devlink, handle: &Handle, pfnum: u16) -> Result<u32, NicError> {
+    let ports = devlink.ports_of(handle)?;
+    free_number(&ports, pfnum).ok_or_else(|| NicError::NoSfnum(handle.clone()))
 }
 
 /// The lowest number that no subfunction has.

@@ -58,15 +58,26 @@ impl Nics {
     }
 
     /// The driver that makes a management device of a function; none if it is one as it is.
-    fn parent(&self, function: &Function) -> Result<Option<&'static str>, NicError> {
+    pub(super) fn parent(&self, function: &Function) -> Result<Option<&'static str>, NicError> {
         if self.has_mgmt_device(&mgmtdev(function)?)? {
             return Ok(None);
         }
-        if self.pci.vendor(function.address)? != Some(VIRTIO_VENDOR) {
-            return Err(NicError::NoParent {
+        match self.parent_of_virtio(function)? {
+            None => Err(NicError::NoParent {
                 function: function.address,
                 driver: function.driver.clone(),
-            });
+            }),
+            driver => Ok(driver),
+        }
+    }
+
+    /// The driver that makes a management device of a virtio function; none for other functions.
+    pub(super) fn parent_of_virtio(
+        &self,
+        function: &Function,
+    ) -> Result<Option<&'static str>, NicError> {
+        if self.pci.vendor(function.address)? != Some(VIRTIO_VENDOR) {
+            return Ok(None);
         }
         if !self.pci.has_driver(VIRTIO_PARENT) {
             return Err(no_driver(VIRTIO_PARENT).into());
@@ -112,8 +123,7 @@ impl Making<'_> {
             }
             return Ok(physical);
         }
-        let most = physical.total_vfs.unwrap_or_default();
-        let count = request.virtual_functions.unwrap_or(COUNT.min(most));
+        let count = request.count(&physical);
         let step = Step::CountVirtualFunctions {
             physical: address,
             count,
@@ -214,8 +224,16 @@ fn mgmtdev(function: &Function) -> Result<MgmtDeviceName, NicError> {
     Ok(format!("pci/{}", function.address).parse()?)
 }
 
+impl NicRequest {
+    /// How many virtual functions a physical function without any gets.
+    pub(super) fn count(&self, physical: &Function) -> u32 {
+        let most = physical.total_vfs.unwrap_or_default();
+        self.virtual_functions.unwrap_or(COUNT.min(most))
+    }
+}
+
 /// What a virtual function is to be told.
-fn settings(request: &NicRequest) -> Vec<Setting> {
+pub(super) fn settings(request: &NicRequest) -> Vec<Setting> {
     let mac = request.mac.map(Setting::Mac);
     mac.into_iter()
         .chain(request.rates.map(Setting::Rates))

@@ -19,6 +19,21 @@ use crate::name::is_name;
 use crate::sysfs::write;
 
 impl Pci {
+    /// Checks whether [`Pci::bind`] can bind the function, which is returned. Nothing is changed.
+    ///
+    /// # Errors
+    /// `InUse` with the holders, `Unusable`; or as [`Pci::function`].
+    pub fn check_bind(&self, address: Address, driver: &str) -> Result<Function, Error> {
+        let function = self.function(address)?;
+        if !self.has_driver(driver) {
+            return Err(no_driver(driver));
+        }
+        if function.driver.as_deref() != Some(driver) {
+            self.check_unused(&function)?;
+        }
+        Ok(function)
+    }
+
     /// Gives the function at `address` to the driver `driver`, and returns it as it is then. Nothing
     /// happens if it has that driver. vDPA devices on the function go, and so do
     /// virtual functions if its driver takes them away.
@@ -27,14 +42,10 @@ impl Pci {
     /// `InUse` with the holders, `Unusable`, `NotPermitted`; `NotUndone` when the old driver was
     /// tried again; or as [`Pci::function`].
     pub fn bind(&self, address: Address, driver: &str) -> Result<Function, Error> {
-        let function = self.function(address)?;
-        if !self.has_driver(driver) {
-            return Err(no_driver(driver));
-        }
+        let function = self.check_bind(address, driver)?;
         if function.driver.as_deref() == Some(driver) {
             return Ok(function);
         }
-        self.check_unused(&function)?;
         if let Some(old) = &function.driver {
             self.unbind(address, old)?;
         }

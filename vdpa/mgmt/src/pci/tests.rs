@@ -160,6 +160,9 @@ fn a_function_goes_from_driver_to_driver() {
         assert!(error.to_string().contains("no PCI driver"), "{driver:?}");
     }
     pci.bind(address(VF), "nic").unwrap();
+    assert!(pci.check_bind(address(VF), "vfio-pci").is_err());
+    let checked = pci.check_bind(address(VF), "vp-vdpa").unwrap();
+    assert_eq!(checked.driver.as_deref(), Some("nic"));
     assert_eq!(sysfs.told("bus/pci/drivers/nic/unbind"), "");
     pci.bind(address(VF), "vp-vdpa").unwrap();
     assert_eq!(sysfs.told("bus/pci/drivers/nic/unbind"), VF);

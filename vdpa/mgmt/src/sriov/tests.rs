@@ -256,8 +256,10 @@ fn virtual_functions_are_counted() {
     };
     assert_eq!(refused(physical, 5), ErrorKind::Unusable);
     assert_eq!(refused(virtual_one, 1), ErrorKind::NoSriov);
-    // As many as there are: nothing is written.
+    // As many as there are, or only checked: nothing is written.
     pci.set_virtual_functions(physical, 1).unwrap();
+    pci.check_virtual_functions(physical, 3).unwrap();
+    assert!(pci.check_virtual_functions(physical, 5).is_err());
     assert_eq!(sysfs.told(file), "1\n");
     pci.set_virtual_functions(physical, 3).unwrap();
     assert_eq!(sysfs.told(file), "3\n");

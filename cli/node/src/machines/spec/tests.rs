@@ -74,7 +74,7 @@ fn mistakes_are_named() {
         (json!({ "kernel": "/k", "vdpa": [] }), "give `nics`"),
         (
             json!({ "kernel": "/k", "vcpus": 2 }),
-            "unknown field `vcpus`",
+            "unknown field `vcpus`, expected one of `",
         ),
         (json!({ "kernel": "/k", "cpus": 0 }), "cpus: 0 vCPUs"),
         (
@@ -82,6 +82,7 @@ fn mistakes_are_named() {
             "disks[1].pth",
         ),
         (json!({ "kernel": "/k", "restart": "Often" }), "restart: "),
+        (json!({ "kernl": 1 }), "`nics`, `restart`"),
         (json!({}), "missing field `kernel`"),
         (json!([]), "invalid type"),
         (nic(json!({ "id": "a" })), "0 of from, path and device"),
