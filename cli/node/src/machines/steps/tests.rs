@@ -611,6 +611,24 @@ fn a_nic_on_a_device_that_was_there_is_given_up_by_the_next_daemon() {
     .unwrap();
 }
 
+/// The machine has moved the NIC and said that it has not; then the daemon is killed.
+#[test]
+fn a_nic_that_was_not_moved_back_is_moved_back_by_the_next_daemon() {
+    let create = Deed::Create {
+        nics: 1,
+        stopped: false,
+        restart: Restart::Never,
+    };
+    let faults = vec![
+        Fault::None,
+        Fault::None,
+        Fault::FailsDone,
+        Fault::KilledAfter,
+    ];
+    let swap = Deed::Swap { nic: 0, to: 0 };
+    lives(vec![(create, Vec::new()), (swap, faults)]).unwrap();
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
