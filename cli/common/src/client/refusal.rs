@@ -76,7 +76,7 @@ impl Refusal {
             "invalid_body" => Some("`bellhop vm create --help` lists the keys and their values"),
             "arriving" => Some("`bellhop vm migrate NAME --cancel` calls it off"),
             "part_of_nic" => {
-                Some("`bellhop nic delete NAME` undoes all of it; for a NIC of a VM add `--vm VM`")
+                Some("`bellhop nic delete NAME` undoes all of it; of a VM: `bellhop vm nic remove`")
             }
             _ => None,
         }
