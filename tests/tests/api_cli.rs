@@ -223,7 +223,7 @@ fn a_nic_moves_to_another_device_in_the_words_of_the_command_line() {
     };
     let before = paths();
     let swap = |to: &[&str], code| {
-        let words = [&["nic", "swap", "--vm", "web", "net0"], to].concat();
+        let words = [&["vm", "nic", "swap", "web", "net0"], to].concat();
         node.says(&words, code)
     };
     // What the machine refuses comes as the machine says it, and nothing has changed.

@@ -14,6 +14,9 @@ use lab::sim::{SimDevice, require_lab};
 use node::steps::Steps;
 use node::{Daemon, NOTICE, Traces, nic, until};
 use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:57:01";
@@ -414,4 +417,126 @@ fn a_nic_that_was_moved_is_on_its_new_device_for_every_daemon_and_after_a_restar
         .done("DELETE", "/v1/vms/web?force=true", None)
         .unwrap();
     before.same(&daemon);
+}
+
+/// The daemon's events from now on.
+fn follow(daemon: &Daemon) -> UnixStream {
+    let mut stream = UnixStream::connect(daemon.api.socket()).unwrap();
+    stream.set_read_timeout(Some(node::NOTICE)).unwrap();
+    stream
+        .write_all(b"GET /v1/events HTTP/1.1\r\nhost: lab\r\n\r\n")
+        .unwrap();
+    await_words(&mut stream, &["\nid: "]);
+    stream
+}
+
+/// Reads until all of these words have come.
+#[track_caller]
+fn await_words(stream: &mut UnixStream, words: &[&str]) {
+    let (mut heard, mut buffer) = (String::new(), [0; 4096]);
+    while !words.iter().all(|word| heard.contains(word)) {
+        let length = stream.read(&mut buffer).unwrap();
+        assert!(length > 0, "{heard}");
+        heard.push_str(&String::from_utf8_lossy(&buffer[..length]));
+    }
+}
+
+#[test]
+fn disks_come_and_go_and_each_start_has_those_of_the_record() {
+    require_lab().unwrap();
+    let mut daemon = Daemon::start("disks");
+    let before = Traces::now(&daemon);
+    let images = ["data.img", "more.img"].map(|name| {
+        let path = daemon.beside(name);
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        path
+    });
+    let all = "/v1/vms/web/disks";
+    let (data, more) = ("/v1/vms/web/disks/data", "/v1/vms/web/disks/more");
+    let is = |daemon: &Daemon, method: &str, path: &str, body: Option<&Value>, status: u16| {
+        let answer = daemon.api.ask(method, path, body).unwrap();
+        assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
+        answer.body
+    };
+    let states = |daemon: &Daemon| {
+        let disks = daemon.api.get(all).unwrap();
+        let disks = disks.as_array().unwrap().iter();
+        let states = disks.map(|disk| json!([disk["id"], disk["state"]]));
+        Value::from(states.collect::<Vec<_>>())
+    };
+    let state = |daemon: &Daemon, state: &str| {
+        let wanted = json!({ "state": state });
+        is(daemon, "PATCH", "/v1/vms/web", Some(&wanted), 200);
+        daemon.await_phase("web", state);
+    };
+    let spec = daemon.small(&json!([]));
+    is(&daemon, "PUT", "/v1/vms/web", Some(&spec), 201);
+    let vm = daemon.await_phase("web", "Running");
+    daemon.await_console("web", "@lab ready");
+    assert_eq!(states(&daemon), json!([]));
+
+    // A machine that runs has it at once, and for ever.
+    let first = json!({ "path": images[0] });
+    let disk = is(&daemon, "PUT", data, Some(&first), 201);
+    assert_eq!(disk["state"], "Plugged", "{disk}");
+    is(&daemon, "PUT", data, Some(&first), 200);
+    let other = json!({ "path": images[1] });
+    let refused = is(&daemon, "PUT", data, Some(&other), 409);
+    assert_eq!(refused["code"], "id_in_use", "{refused}");
+    let nic = nic("data", MAC);
+    let refused = is(&daemon, "PUT", "/v1/vms/web/nics/data", Some(&nic), 409);
+    assert_eq!(refused["code"], "id_in_use", "{refused}");
+    let nowhere = json!({ "path": "/nonexistent/x.img" });
+    is(&daemon, "PUT", more, Some(&nowhere), 422);
+    is(&daemon, "PATCH", data, Some(&other), 405);
+    let recorded = daemon.api.get("/v1/vms/web/spec").unwrap();
+    assert_eq!(recorded["disks"][0]["path"], first["path"], "{recorded}");
+    assert_eq!(recorded["disks"].as_array().unwrap().len(), 1, "{recorded}");
+    daemon.restart(true);
+    assert_eq!(daemon.await_phase("web", "Running")["pid"], vm["pid"]);
+    assert_eq!(states(&daemon), json!([["data", "Plugged"]]));
+    let mut events = follow(&daemon);
+
+    // One that is stopped has it when it starts.
+    state(&daemon, "Stopped");
+    assert_eq!(states(&daemon), json!([["data", "Configured"]]));
+    for (body, status) in [
+        (json!({ "path": "/nonexistent/x.img" }), 422),
+        (json!({ "path": "more.img" }), 422),
+        (json!({ "path": images[1], "id": "data" }), 422),
+        (json!({ "path": images[1], "vlan": 1 }), 422),
+        (other.clone(), 201),
+        (other.clone(), 200),
+        (first.clone(), 409),
+    ] {
+        is(&daemon, "PUT", more, Some(&body), status);
+    }
+    let disk = is(&daemon, "GET", more, None, 200);
+    assert_eq!(disk["path"], other["path"], "{disk}");
+    is(&daemon, "GET", "/v1/vms/web/disks/none", None, 404);
+    is(&daemon, "DELETE", "/v1/vms/web/disks/none", None, 404);
+    state(&daemon, "Running");
+    let plugged = json!([["data", "Plugged"], ["more", "Plugged"]]);
+    assert_eq!(states(&daemon), plugged);
+    for serial in ["data", "more"] {
+        daemon.await_console("web", &format!("\"serial\":\"{serial}\""));
+    }
+
+    // One that the guest has given up is in no record any more.
+    let gone = daemon.api.ask("DELETE", data, None).unwrap();
+    assert!([202, 204].contains(&gone.status), "{}", gone.body);
+    until("the guest has given it up", || {
+        daemon.api.ask("GET", data, None).unwrap().status == 404
+    });
+    await_words(&mut events, &["disk_added", "disk_removed"]);
+    drop(events);
+    state(&daemon, "Stopped");
+    assert_eq!(states(&daemon), json!([["more", "Configured"]]));
+    is(&daemon, "DELETE", more, None, 204);
+    assert_eq!(states(&daemon), json!([]));
+    is(&daemon, "DELETE", "/v1/vms/web", None, 204);
+    before.same(&daemon);
+    for image in images {
+        std::fs::remove_file(image).unwrap();
+    }
 }

@@ -75,6 +75,7 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
             "ReceiveFromNode.spec",
             json!({ "kernel": "/nonexistent" }),
         )
+        .with("DiskConfig.path", "/nonexistent")
         .with("mgmtdev", "vdpasim_net")
         .with("VdpaDeviceSpec.mgmtdev", "vdpasim_net")
         .with("VdpaDeviceSpec.mac", OTHER_MAC)

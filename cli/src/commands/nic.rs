@@ -1,16 +1,18 @@
 //! `bellhop nic`: from a NIC to a vDPA device for a guest in one command, and back.
 
-mod add;
 mod list;
 mod make;
+mod of_vm;
 mod remove;
 mod show;
-mod swap;
 mod watch;
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
+
+use self::of_vm::OfVm;
+use super::vm::nic::{add, swap};
 
 /// Make a vDPA device out of a NIC in one command, and take everything back in another one
 ///
@@ -26,10 +28,7 @@ Examples:
   bellhop nic list
   bellhop nic delete nic0
 
-NICs of a VM, which the node daemon makes and takes back itself:
-  bellhop nic add --vm web from=pci/0000:01:00.0,bridge=br0,vlan=100
-  bellhop nic swap --vm web net1 --path /dev/vhost-vdpa-7
-  bellhop nic delete --vm web net1
+The node daemon creates and deletes the NICs of its VMs itself: `bellhop vm nic`.
 
 `nic create` leaves a record in /run/bellhop/nics before each step, so that `nic delete` can undo
 what was done even if the command was killed in the middle. Both need root.")]
@@ -44,8 +43,12 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Create(make::Arguments),
-    Add(add::Arguments),
-    Swap(swap::Arguments),
+    /// As `bellhop vm nic add`
+    #[command(hide = true)]
+    Add(OfVm<add::Options>),
+    /// As `bellhop vm nic swap`
+    #[command(hide = true)]
+    Swap(OfVm<swap::Options>),
     Delete(remove::Arguments),
     List(list::Arguments),
     Show(show::Arguments),
@@ -56,10 +59,43 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let format = arguments.format;
     match &arguments.command {
         Command::Create(arguments) => make::execute(arguments, format),
-        Command::Add(arguments) => add::execute(arguments, format),
-        Command::Swap(arguments) => swap::execute(arguments, format),
+        Command::Add(OfVm { vm, options, node }) => {
+            add::execute(vm, options, node, &node.connect()?, format)
+        }
+        Command::Swap(OfVm { vm, options, node }) => {
+            swap::execute(vm, options, node, &node.connect()?, format)
+        }
         Command::Delete(arguments) => remove::execute(arguments),
         Command::List(_) => list::execute(format),
         Command::Show(arguments) => show::execute(arguments, format),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn earlier_spellings_of_a_vms_nics_are_understood() {
+        for line in [
+            "nic add --vm web id=a,from=b",
+            "nic swap --vm web net1 --path /dev/vhost-vdpa-7",
+            "nic swap net1 --vm web --device spare0",
+            "nic remove --vm web net1",
+            "nic delete net1 --vm web",
+        ] {
+            Line::try_parse_from(line.split(' ')).unwrap();
+        }
+        for line in ["nic add web id=a,from=b", "nic swap --vm web net1"] {
+            Line::try_parse_from(line.split(' ')).unwrap_err();
+        }
     }
 }

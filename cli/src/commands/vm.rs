@@ -8,8 +8,11 @@ mod compat;
 mod console;
 mod create;
 mod delete;
+mod disk;
 mod list;
 mod migrate;
+pub(crate) mod nic;
+pub(crate) mod removal;
 mod show;
 mod snapshot;
 mod stop;
@@ -30,7 +33,7 @@ use hyper::Method;
 use serde::Deserialize;
 use serde_json::Value;
 
-pub(crate) use arguments::{absolute, free_nic_id, nic_body};
+use arguments::absolute;
 
 /// Between two looks at what a machine does.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -48,6 +51,8 @@ Examples:
   bellhop vm list
   bellhop vm show web
   bellhop vm console web                     Ctrl-A X leaves, the VM goes on
+  bellhop vm nic add web from=pci/0000:01:00.0
+  bellhop vm disk add web path=/var/lib/images/data.img
   bellhop vm snapshot web /var/lib/snapshots/web
   bellhop vm compat web --to https://node2:8443
   bellhop vm migrate web --to https://node2:8443
@@ -98,6 +103,8 @@ Examples:
     Stop(stop::Arguments),
     List(list::Arguments),
     Show(show::Arguments),
+    Nic(nic::Arguments),
+    Disk(disk::Arguments),
     Console(console::Arguments),
     Snapshot(snapshot::Arguments),
     Migrate(migrate::Arguments),
@@ -133,6 +140,8 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         }
         Command::List(_) => list::execute(&node, format),
         Command::Show(arguments) => show::execute(arguments, &node, format),
+        Command::Nic(arguments) => nic::execute(arguments, which, &node, format),
+        Command::Disk(arguments) => disk::execute(arguments, which, &node, format),
         Command::Console(arguments) => console::execute(arguments, which, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
         Command::Migrate(arguments) => {

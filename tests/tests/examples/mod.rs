@@ -70,8 +70,6 @@ const PLACES: &[(&str, &[Place])] = &[
     ("bellhop run ", &[Place::Sim]),
     ("bellhop serve ", &[Place::Sim]),
     ("bellhop vm ", &[Place::Sim]),
-    ("bellhop nic add ", &[Place::Sim]),
-    ("bellhop nic swap ", &[Place::Sim]),
     ("truncate ", &[Place::Sim]),
     ("alias vm=", &[Place::Sim]),
     ("vm ", &[Place::Sim]),

@@ -1,5 +1,6 @@
 //! The node daemon's API.
 
+mod device_id;
 mod nic;
 mod vm;
 
@@ -10,7 +11,8 @@ use crate::endpoint::Endpoint;
 use crate::machine::migration::send_request;
 use crate::machine::{SendConfig, TlsFiles};
 
-pub use nic::{BadNicId, NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
+pub use device_id::{BadDeviceId, DeviceId};
+pub use nic::{NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
 pub use vm::{
     AfterGrace, ConsolePaths, Desired, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, MayBeElsewhere, Restart,
     StopMode, VmInfo, VmNic, VmPhase, VmStateChange,
@@ -39,7 +41,7 @@ pub struct Event {
     pub time_ms: u64,
     /// What it happened to, as its path in the API: `/v1/vms/web`.
     pub subject: String,
-    /// What happened, a word: `created`.
+    /// What happened, a word: `created`, `nic_added`, `disk_removed`.
     pub change: String,
     /// More about it, a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -14,6 +14,7 @@ mod vdpa_device;
 mod vdpa_devices;
 mod version;
 mod vm;
+mod vm_disks;
 mod vm_nics;
 mod vm_path;
 mod vms;
@@ -61,6 +62,8 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
             vm_nics::change,
             vm_nics::remove
         ))
+        .routes(routes!(vm_disks::list))
+        .routes(routes!(vm_disks::show, vm_disks::put, vm_disks::remove))
         .routes(routes!(
             migration::begin,
             migration::cancel,

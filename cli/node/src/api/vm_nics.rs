@@ -3,11 +3,11 @@
 //! The device is made, handed to the machine, and remembered; so it is there again after a restart. How the
 //! guest uses it, the machine itself says (`GET`, passed on).
 
-use axum::extract::{FromRequestParts, Path, State};
+use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
-use bellhop_api::node::{BadNicId, NicMove, VmInfo};
+use bellhop_api::node::{NicMove, VmInfo};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use serde_json::{Map, Value};
 use utoipa::IntoParams;
@@ -15,7 +15,7 @@ use vmm::http::body::JsonBody;
 
 use super::state::Api;
 use super::vm::info;
-use super::vm_path::VmPath;
+use super::vm_path::{VmPath, device_names};
 use crate::error::Error;
 use crate::machines::spec::{ExistingDevice, NicId, NicSpec, VmName, not_a_nic};
 use crate::machines::{Put, Removed};
@@ -36,12 +36,8 @@ impl<S: Send + Sync> FromRequestParts<S> for NicPath {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        let names = Path::from_request_parts(parts, state).await;
-        let Path::<(String, String)>((name, id)) = names.map_err(|_| BadNicId)?;
-        Ok(Self {
-            name: name.parse()?,
-            id: id.parse()?,
-        })
+        let (name, id) = device_names(parts, state).await?;
+        Ok(Self { name, id })
     }
 }
 

@@ -1,12 +1,13 @@
-//! The name of a virtual machine in the path.
+//! The names of a virtual machine and of its devices in the path.
 
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
+use bellhop_api::node::BadDeviceId;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::error::Error;
-use crate::machines::spec::{VmName, bad_vm_name};
+use crate::machines::spec::{DeviceId, VmName, bad_vm_name};
 
 /// The name of a virtual machine in the path.
 #[derive(Debug, IntoParams)]
@@ -32,4 +33,14 @@ impl<S: Send + Sync> FromRequestParts<S> for VmPath {
             name: name.parse()?,
         })
     }
+}
+
+/// The names of a virtual machine and of one of its devices, all that is in the path.
+pub(super) async fn device_names<S: Send + Sync>(
+    parts: &mut Parts,
+    state: &S,
+) -> Result<(VmName, DeviceId), Error> {
+    let names = Path::<(String, String)>::from_request_parts(parts, state).await;
+    let Path((name, id)) = names.map_err(|_| BadDeviceId)?;
+    Ok((name.parse()?, id.parse()?))
 }

@@ -3,7 +3,7 @@
 //! Owns those words. It must not know how anything of it is done.
 
 use bellhop_api::machine::{End, VmState};
-use bellhop_api::node::NicId;
+use bellhop_api::node::{DeviceId, NicId};
 
 /// What became of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +45,10 @@ pub(crate) enum Change {
     NicNotFailedOver(NicId, String),
     /// It has a NIC less.
     NicRemoved(NicId),
+    /// It has one more disk.
+    DiskAdded(DeviceId),
+    /// It has one disk less.
+    DiskRemoved(DeviceId),
     /// It is gone.
     Deleted,
 }
@@ -82,6 +86,8 @@ impl Change {
                 Some(("nic_not_failed_over", Some(format!("NIC {id}: {why}"))))
             }
             Self::NicRemoved(id) => Some(("nic_removed", Some(format!("NIC {id}")))),
+            Self::DiskAdded(id) => Some(("disk_added", Some(format!("disk {id}")))),
+            Self::DiskRemoved(id) => Some(("disk_removed", Some(format!("disk {id}")))),
             Self::Deleted => Some(("deleted", None)),
         }
     }
@@ -98,7 +104,7 @@ pub(crate) enum Put {
     Replaced,
 }
 
-/// What the removal of a NIC came to.
+/// What the removal of a NIC or a disk came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removed {
     /// It is gone.

@@ -3,10 +3,10 @@
 //! Owns their texts. It must not know the request.
 
 use axum::http::StatusCode;
-use bellhop_api::node::BadNicId;
+use bellhop_api::node::BadDeviceId;
 use vdpa_mgmt::nic::{MakeError, NicError, RemoveError};
 
-use super::spec::{NicId, VmName};
+use super::spec::{DeviceId, NicId, VmName};
 use crate::error::{Error, ErrorKind, HOST_FAILED, UNUSABLE, conflict};
 
 pub(crate) fn no_vm(vm: &VmName) -> Error {
@@ -23,6 +23,19 @@ pub(super) fn no_nic(vm: &VmName, id: &NicId) -> Error {
 pub(super) fn other_nic(vm: &VmName, id: &NicId) -> Error {
     let message =
         format!("{vm} has another NIC {id}: take it away first, or give this one another name");
+    Error::conflict("id_in_use", message)
+}
+
+pub(crate) fn no_disk(vm: &VmName, id: &DeviceId) -> Error {
+    let message = format!("{vm} has no disk {id}");
+    let error = Error::answered(StatusCode::NOT_FOUND, "no_such_device", message);
+    error.hint("GET /v1/vms/{name}/disks lists its disks")
+}
+
+/// Another device of the machine has this name.
+pub(super) fn other_device(vm: &VmName, id: &DeviceId) -> Error {
+    let message =
+        format!("{vm} has another device {id}: remove that first, or give this one another name");
     Error::conflict("id_in_use", message)
 }
 
@@ -58,8 +71,8 @@ pub(super) fn unfinished(source: tokio::task::JoinError) -> Error {
     Error::answered(StatusCode::INTERNAL_SERVER_ERROR, "internal", message).because(source)
 }
 
-impl From<BadNicId> for Error {
-    fn from(error: BadNicId) -> Self {
+impl From<BadDeviceId> for Error {
+    fn from(error: BadDeviceId) -> Self {
         let kind = ErrorKind::Answer(StatusCode::BAD_REQUEST, "bad_name");
         Self::transparent(kind, error)
     }

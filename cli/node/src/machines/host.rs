@@ -16,7 +16,8 @@ use axum::http::{Method, StatusCode};
 use bellhop_api::machine::{
     MigrationRequest, NicChange, ReceiveConfig, VmState, VmStatus, WantedState,
 };
-use vmm::config::{VdpaSource, VmConfig};
+use devices::virtio::block::disk::Disk;
+use vmm::config::{DiskConfig, VdpaSource, VmConfig};
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
 use super::Machines;
@@ -24,10 +25,10 @@ use super::arrival::Coming;
 use super::departure::Account;
 use super::process::{self, Identity, Process, Start};
 use super::record::Record;
-use super::spec::{NicId, NicSpec, VmName};
+use super::spec::{DeviceId, NicId, NicSpec, VmName};
 use super::steps::{Found, Host, Passed, SendRequest};
 use super::vmm::{MIGRATION, SOON, START, Vmm};
-use crate::error::Error;
+use crate::error::{Error, UNUSABLE};
 use crate::peers::Peer;
 
 /// How long a process may take to listen.
@@ -38,7 +39,7 @@ const FIND: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(10);
 /// Between two looks at a process.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a guest that is asked to give a NIC up is waited for.
+/// How long a guest that is asked to give a NIC or a disk up is waited for.
 const GIVE_UP: Duration = Duration::from_secs(5);
 /// How much of a log is shown, in bytes.
 const SHOWN: u64 = 2048;
@@ -133,6 +134,38 @@ impl Machines {
         })
     }
 
+    /// Asks the running machine to give the device at `path` up. Returns whether it is gone, which
+    /// `is_gone` tells from the machine's status.
+    fn give_up(
+        &self,
+        vm: &VmName,
+        path: &str,
+        is_gone: impl Fn(&VmStatus) -> bool,
+    ) -> Result<bool, Error> {
+        let vmm = self.api_of(vm);
+        self.runtime.block_on(async {
+            match vmm.ask(Method::DELETE, path, None::<&()>, SOON).await {
+                Err(error) if error.is_refused(StatusCode::NOT_FOUND) => return Ok(true),
+                asked => asked?,
+            };
+            let start = Instant::now();
+            let mut status = vmm.status().await?;
+            loop {
+                if is_gone(&status) {
+                    return Ok(true);
+                }
+                let left = GIVE_UP.saturating_sub(start.elapsed());
+                if left.is_zero() {
+                    return Ok(false);
+                }
+                match tokio::time::timeout(left, vmm.watch(status.generation)).await {
+                    Ok(changed) => status = changed?,
+                    Err(_) => return Ok(false),
+                }
+            }
+        })
+    }
+
     /// The machine's configuration, and its devices, open, in the order in which it names them.
     fn configuration(
         &self,
@@ -147,6 +180,14 @@ impl Machines {
             devices.push(device);
         }
         Ok((config, devices))
+    }
+}
+
+/// Opens a disk's image as a machine's process does, and closes it.
+pub(super) fn check_disk(disk: &DiskConfig) -> Result<(), Error> {
+    match Disk::open(&disk.path, disk.readonly) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Error::transparent(UNUSABLE, error)),
     }
 }
 
@@ -356,29 +397,21 @@ impl Host for Machines {
     }
 
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, Error> {
-        let path = format!("/v1/vm/nics/{nic}");
+        let is_gone = |status: &VmStatus| status.nics.iter().all(|one| one.id != nic.as_str());
+        self.give_up(vm, &format!("/v1/vm/nics/{nic}"), is_gone)
+    }
+
+    fn plug_disk(&self, vm: &VmName, id: &DeviceId, disk: &DiskConfig) -> Result<(), Error> {
+        let path = format!("/v1/vm/disks/{id}");
         let vmm = self.api_of(vm);
-        self.runtime.block_on(async {
-            match vmm.ask(Method::DELETE, &path, None::<&()>, SOON).await {
-                Err(error) if error.is_refused(StatusCode::NOT_FOUND) => return Ok(true),
-                asked => asked?,
-            };
-            let start = Instant::now();
-            let mut status = vmm.status().await?;
-            loop {
-                if status.nics.iter().all(|one| one.id != nic.as_str()) {
-                    return Ok(true);
-                }
-                let left = GIVE_UP.saturating_sub(start.elapsed());
-                if left.is_zero() {
-                    return Ok(false);
-                }
-                match tokio::time::timeout(left, vmm.watch(status.generation)).await {
-                    Ok(changed) => status = changed?,
-                    Err(_) => return Ok(false),
-                }
-            }
-        })
+        self.runtime
+            .block_on(vmm.ask(Method::PUT, &path, Some(disk), START))?;
+        Ok(())
+    }
+
+    fn unplug_disk(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error> {
+        let is_gone = |status: &VmStatus| status.disks.iter().all(|one| one.id != id.as_str());
+        self.give_up(vm, &format!("/v1/vm/disks/{id}"), is_gone)
     }
 
     fn announce(&self, vm: &VmName, nics: &[NicSpec]) {

@@ -56,6 +56,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ::vmm::api::API_LEVEL;
+use ::vmm::config::DiskConfig;
 use bellhop_api::machine::WantedState;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
@@ -69,7 +70,7 @@ use self::process::Identity;
 use self::record::Record;
 use self::slot::Slot;
 pub(crate) use self::slot::View;
-use self::spec::{ExistingDevice, NicId, NicSpec, VmName, VmSpec, owned_by};
+use self::spec::{DeviceId, ExistingDevice, NicId, NicSpec, VmName, VmSpec, owned_by};
 use self::steps::{Life, Passed, SendRequest};
 use self::vmm::Vmm;
 use super::error::Error;
@@ -367,6 +368,32 @@ impl Machines {
     ) -> Result<Removed, Error> {
         let id = id.clone();
         let work = move |machines: &Self, slot: &Slot| machines.remove_nic_now(slot, &id);
+        self.request(self.find(vm)?, work).await
+    }
+
+    /// Gives a machine a disk, which has the name `id`.
+    ///
+    /// # Errors
+    /// The machine is as before then.
+    pub(crate) async fn add_disk(
+        self: &Arc<Self>,
+        vm: &VmName,
+        id: &DeviceId,
+        disk: DiskConfig,
+    ) -> Result<Put, Error> {
+        let id = id.clone();
+        let work = move |machines: &Self, slot: &Slot| machines.add_disk_now(slot, &id, &disk);
+        self.request(self.find(vm)?, work).await
+    }
+
+    /// Takes a disk away from a machine.
+    pub(crate) async fn remove_disk(
+        self: &Arc<Self>,
+        vm: &VmName,
+        id: &DeviceId,
+    ) -> Result<Removed, Error> {
+        let id = id.clone();
+        let work = move |machines: &Self, slot: &Slot| machines.remove_disk_now(slot, &id);
         self.request(self.find(vm)?, work).await
     }
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::arrival::Arrival;
 use super::departure::{Departure, Process, Verdict, judge};
 use super::process::Identity;
-use super::spec::{Desired, NicId, NicSpec, VmName, VmSpec};
+use super::spec::{Desired, DeviceId, NicId, NicSpec, VmName, VmSpec};
 use crate::peers::Peer;
 
 /// How far a virtual machine is.
@@ -115,6 +115,9 @@ pub(crate) struct Record {
     /// NICs on devices that were not made for them, which the guest was to give up and may have still.
     #[serde(default)]
     giving_up: BTreeSet<NicId>,
+    /// Disks that its process was asked to remove, and that the guest may have still.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    removed_disks: BTreeSet<DeviceId>,
     /// NICs that are on the device that stands by for them, their own having failed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     on_stand_by: BTreeSet<NicId>,
@@ -163,6 +166,7 @@ impl Record {
             asked_to_power_off: false,
             off_in_boot: None,
             giving_up: BTreeSet::new(),
+            removed_disks: BTreeSet::new(),
             on_stand_by: BTreeSet::new(),
             former: None,
         }
@@ -367,6 +371,23 @@ impl Record {
             .collect()
     }
 
+    /// The guest is to give a disk up. Without a process no guest has it.
+    pub(crate) fn removes_disk(&mut self, disk: &DeviceId) {
+        if self.process().is_some() {
+            self.removed_disks.insert(disk.clone());
+        }
+    }
+
+    /// The guest has given a disk up. Whether that was still to be done.
+    pub(crate) fn gave_disk_up(&mut self, disk: &DeviceId) -> bool {
+        self.removed_disks.remove(disk)
+    }
+
+    /// Disks that the guest is to give up, and may have still.
+    pub(crate) fn removed_disks(&self) -> &BTreeSet<DeviceId> {
+        &self.removed_disks
+    }
+
     /// Devices that were made for NICs that it is to have, and to have on others by now.
     pub(crate) fn left(&self) -> Vec<String> {
         let left = self.all_made().filter(|(id, _, stand_by)| {
@@ -410,6 +431,7 @@ impl Record {
     /// Its guest has nothing any more.
     pub(crate) fn guest_ended(&mut self) {
         self.giving_up.clear();
+        self.removed_disks.clear();
     }
 }
 

@@ -4,13 +4,17 @@
 //! processes.
 
 use bellhop_api::machine::WantedState;
+use vmm::config::DiskConfig;
 
 use super::departure::remedy;
-use super::error::{arriving, deleting, no_nic, no_vm, not_running, other_nic, vm_runs};
+use super::error::{
+    arriving, deleting, no_disk, no_nic, no_vm, not_running, other_device, other_nic, vm_runs,
+};
+use super::host::check_disk;
 use super::process::Identity;
 use super::record::{Phase, Record};
 use super::slot::{Live, Slot};
-use super::spec::{Desired, ExistingDevice, NicId, NicSpec, VmName, VmSpec};
+use super::spec::{Desired, DeviceId, ExistingDevice, NicId, NicSpec, VmName, VmSpec};
 use super::steps::{Passed, SendRequest};
 use super::{Change, Machines, Put, Removed, speaks};
 use crate::error::Error;
@@ -252,6 +256,9 @@ impl Machines {
         if record.has_made(nic.id()) {
             return Err(other_nic(vm, nic.id()));
         }
+        if record.spec.disk(nic.id()).is_some() {
+            return Err(other_device(vm, nic.id()));
+        }
         let spec = record.spec.with_nic(nic.clone())?;
         spec.check(vm)?;
         self.reserve(slot, &spec)?;
@@ -338,6 +345,50 @@ impl Machines {
         let gone = self.life(slot).remove_nic(&mut record, id)?;
         if gone {
             self.tell(vm, Change::NicRemoved(id.clone()));
+            Ok(Removed::Gone)
+        } else {
+            Ok(Removed::Asked)
+        }
+    }
+
+    /// `disk` has the name `id`.
+    pub(super) fn add_disk_now(
+        &self,
+        slot: &Slot,
+        id: &DeviceId,
+        disk: &DiskConfig,
+    ) -> Result<Put, Error> {
+        let vm = slot.name();
+        let mut record = self.present(slot)?;
+        match record.spec.disk(id) {
+            Some(there) if there == disk => return Ok(Put::Same),
+            Some(_) => return Err(other_device(vm, id)),
+            None => {}
+        }
+        let is_nic = record.spec.nic(id).is_some() || record.has_made(id);
+        // The guest has not given up an earlier one of this name.
+        if is_nic || record.removed_disks().contains(id) {
+            return Err(other_device(vm, id));
+        }
+        let spec = record.spec.with_disk(disk.clone());
+        spec.check(vm)?;
+        if record.process().is_none() {
+            check_disk(disk)?;
+        }
+        self.life(slot).add_disk(&mut record, id, disk, spec)?;
+        self.tell(vm, Change::DiskAdded(id.clone()));
+        Ok(Put::Created)
+    }
+
+    pub(super) fn remove_disk_now(&self, slot: &Slot, id: &DeviceId) -> Result<Removed, Error> {
+        let vm = slot.name();
+        let mut record = self.present(slot)?;
+        // The guest is asked again for a disk that it has not given up.
+        if record.spec.disk(id).is_none() && !record.removed_disks().contains(id) {
+            return Err(no_disk(vm, id));
+        }
+        if self.life(slot).remove_disk(&mut record, id)? {
+            self.tell(vm, Change::DiskRemoved(id.clone()));
             Ok(Removed::Gone)
         } else {
             Ok(Removed::Asked)

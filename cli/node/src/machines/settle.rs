@@ -39,6 +39,7 @@ impl Machines {
                 let settled = life.settle(&mut record)?;
                 if settled == Settled::Running {
                     life.settle_nics(&mut record);
+                    life.settle_disks(&mut record);
                 }
                 Ok(settled)
             })

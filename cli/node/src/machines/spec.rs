@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use bellhop_api::node::SendToNode;
-pub(crate) use bellhop_api::node::{Desired, NicId, Restart};
+pub(crate) use bellhop_api::node::{Desired, DeviceId, NicId, Restart};
 use serde::de::{self, DeserializeOwned, Deserializer};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
 use utoipa::{PartialSchema, ToSchema};
 use vdpa_mgmt::NetConfig;
-use vmm::config::VmConfig;
+use vmm::config::{DiskConfig, VmConfig};
 
 pub(crate) use self::name::{OWNER, VmName, bad_vm_name, owned_by};
 pub(crate) use self::nic::{ExistingDevice, NicSource, NicSpec};
@@ -30,11 +30,15 @@ use crate::error::Error;
 
 /// The longest name of a vDPA device, in bytes.
 const DEVICE_NAME_MAX: usize = 63;
+/// The longest name of a disk, in bytes: the guest reads it as the disk's serial number.
+const DISK_NAME_MAX: usize = 20;
+/// A device that each machine has.
+const RNG: &str = "rng";
 
 /// A virtual machine as it is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VmSpec {
-    /// The machine; without vDPA devices, which are `nics`.
+    /// The machine; without vDPA devices, which are `nics`. Each disk has its name.
     machine: VmConfig,
     nics: Vec<NicSpec>,
     /// As it was asked for when the machine was made.
@@ -143,11 +147,54 @@ impl VmSpec {
         spec
     }
 
+    /// The disk of this name.
+    pub(crate) fn disk(&self, id: &DeviceId) -> Option<&DiskConfig> {
+        let mut disks = self.machine.disks.iter();
+        disks.find(|disk| disk.id.as_deref() == Some(id.as_str()))
+    }
+
+    /// With one more disk, which has its name.
+    pub(crate) fn with_disk(&self, disk: DiskConfig) -> Self {
+        let mut spec = self.clone();
+        spec.machine.disks.push(disk);
+        spec
+    }
+
+    /// Without one of its disks.
+    pub(crate) fn without_disk(&self, id: &DeviceId) -> Self {
+        let mut spec = self.clone();
+        let disks = &mut spec.machine.disks;
+        disks.retain(|disk| disk.id.as_deref() != Some(id.as_str()));
+        spec
+    }
+
+    /// Whether the names of all devices can be so.
+    fn check_names(&self) -> Result<(), Error> {
+        let disks = &self.machine.disks;
+        let ids = disks.iter().filter_map(|disk| disk.id.as_deref());
+        let bad = |id: &str| id.len() > DISK_NAME_MAX || id.parse::<DeviceId>().is_err();
+        if let Some(number) = ids.clone().position(bad) {
+            return Err(Error::invalid(format!(
+                "disks[{number}].id: a disk's name has 1 to {DISK_NAME_MAX} letters, digits, dots, \
+                 underscores, colons or hyphens"
+            )));
+        }
+        let nics = self.nics.iter().map(|nic| nic.id().as_str());
+        let mut names = BTreeSet::from([RNG]);
+        match nics.chain(ids).find(|id| !names.insert(*id)) {
+            Some(id) => Err(Error::invalid(format!(
+                "another device of the machine is called {id}: give this one another id"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Whether a machine of this name can be so.
     ///
     /// # Errors
-    /// A path is relative, or a device's name would be too long.
+    /// A path is relative, a device's name would be too long, or two devices have the same.
     pub(crate) fn check(&self, vm: &VmName) -> Result<(), Error> {
+        self.check_names()?;
         let disks = self.machine.disks.iter();
         let disks = disks.map(|disk| ("a disk's path", &disk.path));
         let files = self.boot_files().chain(disks);
@@ -234,8 +281,13 @@ impl<'de> Deserialize<'de> for VmSpec {
         if let Some(nic) = nics.iter().find(|nic| !ids.insert(nic.id())) {
             return Err(de::Error::custom(two_nics(nic.id())));
         }
+        let mut machine: VmConfig = place("", Value::Object(fields))?;
+        // They keep their names when others go.
+        for (number, disk) in machine.disks.iter_mut().enumerate() {
+            disk.id = Some(disk.name(number));
+        }
         Ok(Self {
-            machine: place("", Value::Object(fields))?,
+            machine,
             nics,
             state,
             restart,

@@ -16,6 +16,7 @@
 //! Owns the order. How a step is done belongs to [`Host`]; tests have one in memory that fails wherever they like.
 
 mod arriving;
+mod disks;
 mod leaving;
 mod nics;
 
@@ -26,12 +27,13 @@ use axum::http::StatusCode;
 use bellhop_api::machine::{End, EndReason};
 use vdpa::causes::in_one_line;
 use vdpa_mgmt::journal::{Journal, Moment};
+use vmm::config::DiskConfig;
 
 use super::arrival::{AtEnd, Coming};
 use super::departure::{Account, Departure};
 use super::process::Identity;
 use super::record::{Phase, Record, Step};
-use super::spec::{Desired, NicId, NicSpec, Restart, VmName};
+use super::spec::{Desired, DeviceId, NicId, NicSpec, Restart, VmName};
 use crate::error::Error;
 use crate::peers::Peer;
 
@@ -104,6 +106,10 @@ pub(crate) trait Host: Send + Sync {
     fn is_on(&self, vm: &VmName, nic: &NicSpec) -> bool;
     /// Asks the running machine to give a NIC up, unless it has none. Returns whether it has none any more.
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, Error>;
+    /// Gives the running machine a disk, unless it has it.
+    fn plug_disk(&self, vm: &VmName, id: &DeviceId, disk: &DiskConfig) -> Result<(), Error>;
+    /// Asks the running machine to give a disk up. Returns whether it has none of this name now.
+    fn unplug_disk(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error>;
     /// Sees to it that the network knows where the guest is on these NICs, as far as the guest does not do it. It is no
     /// failure if nobody can.
     fn announce(&self, vm: &VmName, nics: &[NicSpec]);

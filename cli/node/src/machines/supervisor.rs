@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use std::os::fd::AsFd as _;
 use std::os::unix::process::ExitStatusExt as _;
 
-use bellhop_api::machine::{End, EndReason, NicSummary};
+use bellhop_api::machine::{End, EndReason, NicSummary, VmStatus};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use vdpa::causes::in_one_line;
@@ -34,7 +34,7 @@ use vdpa::causes::in_one_line;
 use super::process::{Identity, Process};
 use super::record::Phase;
 use super::slot::{Live, Slot};
-use super::spec::{NicSpec, VmName};
+use super::spec::{DeviceId, NicId, NicSpec, VmName};
 use super::{Change, Machines, speaks};
 use crate::error::Error;
 
@@ -299,7 +299,7 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
                 if last.replace(status.state) != Some(status.state) {
                     machines.tell(slot.name(), Change::State(status.state));
                 }
-                given_up(machines, slot, &status.nics).await;
+                given_up(machines, slot, &status).await;
                 failed_over(machines, slot, &status.nics).await;
                 if let Some(end) = status.end {
                     return end;
@@ -350,22 +350,37 @@ async fn attend(machines: &Arc<Machines>, slot: &Arc<Slot>) -> Infallible {
     }
 }
 
-/// Takes back devices of NICs that the guest has given up since it was asked to.
-async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[NicSummary]) {
-    let unwanted = slot.record().map(|record| record.unwanted());
-    let mut gone = unwanted.into_iter().flatten();
-    if !gone.any(|id| there.iter().all(|nic| nic.id != id.as_str())) {
+/// Takes back devices of NICs that the guest has given up since it was asked to, and forgets such
+/// disks.
+async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &VmStatus) {
+    let Some(record) = slot.record() else {
+        return;
+    };
+    let no_nic = |id: &NicId| there.nics.iter().all(|nic| nic.id != id.as_str());
+    let no_disk = |id: &DeviceId| there.disks.iter().all(|disk| disk.id != id.as_str());
+    let nics = record.unwanted().iter().any(no_nic);
+    let disks = record.removed_disks().iter().any(no_disk);
+    if !nics && !disks {
         return;
     }
     // If this daemon ends the next one does it.
     let _ = machines
-        .locked(slot, |machines, slot| {
-            if let Some(mut record) = slot
+        .locked(slot, move |machines, slot| {
+            let Some(mut record) = slot
                 .record()
                 .filter(|record| record.phase == Phase::Present)
-            {
-                for id in machines.life(slot).drop_given_up(&mut record) {
+            else {
+                return;
+            };
+            let life = machines.life(slot);
+            if nics {
+                for id in life.drop_given_up(&mut record) {
                     machines.tell(slot.name(), Change::NicRemoved(id));
+                }
+            }
+            if disks {
+                for id in life.drop_removed_disks(&mut record) {
+                    machines.tell(slot.name(), Change::DiskRemoved(id));
                 }
             }
         })

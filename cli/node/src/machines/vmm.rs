@@ -16,13 +16,14 @@ use bellhop_api::machine::{
 };
 use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use vmm::http::ErrorBody;
 use vmm::http::client::{Client, ClientError};
 use vmm::http::request_id::REQUEST_ID;
 
 use super::arrival::Coming;
 use super::departure::Account;
-use super::spec::NicId;
+use super::spec::{DeviceId, NicId};
 use super::steps::{Passed, SendRequest};
 use crate::error::{Error, ErrorKind};
 
@@ -256,6 +257,16 @@ impl Vmm {
     /// One of its NICs.
     pub(super) async fn nic(&self, id: &NicId) -> Result<NicInfo, Error> {
         self.get(&format!("/v1/vm/nics/{id}"), SOON).await
+    }
+
+    /// All its disks, in its words.
+    pub(crate) async fn disks(&self) -> Result<Value, Error> {
+        self.get("/v1/vm/disks", SOON).await
+    }
+
+    /// One of its disks, in its words.
+    pub(crate) async fn disk(&self, id: &DeviceId) -> Result<Value, Error> {
+        self.get(&format!("/v1/vm/disks/{id}"), SOON).await
     }
 
     /// What it does once that is not what it did in generation `since`, or after a while.

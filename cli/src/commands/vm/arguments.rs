@@ -23,11 +23,11 @@ pub(crate) fn nic_body(nic: &NicSettings, id: &str, node: &Address) -> Result<Va
     Ok(body)
 }
 
-/// The first of `net0`, `net1`, … that is not among these.
-pub(crate) fn free_nic_id(taken: &[String]) -> String {
+/// The first of `{kind}0`, `{kind}1`, … that is not among these.
+pub(super) fn free_id(kind: &str, taken: &[String]) -> String {
     let mut number = 0_u64;
     loop {
-        let id = format!("net{number}");
+        let id = format!("{kind}{number}");
         if !taken.contains(&id) {
             return id;
         }

@@ -11,7 +11,7 @@ use hyper::{Method, StatusCode};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::arguments::{absolute, free_nic_id, nic_body, unwritable};
+use super::arguments::{absolute, free_id, nic_body, unwritable};
 use super::watch::Watch;
 use super::{of_vm, say};
 use crate::commands::machine_arguments::MachineArguments;
@@ -186,7 +186,7 @@ fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value
     let mut nics = Vec::new();
     for nic in &arguments.nics {
         let id = nic.id.as_ref().map(NicId::to_string).unwrap_or_else(|| {
-            let id = free_nic_id(&taken);
+            let id = free_id("net", &taken);
             taken.push(id.clone());
             id
         });

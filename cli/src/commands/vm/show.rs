@@ -29,7 +29,8 @@ Of each queue of a NIC:
   in flight  buffers that the device has; posted, completed: buffers per second, by the driver and the device
   Idle, Moving, Waiting; STUCK, DRIVERSTALLED, INCONSISTENT: what the watch of its ring says (`ring_watch`)
 
-JSON (-o json) has the VM, what it was asked to be (spec), and its NICs and disks as its process describes them.
+JSON (-o json) has the VM, what it was asked to be (spec), and its NICs and disks as its process
+describes them; of a VM that does not run, the disks that it will have.
 
 Examples:
   bellhop vm show web
@@ -59,11 +60,7 @@ fn look(node: &Node, name: &str) -> Result<All, Error> {
         let details = if_it_says(node.get(&below(&["nics", &nic.id])))?;
         nics.push((nic.clone(), details));
     }
-    let disks = if view.pid.is_some() {
-        if_it_says(node.get(&below(&["disks"])))?
-    } else {
-        Value::Null
-    };
+    let disks = if_it_says(node.get(&below(&["disks"])))?;
     let json = json!({
         "vm": answer,
         "spec": spec,

@@ -331,7 +331,8 @@ fn a_machine_that_is_gone_while_it_moves_is_said_to_be() {
 
     let made_up = MadeUp::default()
         .answer(200, &elsewhere())
-        .answer(200, &json!({"kernel": "/k"}));
+        .answer(200, &json!({"kernel": "/k"}))
+        .answer(200, &json!([]));
     let text = show::text(&made_up.node(), "web").unwrap();
     assert!(
         text.starts_with("web: MayBeElsewhere (to be Running)\n"),
@@ -425,9 +426,14 @@ web: Running
     assert_eq!(made_up.asked()[2], "GET /v1/vms/web/nics/net0");
 
     // Nothing is known of one that does not run but what the daemon knows.
-    let made_up = MadeUp::default().answer(200, &stopped()).answer(200, &spec);
+    let disks = json!([{"id": "disk0", "path": "/d", "state": "Configured"}]);
+    let made_up = MadeUp::default()
+        .answer(200, &stopped())
+        .answer(200, &spec)
+        .answer(200, &disks);
     let text = show::text(&made_up.node(), "web").unwrap();
     assert!(text.starts_with("web: Stopped\n├── no process\n"), "{text}");
+    assert!(text.contains("├── disk disk0: /d Configured\n"), "{text}");
 }
 
 /// Standard input that is made up: a socket, whose bytes mean what they say but for `X`, which leaves.

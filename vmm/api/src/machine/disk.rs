@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{DeviceInfo, PlugPhase};
+use crate::config::DiskConfig;
 
 /// What of a disk can be changed before the machine starts; what is absent stays.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
@@ -35,6 +36,21 @@ pub struct DiskSummary {
     pub rescue: bool,
     /// Where the guest sees it, once the machine is built.
     pub address: Option<String>,
+}
+
+impl DiskSummary {
+    /// A disk that comes when the machine starts.
+    #[must_use]
+    pub fn configured(id: String, config: &DiskConfig) -> Self {
+        Self {
+            id,
+            state: PlugPhase::Configured,
+            path: config.path.to_string_lossy().into_owned(),
+            readonly: config.readonly,
+            rescue: config.rescue,
+            address: None,
+        }
+    }
 }
 
 /// A disk with all there is to say about it.

@@ -1,62 +1,16 @@
 //! A NIC of a virtual machine, as clients say it.
 
-use std::borrow::Cow;
-use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::DeviceId;
 use crate::config::{DoorbellMode, KeyValueError, MacAddress, from_key_value_but};
 
-/// The longest name of a NIC, in bytes: what the machine's own API takes.
-const NIC_ID_MAX: usize = 64;
-
-/// The name of a NIC: 1 to 64 letters, digits, `.`, `_`, `:` or `-`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Cow<'_, str>")]
-pub struct NicId(String);
-
-/// What cannot name a NIC.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a NIC's name has 1 to {NIC_ID_MAX} letters, digits, dots, underscores, colons or hyphens")]
-pub struct BadNicId;
-
-impl NicId {
-    /// The text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for NicId {
-    type Err = BadNicId;
-
-    fn from_str(text: &str) -> Result<Self, BadNicId> {
-        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-        if (1..=NIC_ID_MAX).contains(&text.len()) && text.bytes().all(known) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(BadNicId)
-        }
-    }
-}
-
-impl TryFrom<Cow<'_, str>> for NicId {
-    type Error = BadNicId;
-
-    fn try_from(text: Cow<'_, str>) -> Result<Self, BadNicId> {
-        text.parse()
-    }
-}
-
-impl fmt::Display for NicId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+/// The name of a NIC.
+pub type NicId = DeviceId;
 
 /// What of a NIC a vDPA device is made on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

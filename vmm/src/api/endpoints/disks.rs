@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use bellhop_api::machine::{DeviceInfo, DiskInfo, DiskSummary, PlugPhase};
+use bellhop_api::machine::{DeviceInfo, DiskInfo, DiskSummary};
 use bellhop_api::responses::BusyErrors;
 
 use super::pluggable::Known;
@@ -16,19 +16,8 @@ impl From<&DiskStatus> for DiskSummary {
         Self {
             state: disk.state.into(),
             address: Some(disk.address.to_string()),
-            ..configured(disk.id.clone(), &disk.config)
+            ..Self::configured(disk.id.clone(), &disk.config)
         }
-    }
-}
-
-fn configured(id: String, config: &DiskConfig) -> DiskSummary {
-    DiskSummary {
-        id,
-        state: PlugPhase::Configured,
-        path: config.path.to_string_lossy().into_owned(),
-        readonly: config.readonly,
-        rescue: config.rescue,
-        address: None,
     }
 }
 
@@ -38,7 +27,7 @@ impl From<Known<DiskConfig>> for DiskInfo {
             Known::Configured(config) => {
                 let id = config.id.clone().unwrap_or_default();
                 Self {
-                    summary: configured(id, &config),
+                    summary: DiskSummary::configured(id, &config),
                     device: None,
                 }
             }
@@ -59,7 +48,7 @@ pub(super) async fn list(State(api): Api) -> Result<Json<Vec<DiskInfo>>, ApiErro
     if !api.is_built() {
         let disks = api.config()?.disks;
         let info = |(number, disk): (usize, &DiskConfig)| DiskInfo {
-            summary: configured(disk.name(number), disk),
+            summary: DiskSummary::configured(disk.name(number), disk),
             device: None,
         };
         return Ok(Json(disks.iter().enumerate().map(info).collect()));

@@ -24,7 +24,7 @@ fn names_are_checked() {
     ] {
         assert!(bad.parse::<VmName>().is_err(), "{bad}");
     }
-    for bad in ["", "a/b", "a b", &"a".repeat(65)] {
+    for bad in ["", ".", "..", "a/b", "a b", &"a".repeat(65)] {
         assert!(bad.parse::<NicId>().is_err(), "{bad}");
     }
 }
@@ -65,6 +65,24 @@ fn what_is_written_is_read_again() {
         (minimal.state, minimal.restart, minimal.nics().len()),
         (Desired::Running, Restart::OnFailure, 0)
     );
+}
+
+#[test]
+fn disks_keep_their_names_when_others_come_and_go() {
+    let all = spec(json!({ "kernel": "/k", "disks": [{ "path": "/a" }, { "path": "/b" }] }));
+    let all = all.unwrap();
+    let id = |text: &str| text.parse::<DeviceId>().unwrap();
+    let less = all.without_disk(&id("disk0"));
+    assert!(less.disk(&id("disk0")).is_none());
+    let left = less.disk(&id("disk1")).unwrap();
+    assert_eq!(left.path, PathBuf::from("/b"));
+    let more = less.with_disk("path=/a,id=disk0".parse().unwrap());
+    more.check(&vm("web")).unwrap();
+    assert_eq!(more.disk(&id("disk0")), all.disk(&id("disk0")));
+    // A client that names none means the same machine.
+    let named = json!({ "kernel": "/k",
+        "disks": [{ "path": "/a", "id": "disk0" }, { "path": "/b", "id": "disk1" }] });
+    assert_eq!(spec(named).unwrap(), all);
 }
 
 #[test]
@@ -143,6 +161,22 @@ fn mistakes_are_named() {
         .check(&vm("web"))
         .unwrap_err();
     assert!(error.to_string().contains("give a shorter one"), "{error}");
+    let disks = |ids: &[&str]| {
+        let disk = |id: &&str| json!({ "path": "/d", "id": id });
+        let disks: Vec<_> = ids.iter().map(disk).collect();
+        json!({ "kernel": "/k", "disks": disks, "nics": [{ "id": "net0", "from": "b" }] })
+    };
+    for (wrong, words) in [
+        (disks(&["a", "b", "a"]), "is called a"),
+        (disks(&["net0"]), "is called net0"),
+        (disks(&["rng"]), "is called rng"),
+        (disks(&["a", "a/b"]), "disks[1].id: "),
+        (disks(&[""]), "1 to 20 letters"),
+        (disks(&["a".repeat(21).as_str()]), "1 to 20 letters"),
+    ] {
+        let error = spec(wrong).unwrap().check(&vm("web")).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    }
     for relative in [
         json!({ "kernel": "k" }),
         json!({ "kernel": "/k", "initramfs": "i" }),

@@ -318,7 +318,10 @@ impl Life<'_> {
         self.look_for_failovers(record);
         let mut all = true;
         for nic in record.spec.nics().to_vec() {
-            if let Err(error) = self.bring(record, &nic) {
+            // A move that failed, and was not undone before its daemon was killed, left it elsewhere.
+            let brought = self.bring(record, &nic);
+            let brought = brought.and_then(|()| self.take_seat(record, nic.id()));
+            if let Err(error) = brought {
                 all = false;
                 tracing::error!(
                     vm = %self.vm,

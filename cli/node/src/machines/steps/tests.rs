@@ -16,7 +16,7 @@ use serde_json::json;
 use super::*;
 use crate::machines::arrival::Arrival;
 use crate::machines::spec::{ExistingDevice, NicSource, VmSpec};
-use world::{Fake, Fault, Killed, World, device_of, devices_of};
+use world::{Fake, Fault, Killed, World, device_of, devices_of, images_of};
 
 /// What a client, the guest or the host does.
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +47,11 @@ enum Deed {
     },
     RemoveNic {
         nic: usize,
+        stubborn: bool,
+    },
+    AddDisk(usize),
+    RemoveDisk {
+        disk: usize,
         stubborn: bool,
     },
     /// A NIC's device fails: the machine moves it to the one that stands by, and a daemon sees it, or not yet.
@@ -110,6 +115,9 @@ fn deed() -> impl Strategy<Value = Deed> {
         2 => (0..3_usize).prop_map(Deed::AddNic),
         2 => (0..3_usize, 0..2_usize).prop_map(|(nic, to)| Deed::Swap { nic, to }),
         2 => (0..3_usize, any::<bool>()).prop_map(|(nic, stubborn)| Deed::RemoveNic { nic, stubborn }),
+        2 => (0..3_usize).prop_map(Deed::AddDisk),
+        2 => (0..3_usize, any::<bool>())
+            .prop_map(|(disk, stubborn)| Deed::RemoveDisk { disk, stubborn }),
         2 => (0..3_usize, any::<bool>()).prop_map(|(nic, seen)| Deed::FailOver { nic, seen }),
         2 => (0..3_usize, any::<bool>()).prop_map(|(nic, on_stand_by)| Deed::Seat { nic, on_stand_by }),
         1 => Just(Deed::GiveUp),
@@ -151,6 +159,13 @@ fn nic(number: usize) -> NicSpec {
         _ => nic["failover"] = json!({ "path": format!("/dev/spare{number}") }),
     }
     serde_json::from_value(nic).unwrap()
+}
+
+/// The name of the disk of this number, and the disk.
+fn disk(number: usize) -> (DeviceId, DiskConfig) {
+    let id = format!("data{number}");
+    let disk = format!("path=/{number}.img,id={id}");
+    (id.parse().unwrap(), disk.parse().unwrap())
 }
 
 fn spec(nics: usize, stopped: bool, restart: Restart) -> VmSpec {
@@ -320,6 +335,34 @@ impl<'a> Daemon<'a> {
                     self.fake.world().stubborn = false;
                 }
             }
+            (Deed::AddDisk(number), Some(record)) if record.phase == Phase::Present => {
+                let (id, disk) = disk(number);
+                if record.spec.disk(&id).is_none() && !record.removed_disks().contains(&id) {
+                    let spec = record.spec.with_disk(disk.clone());
+                    let before = record.spec.clone();
+                    match life.add_disk(record, &id, &disk, spec) {
+                        Ok(()) => assert_eq!(record.spec.disk(&id), Some(&disk)),
+                        Err(_) => assert_eq!(record.spec, before),
+                    }
+                }
+            }
+            (
+                Deed::RemoveDisk {
+                    disk: number,
+                    stubborn,
+                },
+                Some(record),
+            ) if record.phase == Phase::Present => {
+                let (id, _) = disk(number);
+                if record.spec.disk(&id).is_some() || record.removed_disks().contains(&id) {
+                    self.fake.world().stubborn = stubborn && record.process().is_some();
+                    if life.remove_disk(record, &id).unwrap_or(false) {
+                        assert!(record.spec.disk(&id).is_none());
+                        assert!(!record.removed_disks().contains(&id));
+                    }
+                    self.fake.world().stubborn = false;
+                }
+            }
             (Deed::FailOver { nic: number, seen }, Some(record)) => {
                 let stand_by = record.spec.nic(nic(number).id());
                 let stand_by = stand_by.and_then(|nic| nic.on_stand_by(self.vm));
@@ -359,6 +402,7 @@ impl<'a> Daemon<'a> {
             }
             (Deed::GiveUp, Some(record)) if record.phase == Phase::Present => {
                 life.drop_given_up(record);
+                life.drop_removed_disks(record);
             }
             _ => {}
         }
@@ -375,6 +419,7 @@ impl<'a> Daemon<'a> {
         let settled = self.life().settle(&mut record).unwrap();
         if settled == Settled::Running {
             self.life().settle_nics(&mut record);
+            self.life().settle_disks(&mut record);
         }
         if settled != Settled::None {
             self.record = Some(record);
@@ -489,7 +534,10 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
                 let wanted = devices_of(&vm, record);
                 for one in once.processes.iter() {
                     prop_assert_eq!(&one.nics, &wanted);
+                    prop_assert_eq!(&one.disks, &images_of(record));
                 }
+                let removed = record.removed_disks();
+                prop_assert!(removed.is_empty(), "{removed:?} stay");
                 let rest = (record.unwanted_nics(), record.left());
                 prop_assert!(!runs || rest == (Vec::new(), Vec::new()), "{rest:?} stays");
                 let stand_by = record.spec.nics().iter().filter(|nic| nic.is_made(true));
@@ -694,6 +742,100 @@ fn a_guest_that_cannot_be_asked_to_power_off_is_to_run_as_before() {
         assert!(daemon.record.as_ref().unwrap().is_on(), "{kept}");
         assert_eq!(fake.stored(&vm), daemon.record, "{kept}");
     }
+}
+
+
+/// The machine has moved the NIC and said that it has not; then the daemon is killed.
+#[test]
+fn a_nic_that_was_not_moved_back_is_moved_back_by_the_next_daemon() {
+    let create = Deed::Create {
+        nics: 1,
+        stopped: false,
+        restart: Restart::Never,
+    };
+    let faults = vec![
+        Fault::None,
+        Fault::None,
+        Fault::FailsDone,
+        Fault::KilledAfter,
+    ];
+    let swap = Deed::Swap { nic: 0, to: 0 };
+    lives(vec![(create, Vec::new()), (swap, faults)]).unwrap();
+}
+
+#[test]
+fn a_kill_while_a_disk_comes_or_goes_leaves_what_the_record_has() {
+    let create = |stopped| Deed::Create {
+        nics: 1,
+        stopped,
+        restart: Restart::Never,
+    };
+    let remove = |stubborn| Deed::RemoveDisk { disk: 0, stubborn };
+    for kill in [
+        Fault::KilledBefore,
+        Fault::KilledAfter,
+        Fault::Fails,
+        Fault::FailsDone,
+    ] {
+        for (at, stopped) in (0..6).flat_map(|at| [(at, true), (at, false)]) {
+            let faults = || {
+                let mut faults = vec![Fault::None; at];
+                // What is done about a failure fails, too.
+                faults.extend([kill, kill]);
+                faults
+            };
+            lives(vec![
+                (create(stopped), Vec::new()),
+                (Deed::AddDisk(0), faults()),
+                (Deed::Kill, Vec::new()),
+                (Deed::AddDisk(0), Vec::new()),
+                (remove(true), faults()),
+                (Deed::GiveUp, faults()),
+                (Deed::Kill, Vec::new()),
+            ])
+            .unwrap();
+        }
+    }
+}
+
+/// The record has it, so each start has it.
+#[test]
+fn a_disk_is_there_after_a_stop_a_crash_and_a_reboot_and_a_removed_one_is_not() {
+    let fake = Fake::default();
+    let vm: VmName = "web".parse().unwrap();
+    let mut daemon = Daemon::new(&fake, &vm);
+    let create = Deed::Create {
+        nics: 0,
+        stopped: false,
+        restart: Restart::Always,
+    };
+    for deed in [create, Deed::AddDisk(0), Deed::Stop, Deed::AddDisk(1)] {
+        daemon.does(deed);
+    }
+    let disks = |fake: &Fake| {
+        let running = fake.world().processes.first().cloned().unwrap();
+        running.disks.into_keys().collect::<Vec<_>>()
+    };
+    daemon.does(Deed::Start);
+    assert_eq!(disks(&fake), ["data0", "data1"]);
+    for deed in [Deed::Crash, Deed::Start] {
+        daemon.does(deed);
+    }
+    assert_eq!(disks(&fake), ["data0", "data1"]);
+    {
+        let mut world = fake.world();
+        world.processes.clear();
+        world.boot += 1;
+    }
+    assert_eq!(daemon.settles(), Settled::ToStart);
+    daemon.does(Deed::Start);
+    assert_eq!(disks(&fake), ["data0", "data1"]);
+    // The guest keeps it for now, and it is none of the machine's any more.
+    let stubborn = true;
+    daemon.does(Deed::RemoveDisk { disk: 0, stubborn });
+    assert_eq!(disks(&fake), ["data0", "data1"]);
+    assert_eq!(daemon.settles(), Settled::Running);
+    assert_eq!(disks(&fake), ["data1"]);
 }
 
 proptest! {

@@ -34,6 +34,8 @@ pub(super) struct Running {
     pub(super) migration: Account,
     /// The NICs that it has, and the devices that it has open for them.
     pub(super) nics: BTreeMap<String, String>,
+    /// The disks that it has, and their images.
+    pub(super) disks: BTreeMap<String, String>,
 }
 
 impl Running {
@@ -63,6 +65,14 @@ pub(super) fn devices_of(vm: &VmName, record: &Record) -> BTreeMap<String, Strin
         .collect()
 }
 
+/// All disks and their images.
+pub(super) fn images_of(record: &Record) -> BTreeMap<String, String> {
+    let disks = record.spec.machine().disks.iter();
+    disks
+        .map(|disk| (disk.id.clone().unwrap(), disk.path.display().to_string()))
+        .collect()
+}
+
 /// What there is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct World {
@@ -73,7 +83,7 @@ pub(super) struct World {
     pub(super) stored: Option<String>,
     pub(super) boot: u32,
     pub(super) started: u32,
-    /// The guest does not give up the next NIC that it is asked for.
+    /// The guest does not give up the next NIC or disk that it is asked for.
     pub(super) stubborn: bool,
     /// The guest runs elsewhere.
     pub(super) away: bool,
@@ -210,6 +220,7 @@ impl Host for Fake {
                 booted: false,
                 migration: Account::None,
                 nics: BTreeMap::new(),
+                disks: BTreeMap::new(),
             });
             identity
         })
@@ -228,6 +239,7 @@ impl Host for Fake {
             let started = all.find(|one| one.identity == identity).unwrap();
             started.booted = true;
             started.nics = devices_of(vm, record);
+            started.disks = images_of(record);
         })
     }
 
@@ -267,6 +279,27 @@ impl Host for Fake {
             if !stubborn {
                 for one in &mut world.processes {
                     one.nics.remove(nic.as_str());
+                }
+            }
+            !stubborn
+        })
+    }
+
+    fn plug_disk(&self, _: &VmName, id: &DeviceId, disk: &DiskConfig) -> Result<(), Error> {
+        self.call(|world| {
+            for one in &mut world.processes {
+                let image = disk.path.display().to_string();
+                one.disks.insert(id.to_string(), image);
+            }
+        })
+    }
+
+    fn unplug_disk(&self, _: &VmName, id: &DeviceId) -> Result<bool, Error> {
+        self.call(|world| {
+            let stubborn = std::mem::take(&mut world.stubborn);
+            if !stubborn {
+                for one in &mut world.processes {
+                    one.disks.remove(id.as_str());
                 }
             }
             !stubborn

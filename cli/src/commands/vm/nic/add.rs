@@ -1,7 +1,7 @@
-//! `bellhop nic add`: a NIC for a VM of the node daemon.
+//! `bellhop vm nic add`.
 
 use bellhop_api::node::{NicSettings, VmInfo};
-use bellhop_common::client::{MAKING, Node, NodeArguments, path};
+use bellhop_common::client::{Address, MAKING, Node, NodeArguments, path};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
@@ -9,12 +9,12 @@ use bellhop_common::text::printable;
 use hyper::Method;
 use serde_json::Value;
 
-use crate::commands::vm::{free_nic_id, nic_body};
+use crate::commands::vm::arguments::{free_id, nic_body};
 
-/// Give a VM of the node daemon another NIC, also while it runs
+/// Give a VM a NIC, also while it runs
 ///
-/// The daemon makes it, hands it to the VM, and takes it back with the VM or with `nic delete --vm`. A NIC
-/// without a VM is made with `nic create`.
+/// The daemon creates it, hands it to the VM, and deletes it with the VM or with `vm nic remove`.
+/// `bellhop nic create` creates a NIC without a VM.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 OPTIONS are those of `bellhop vm create --nic`, which its help describes:
@@ -24,42 +24,51 @@ OPTIONS are those of `bellhop vm create --nic`, which its help describes:
 and id=NAME, which is the first free of net0, net1, … if it is not given. The id is printed.
 
 Examples:
-  bellhop nic add --vm web from=pci/0000:01:00.0,bridge=br0,vlan=100
-  bellhop nic add --vm web id=backup,path=/dev/vhost-vdpa-3
-  bellhop nic delete --vm web backup")]
+  bellhop vm nic add web from=pci/0000:01:00.0,bridge=br0,vlan=100
+  bellhop vm nic add web id=backup,path=/dev/vhost-vdpa-3
+  bellhop vm nic remove web backup")]
 pub(crate) struct Arguments {
     /// The VM
-    #[arg(long, value_name = "NAME")]
-    vm: String,
+    #[arg(value_name = "VM")]
+    pub(super) vm: String,
 
+    #[command(flatten)]
+    pub(super) options: Options,
+}
+
+// A doc comment here would take the place of the subcommand's own.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
     /// What it is made of, and how
     #[arg(value_name = "OPTIONS")]
     nic: NicSettings,
-
-    #[command(flatten)]
-    node: NodeArguments,
 }
 
-pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
-    let node = arguments.node.connect()?;
-    let (id, answer) = add(arguments, &node)?;
+/// Adds a NIC to this VM.
+pub(crate) fn execute(
+    vm: &str,
+    options: &Options,
+    which: &NodeArguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, Error> {
+    let (id, answer) = add(vm, &options.nic, which.address(), node)?;
     let text = || format!("{}\n", printable(&id));
     format.print(&answer, text)
 }
 
-fn add(arguments: &Arguments, node: &Node) -> Result<(String, Value), Error> {
-    let vm = arguments.vm.as_str();
-    let id = match &arguments.nic.id {
+fn add(vm: &str, nic: &NicSettings, at: &Address, node: &Node) -> Result<(String, Value), Error> {
+    let id = match &nic.id {
         Some(id) => id.to_string(),
         None => {
             let view: VmInfo = node.get(&path(["v1", "vms", vm]))?;
             let taken: Vec<String> = view.nics.into_iter().map(|nic| nic.id).collect();
-            free_nic_id(&taken)
+            free_id("net", &taken)
         }
     };
-    let body = nic_body(&arguments.nic, &id, arguments.node.address())?;
-    let at = path(["v1", "vms", vm, "nics", &id]);
-    let (_, answer) = node.send(Method::PUT, &at, &body, MAKING)?;
+    let body = nic_body(nic, &id, at)?;
+    let one = path(["v1", "vms", vm, "nics", &id]);
+    let (_, answer) = node.send(Method::PUT, &one, &body, MAKING)?;
     Ok((id, answer))
 }
 
@@ -79,11 +88,12 @@ mod tests {
 
     #[test]
     fn the_first_free_name_is_taken() {
-        let line = ["add", "--vm", "web", "from=pci/0000:01:00.0,vlan=100"];
-        let line = Line::try_parse_from(line).unwrap();
+        let line = ["add", "web", "from=pci/0000:01:00.0,vlan=100"];
+        let Arguments { vm: name, options } = Line::try_parse_from(line).unwrap().arguments;
+        let here = "/run/bellhop/node.socket".parse().unwrap();
         let vm = made_up::vm(&json!({"nics": [{"id": "net0"}, {"id": "net2"}]}));
         let made_up = MadeUp::default().answer(200, &vm).answer(201, &json!(null));
-        let (id, _) = add(&line.arguments, &made_up.node()).unwrap();
+        let (id, _) = add(&name, &options.nic, &here, &made_up.node()).unwrap();
         assert_eq!(id, "net1");
         let asked = made_up.asked();
         assert_eq!(asked[0], "GET /v1/vms/web");
@@ -104,10 +114,7 @@ mod tests {
             "from=a,kind=pf",
             "from=a,mac=01:00:00:00:00:00",
         ] {
-            assert!(
-                Line::try_parse_from(["add", "--vm", "web", bad]).is_err(),
-                "{bad}"
-            );
+            assert!(Line::try_parse_from(["add", "web", bad]).is_err(), "{bad}");
         }
     }
 }

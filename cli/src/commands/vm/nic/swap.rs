@@ -1,18 +1,18 @@
-//! `bellhop nic swap`: a running VM's NIC on another vDPA device.
+//! `bellhop vm nic swap`: a running VM's NIC on another vDPA device.
 
 use std::path::{Path, PathBuf};
 
 use bellhop_api::node::NicMove;
-use bellhop_common::client::{MAKING, Node, NodeArguments, path};
+use bellhop_common::client::{Address, MAKING, Node, NodeArguments, path};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use hyper::Method;
 use serde_json::Value;
 
-use crate::commands::vm::absolute;
+use crate::commands::vm::arguments::absolute;
 
-/// Move a NIC of a VM of the node daemon to another vDPA device, also while its guest uses it
+/// Move a VM's NIC to another vDPA device, also while its guest uses it
 ///
 /// The guest goes on: its PCI device, MAC address, receive filters, queues and rings stay; it gets one spurious
 /// interrupt and announces itself on the network if its driver knows how; if not, the daemon does, as far as it can. Frames that were under way to the old device may be
@@ -30,19 +30,32 @@ named, too: then both stay, and naming the VM's own device (`bellhop vm show` ha
 is to be the same then, too.
 
 Examples:
-  bellhop nic swap --vm web net1 --path /dev/vhost-vdpa-7
-  bellhop nic swap --vm web net1 --device spare0
-  bellhop nic swap --vm web net1 --path $(bellhop nic create spare1 --from enp1s0f1)")]
-#[group(id = "to", required = true, multiple = false, args = ["path", "device"])]
+  bellhop vm nic swap web net1 --path /dev/vhost-vdpa-7
+  bellhop vm nic swap web net1 --device spare0
+  bellhop vm nic swap web net1 --path $(bellhop nic create spare1 --from enp1s0f1)")]
 pub(crate) struct Arguments {
     /// The VM
-    #[arg(long, value_name = "NAME")]
-    vm: String,
+    #[arg(value_name = "VM")]
+    pub(super) vm: String,
 
+    #[command(flatten)]
+    pub(super) options: Options,
+}
+
+// Doc comments here would take the place of the subcommand's own.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
     /// The NIC's id in the VM
     #[arg(value_name = "ID")]
     id: String,
 
+    #[command(flatten)]
+    to: To,
+}
+
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+struct To {
     /// The vhost-vdpa character device that it is to be on
     #[arg(long, value_name = "/dev/vhost-vdpa-N")]
     path: Option<PathBuf>,
@@ -50,16 +63,13 @@ pub(crate) struct Arguments {
     /// The vDPA device that it is to be on, by its name
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
-
-    #[command(flatten)]
-    node: NodeArguments,
 }
 
-impl Arguments {
+impl To {
     /// The request's body.
-    fn body(&self) -> Result<NicMove, Error> {
+    fn body(&self, at: &Address) -> Result<NicMove, Error> {
         let path = self.path.as_deref();
-        let path = path.map(|path: &Path| absolute(path, self.node.address()));
+        let path = path.map(|path: &Path| absolute(path, at));
         Ok(NicMove {
             path: path.transpose()?,
             device: self.device.clone(),
@@ -67,16 +77,22 @@ impl Arguments {
     }
 }
 
-pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
-    let node = arguments.node.connect()?;
-    let answer = swap(arguments, &node)?;
+/// Moves a NIC of this VM.
+pub(crate) fn execute(
+    vm: &str,
+    options: &Options,
+    which: &NodeArguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, Error> {
+    let answer = swap(vm, options, which.address(), node)?;
     // What it is on now is what was asked for: there is nothing to say to people.
     format.print(&answer, String::new)
 }
 
-fn swap(arguments: &Arguments, node: &Node) -> Result<Value, Error> {
-    let at = path(["v1", "vms", &arguments.vm, "nics", &arguments.id]);
-    let (_, answer) = node.send(Method::PATCH, &at, &arguments.body()?, MAKING)?;
+fn swap(vm: &str, options: &Options, at: &Address, node: &Node) -> Result<Value, Error> {
+    let one = path(["v1", "vms", vm, "nics", &options.id]);
+    let (_, answer) = node.send(Method::PATCH, &one, &options.to.body(at)?, MAKING)?;
     Ok(answer)
 }
 
@@ -95,8 +111,13 @@ mod tests {
     }
 
     fn line(more: &[&str]) -> Result<Arguments, clap::Error> {
-        let line = ["swap", "--vm", "web", "net1"].iter().chain(more);
+        let line = ["swap", "web", "net1"].iter().chain(more);
         Line::try_parse_from(line).map(|line| line.arguments)
+    }
+
+    fn swap_by(arguments: &Arguments, node: &Node) -> Result<Value, Error> {
+        let here = "/run/bellhop/node.socket".parse().unwrap();
+        swap(&arguments.vm, &arguments.options, &here, node)
     }
 
     #[test]
@@ -110,7 +131,7 @@ mod tests {
             (["--device", "spare0"], r#"{"device":"spare0"}"#),
         ] {
             let made_up = MadeUp::default().answer(200, &vm);
-            let answer = swap(&line(&more).unwrap(), &made_up.node()).unwrap();
+            let answer = swap_by(&line(&more).unwrap(), &made_up.node()).unwrap();
             assert_eq!(answer, vm);
             let asked = format!("PATCH /v1/vms/web/nics/net1 {body}");
             assert_eq!(made_up.asked(), [asked]);
@@ -139,7 +160,7 @@ mod tests {
         });
         let made_up = MadeUp::default().answer(422, &refusal);
         let arguments = line(&["--device", "spare0"]).unwrap();
-        let error = swap(&arguments, &made_up.node()).unwrap_err();
+        let error = swap_by(&arguments, &made_up.node()).unwrap_err();
         assert_eq!(error.refusal().unwrap().body.code, "incompatible");
         let said = format!("{:?}", error.in_words());
         for words in ["net1 cannot be moved", "STATUS", "make one with"] {

@@ -1,0 +1,164 @@
+//! `/v1/vms/{name}/disks`: the disks of a virtual machine, which come and go also while it runs.
+//!
+//! The machine's process gets the disk and the record has it, so each later start has it. While the
+//! machine runs its process describes its disks, else the record does.
+
+use axum::Json;
+use axum::extract::{FromRequestParts, State};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse as _, Response};
+use bellhop_api::machine::{DiskInfo, DiskSummary, VmState};
+use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
+use utoipa::IntoParams;
+use vmm::config::DiskConfig;
+use vmm::http::body::JsonBody;
+
+use super::state::Api;
+use super::vm_path::{VmPath, device_names};
+use crate::context::Node;
+use crate::error::Error;
+use crate::machines::error::{no_disk, no_vm};
+use crate::machines::spec::{DeviceId, VmName, VmSpec};
+use crate::machines::vmm::Vmm;
+use crate::machines::{Put, Removed};
+
+/// The names in the path.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct DiskPath {
+    /// The virtual machine's name
+    #[param(value_type = String, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
+    name: VmName,
+    /// The disk's name
+    #[param(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
+    id: DeviceId,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for DiskPath {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        let (name, id) = device_names(parts, state).await?;
+        Ok(Self { name, id })
+    }
+}
+
+/// What a machine is to be like, and its process, if that runs it.
+fn look(node: &Node, name: &VmName) -> Result<(VmSpec, Option<Vmm>), Error> {
+    let view = node.machines.show(name)?;
+    let record = view.record.ok_or_else(|| no_vm(name))?;
+    let state = view.live.and_then(|live| live.state);
+    let vmm = match state {
+        Some(VmState::Running | VmState::Paused) => Some(node.machines.vmm(name)?),
+        _ => None,
+    };
+    Ok((record.spec, vmm))
+}
+
+/// A disk of a machine that does not run.
+fn recorded(disk: &DiskConfig) -> DiskInfo {
+    let id = disk.id.clone().unwrap_or_default();
+    DiskInfo {
+        summary: DiskSummary::configured(id, disk),
+        device: None,
+    }
+}
+
+async fn info(node: &Node, name: &VmName, id: &DeviceId) -> Result<Response, Error> {
+    let (spec, vmm) = look(node, name)?;
+    if let Some(vmm) = vmm {
+        return Ok(Json(vmm.disk(id).await?).into_response());
+    }
+    let disk = spec.disk(id).ok_or_else(|| no_disk(name, id))?;
+    Ok(Json(recorded(disk)).into_response())
+}
+
+/// All disks of a virtual machine
+///
+/// Of a machine that does not run: those that it will have when it starts.
+#[utoipa::path(get, path = "/v1/vms/{name}/disks", operation_id = "list_vm_disks",
+    params(VmPath), responses(
+    (status = 200, description = "All its disks", body = Vec<DiskInfo>),
+    NameErrors, ProxyErrors,
+))]
+pub(super) async fn list(State(node): Api, VmPath { name }: VmPath) -> Result<Response, Error> {
+    let (spec, vmm) = look(&node, &name)?;
+    if let Some(vmm) = vmm {
+        return Ok(Json(vmm.disks().await?).into_response());
+    }
+    let disks: Vec<DiskInfo> = spec.machine().disks.iter().map(recorded).collect();
+    Ok(Json(disks).into_response())
+}
+
+/// A disk of a virtual machine
+#[utoipa::path(get, path = "/v1/vms/{name}/disks/{id}", operation_id = "get_vm_disk",
+    params(DiskPath), responses(
+    (status = 200, description = "The disk", body = DiskInfo),
+    NameErrors, ProxyErrors,
+))]
+pub(super) async fn show(
+    State(node): Api,
+    DiskPath { name, id }: DiskPath,
+) -> Result<Response, Error> {
+    info(&node, &name, &id).await
+}
+
+/// Give a virtual machine a disk
+///
+/// The image is a regular file or a block device of the host. A machine that runs gets the disk
+/// now, and each later start has it. For a stopped machine the image is only opened and locked
+/// once, to check it. The same disk again changes nothing. The name is also the disk's serial
+/// number, so it has at most 20 characters.
+#[utoipa::path(put, path = "/v1/vms/{name}/disks/{id}", operation_id = "put_vm_disk",
+    params(DiskPath), request_body = DiskConfig, responses(
+    (status = 200, description = "It was there already", body = DiskInfo),
+    (status = 201, description = "It is there now", body = DiskInfo),
+    NamedChangeErrors, ProcessErrors,
+))]
+pub(super) async fn put(
+    State(node): Api,
+    DiskPath { name, id }: DiskPath,
+    JsonBody(mut disk): JsonBody<DiskConfig>,
+) -> Result<Response, Error> {
+    if disk
+        .id
+        .replace(id.to_string())
+        .is_some_and(|given| given != id.as_str())
+    {
+        return Err(Error::invalid(format!(
+            "the path says {id}, the body another id: leave the body's away"
+        )));
+    }
+    let status = match node.machines.add_disk(&name, &id, disk).await? {
+        Put::Created => StatusCode::CREATED,
+        Put::Same | Put::Replaced => StatusCode::OK,
+    };
+    Ok((status, info(&node, &name, &id).await?).into_response())
+}
+
+/// Remove a disk from a virtual machine
+///
+/// If the machine runs, the guest is asked to give the disk up. A guest that does not answer keeps
+/// it until the machine is reset or ends. The image stays.
+#[utoipa::path(delete, path = "/v1/vms/{name}/disks/{id}", operation_id = "delete_vm_disk",
+    params(DiskPath), responses(
+    (status = 202, description = "The guest is asked, and has it still", body = DiskInfo),
+    (status = 204, description = "It is gone"),
+    NameErrors, ProcessErrors,
+))]
+pub(super) async fn remove(
+    State(node): Api,
+    DiskPath { name, id }: DiskPath,
+) -> Result<Response, Error> {
+    if node.machines.remove_disk(&name, &id).await? == Removed::Gone {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
+    match info(&node, &name, &id).await {
+        // The guest was quicker than this answer.
+        Err(error) if error.answer().0 == StatusCode::NOT_FOUND => {
+            Ok(StatusCode::NO_CONTENT.into_response())
+        }
+        asked => Ok((StatusCode::ACCEPTED, asked?).into_response()),
+    }
+}

@@ -1,0 +1,118 @@
+//! The steps of a machine's disks, which come and go also while it runs.
+//!
+//! ```text
+//!   add      recorded ─> plugged in, if the machine runs
+//!   remove   out of the record, marked as removed ─> the guest gives it up ─> the mark goes
+//! ```
+//! The record changes before the machine is asked. If the daemon is killed in between, the next one
+//! does the rest ([`Life::settle_disks`]).
+
+use vmm::config::DiskConfig;
+
+use super::super::record::Record;
+use super::super::spec::{DeviceId, VmSpec};
+use super::Life;
+use crate::error::Error;
+
+fn failed(id: &DeviceId, what: &str) -> impl FnOnce(Error) -> Error {
+    Error::wrap(format!("disk {id} cannot be {what}"))
+}
+
+impl Life<'_> {
+    /// Gives a machine one more disk: `spec` has it, under the name `id`.
+    ///
+    /// # Errors
+    /// What failed; the machine is as before then, or the guest is asked to give the disk up.
+    pub(crate) fn add_disk(
+        &self,
+        record: &mut Record,
+        id: &DeviceId,
+        disk: &DiskConfig,
+        spec: VmSpec,
+    ) -> Result<(), Error> {
+        let former = std::mem::replace(&mut record.spec, spec);
+        let added = self
+            .keep(record)
+            .and_then(|()| self.bring_disk(record, id, disk));
+        added.map_err(|source| {
+            record.spec = former;
+            // The machine may have it although the answer was an error.
+            record.removes_disk(id);
+            self.note(record);
+            self.take_disk(record, id);
+            failed(id, "added")(source)
+        })
+    }
+
+    /// Plugs a disk in, if the machine runs.
+    fn bring_disk(&self, record: &Record, id: &DeviceId, disk: &DiskConfig) -> Result<(), Error> {
+        if record.process().is_none() {
+            return Ok(());
+        }
+        let plug = format_args!("plug disk {id}");
+        self.act(plug, || self.host.plug_disk(self.vm, id, disk))
+    }
+
+    /// Removes a disk from a machine. Returns whether it is gone; if not, the guest has it still.
+    ///
+    /// # Errors
+    /// The record cannot be kept, and nothing was done; or the machine cannot be asked.
+    pub(crate) fn remove_disk(&self, record: &mut Record, id: &DeviceId) -> Result<bool, Error> {
+        let what = "removed";
+        let mut after = record.clone();
+        after.spec = record.spec.without_disk(id);
+        after.removes_disk(id);
+        self.keep(&after).map_err(failed(id, what))?;
+        *record = after;
+        self.give_disk_up(record, id).map_err(failed(id, what))
+    }
+
+    /// Has the guest give up a disk that the machine is not to have any more.
+    fn give_disk_up(&self, record: &mut Record, id: &DeviceId) -> Result<bool, Error> {
+        if record.process().is_some() {
+            let unplug = format_args!("unplug disk {id}");
+            if !self.act(unplug, || self.host.unplug_disk(self.vm, id))? {
+                return Ok(false);
+            }
+        }
+        if record.gave_disk_up(id) {
+            self.note(record);
+        }
+        Ok(true)
+    }
+
+    /// As [`Self::give_disk_up`], with a warning for a failure.
+    fn take_disk(&self, record: &mut Record, id: &DeviceId) -> bool {
+        self.give_disk_up(record, id).unwrap_or_else(|error| {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(vm = %self.vm, disk = %id, error, "a disk stays until the machine ends");
+            false
+        })
+    }
+
+    /// Forgets removed disks that the guest has given up. Returns which.
+    pub(crate) fn drop_removed_disks(&self, record: &mut Record) -> Vec<DeviceId> {
+        let removed = record.removed_disks().clone().into_iter();
+        removed.filter(|id| self.take_disk(record, id)).collect()
+    }
+
+    /// Has a running machine have the disks that it is to have, and none that was removed.
+    pub(crate) fn settle_disks(&self, record: &mut Record) {
+        self.drop_removed_disks(record);
+        for disk in &record.spec.machine().disks {
+            let id = disk
+                .id
+                .as_deref()
+                .and_then(|id| id.parse::<DeviceId>().ok());
+            let brought = id.map(|id| self.bring_disk(record, &id, disk));
+            if let Some(Err(error)) = brought {
+                tracing::error!(
+                    vm = %self.vm,
+                    disk = disk.id,
+                    error = &error as &dyn std::error::Error,
+                    "a machine lacks a disk"
+                );
+            }
+        }
+    }
+}

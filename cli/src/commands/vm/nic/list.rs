@@ -1,0 +1,80 @@
+//! `bellhop vm nic list`.
+
+use bellhop_api::node::VmNic;
+use bellhop_common::client::Node;
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+
+use crate::columns;
+use crate::commands::vm::vm;
+
+/// List a VM's NICs
+#[derive(Debug, clap::Args)]
+#[command(
+    visible_alias = "ls",
+    after_long_help = "\
+Columns:
+  DEVICE  the vDPA device that the daemon made for it
+  PATH    the character device that it is on
+  BACKUP  the character device that it moves to if its own fails; in use: it has moved there
+
+Examples:
+  bellhop vm nic list web
+  bellhop vm nic list web -o json | jq -r '.[].path'"
+)]
+pub(super) struct Arguments {
+    /// The VM
+    #[arg(value_name = "VM")]
+    vm: String,
+}
+
+pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
+    let (view, answer) = vm(node, &arguments.vm)?;
+    format.print(&answer["nics"], || table(&view.nics))
+}
+
+fn table(nics: &[VmNic]) -> String {
+    let none = || "-".to_owned();
+    let rows = nics.iter().map(|nic| {
+        let shown = |path: &std::path::PathBuf| path.display().to_string();
+        let backup = if nic.failed_over {
+            "in use".to_owned()
+        } else {
+            nic.failover.as_ref().map_or_else(none, shown)
+        };
+        [
+            nic.id.clone(),
+            nic.device.clone().unwrap_or_else(none),
+            nic.path.as_ref().map_or_else(none, shown),
+            backup,
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    columns::draw(["ID", "DEVICE", "PATH", "BACKUP"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn nics_are_listed_with_what_backs_them() {
+        let nics: Vec<VmNic> = serde_json::from_value(json!([
+            { "id": "net0", "device": "web.net0", "path": "/dev/vhost-vdpa-0",
+              "failover": "/dev/vhost-vdpa-1" },
+            { "id": "net1", "path": "/dev/vhost-vdpa-3", "failed_over": true },
+            { "id": "net2" },
+        ]))
+        .unwrap();
+        let wanted = "\
+ID    DEVICE    PATH               BACKUP
+net0  web.net0  /dev/vhost-vdpa-0  /dev/vhost-vdpa-1
+net1  -         /dev/vhost-vdpa-3  in use
+net2  -         -                  -
+";
+        assert_eq!(table(&nics), wanted);
+    }
+}

@@ -1,0 +1,105 @@
+//! `bellhop vm nic remove` and `vm disk remove`: the guest has to give the device up.
+
+use std::time::Duration;
+
+use bellhop_common::client::{MAKING, Node, path};
+use bellhop_common::error::Error;
+use bellhop_common::exit::{Code, Report};
+use hyper::{Method, StatusCode};
+use serde_json::Value;
+
+use super::until;
+use crate::confirm::Confirmation;
+
+/// How long a guest may take to give a device up.
+pub(crate) const GUEST: Duration = Duration::from_secs(30);
+
+// A doc comment here would take the place of the subcommands' own.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// The VM
+    #[arg(value_name = "VM")]
+    vm: String,
+
+    /// The device's id in the VM
+    #[arg(value_name = "ID")]
+    id: String,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
+}
+
+impl Arguments {
+    /// Removes the device, which is of this kind and in this list of the VM's.
+    pub(super) fn execute(&self, node: &Node, kind: &str, list: &str) -> Result<Code, Error> {
+        let Self { vm, id, .. } = self;
+        let question = format!("Remove the {kind} {id} from the VM {vm}?");
+        self.confirmation.ask(question)?;
+        remove(node, [vm, list, id], GUEST)
+    }
+}
+
+/// Removes a device of a VM, and waits until the guest has given it up.
+pub(crate) fn remove(
+    node: &Node,
+    [vm, list, id]: [&str; 3],
+    patience: Duration,
+) -> Result<Code, Error> {
+    let at = path(["v1", "vms", vm, list, id]);
+    let (status, _) = node.change_within(Method::DELETE, &at, MAKING)?;
+    if status != StatusCode::ACCEPTED {
+        return Ok(Code::Success);
+    }
+    let gone = until(patience, || match node.get::<Value>(&at) {
+        // The VM has stopped meanwhile.
+        Err(error)
+            if error
+                .refusal()
+                .is_some_and(|no| no.status == StatusCode::CONFLICT) =>
+        {
+            Ok(Some(()))
+        }
+        Err(error) if error.refusal().is_some_and(|no| no.is_not_there()) => Ok(Some(())),
+        answer => answer.map(|_| None),
+    })?;
+    if gone.is_some() {
+        return Ok(Code::Success);
+    }
+    let seconds = patience.as_secs();
+    let message = format!("the guest of {vm} has not given {id} up within {seconds} s");
+    let hint =
+        "it goes when the guest does so, or is reset or stopped; nothing more has to be asked for";
+    Report::from_messages([message]).hint(hint).print();
+    Ok(Code::TimedOut)
+}
+
+#[cfg(test)]
+mod tests {
+    use bellhop_common::client::made_up::MadeUp;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_guest_is_waited_for() {
+        let of = ["web", "disks", "data"];
+        let gone = MadeUp::default().answer(204, &Value::Null);
+        assert_eq!(remove(&gone.node(), of, GUEST).unwrap(), Code::Success);
+        assert_eq!(gone.asked(), ["DELETE /v1/vms/web/disks/data"]);
+
+        let disk = json!({ "id": "data", "state": "UnplugRequested" });
+        for (status, code) in [(404, "no_such_device"), (409, "not_running")] {
+            let refusal = json!({ "code": code, "message": "it has none" });
+            let asked = MadeUp::default()
+                .answer(202, &disk)
+                .answer(200, &disk)
+                .answer(status, &refusal);
+            assert_eq!(remove(&asked.node(), of, GUEST).unwrap(), Code::Success);
+            assert_eq!(asked.asked()[2], "GET /v1/vms/web/disks/data");
+        }
+
+        let deaf = MadeUp::default().answer(202, &disk).answer(200, &disk);
+        let code = remove(&deaf.node(), of, Duration::ZERO).unwrap();
+        assert_eq!(code, Code::TimedOut);
+    }
+}
