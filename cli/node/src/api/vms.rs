@@ -35,6 +35,7 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
     let process = record.process();
     Some(VmInfo {
         name: name.to_string(),
+        generation: record.generation,
         phase: phase(&record, live.as_ref().map(|live| (live.api, live.state))),
         state: record.spec.state,
         restart: record.spec.restart,
