@@ -324,9 +324,16 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     until("it runs", || node.done(&["vm", "list"]).contains("Running"));
     let vms: Value = serde_json::from_str(&node.done(&["vm", "list", "-o", "json"])).unwrap();
     assert_eq!(vms[0]["name"], "web", "{vms}");
-    // The same again changes nothing; another one is refused.
-    node.done(&create);
-    let (_, errors) = node.says(&[&create[..], &["--cpus", "2"]].concat(), 10);
+    // The name is taken, also for the same VM; and one that runs is not replaced.
+    let (_, errors) = node.says(&create, 10);
+    assert!(
+        errors.contains("web already") && errors.contains("hint: `bellhop vm show`"),
+        "{errors}"
+    );
+    node.done(&[&create[..], &["--cpus", "2", "--if-not-exists"]].concat());
+    let mut replace = create.clone();
+    replace[1] = "replace";
+    let (_, errors) = node.says(&[&replace[..], &["--cpus", "2"]].concat(), 10);
     assert!(
         errors.starts_with("error: ") && errors.contains("request: "),
         "{errors}"
@@ -400,6 +407,15 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     }
     let (_, errors) = node.says(&["vm", "resume", "web"], 10);
     assert!(errors.contains("bellhop vm start web"), "{errors}");
+    // One that is stopped survives a mistake, and is replaced in words that mean it.
+    let mut broken = replace.clone();
+    broken[4] = "/nonexistent";
+    let (_, errors) = node.says(&broken, 11);
+    assert!(errors.contains("/nonexistent"), "{errors}");
+    assert!(node.done(&["vm", "show", "web"]).contains("1 vCPU"));
+    let replaced = node.done(&[&replace[..], &["--cpus", "2", "--stopped"]].concat());
+    assert!(replaced.contains("Stopped"), "{replaced}");
+    assert!(node.done(&["vm", "show", "web"]).contains("2 vCPUs"));
     node.done(&["vm", "start", "web"]);
     until("it runs again", || {
         node.done(&["vm", "list"]).contains("Running")

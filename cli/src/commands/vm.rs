@@ -13,6 +13,7 @@ mod list;
 mod migrate;
 pub(crate) mod nic;
 pub(crate) mod removal;
+mod replace;
 mod show;
 mod snapshot;
 mod stop;
@@ -38,7 +39,7 @@ use arguments::absolute;
 /// Between two looks at what a machine does.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// Make, show, start, stop and delete virtual machines of this node
+/// Create, show, start, stop, replace and delete virtual machines of this node
 ///
 /// The node daemon (`bellhop serve`) runs each in a process of its own, with the NICs that it makes for it, starts it
 /// again if it crashes or the host was rebooted, and takes everything back with it.
@@ -75,6 +76,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Create(create::Arguments),
+    Replace(replace::Arguments),
     /// Start a VM that is stopped
     ///
     /// From now on it is to run: also after it has crashed, by its restart policy, and after a reboot of the host.
@@ -127,6 +129,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let node = which.connect()?;
     match &arguments.command {
         Command::Create(arguments) => create::execute(arguments, which, &node, format),
+        Command::Replace(arguments) => replace::execute(arguments, which, &node, format),
         Command::Start(vms) => each(&vms.names, |name| {
             change_state(&node, name, WantedState::Running, format)
         }),

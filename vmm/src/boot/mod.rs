@@ -1,8 +1,8 @@
 //! From a kernel file to a guest that can be started.
 //!
-//! Owns the boot protocols: [`load`] puts kernel, initramfs, command line and
-//! boot structures into guest memory, [`BootRegisters`] says how the first
-//! processor begins. Must not know KVM's file descriptors, vCPUs or devices;
+//! Owns the boot protocols: [`check`] reads the headers of the files, [`load`]
+//! puts kernel, initramfs, command line and boot structures into guest memory,
+//! [`BootRegisters`] says how the first processor begins. Must not know KVM's file descriptors, vCPUs or devices;
 //! the ACPI tables are written by [`crate::acpi`] to the address named here.
 //!
 //! ```text
@@ -169,6 +169,48 @@ impl KernelImage {
     }
 }
 
+/// The widest guest-physical addresses, in bits: no processor leaves more room for RAM.
+const PHYSICAL_BITS_MAX: u8 = 52;
+
+/// The files of a boot, open, with everything checked that needs no copying.
+struct Checked<'a> {
+    file: File,
+    image: KernelImage,
+    initramfs: Option<Initramfs<'a>>,
+}
+
+impl<'a> Checked<'a> {
+    fn open(layout: &Layout, source: &BootSource<'a>) -> Result<Self, Error> {
+        let kernel_error = |error| kernel_error(source.kernel, error);
+        let (mut file, len) = file::open(source.kernel).map_err(kernel_error)?;
+        let image = KernelImage::parse(&mut file, len, layout).map_err(kernel_error)?;
+        check_cmdline(source.cmdline, image.cmdline_max())?;
+        let initramfs = source
+            .initramfs
+            .map(|path| Initramfs::open(path, &image, layout))
+            .transpose()?;
+        Ok(Self {
+            file,
+            image,
+            initramfs,
+        })
+    }
+}
+
+fn kernel_error(kernel: &Path, source: Error) -> Error {
+    Error::unusable(format!("cannot boot the kernel {}", kernel.display())).because(source)
+}
+
+/// Checks whether a guest with `ram_size` bytes of RAM can boot from these files. Reads their
+/// headers only.
+///
+/// # Errors
+/// As [`load`].
+pub fn check(ram_size: u64, source: &BootSource<'_>) -> Result<(), Error> {
+    let layout = Layout::new(ram_size, PHYSICAL_BITS_MAX)?;
+    Checked::open(&layout, source).map(drop)
+}
+
 /// Puts everything into `memory` that the guest needs to start, except the
 /// ACPI tables. All checks that need no copying come first, so that a wrong
 /// file is reported in no time.
@@ -181,21 +223,14 @@ pub fn load(
     layout: &Layout,
     source: &BootSource<'_>,
 ) -> Result<BootedKernel, Error> {
-    let kernel_error = |error: Error| {
-        let path = source.kernel.display();
-        Error::unusable(format!("cannot boot the kernel {path}")).because(error)
-    };
-    let (mut file, len) = file::open(source.kernel).map_err(kernel_error)?;
-    let image = KernelImage::parse(&mut file, len, layout).map_err(kernel_error)?;
-    check_cmdline(source.cmdline, image.cmdline_max())?;
-    let initramfs = source
-        .initramfs
-        .map(|path| Initramfs::open(path, &image, layout))
-        .transpose()?;
-
+    let Checked {
+        mut file,
+        image,
+        initramfs,
+    } = Checked::open(layout, source)?;
     image
         .load(&mut file, memory)
-        .map_err(|error| error.into_error(kernel_error))?;
+        .map_err(|error| error.into_error(|error| kernel_error(source.kernel, error)))?;
     let initramfs = initramfs
         .map(|initramfs| initramfs.load(memory))
         .transpose()?;

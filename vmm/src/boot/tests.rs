@@ -141,7 +141,10 @@ fn boot_error(kernel: &Path, initramfs: Option<&Path>, cmdline: &str) -> String 
         initramfs,
         cmdline,
     };
-    in_one_line(&load(ram.memory(), &layout, &source).unwrap_err())
+    let error = in_one_line(&load(ram.memory(), &layout, &source).unwrap_err());
+    let checked = check(layout.ram_size(), &source).unwrap_err();
+    assert_eq!(in_one_line(&checked), error);
+    error
 }
 
 fn c_string(ram: &GuestRam, address: u64) -> Vec<u8> {
@@ -164,6 +167,7 @@ fn pvh_start_info_names_everything_and_a_second_boot_is_the_same() {
             initramfs: Some(&initramfs),
             cmdline: "console=ttyS0 quiet",
         };
+        check(layout.ram_size(), &source).unwrap();
         let booted = load(ram.memory(), &layout, &source).unwrap();
         assert_eq!(
             booted.entry,

@@ -54,6 +54,10 @@ impl Transport for Http {
             // From the first on.
             builder = builder.header("last-event-id", "0");
         }
+        if let Some(condition) = request.condition {
+            let (name, value) = condition.header();
+            builder = builder.header(name, value);
+        }
         let http_request = builder
             .body(Bytes::from(request.body.clone().unwrap_or_default()))
             .map_err(Error::context(BROKEN))?;

@@ -51,16 +51,21 @@ impl MadeUp {
         Node::new(self.clone())
     }
 
-    /// What was asked: `METHOD PATH BODY`.
+    /// The requests so far: `METHOD PATH BODY`, with a condition before the body.
     #[must_use]
     pub fn asked(&self) -> Vec<String> {
         let script = self.0.lock();
         let line = |request: &Request| {
             let body = request.body.as_deref().map(String::from_utf8_lossy);
+            let condition = request.condition.map(|condition| {
+                let (name, value) = condition.header();
+                format!("{name}: {value} ")
+            });
             let line = format!(
-                "{} {} {}",
+                "{} {} {}{}",
                 request.method,
                 request.path,
+                condition.unwrap_or_default(),
                 body.unwrap_or_default()
             );
             line.trim_end().to_owned()

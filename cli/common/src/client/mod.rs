@@ -26,7 +26,7 @@ pub use bellhop_api::address::Address;
 pub use http::Http;
 pub use refusal::Refusal;
 pub use tls::Credentials;
-pub use transport::{Answer, Request, STRANGE, Transport};
+pub use transport::{Answer, Condition, Request, STRANGE, Transport};
 
 use crate::error::Error;
 
@@ -113,6 +113,21 @@ impl Node {
         let request = Request::new(method, path, time).json(body)?;
         let answer = self.ask(&request)?;
         Ok((answer.status, answer.read()?))
+    }
+
+    /// `PUT`s `body` to `path`, within `time` and only if `condition` holds.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, refuses, or answers something else.
+    pub fn put(
+        &self,
+        path: &str,
+        condition: Condition,
+        body: &impl Serialize,
+        time: Duration,
+    ) -> Result<Value, Error> {
+        let request = Request::new(Method::PUT, path, time).only_if(condition);
+        self.ask(&request.json(body)?)?.read()
     }
 
     fn ask(&self, request: &Request) -> Result<Answer, Error> {

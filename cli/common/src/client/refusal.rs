@@ -59,7 +59,18 @@ impl Refusal {
     /// have is another case.
     #[must_use]
     pub fn is_not_there(&self) -> bool {
-        self.status == StatusCode::NOT_FOUND && self.body.code != "no_such_path"
+        match self.status {
+            StatusCode::NOT_FOUND => self.body.code != "no_such_path",
+            // The condition was that it exists.
+            StatusCode::PRECONDITION_FAILED => self.body.code == "no_such_vm",
+            _ => false,
+        }
+    }
+
+    /// Whether the request was only to create a VM, and there is one of its name.
+    #[must_use]
+    pub fn is_there_already(&self) -> bool {
+        self.body.code == "vm_exists"
     }
 
     /// The exit code of the command that asked: the one table from statuses to codes.

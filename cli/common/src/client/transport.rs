@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use hyper::header::{HeaderName, IF_MATCH, IF_NONE_MATCH};
 use hyper::{Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -26,6 +27,28 @@ pub struct Request {
     pub time: Duration,
     /// A stream of events without an end, which is listened to for so long.
     pub listen: Option<Duration>,
+    /// The condition on which the daemon carries it out.
+    pub condition: Option<Condition>,
+}
+
+/// A condition on the object that a request names: if it does not hold, the daemon refuses the
+/// request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    /// It does not exist.
+    Absent,
+    /// It exists.
+    Present,
+}
+
+impl Condition {
+    /// The header that says so.
+    pub(super) fn header(self) -> (HeaderName, &'static str) {
+        match self {
+            Self::Absent => (IF_NONE_MATCH, "*"),
+            Self::Present => (IF_MATCH, "*"),
+        }
+    }
 }
 
 impl Request {
@@ -36,12 +59,19 @@ impl Request {
             body: None,
             time,
             listen: None,
+            condition: None,
         }
     }
 
     /// For a stream of events, from the oldest that is kept: what came within `time` is the answer.
     pub(super) fn listening(mut self, time: Duration) -> Self {
         self.listen = Some(time);
+        self
+    }
+
+    /// Only if this holds.
+    pub(super) fn only_if(mut self, condition: Condition) -> Self {
+        self.condition = Some(condition);
         self
     }
 

@@ -7,6 +7,7 @@ mod mgmtdevs;
 mod migration;
 mod nics;
 mod ports;
+mod precondition;
 mod proxy;
 mod state;
 mod topology;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::{IntoResponse, Response};
 use bellhop_api::machine::WantedState;
 use bellhop_api::node::{
     AfterGrace, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, StopMode, VmInfo, VmStateChange,
@@ -17,6 +17,7 @@ use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::Parameters;
 
+use super::precondition::{Precondition, etag};
 use super::state::Api;
 use super::vm_path::VmPath;
 use super::vms;
@@ -34,46 +35,64 @@ pub(super) fn info(node: &Node, name: &VmName) -> Result<Json<VmInfo>, Error> {
     Ok(Json(info.ok_or_else(|| no_vm(name))?))
 }
 
+/// It as it is now, with its generation.
+fn tagged(node: &Node, name: &VmName) -> Result<impl IntoResponse + use<>, Error> {
+    let Json(vm) = info(node, name)?;
+    Ok((etag(vm.generation), Json(vm)))
+}
+
 /// A virtual machine
 #[utoipa::path(get, path = "/v1/vms/{name}", operation_id = "get_vm", params(VmPath), responses(
-    (status = 200, description = "The virtual machine", body = VmInfo),
+    (status = 200, description = "The virtual machine", body = VmInfo,
+        headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
     NameErrors,
 ))]
-pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Json<VmInfo>, Error> {
-    info(&node, &name)
+pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Response, Error> {
+    Ok(tagged(&node, &name)?.into_response())
 }
 
 /// What a virtual machine is to be like
 #[utoipa::path(get, path = "/v1/vms/{name}/spec", operation_id = "get_vm_spec",
     params(VmPath), responses(
-    (status = 200, description = "As it was asked for, with what was changed since", body = VmSpec),
+    (status = 200, description = "As it was asked for, with what was changed since", body = VmSpec,
+        headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
     NameErrors,
 ))]
-pub(super) async fn spec(State(node): Api, VmPath { name }: VmPath) -> Result<Json<VmSpec>, Error> {
+pub(super) async fn spec(State(node): Api, VmPath { name }: VmPath) -> Result<Response, Error> {
     let record = node.machines.show(&name)?.record;
-    Ok(Json(record.ok_or_else(|| no_vm(&name))?.spec))
+    let record = record.ok_or_else(|| no_vm(&name))?;
+    Ok((etag(record.generation), Json(record.spec)).into_response())
 }
 
 /// Make a virtual machine, with its NICs
 ///
 /// All of it, or nothing: a step that fails undoes those before it. The same again changes nothing, but has it run
-/// or stop as it says; another one replaces it if it is stopped.
+/// or stop as it says. Another one replaces it if it is stopped. Boot files, disks and NIC sources are checked before
+/// that. If the new one fails nevertheless, the former one is put back with its NICs.
+///
+/// `If-None-Match: *` only creates, `If-Match` only replaces. 412 has the code `vm_exists`, `no_such_vm` or
+/// `generation_conflict`.
 #[utoipa::path(put, path = "/v1/vms/{name}", operation_id = "put_vm",
-    params(VmPath), request_body = VmSpec, responses(
-    (status = 200, description = "It was there already; or was stopped, and is replaced", body = VmInfo),
-    (status = 201, description = "It is made, and runs if it is to", body = VmInfo),
+    params(VmPath, Precondition), request_body = VmSpec, responses(
+    (status = 200, description = "It was there already; or was stopped, and is replaced", body = VmInfo,
+        headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
+    (status = 201, description = "It is made, and runs if it is to", body = VmInfo,
+        headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
     NamedChangeErrors, ProcessErrors,
+    (status = 412, description = "The condition does not hold", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(node): Api,
     VmPath { name }: VmPath,
+    precondition: Precondition,
     JsonBody(spec): JsonBody<VmSpec>,
 ) -> Result<Response, Error> {
-    let status = match node.machines.put(&name, spec).await? {
+    let condition = precondition.condition()?;
+    let status = match node.machines.put(&name, condition, spec).await? {
         Put::Created => StatusCode::CREATED,
         Put::Same | Put::Replaced => StatusCode::OK,
     };
-    Ok((status, info(&node, &name)?).into_response())
+    Ok((status, tagged(&node, &name)?).into_response())
 }
 
 /// How long an answer takes.
@@ -134,22 +153,26 @@ fn stop_of(change: &VmStateChange) -> Result<Option<Stop>, Error> {
 /// the machine, also if the client goes or the guest takes longer. `mode: hard` does not ask it, also
 /// while another request waits. A machine that is started meanwhile continues to run.
 #[utoipa::path(patch, path = "/v1/vms/{name}", operation_id = "patch_vm",
-    params(VmPath, Waiting), request_body = VmStateChange, responses(
-    (status = 200, description = "It does so", body = VmInfo),
+    params(VmPath, Waiting, Precondition), request_body = VmStateChange, responses(
+    (status = 200, description = "It does so", body = VmInfo,
+        headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
     (status = 202, description = "Its guest is asked to power off, and the request does not wait", body = VmInfo),
     NamedChangeErrors, ProcessErrors,
+    (status = 412, description = "The condition does not hold", body = ErrorBody),
     (status = 409, description = "The state of the machine, or of one of its devices, does not allow it. `still_runs`: its guest has not powered off in time and continues to run. `paused`: its guest cannot power off. `started_again`: another request wants it to run", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(node): Api,
     VmPath { name }: VmPath,
     Parameters(Waiting { wait }): Parameters<Waiting>,
+    precondition: Precondition,
     JsonBody(change): JsonBody<VmStateChange>,
 ) -> Result<Response, Error> {
+    let condition = precondition.condition()?;
     let stopping = match stop_of(&change)? {
-        Some(stop) => node.machines.stop(&name, stop).await?,
+        Some(stop) => node.machines.stop(&name, condition, stop).await?,
         None => {
-            node.machines.change(&name, change.state).await?;
+            node.machines.change(&name, condition, change.state).await?;
             None
         }
     };
@@ -161,17 +184,18 @@ pub(super) async fn change(
         Some(_) => StatusCode::ACCEPTED,
         None => StatusCode::OK,
     };
-    Ok((status, info(&node, &name)?).into_response())
+    Ok((status, tagged(&node, &name)?).into_response())
 }
 
 /// Take a virtual machine away, with all that was made for it
 ///
 /// One that runs is deleted only with `force`. Its guest is not asked then.
 #[utoipa::path(delete, path = "/v1/vms/{name}", operation_id = "delete_vm",
-    params(VmPath, Deletion), responses(
+    params(VmPath, Deletion, Precondition), responses(
     (status = 204, description = "It is gone"),
     NameErrors,
     (status = 409, description = "It runs", body = ErrorBody),
+    (status = 412, description = "The condition does not hold", body = ErrorBody),
     (status = 500, description = "Something could not be undone: it is still there, and can be deleted again", body = ErrorBody),
     (status = 503, description = "This daemon ends", body = ErrorBody),
 ))]
@@ -179,8 +203,12 @@ pub(super) async fn remove(
     State(node): Api,
     VmPath { name }: VmPath,
     Parameters(Deletion { force }): Parameters<Deletion>,
+    precondition: Precondition,
 ) -> Result<StatusCode, Error> {
-    node.machines.delete(&name, force == Some(true)).await?;
+    let condition = precondition.condition()?;
+    node.machines
+        .delete(&name, condition, force == Some(true))
+        .await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -40,6 +40,7 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
     };
     Some(VmInfo {
         name: name.to_string(),
+        generation: record.generation,
         phase,
         state: record.spec.state,
         restart: record.spec.restart,

@@ -10,6 +10,8 @@ use bellhop_api::node::{DeviceId, NicId};
 pub(crate) enum Change {
     /// It was made.
     Created,
+    /// It is another one by the same name.
+    Replaced,
     /// It runs.
     Started,
     /// It was found running by this daemon.
@@ -58,6 +60,7 @@ impl Change {
     pub(crate) fn as_event(&self) -> Option<(&'static str, Option<String>)> {
         match self {
             Self::Created => Some(("created", None)),
+            Self::Replaced => Some(("replaced", None)),
             Self::Started => Some(("started", None)),
             Self::Adopted => Some(("adopted", None)),
             Self::State(VmState::Paused) => Some(("paused", None)),

@@ -17,6 +17,7 @@ use bellhop_api::machine::{
     MigrationRequest, NicChange, ReceiveConfig, VmState, VmStatus, WantedState,
 };
 use devices::virtio::block::disk::Disk;
+use vmm::boot::{self, BootSource};
 use vmm::config::{DiskConfig, VdpaSource, VmConfig};
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
@@ -25,7 +26,7 @@ use super::arrival::Coming;
 use super::departure::Account;
 use super::process::{self, Identity, Process, Start};
 use super::record::Record;
-use super::spec::{DeviceId, NicId, NicSpec, VmName};
+use super::spec::{DeviceId, NicId, NicSpec, VmName, VmSpec};
 use super::steps::{Found, Host, Passed, SendRequest};
 use super::vmm::{MIGRATION, SOON, START, Vmm};
 use crate::error::{Error, UNUSABLE};
@@ -227,9 +228,14 @@ fn unended(source: io::Error) -> Error {
 
 impl Host for Machines {
     fn keep(&self, vm: &VmName, record: &Record) -> Result<(), Error> {
-        self.store.put(vm.as_str(), record)?;
-        if let Some(slot) = self.slots().get(vm) {
-            slot.shows(Some(record));
+        let slot = self.slots().get(vm).cloned();
+        let mut record = record.clone();
+        if let Some(slot) = &slot {
+            record.count_change(slot.view().record.as_ref());
+        }
+        self.store.put(vm.as_str(), &record)?;
+        if let Some(slot) = slot {
+            slot.shows(Some(&record));
         }
         Ok(())
     }
@@ -252,6 +258,26 @@ impl Host for Machines {
 
     fn boot(&self) -> String {
         self.boot.clone()
+    }
+
+    fn check(&self, vm: &VmName, spec: &VmSpec) -> Result<(), Error> {
+        let machine = spec.machine();
+        let source = BootSource {
+            kernel: &machine.kernel,
+            initramfs: machine.initramfs.as_deref(),
+            cmdline: &machine.cmdline,
+        };
+        boot::check(machine.memory.size.bytes(), &source)
+            .map_err(|error| Error::transparent(UNUSABLE, error))?;
+        for disk in &machine.disks {
+            disk.path.metadata().map_err(|source| {
+                let message = format!("cannot use the disk {}", disk.path.display());
+                Error::new(UNUSABLE, message).because(source)
+            })?;
+        }
+        spec.nics()
+            .iter()
+            .try_for_each(|nic| self.check_nic(vm, nic))
     }
 
     fn make_directories(&self, vm: &VmName) -> Result<(), Error> {

@@ -32,6 +32,7 @@
 mod announce;
 pub(crate) mod arrival;
 mod change;
+pub(crate) mod condition;
 pub(crate) mod departure;
 pub(crate) mod error;
 mod failing;
@@ -62,6 +63,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 
 pub(crate) use self::change::{Change, Put, Removed};
+use self::condition::Condition;
 use self::departure::Account;
 use self::error::{no_vm, not_running, unfinished};
 use self::health::InError;
@@ -151,8 +153,8 @@ impl Machines {
         let others: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
         for other in others.iter().filter(|other| other.name() != slot.name()) {
             let view = other.view().clone();
-            let specs = [view.record.map(|record| record.spec), view.pending];
-            for nic in specs.iter().flatten().flat_map(VmSpec::nics) {
+            let specs = view.record.iter().flat_map(Record::specs);
+            for nic in specs.chain(&view.pending).flat_map(VmSpec::nics) {
                 for device in self.devices_of(other.name(), nic) {
                     taken.push((device, other.name().clone()));
                 }
@@ -307,33 +309,58 @@ impl Machines {
         Ok(self.find(vm)?.view().clone())
     }
 
+    /// As [`Self::request`], if the condition holds once the lock is held.
+    async fn request_if<T: Send + 'static>(
+        self: &Arc<Self>,
+        slot: Arc<Slot>,
+        condition: Condition,
+        work: impl FnOnce(&Self, &Slot) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.request(slot, move |machines, slot| {
+            condition.check(slot.name(), slot.record().as_ref())?;
+            work(machines, slot)
+        })
+        .await
+    }
+
     /// Makes a machine, or has the one that is there be like this.
     ///
     /// # Errors
     /// What was begun is undone then.
-    pub(crate) async fn put(self: &Arc<Self>, vm: &VmName, spec: VmSpec) -> Result<Put, Error> {
+    pub(crate) async fn put(
+        self: &Arc<Self>,
+        vm: &VmName,
+        condition: Condition,
+        spec: VmSpec,
+    ) -> Result<Put, Error> {
         spec.check(vm)?;
         let work = |machines: &Self, slot: &Slot| machines.put_now(slot, spec);
-        self.request(self.place(vm), work).await
+        self.request_if(self.place(vm), condition, work).await
     }
 
     /// Tells a machine what to do.
     pub(crate) async fn change(
         self: &Arc<Self>,
         vm: &VmName,
+        condition: Condition,
         wanted: WantedState,
     ) -> Result<(), Error> {
         let work = move |machines: &Self, slot: &Slot| machines.change_now(slot, wanted);
-        self.request(self.find(vm)?, work).await
+        self.request_if(self.find(vm)?, condition, work).await
     }
 
     /// Takes a machine away with all that was made for it.
     ///
     /// # Errors
     /// It runs, and this is not forced. What could not be undone can be tried again.
-    pub(crate) async fn delete(self: &Arc<Self>, vm: &VmName, force: bool) -> Result<(), Error> {
+    pub(crate) async fn delete(
+        self: &Arc<Self>,
+        vm: &VmName,
+        condition: Condition,
+        force: bool,
+    ) -> Result<(), Error> {
         let work = move |machines: &Self, slot: &Slot| machines.delete_now(slot, force);
-        self.request(self.find(vm)?, work).await
+        self.request_if(self.find(vm)?, condition, work).await
     }
 
     /// Gives a machine a NIC.

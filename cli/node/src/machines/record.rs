@@ -89,6 +89,9 @@ impl fmt::Display for Step {
 pub(crate) struct Record {
     /// As it is to be; its state follows what it was told last.
     pub(crate) spec: VmSpec,
+    /// Grows with each change of the spec that is kept; 1 in records of before it was counted.
+    #[serde(default = "first_generation")]
+    pub(crate) generation: u64,
     /// How far it is.
     pub(crate) phase: Phase,
     /// Devices of NICs have records of their own (`vdpa_mgmt::nic`), which end with the host's boot as they do:
@@ -121,8 +124,8 @@ pub(crate) struct Record {
     /// NICs that are on the device that stands by for them, their own having failed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     on_stand_by: BTreeSet<NicId>,
-    /// What this node remembers of the machine of this name that left it before. It has the place again if this one, whose
-    /// guest is still to come, does not.
+    /// The machine of this name that left this node before, or that this one replaces. It has the place again if this one,
+    /// whose guest is still to come, or which is not created yet, does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     former: Option<Box<Record>>,
 }
@@ -157,6 +160,7 @@ impl Record {
     pub(crate) fn new(spec: VmSpec) -> Self {
         Self {
             spec,
+            generation: first_generation(),
             phase: Phase::Creating,
             steps: Vec::new(),
             restarts: 0,
@@ -172,11 +176,48 @@ impl Record {
         }
     }
 
-    /// Takes the place of one that left this node. What is there of that is this one's to undo; the rest is remembered.
+    /// Counts a change of the spec since the record of this name that was kept last.
+    pub(crate) fn count_change(&mut self, kept: Option<&Self>) {
+        if let Some(kept) = kept {
+            let change = u64::from(kept.spec != self.spec);
+            self.generation = kept.generation.saturating_add(change);
+        }
+    }
+
+    /// The specs whose devices are this machine's: its own, and that of the one which may have the place again.
+    pub(crate) fn specs(&self) -> impl Iterator<Item = &VmSpec> {
+        let former = self.former.as_deref().map(|former| &former.spec);
+        std::iter::once(&self.spec).chain(former)
+    }
+
+    /// Takes the place of one that left this node, or is replaced. Its steps are this one's to undo;
+    /// the rest is remembered.
     pub(crate) fn takes_place_of(&mut self, mut former: Self) {
         // Logs of its successor are in its directories by then.
         self.steps = std::mem::replace(&mut former.steps, vec![Step::Directories]);
         self.former = Some(Box::new(former));
+    }
+
+    /// The machine that this one was to replace, with the steps that could not be undone. None if
+    /// those are a process, or the device of a NIC that the former machine has in another way.
+    pub(crate) fn gives_up_place(&mut self) -> Option<Self> {
+        let former = &self.former.as_ref()?.spec;
+        let fits = |step: &Step| match step {
+            Step::Directories => true,
+            Step::Nic { id, .. } => {
+                let nic = former.nic(id);
+                nic.is_none() || nic == self.spec.nic(id)
+            }
+            Step::Process { .. } => false,
+        };
+        if !self.steps.iter().all(fits) {
+            return None;
+        }
+        let mut former = self.gives_place_back()?;
+        let left = std::mem::take(&mut self.steps);
+        let others = left.into_iter().filter(|step| *step != Step::Directories);
+        former.steps.extend(others);
+        Some(former)
     }
 
     /// The machine that had the place before, which is the only one of its name again.
@@ -433,6 +474,10 @@ impl Record {
         self.giving_up.clear();
         self.removed_disks.clear();
     }
+}
+
+fn first_generation() -> u64 {
+    1
 }
 
 fn without_devices<S: Serializer>(steps: &[Step], serializer: S) -> Result<S::Ok, S::Error> {

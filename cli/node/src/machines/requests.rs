@@ -35,49 +35,48 @@ impl Machines {
     }
 
     pub(super) fn put_now(&self, slot: &Slot, spec: VmSpec) -> Result<Put, Error> {
-        let put = match slot.record() {
-            None => Put::Created,
-            Some(mut record) if record.phase != Phase::Present => {
-                // What is left of an earlier one that could not be undone.
-                record.forget_former();
-                self.life(slot).delete(&mut record)?;
-                Put::Created
-            }
-            Some(mut record) => {
-                check_here(slot.name(), &record)?;
-                if spec.is_same_machine(&record.spec) {
-                    let wanted = match spec.state {
-                        Desired::Running if record.process().is_some() && record.is_on() => {
-                            return Ok(Put::Same);
-                        }
-                        Desired::Running => WantedState::Running,
-                        Desired::Stopped if record.process().is_some() => {
-                            let hint = "PATCH it with `state: Stopped`, which asks its guest";
-                            return Err(vm_runs(slot.name(), "stop", hint));
-                        }
-                        Desired::Stopped => WantedState::Stopped,
-                    };
-                    return self.change_now(slot, wanted).map(|()| Put::Same);
-                }
-                if record.process().is_some() {
-                    let message = format!(
-                        "there is another virtual machine {}, and it runs: stop it before it is \
-                         replaced, or give this one another name",
-                        slot.name()
-                    );
-                    return Err(Error::conflict("other_vm_runs", message));
-                }
-                // It would run under the name, and with the NICs, of a guest that may run elsewhere.
-                check_whereabouts(slot.name(), &record)?;
-                self.reserve(slot, &spec)?;
-                self.life(slot).delete(&mut record)?;
-                Put::Replaced
-            }
+        let left = slot
+            .record()
+            .filter(|record| record.phase != Phase::Present);
+        if let Some(mut record) = left {
+            // The rest of one that could not be undone. One that it was to replace is back then.
+            self.life(slot).delete(&mut record)?;
+        }
+        let Some(mut record) = slot.record() else {
+            self.reserve(slot, &spec)?;
+            self.life(slot).create(Record::new(spec))?;
+            self.tell(slot.name(), Change::Created);
+            return Ok(Put::Created);
         };
+        check_here(slot.name(), &record)?;
+        if spec.is_same_machine(&record.spec) {
+            let wanted = match spec.state {
+                Desired::Running if record.process().is_some() && record.is_on() => {
+                    return Ok(Put::Same);
+                }
+                Desired::Running => WantedState::Running,
+                Desired::Stopped if record.process().is_some() => {
+                    let hint = "PATCH it with `state: Stopped`, which asks its guest";
+                    return Err(vm_runs(slot.name(), "stop", hint));
+                }
+                Desired::Stopped => WantedState::Stopped,
+            };
+            return self.change_now(slot, wanted).map(|()| Put::Same);
+        }
+        if record.process().is_some() {
+            let message = format!(
+                "there is another virtual machine {}, and it runs: stop it before it is replaced, \
+                 or give this one another name",
+                slot.name()
+            );
+            return Err(Error::conflict("other_vm_runs", message));
+        }
+        // It would run under the name, and with the NICs, of a guest that may run elsewhere.
+        check_whereabouts(slot.name(), &record)?;
         self.reserve(slot, &spec)?;
-        self.life(slot).create(Record::new(spec))?;
-        self.tell(slot.name(), Change::Created);
-        Ok(put)
+        self.life(slot).replace(&mut record, spec)?;
+        self.tell(slot.name(), Change::Replaced);
+        Ok(Put::Replaced)
     }
 
     pub(super) fn delete_now(&self, slot: &Slot, force: bool) -> Result<(), Error> {

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use super::record::Record;
 use super::slot::{Live, Slot};
 use super::spec::{VmName, VmSpec};
 use super::steps::Settled;
@@ -80,8 +81,8 @@ impl Machines {
             slots.iter().any(|slot| {
                 let view = slot.view();
                 let record = view.record.as_ref();
-                let specs = [record.map(|record| &record.spec), view.pending.as_ref()];
-                let mut nics = specs.into_iter().flatten().flat_map(VmSpec::nics);
+                let specs = record.into_iter().flat_map(Record::specs);
+                let mut nics = specs.chain(&view.pending).flat_map(VmSpec::nics);
                 nics.any(|nic| nic.made_names(slot.name()).any(|name| name == device))
                     || record.is_some_and(|record| record.has_device(device))
             })

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   create   directories ─> a device for each NIC, and one that stands by ─> [start]
+//!   replace  checked ─> undone as for delete ─> as create ─> fails: undone, and the former one has the place again
 //!   start    devices that are gone (the host was rebooted) ─> process ─> configured, NICs, booted
 //!   ask      marked in the record ─> asked to power off
 //!   stop     process
@@ -19,6 +20,7 @@ mod arriving;
 mod disks;
 mod leaving;
 mod nics;
+mod replacing;
 
 use std::fmt;
 
@@ -33,7 +35,7 @@ use super::arrival::{AtEnd, Coming};
 use super::departure::{Account, Departure};
 use super::process::Identity;
 use super::record::{Phase, Record, Step};
-use super::spec::{Desired, DeviceId, NicId, NicSpec, Restart, VmName};
+use super::spec::{Desired, DeviceId, NicId, NicSpec, Restart, VmName, VmSpec};
 use crate::error::Error;
 use crate::peers::Peer;
 
@@ -81,6 +83,8 @@ pub(crate) trait Host: Send + Sync {
     fn at(&self, _vm: &VmName, _place: &dyn fmt::Display) {}
     /// Which boot of the host this is.
     fn boot(&self) -> String;
+    /// Whether a machine can be created like this, as far as that shows before anything is touched.
+    fn check(&self, vm: &VmName, spec: &VmSpec) -> Result<(), Error>;
     /// Makes the machine's directories.
     fn make_directories(&self, vm: &VmName) -> Result<(), Error>;
     /// Removes them and what the machine left there.
@@ -223,8 +227,14 @@ impl Life<'_> {
             Desired::Running => self.start_steps(record)?,
             Desired::Stopped => self.make_nics(record)?,
         }
-        record.phase = Phase::Present;
-        self.keep(record)
+        let mut present = record.clone();
+        present.phase = Phase::Present;
+        if present.arrival.is_none() {
+            present.forget_former();
+        }
+        self.keep(&present)?;
+        *record = present;
+        Ok(())
     }
 
     /// Undoes what was made for the machine that had its place before.
@@ -370,9 +380,15 @@ impl Life<'_> {
     pub(crate) fn settle(&self, record: &mut Record) -> Result<Settled, Error> {
         match record.phase {
             Phase::Creating | Phase::Deleting => {
+                let replaces = record.arrival.is_none();
                 self.delete(record)?;
                 return Ok(match record.phase {
-                    Phase::Present => Settled::stopped(record),
+                    Phase::Present => {
+                        if replaces {
+                            self.restore_or_warn(record);
+                        }
+                        Settled::stopped(record)
+                    }
                     Phase::Creating | Phase::Deleting => Settled::None,
                 });
             }

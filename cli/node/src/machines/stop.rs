@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use bellhop_api::machine::VmState;
 use tokio::task::JoinHandle;
 
+use super::condition::Condition;
 use super::error::unfinished;
 use super::process::Identity;
 use super::record::Record;
@@ -58,11 +59,12 @@ impl Machines {
     pub(crate) async fn stop(
         self: &Arc<Self>,
         vm: &VmName,
+        condition: Condition,
         stop: Stop,
     ) -> Result<Option<Stopping>, Error> {
         let slot = self.find(vm)?;
         let work = move |machines: &Self, slot: &Slot| machines.stop_now(slot, stop);
-        let Some((asked, grace)) = self.request(slot.clone(), work).await? else {
+        let Some((asked, grace)) = self.request_if(slot.clone(), condition, work).await? else {
             return Ok(None);
         };
         let machines = self.clone();

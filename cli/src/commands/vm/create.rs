@@ -1,31 +1,41 @@
-//! `bellhop vm create`.
+//! `bellhop vm create`, and the VM that it and `bellhop vm replace` describe.
 
 use std::path::{Path, PathBuf};
 
 use bellhop_api::node::{Desired, NicId, NicSettings};
-use bellhop_common::client::{Address, MAKING, Node, NodeArguments};
+use bellhop_common::client::{Address, Condition, MAKING, Node, NodeArguments, Refusal};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
-use hyper::{Method, StatusCode};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::arguments::{absolute, free_id, nic_body, unwritable};
 use super::watch::Watch;
-use super::{of_vm, say};
+use super::{of_vm, say, vm};
 use crate::commands::machine_arguments::MachineArguments;
 use crate::config_file;
 
-/// Make a VM with its NICs and start it: all of it, or nothing
+/// Create a VM with its NICs and start it: all of it, or nothing
 ///
-/// If a step fails, those before it are undone. The same command again changes nothing.
+/// If a step fails, those before it are undone. A VM that has the name already stays as it is.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(super) vm: VmArguments,
+
+    /// Succeed if a VM has the name already, whatever it is; it stays as it is
+    #[arg(long)]
+    if_not_exists: bool,
+}
+
+// A doc comment here would take the place of the subcommands' own.
 #[derive(Debug, clap::Args)]
 #[command(
     after_long_help = HELP,
     mut_arg("kernel", |kernel| kernel.required_unless_present("file")),
 )]
-pub(crate) struct Arguments {
+pub(crate) struct VmArguments {
     /// Its name: 1 to 63 of a-z, 0-9 and -, not - first
     #[arg(value_name = "NAME")]
     name: String,
@@ -104,16 +114,30 @@ pub(super) fn execute(
     node: &Node,
     format: Format,
 ) -> Result<Code, Error> {
-    let body = body(arguments, which.address())?;
-    let path = of_vm(&arguments.name);
-    let watch = Watch::start(which, &arguments.name);
-    let made = node.send(Method::PUT, &path, &body, MAKING);
-    drop(watch);
-    let (status, answer) = made?;
-    if status == StatusCode::OK && !format.is_json() {
-        tracing::info!("it was there already");
+    let put = put(&arguments.vm, Condition::Absent, which, node);
+    let exists = |error: &Error| error.refusal().is_some_and(Refusal::is_there_already);
+    match put {
+        Err(error) if exists(&error) && arguments.if_not_exists => {
+            say(&vm(node, &arguments.vm.name)?.1, format)
+        }
+        Err(error) if exists(&error) => Err(error.hint(
+            "`bellhop vm show` shows it; `bellhop vm replace` puts another one in its place once \
+             it is stopped, and `bellhop vm delete` deletes it",
+        )),
+        put => say(&put?, format),
     }
-    say(&answer, format)
+}
+
+/// Asks for the VM, and shows how far it is meanwhile.
+pub(super) fn put(
+    arguments: &VmArguments,
+    condition: Condition,
+    which: &NodeArguments,
+    node: &Node,
+) -> Result<Value, Error> {
+    let body = body(arguments, which.address())?;
+    let _watch = Watch::start(which, &arguments.name);
+    node.put(&of_vm(&arguments.name), condition, &body, MAKING)
 }
 
 fn not_a_table() -> Error {
@@ -121,7 +145,7 @@ fn not_a_table() -> Error {
 }
 
 /// The body that asks for the machine. Paths are this command's, so they are sent from the root on.
-pub(super) fn body(arguments: &Arguments, node: &Address) -> Result<Value, Error> {
+pub(super) fn body(arguments: &VmArguments, node: &Address) -> Result<Value, Error> {
     let mut body = match &arguments.file {
         Some(file) => of_file(file, node)?,
         None => of_options(arguments, node)?,
@@ -155,7 +179,7 @@ fn of_file(file: &Path, node: &Address) -> Result<Map<String, Value>, Error> {
     Ok(body)
 }
 
-fn of_options(arguments: &Arguments, node: &Address) -> Result<Map<String, Value>, Error> {
+fn of_options(arguments: &VmArguments, node: &Address) -> Result<Map<String, Value>, Error> {
     let config = arguments.machine.config();
     let mut config = config
         .ok_or_else(|| Error::wrong("no kernel is given; say --kernel PATH or --file FILE"))?;

@@ -45,7 +45,7 @@ fn stopped() -> Value {
 
 fn body(words: &[&str], node: &str) -> Result<Value, Error> {
     let arguments = parse::<create::Arguments>(words).unwrap();
-    create::body(&arguments, &node.parse().unwrap())
+    create::body(&arguments.vm, &node.parse().unwrap())
 }
 
 const HERE: &str = "/run/bellhop/node.socket";
@@ -128,6 +128,60 @@ fn two_nics_of_one_name_are_refused() {
     assert_eq!(error.to_string(), "two NICs have the id a");
     assert_eq!(error.code(), Code::WrongCommandLine);
     assert!(parse::<create::Arguments>(&["web"]).is_err());
+}
+
+/// Runs `vm create` or `vm replace`: the outcome, and the requests.
+fn put(made_up: MadeUp, words: &[&str], replace: bool) -> (Result<Code, Error>, Vec<String>) {
+    let which = parse::<NodeArguments>(&["--node", HERE]).unwrap();
+    let (node, format) = (made_up.node(), format(&["-o", "json"]));
+    let done = if replace {
+        let arguments = parse::<replace::Arguments>(words).unwrap();
+        replace::execute(&arguments, &which, &node, format)
+    } else {
+        let arguments = parse::<create::Arguments>(words).unwrap();
+        create::execute(&arguments, &which, &node, format)
+    };
+    (done, made_up.asked())
+}
+
+#[test]
+fn a_vm_is_created_only_where_there_is_none() {
+    let exists = json!({"code": "vm_exists", "message": "there is a virtual machine web already"});
+    let words = ["web", "--kernel=/k"];
+    let (done, asked) = put(MadeUp::default().answer(201, &running(7)), &words, false);
+    assert_eq!(done.unwrap(), Code::Success);
+    let start = "PUT /v1/vms/web if-none-match: * {";
+    assert!(asked[0].starts_with(start), "{asked:?}");
+    let (done, asked) = put(MadeUp::default().answer(412, &exists), &words, false);
+    let error = done.unwrap_err();
+    assert_eq!((error.code(), asked.len()), (Code::Conflict, 1));
+    assert!(error.to_string().contains("web already"), "{error}");
+    assert!(error.remedy().unwrap().contains("bellhop vm replace"));
+    // Whatever it is.
+    let there = MadeUp::default()
+        .answer(412, &exists)
+        .answer(200, &stopped());
+    let (done, asked) = put(there, &["web", "--kernel=/k", "--if-not-exists"], false);
+    assert_eq!(done.unwrap(), Code::Success);
+    assert_eq!(asked[1], "GET /v1/vms/web");
+    let refused = json!({"code": "unusable", "message": "no"});
+    let refused = MadeUp::default().answer(422, &refused);
+    let (done, _) = put(refused, &["web", "--kernel=/k", "--if-not-exists"], false);
+    assert_eq!(done.unwrap_err().remedy(), None);
+}
+
+#[test]
+fn a_vm_is_replaced_only_where_there_is_one() {
+    let words = ["web", "--kernel=/k", "--stopped"];
+    let (done, asked) = put(MadeUp::default().answer(200, &stopped()), &words, true);
+    assert_eq!(done.unwrap(), Code::Success);
+    let start = "PUT /v1/vms/web if-match: * {";
+    assert!(asked[0].starts_with(start), "{asked:?}");
+    let absent = json!({"code": "no_such_vm", "message": "there is no virtual machine web"});
+    let (done, _) = put(MadeUp::default().answer(412, &absent), &words, true);
+    assert_eq!(done.unwrap_err().code(), Code::NotThere);
+    assert!(parse::<replace::Arguments>(&["web"]).is_err());
+    assert!(parse::<replace::Arguments>(&["web", "--kernel=/k", "--if-not-exists"]).is_err());
 }
 
 /// A daemon that refuses the one request.

@@ -32,6 +32,17 @@ impl Nics {
             .map_err(|error| making.roll_back_after(error))
     }
 
+    /// Checks that the host has the NIC, of this kind, and the bridge that `request` names. Does not
+    /// look for a free function.
+    ///
+    /// # Errors
+    /// [`NicError`] with the one that is missing.
+    pub fn check_source(&self, request: &NicRequest) -> Result<(), NicError> {
+        self.plan(self.find(&request.from)?, &request.from, request.kind)?;
+        let wanted = request.connectivity.as_ref();
+        wanted.map_or(Ok(()), |wanted| self.check_connectivity(wanted))
+    }
+
     /// Takes a NIC back: undoes its steps, the last one first. What others have changed since is
     /// left as it is, and said to the observer.
     ///

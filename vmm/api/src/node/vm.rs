@@ -143,6 +143,10 @@ impl fmt::Display for Restart {
 pub struct VmInfo {
     /// Its name.
     pub name: String,
+    /// Grows with each change of its spec, and of whether it should run.
+    #[serde(default)]
+    #[schema(required)]
+    pub generation: u64,
     /// What it does.
     pub phase: VmPhase,
     /// What it is to do.

@@ -17,7 +17,7 @@ use vmm::config::{VdpaConfig, VdpaSource};
 
 use crate::error::{Error, HOST_FAILED, UNUSABLE};
 use crate::machines::Machines;
-use crate::machines::spec::{ExistingDevice, NicSpec, OWNER, VmName};
+use crate::machines::spec::{ExistingDevice, NicSource, NicSpec, OWNER, VmName};
 use crate::machines::steps::Host as _;
 
 /// Keeps the record of a NIC, and shows its steps.
@@ -172,6 +172,31 @@ impl Machines {
         stand_by
             .map(|nic| self.character_device_of(vm, &nic))
             .transpose()
+    }
+
+    /// Checks that the host has the sources, or the devices, that a NIC and its backup name.
+    pub(super) fn check_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
+        let requests = [nic.request(vm), nic.stand_by_request(vm, None)];
+        for request in requests.iter().flatten() {
+            Nics::open()?.check_source(request)?;
+        }
+        let sources = [Some(nic.source()), nic.stand_by()];
+        for source in sources.into_iter().flatten() {
+            match source {
+                NicSource::From(_) => {}
+                NicSource::There(ExistingDevice::Name(name)) => drop(by_name(name)?),
+                NicSource::There(ExistingDevice::Path(path)) => {
+                    device_at(path).map(drop).ok_or_else(|| {
+                        let shown = path.display();
+                        let message = format!(
+                            "{shown} is no vhost-vdpa device; `bellhop dev show` lists them"
+                        );
+                        Error::new(UNUSABLE, message)
+                    })?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Makes a device for a NIC of a machine, unless it is there.

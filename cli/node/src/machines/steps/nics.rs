@@ -15,7 +15,7 @@
 
 use super::super::record::{Record, Step};
 use super::super::spec::{NicId, NicSource, NicSpec, VmSpec};
-use super::Life;
+use super::{Life, not_undone_part};
 use crate::error::Error;
 use vdpa_mgmt::journal::{Journal as _, Outcome};
 
@@ -30,6 +30,16 @@ impl Life<'_> {
             self.make_nic(record, &nic)?;
         }
         Ok(())
+    }
+
+    /// As [`Self::make_nics`], but continues after a failure. Returns the failures.
+    pub(super) fn restore_nics(&self, record: &mut Record) -> Vec<String> {
+        let nics = record.spec.nics().to_vec();
+        let missing = nics.iter().filter_map(|nic| {
+            let error = self.make_nic(record, nic).err()?;
+            Some(not_undone_part(&format!("NIC {}", nic.id()), &error))
+        });
+        missing.collect()
     }
 
     /// The devices of one NIC, if it needs any made: its own first, for the one that stands by is to be like it. Where that

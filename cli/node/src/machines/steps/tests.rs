@@ -26,6 +26,11 @@ enum Deed {
         stopped: bool,
         restart: Restart,
     },
+    /// Another machine in the place of one that is stopped.
+    Replace {
+        nics: usize,
+        stopped: bool,
+    },
     Start,
     Stop,
     StopUntilReboot,
@@ -104,6 +109,8 @@ fn deed() -> impl Strategy<Value = Deed> {
     prop_oneof![
         3 => (0..4_usize, any::<bool>(), restart)
             .prop_map(|(nics, stopped, restart)| Deed::Create { nics, stopped, restart }),
+        2 => (0..4_usize, any::<bool>())
+            .prop_map(|(nics, stopped)| Deed::Replace { nics, stopped }),
         2 => Just(Deed::Start),
         2 => Just(Deed::Stop),
         1 => Just(Deed::StopUntilReboot),
@@ -175,6 +182,11 @@ fn spec(nics: usize, stopped: bool, restart: Restart) -> VmSpec {
     serde_json::from_value(spec).unwrap()
 }
 
+/// The state in which a request may replace a machine.
+fn can_be_replaced(record: &Record) -> bool {
+    record.phase == Phase::Present && record.process().is_none() && record.departure.is_none()
+}
+
 /// The daemon: what it knows is what it has read from the store since.
 struct Daemon<'a> {
     fake: &'a Fake,
@@ -216,6 +228,23 @@ impl<'a> Daemon<'a> {
                 let made = life.create(Record::new(spec(nics, stopped, restart)));
                 // What is left of it is in the store.
                 self.record = made.ok().or_else(|| self.fake.stored(self.vm));
+            }
+            (Deed::Replace { nics, stopped }, Some(record)) if can_be_replaced(record) => {
+                // The guest that has its name afterwards is another one.
+                self.fake.world().away = false;
+                let former = record.clone();
+                let wanted = spec(nics, stopped, Restart::Never);
+                match life.replace(record, wanted.clone()) {
+                    Ok(()) => assert_eq!(record.spec, wanted),
+                    // A step that cannot be undone keeps the place.
+                    Err(_) if record.phase == Phase::Deleting => {
+                        assert!(!record.steps().is_empty());
+                    }
+                    Err(_) => assert_eq!(
+                        (&record.spec, &record.last_end, record.phase),
+                        (&former.spec, &former.last_end, Phase::Present)
+                    ),
+                }
             }
             (Deed::Start, Some(record)) if record.phase == Phase::Present => {
                 // Whoever starts what is known to be elsewhere wants two of it.
@@ -276,6 +305,7 @@ impl<'a> Daemon<'a> {
             (Deed::Delete, Some(record)) => {
                 // What is made under its name afterwards is another one.
                 self.fake.world().away = false;
+                record.forget_former();
                 if life.delete(record).is_ok() {
                     self.record = None;
                 }
@@ -584,6 +614,7 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
             host: &fake,
             vm: &vm,
         };
+        record.forget_former();
         life.delete(&mut record).unwrap();
     }
     prop_assert!(fake.stored(&vm).is_none());
@@ -744,7 +775,6 @@ fn a_guest_that_cannot_be_asked_to_power_off_is_to_run_as_before() {
     }
 }
 
-
 /// The machine has moved the NIC and said that it has not; then the daemon is killed.
 #[test]
 fn a_nic_that_was_not_moved_back_is_moved_back_by_the_next_daemon() {
@@ -882,6 +912,122 @@ fn a_kill_at_each_step_of_creation_and_deletion_leaves_a_machine_or_nothing() {
             .unwrap();
         }
     }
+}
+
+/// One call fails on the way there; the way back is free of faults.
+#[test]
+fn a_machine_that_cannot_be_replaced_stays_with_its_nics() {
+    for fault in [Fault::Fails, Fault::FailsDone] {
+        let mut failed = 0;
+        for at in 0.. {
+            let fake = Fake::default();
+            let vm: VmName = "web".parse().unwrap();
+            let daemon = Daemon::new(&fake, &vm);
+            let life = daemon.life();
+            let made = life.create(Record::new(spec(2, true, Restart::Always)));
+            let (mut record, before) = (made.unwrap(), fake.world().clone());
+            let former = record.clone();
+            let mut faults = vec![Fault::None; at];
+            faults.push(fault);
+            fake.plan(faults);
+            let replaced = life.replace(&mut record, spec(3, true, Restart::Never));
+            if replaced.is_ok() && !fake.faults.lock().is_empty() {
+                break;
+            }
+            fake.plan(Vec::new());
+            holds(&fake, &vm).unwrap();
+            if replaced.is_ok() {
+                assert_eq!(record.spec, spec(3, true, Restart::Never));
+                continue;
+            }
+            failed += 1;
+            assert_eq!((&record.spec, record.phase), (&former.spec, former.phase));
+            let stored = fake.stored(&vm).unwrap();
+            assert_eq!((&stored.spec, stored.phase), (&former.spec, former.phase));
+            let world = fake.world().clone();
+            assert!(world.directories, "{fault:?} {at}");
+            let missing = before.devices.difference(&world.devices).next();
+            assert_eq!(missing, None, "{fault:?} {at}");
+            life.start(&mut record).unwrap();
+            life.delete(&mut record).unwrap();
+            assert_eq!(fake.stored(&vm), None);
+            holds(&fake, &vm).unwrap();
+        }
+        assert!(failed > 10, "{fault:?} {failed}");
+    }
+}
+
+#[test]
+fn a_daemon_killed_while_it_replaces_a_machine_leaves_one_of_the_two() {
+    for fault in [Fault::KilledBefore, Fault::KilledAfter] {
+        for at in 0..40 {
+            let fake = Fake::default();
+            let vm: VmName = "web".parse().unwrap();
+            let mut daemon = Daemon::new(&fake, &vm);
+            let former = spec(2, true, Restart::Always);
+            let next = spec(1, false, Restart::Never);
+            let made = daemon.life().create(Record::new(former.clone()));
+            let mut record = made.unwrap();
+            let mut faults = vec![Fault::None; at];
+            faults.push(fault);
+            fake.plan(faults);
+            let life = daemon.life();
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                life.replace(&mut record, next.clone()).unwrap();
+            }));
+            fake.plan(Vec::new());
+            let settled = daemon.settles();
+            holds(&fake, &vm).unwrap();
+            let record = daemon.record.as_ref().unwrap();
+            let devices = fake.world().devices.len();
+            if record.spec == former {
+                // Of the second NIC's there are two.
+                assert_eq!((settled, devices), (Settled::Stopped, 3), "{fault:?} {at}");
+            } else {
+                assert_eq!((settled, devices), (Settled::Running, 1), "{fault:?} {at}");
+                assert_eq!(record.spec, next);
+            }
+            let mut record = record.clone();
+            daemon.life().delete(&mut record).unwrap();
+            assert_eq!(fake.stored(&vm), None, "the former one is back");
+        }
+    }
+}
+
+#[test]
+fn a_machine_that_is_replaced_is_remembered_no_longer() {
+    let fake = Fake::default();
+    let vm: VmName = "web".parse().unwrap();
+    let daemon = Daemon::new(&fake, &vm);
+    let life = daemon.life();
+    let made = life.create(Record::new(spec(2, true, Restart::Always)));
+    let mut record = made.unwrap();
+    life.replace(&mut record, spec(1, true, Restart::Never))
+        .unwrap();
+    assert_eq!(fake.world().devices.len(), 1);
+    assert_eq!(record.specs().count(), 1);
+    assert_eq!(fake.stored(&vm), Some(record));
+}
+
+#[test]
+fn each_change_of_the_spec_that_is_kept_is_counted() {
+    let mut record = Record::new(spec(1, true, Restart::Always));
+    record.count_change(None);
+    assert_eq!(record.generation, 1);
+    let kept = record.clone();
+    record.phase = Phase::Present;
+    record.count_change(Some(&kept));
+    assert_eq!(record.generation, 1);
+    record.spec.state = Desired::Running;
+    record.count_change(Some(&kept));
+    // A copy in a step's hands may be older than the record that was kept.
+    let (kept, mut back) = (record, kept);
+    back.count_change(Some(&kept));
+    assert_eq!((kept.generation, back.generation), (2, 3));
+    let mut old = serde_json::to_value(&kept).unwrap();
+    old.as_object_mut().unwrap().remove("generation");
+    let old: Record = serde_json::from_value(old).unwrap();
+    assert_eq!(old.generation, 1);
 }
 
 #[test]

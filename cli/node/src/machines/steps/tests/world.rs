@@ -175,6 +175,10 @@ impl Host for Fake {
         self.world().boot.to_string()
     }
 
+    fn check(&self, _: &VmName, _: &VmSpec) -> Result<(), Error> {
+        self.call(|_| ())
+    }
+
     fn make_directories(&self, _: &VmName) -> Result<(), Error> {
         self.call(|world| world.directories = true)
     }

@@ -1,0 +1,116 @@
+//! On which machine a request depends: on none of its name, on any, or on one of a generation.
+//!
+//! Owns the comparison and its errors. It must not know how a client words the condition.
+
+use axum::http::StatusCode;
+
+use super::record::Record;
+use super::spec::VmName;
+use crate::error::Error;
+
+/// A condition on the machine that a request names: if it does not hold, the request is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Condition {
+    /// Nothing.
+    None,
+    /// There is no machine of this name.
+    Absent,
+    /// There is one.
+    Present,
+    /// There is one, at one of these generations, as [`tag`] words them.
+    At(Vec<String>),
+}
+
+/// A generation as clients read and write it.
+pub(crate) fn tag(generation: u64) -> String {
+    format!("g{generation}")
+}
+
+impl Condition {
+    /// Whether it holds of the machine with this record. The caller holds the machine's lock.
+    ///
+    /// # Errors
+    /// It does not hold.
+    pub(super) fn check(&self, vm: &VmName, record: Option<&Record>) -> Result<(), Error> {
+        match (self, record) {
+            (Self::None, _) | (Self::Absent, None) | (Self::Present, Some(_)) => Ok(()),
+            (Self::Absent, Some(_)) => Err(exists(vm)),
+            (Self::Present | Self::At(_), None) => Err(absent(vm)),
+            (Self::At(tags), Some(record)) => {
+                let now = tag(record.generation);
+                if tags.contains(&now) {
+                    Ok(())
+                } else {
+                    Err(conflict(vm, &now, tags))
+                }
+            }
+        }
+    }
+}
+
+fn failed(code: &'static str, message: String) -> Error {
+    Error::answered(StatusCode::PRECONDITION_FAILED, code, message)
+}
+
+fn exists(vm: &VmName) -> Error {
+    let message = format!("there is a virtual machine {vm} already");
+    failed("vm_exists", message).hint("delete it first, or use another name")
+}
+
+fn absent(vm: &VmName) -> Error {
+    let message = format!("there is no virtual machine {vm}, and the request depends on one");
+    failed("no_such_vm", message).hint("GET /v1/vms lists them")
+}
+
+fn conflict(vm: &VmName, now: &str, tags: &[String]) -> Error {
+    let wanted = if tags.is_empty() {
+        "none that this daemon gives out".to_owned()
+    } else {
+        tags.join(" or ")
+    };
+    let message = format!("{vm} is at generation {now}, and the request depends on {wanted}");
+    failed("generation_conflict", message).hint("GET it again, and repeat the change on that")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_condition_holds_or_names_both_values() {
+        let vm: VmName = "web".parse().unwrap();
+        let spec = serde_json::from_value(json!({ "kernel": "/k" })).unwrap();
+        let mut record = Record::new(spec);
+        record.generation = 17;
+        let at = |tags: &[&str]| Condition::At(tags.iter().map(|&tag| tag.to_owned()).collect());
+        for (condition, absent, present) in [
+            (Condition::None, None, None),
+            (Condition::Absent, None, Some("vm_exists")),
+            (Condition::Present, Some("no_such_vm"), None),
+            (at(&["g17"]), Some("no_such_vm"), None),
+            (at(&["g3", "g17"]), Some("no_such_vm"), None),
+            (at(&["g3"]), Some("no_such_vm"), Some("generation_conflict")),
+            (
+                at(&["g017"]),
+                Some("no_such_vm"),
+                Some("generation_conflict"),
+            ),
+            (at(&[]), Some("no_such_vm"), Some("generation_conflict")),
+        ] {
+            for (record, code) in [(None, absent), (Some(&record), present)] {
+                let error = condition.check(&vm, record).err();
+                let answer = error.map(|error| error.answer());
+                let expected = code.map(|code| (StatusCode::PRECONDITION_FAILED, code));
+                assert_eq!(answer, expected, "{condition:?}");
+            }
+        }
+        let error = at(&["g3"]).check(&vm, Some(&record)).unwrap_err();
+        let message = error.to_string();
+        assert!(
+            message.contains("g17") && message.contains("g3"),
+            "{message}"
+        );
+    }
+}

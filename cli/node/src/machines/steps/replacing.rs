@@ -1,0 +1,81 @@
+//! The steps that put another machine in the place of one that does not run.
+//!
+//! ```text
+//!   replace   checked ─> remembered in the new record ─> undone as for delete ─> as create ─> Present
+//!               │ cannot be                              └── fails ──> undone ─> the former record
+//!               └──> nothing is touched                                         again, its NICs, too
+//! ```
+//! The former machine is in the new one's record until that is Present. So a daemon that finds a
+//! replacement half done puts the former machine back.
+
+use vdpa_mgmt::journal::Journal as _;
+
+use super::super::record::{Phase, Record, Step};
+use super::super::spec::VmSpec;
+use super::{Life, not_undone_part, rest};
+use crate::error::Error;
+
+const NOT_REPLACED: &str = "the machine cannot be replaced";
+
+impl Life<'_> {
+    /// Puts another machine in the place of one that is there and does not run.
+    ///
+    /// # Errors
+    /// The step that failed. Then the record is the former machine's, which has its NICs but for
+    /// those that the error names.
+    pub(crate) fn replace(&self, record: &mut Record, spec: VmSpec) -> Result<(), Error> {
+        let checked = self.host.check(self.vm, &spec);
+        checked.map_err(Error::wrap(NOT_REPLACED))?;
+        let mut next = Record::new(spec);
+        next.takes_place_of(record.clone());
+        if let Err(source) = self.keep(&next) {
+            // It may have been kept.
+            self.note(record);
+            return Err(Error::wrap(NOT_REPLACED)(source));
+        }
+        let mut missing = Vec::new();
+        let failed = if let Err(error) = self.clear(&mut next) {
+            // The steps that are left are the former machine's own.
+            *record.steps_mut() = std::mem::take(next.steps_mut());
+            error
+        } else if let Err(error) = self.build(&mut next) {
+            missing = self.undo(&mut next);
+            *record = next;
+            if let Some(former) = record.gives_up_place() {
+                *record = former;
+            }
+            error
+        } else {
+            *record = next;
+            return Ok(());
+        };
+        if record.phase == Phase::Present {
+            missing.extend(self.restore(record));
+        }
+        let rest = rest(&missing);
+        Err(Error::wrap(format!("{NOT_REPLACED}{rest}"))(failed))
+    }
+
+    /// Creates the directories and devices of a machine that was to be replaced. Returns the
+    /// failures.
+    fn restore(&self, record: &mut Record) -> Vec<String> {
+        let restored = self.keep(record).and_then(|()| {
+            self.steps(record).step(Step::Directories, || {
+                self.host.make_directories(self.vm).into()
+            })
+        });
+        match restored {
+            Ok(()) => self.restore_nics(record),
+            Err(error) => vec![not_undone_part("its directories and NICs", &error)],
+        }
+    }
+
+    /// The same where no client waits.
+    pub(super) fn restore_or_warn(&self, record: &mut Record) {
+        let missing = self.restore(record);
+        if !missing.is_empty() {
+            let missing = missing.join("; ");
+            tracing::warn!(vm = %self.vm, missing, "a VM that was to be replaced lacks devices");
+        }
+    }
+}

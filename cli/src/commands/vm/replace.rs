@@ -1,0 +1,39 @@
+//! `bellhop vm replace`.
+
+use bellhop_common::client::{Condition, Node, NodeArguments};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+
+use super::create::{VmArguments, put};
+use super::say;
+
+/// Put another VM, with its NICs, in the place of one that is stopped
+///
+/// The arguments describe the new VM as a whole: what they leave out has its default, and is not
+/// taken from the former VM. Boot files, disks and the sources of NICs are checked first. If the
+/// new VM cannot be created nevertheless, the former one is put back with its NICs.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Keys of --nic, and keys in a file, are those of `bellhop vm create`. A VM that runs is not replaced:
+stop it first. The same VM again is started, or with --stopped stays stopped.
+
+Examples:
+  bellhop vm stop web && bellhop vm replace web --kernel /boot/vmlinuz --memory 2G
+  bellhop vm replace web --file web.toml")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    vm: VmArguments,
+}
+
+pub(super) fn execute(
+    arguments: &Arguments,
+    which: &NodeArguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, Error> {
+    say(
+        &put(&arguments.vm, Condition::Present, which, node)?,
+        format,
+    )
+}
