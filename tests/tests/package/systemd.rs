@@ -21,23 +21,24 @@ use std::process::{Child, Command, Output, Stdio};
 const GROUP: &str = "/sys/fs/cgroup/lab-systemd";
 
 /// Units of an ordinary boot that would change the lab host, or that take long in an emulated one.
-const MASKED: [&str; 16] = [
-    "ldconfig",
-    "systemd-binfmt",
-    "systemd-firstboot",
-    "systemd-hwdb-update",
-    "systemd-journal-catalog-update",
-    "systemd-journal-flush",
-    "systemd-machine-id-commit",
-    "systemd-modules-load",
-    "systemd-random-seed",
-    "systemd-remount-fs",
-    "systemd-sysctl",
-    "systemd-sysusers",
-    "systemd-tmpfiles-setup",
-    "systemd-tmpfiles-setup-dev",
-    "systemd-tmpfiles-setup-dev-early",
-    "systemd-udev-trigger",
+const MASKED: [&str; 17] = [
+    "ldconfig.service",
+    "systemd-binfmt.service",
+    "systemd-firstboot.service",
+    "systemd-hwdb-update.service",
+    "systemd-journal-catalog-update.service",
+    "systemd-journal-flush.service",
+    "systemd-machine-id-commit.service",
+    "systemd-modules-load.service",
+    "systemd-random-seed.service",
+    "systemd-remount-fs.service",
+    "systemd-sysctl.service",
+    "systemd-sysusers.service",
+    "systemd-tmpfiles-setup.service",
+    "systemd-tmpfiles-setup-dev.service",
+    "systemd-tmpfiles-setup-dev-early.service",
+    "systemd-udev-trigger.service",
+    "timers.target",
 ];
 
 /// Its namespaces have the group as their root. The lab host's console is not its console.
@@ -64,7 +65,7 @@ impl Systemd {
         let units = Path::new("/run/systemd/system");
         fs::create_dir_all(units).unwrap();
         for unit in MASKED {
-            symlink("/dev/null", units.join(format!("{unit}.service"))).unwrap();
+            symlink("/dev/null", units.join(unit)).unwrap();
         }
         let mut command = Command::new("sh");
         command.args(["-c", START]).env("GROUP", GROUP);
@@ -93,7 +94,9 @@ impl Systemd {
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command
-            .args(["--mount", "--pid", "--cgroup", "--uts", "--target"])
+            .args([
+                "--mount", "--pid", "--cgroup", "--uts", "--root", "--target",
+            ])
             .arg(self.pid.to_string())
             .arg("--")
             .args(words)
@@ -129,11 +132,14 @@ impl Drop for Systemd {
             let journal = self.run(&["journalctl", "--no-pager", "--lines=80"]);
             eprintln!("{}", String::from_utf8_lossy(&journal.stdout));
         }
-        // The kernel kills all processes of its namespace with it.
-        if let Some(pid) = Pid::from_raw(self.pid) {
-            let _ = kill_process(pid, Signal::KILL);
+        // The kernel kills all processes of the namespace with it, and `unshare` waits for that.
+        let killed = match Pid::from_raw(self.pid) {
+            Some(pid) => kill_process(pid, Signal::KILL).is_ok(),
+            None => false,
+        };
+        if !killed {
+            let _ = self.unshare.kill();
         }
-        let _ = self.unshare.kill();
         let _ = self.unshare.wait();
         remove_groups(Path::new(GROUP));
         for left in ["/run/systemd", "/run/udev", "/run/log/journal"] {
