@@ -104,6 +104,18 @@ pub fn programs(repository: &Path, profile: Profile, tests: &[String]) -> Result
     cargo(repository, &words, profile, "programs and tests")
 }
 
+/// Builds the command alone, with a profile of Cargo.toml.
+///
+/// # Errors
+/// [`Error::Start`]; [`Error::Program`] when something does not compile.
+pub fn bellhop(repository: &Path, profile: &str) -> Result<PathBuf> {
+    let words = ["build", "--profile", profile, "--package", "bellhop"];
+    find(
+        &cargo(repository, &words, Profile::Release, "bellhop")?,
+        "bellhop",
+    )
+}
+
 /// Runs `cargo ARGUMENTS --message-format=json` in the repository and returns the executables it
 /// built or found up to date. Cargo's progress goes to the step's line, compiler diagnostics to
 /// the error.

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod clean;
 pub mod demo;
+pub mod package;
 pub mod run;
 pub mod setup;
 pub mod shell;
@@ -34,6 +35,8 @@ pub enum Verb {
     Clean(clean::CleanArguments),
     /// The main job, end to end: a guest with a vDPA NIC
     Demo(demo::DemoArguments),
+    /// Package bellhop: deb, tarball, debug information, SBOM, checksums
+    Package(package::PackageArguments),
     /// Prepare the lab: packages, root, kernel modules, guest kernel, ramdisks, programs
     Setup(setup::SetupArguments),
     /// Run a command as root in the lab host
@@ -56,6 +59,7 @@ pub fn main() -> ExitCode {
         Verb::Bench(arguments) => bench::bench(&arguments),
         Verb::Clean(arguments) => clean::clean(&arguments),
         Verb::Demo(arguments) => demo::demo(&arguments),
+        Verb::Package(arguments) => package::package(&arguments),
         Verb::Setup(arguments) => setup::setup(&arguments),
         Verb::Run(arguments) => run::run(&arguments),
         Verb::Shell(arguments) => shell::shell(&arguments),

@@ -1,0 +1,243 @@
+//! The deb in the lab host, under a real systemd: installation, reload, upgrade, removal and purge.
+//!
+//! The package holds the lab's build of `bellhop`; the recipe is that of releases. dpkg needs no
+//! network for it.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
+)]
+
+#[path = "package/systemd.rs"]
+mod systemd;
+
+use lab::files;
+use lab::node::until;
+use lab::process::output;
+use lab::sim::require_lab;
+use lab::tiny;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use systemd::Systemd;
+
+/// No zero bytes: the simulator compares addresses as if they were strings.
+const MAC: &str = "52:54:5e:11:59:01";
+const UNIT: &str = "bellhop.service";
+const SOCKET: &str = "/run/bellhop/node.socket";
+/// A user and a group without rights.
+const UNPRIVILEGED: &str = "65534";
+
+/// The packages that the test installs. Its end purges them, also where the test failed.
+struct Packages {
+    directory: PathBuf,
+}
+
+impl Packages {
+    /// Builds version 1, and version 2 with the same files.
+    fn build() -> Self {
+        let name = format!("lab-package-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&directory);
+        files::create_directory(&directory).unwrap();
+        let packages = Self { directory };
+        let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../images/package/build");
+        let bellhop = std::env::var_os("BELLHOP").unwrap();
+        let mut build = Command::new(recipe);
+        build.arg(bellhop).arg("1").arg(&packages.directory);
+        output(build.arg("none")).unwrap();
+        let again = "dpkg-deb --raw-extract \"$1\" \"$2\" &&
+            sed -i 's/^Version: 1$/Version: 2/' \"$2/DEBIAN/control\" &&
+            dpkg-deb -Znone --build \"$2\" \"$3\"";
+        let mut build = Command::new("sh");
+        build.args(["-c", again, "sh"]).arg(packages.file("1"));
+        build.arg(packages.directory.join("tree"));
+        output(build.arg(packages.file("2"))).unwrap();
+        packages
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    fn file(&self, version: &str) -> String {
+        let path = self.path(&format!("bellhop_{version}_amd64.deb"));
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Packages {
+    fn drop(&mut self) {
+        // systemd is gone by now, and with it all processes of the package.
+        let _ = dpkg(&["--purge", "bellhop"]).stderr(Stdio::null()).status();
+        let _ = fs::remove_dir_all(&self.directory);
+        let mut delete = Command::new("vdpa");
+        delete.args(["dev", "del", "web.net0"]);
+        let _ = delete.stderr(Stdio::null()).status();
+    }
+}
+
+/// The lab host's disk is memory.
+const DPKG: [&str; 2] = ["dpkg", "--force-unsafe-io"];
+
+fn dpkg(words: &[&str]) -> Command {
+    let mut command = Command::new(DPKG[0]);
+    command.arg(DPKG[1]).args(words);
+    command
+}
+
+/// The number of the package's group, if there is one.
+fn group() -> Option<u32> {
+    let groups = files::read_text(Path::new("/etc/group")).unwrap();
+    let line = groups.lines().find(|line| line.starts_with("bellhop:"))?;
+    line.split(':').nth(2)?.parse().ok()
+}
+
+/// Group and mode of a file.
+fn access(path: impl AsRef<Path>) -> (u32, u32) {
+    let metadata = fs::metadata(path).unwrap();
+    (metadata.gid(), metadata.mode() & 0o777)
+}
+
+/// Files with the package's name in the directories of packages and services.
+fn leftovers() -> String {
+    let mut find = Command::new("find");
+    find.args(["/etc", "/run", "/var/lib/bellhop", "/var/lib/systemd"]);
+    find.args(["-xdev", "-name", "*bellhop*"]);
+    let output = find.output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn an_upgrade_keeps_vms_and_a_purge_leaves_nothing() {
+    require_lab().unwrap();
+    let packages = Packages::build();
+    let host = Systemd::start();
+    let install = |version: &str| {
+        let file = packages.file(version);
+        host.done(&[&DPKG[..], &["--install", &file]].concat())
+    };
+    install("1");
+    assert_eq!(host.property(UNIT, "ActiveState"), "active");
+    assert_eq!(host.property(UNIT, "UnitFileState"), "enabled");
+    let daemon = host.property(UNIT, "MainPID");
+    let files = host.done(&["dpkg", "--listfiles", "bellhop"]);
+    let units = files.lines().filter(|file| file.ends_with(".service"));
+    for unit in units {
+        // The lab host has no manual.
+        let verified = host.run(&["systemd-analyze", "verify", "--man=no", unit]);
+        let said = String::from_utf8(verified.stderr).unwrap();
+        assert!(verified.status.success() && said.is_empty(), "{said}");
+    }
+
+    // The group may use the socket; others may not.
+    let gid = group().unwrap();
+    assert_eq!(access(SOCKET), (gid, 0o660));
+    let user = [
+        "setpriv",
+        "--clear-groups",
+        "--reuid",
+        UNPRIVILEGED,
+        "--regid",
+    ];
+    let in_group =
+        |gid: &str, words: &[&str]| host.run(&[&user[..], &[gid, "bellhop"], words].concat());
+    let member = |words: &[&str]| {
+        let done = in_group(&gid.to_string(), words);
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{words:?}: {errors}");
+        String::from_utf8(done.stdout).unwrap()
+    };
+    member(&["vm", "list"]);
+    assert!(!in_group(UNPRIVILEGED, &["vm", "list"]).status.success());
+
+    let kernel = tiny::write_kernel(&packages.directory).unwrap();
+    let nic = format!("from=vdpasim_net,mac={MAC}");
+    let create = ["vm", "create", "web", "--memory", "32M", "--nic", &nic];
+    let kernel = ["--kernel", kernel.to_str().unwrap()];
+    member(&[&create[..], &kernel[..]].concat());
+    let show = || -> Value {
+        let shown = member(&["vm", "show", "web", "-o", "json"]);
+        let mut shown: Value = serde_json::from_str(&shown).unwrap();
+        shown["vm"].take()
+    };
+    until("the VM runs", || show()["phase"] == "Running").unwrap();
+    let vm = show();
+    let device = vm["nics"][0]["path"].as_str().unwrap();
+    until("udev applies the rule", || access(device) == (gid, 0o660)).unwrap();
+
+    host.done(&["systemctl", "reload", UNIT]);
+    assert_eq!(host.property(UNIT, "ActiveState"), "active");
+    assert_eq!(host.property(UNIT, "MainPID"), daemon);
+
+    // An upgrade restarts the daemon alone, and keeps the administrator's options.
+    let options = "# changed\nBELLHOP_OPTIONS=\"--group bellhop --machine-log-level info\"\n";
+    files::write(Path::new("/etc/default/bellhop"), options).unwrap();
+    install("2");
+    assert_eq!(host.property(UNIT, "ActiveState"), "active");
+    assert_ne!(host.property(UNIT, "MainPID"), daemon);
+    assert_eq!(fs::read_to_string("/etc/default/bellhop").unwrap(), options);
+    until("the VM is adopted", || show()["phase"] == "Running").unwrap();
+    let adopted = show();
+    assert_eq!(adopted["pid"], vm["pid"], "{adopted:#}");
+    assert_eq!(adopted["adopted"], true, "{adopted:#}");
+
+    // A removal would leave a running VM without its daemon.
+    let remove = host.run(&["dpkg", "--remove", "bellhop"]);
+    let said = String::from_utf8(remove.stderr).unwrap();
+    assert!(said.contains("virtual machines are running"), "{said}");
+    assert!(!remove.status.success());
+    assert_eq!(show()["pid"], vm["pid"]);
+    member(&["vm", "delete", "web", "--force"]);
+
+    host.done(&["dpkg", "--remove", "bellhop"]);
+    assert!(Path::new("/etc/default/bellhop").exists());
+    // Installed again, the daemon runs again.
+    install("2");
+    assert_eq!(host.property(UNIT, "ActiveState"), "active");
+    host.done(&["dpkg", "--purge", "bellhop"]);
+    assert_eq!(host.property(UNIT, "LoadState"), "not-found");
+    assert_eq!(leftovers(), "");
+    assert_eq!(group(), None);
+    for file in files.lines().map(Path::new) {
+        assert!(file.is_dir() || !file.exists(), "{}", file.display());
+    }
+    assert!(!Path::new("/sys/bus/vdpa/devices/web.net0").exists());
+}
+
+#[test]
+fn a_package_is_stripped_and_has_manual_completions_and_debug_information() {
+    require_lab().unwrap();
+    let packages = Packages::build();
+    let contents = |file: &str| {
+        let bytes = output(Command::new("dpkg-deb").args(["--contents", file])).unwrap();
+        String::from_utf8(bytes).unwrap()
+    };
+    let files = contents(&packages.file("1"));
+    for file in [
+        "-rwxr-xr-x root/root",
+        "./usr/lib/systemd/system/bellhop.service\n",
+        "./usr/lib/udev/rules.d/60-bellhop.rules\n",
+        "./usr/share/bash-completion/completions/bellhop\n",
+        "./usr/share/doc/bellhop/copyright\n",
+        "./usr/share/fish/vendor_completions.d/bellhop.fish\n",
+        "./usr/share/man/man1/bellhop-vm-create.1.gz\n",
+        "./usr/share/zsh/vendor-completions/_bellhop\n",
+    ] {
+        assert!(files.contains(file), "no {file} in\n{files}");
+    }
+    let debug = packages.path("bellhop-dbgsym_1_amd64.deb");
+    let files = contents(debug.to_str().unwrap());
+    assert!(files.contains("./usr/lib/debug/usr/bin/bellhop.debug\n"));
+
+    let program = packages.path("tree/usr/bin/bellhop");
+    let mut read = Command::new("readelf");
+    read.args(["--wide", "--sections", "--string-dump=.gnu_debuglink"]);
+    let sections = String::from_utf8(output(read.arg(&program)).unwrap()).unwrap();
+    assert!(sections.contains("bellhop.debug"), "{sections}");
+    assert!(!sections.contains(".symtab"), "{sections}");
+    let version = output(Command::new(&program).arg("--version")).unwrap();
+    assert!(String::from_utf8(version).unwrap().starts_with("bellhop "));
+}
