@@ -3,7 +3,7 @@
 //!
 //! Owns the limits on what a client may take ([`server`]), the socket's file ([`socket`]), bodies
 //! and URLs ([`body`], [`parameters`]) and open files that come along ([`descriptors`]). Owns also
-//! the form of errors ([`problem`]), descriptions ([`description`]), the ID of each request
+//! the form of errors ([`problem`]), descriptions ([`description`]), metrics ([`metrics`]), the ID of each request
 //! ([`request_id`]) and the client's side ([`client`]). It must not know the content of requests,
 //! nor machines.
 //!
@@ -17,6 +17,7 @@ pub mod body;
 pub mod client;
 pub mod description;
 pub mod descriptors;
+pub mod metrics;
 pub mod parameters;
 pub mod problem;
 pub mod request_id;

@@ -3,6 +3,7 @@
 mod events;
 mod functions;
 mod management;
+mod metrics;
 mod mgmtdevs;
 mod migration;
 mod nics;
@@ -66,6 +67,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         ))
         .routes(routes!(openapi))
         .routes(routes!(events::follow))
+        .routes(routes!(metrics::show))
         .routes(routes!(topology::show))
         .routes(routes!(functions::list))
         .routes(routes!(functions::show, functions::change))

@@ -7,7 +7,7 @@ use bellhop_api::node::Version;
 use super::state::Api;
 
 /// Grows when something in this API changes so that clients have to know.
-const LEVEL: u32 = 1;
+pub(super) const LEVEL: u32 = 1;
 
 /// The daemon's version
 #[utoipa::path(get, path = "/v1/version", operation_id = "get_version",

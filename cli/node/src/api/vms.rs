@@ -26,6 +26,9 @@ fn nic_info(node: &Node, vm: &VmName, record: &Record, nic: &NicSpec) -> VmNic {
     }
 }
 
+/// The most alarms that are shown of a machine.
+const ALARMS_MAX: usize = 64;
+
 /// None: there is no such machine any more.
 pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
     let record = view.record?;
@@ -33,6 +36,8 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
     let nics = record.spec.nics().iter();
     let nics = nics.map(|nic| nic_info(node, name, &record, nic));
     let process = record.process();
+    let said = live.as_ref().and_then(|live| live.said.as_ref());
+    let alarms = said.into_iter().flat_map(|said| &said.alarms);
     Some(VmInfo {
         name: name.to_string(),
         phase: phase(&record, live.as_ref().map(|live| (live.api, live.state))),
@@ -45,6 +50,7 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
         adopted: live.as_ref().is_some_and(|live| live.adopted),
         restarts: record.restarts,
         nics: nics.collect(),
+        alarms: alarms.take(ALARMS_MAX).cloned().collect(),
         console: ConsolePaths {
             socket: node.paths.console_socket(name),
             log: node.paths.console_log(name),

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bellhop_api::machine::{Handshake, VmState};
+use bellhop_api::machine::{Handshake, VmState, VmStatus};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -27,6 +27,8 @@ pub(crate) struct Live {
     pub(crate) api: Option<u32>,
     /// What it does; none while it does not say.
     pub(crate) state: Option<VmState>,
+    /// All that it reported of itself last; none while it does not answer.
+    pub(crate) said: Option<Arc<VmStatus>>,
 }
 
 impl Live {
@@ -37,6 +39,7 @@ impl Live {
             version: None,
             api: None,
             state: None,
+            said: None,
         }
     }
 }

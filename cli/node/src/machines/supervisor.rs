@@ -293,7 +293,11 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
     loop {
         let since = match answer {
             Ok(status) => {
-                slot.update(identity, |live| live.state = Some(status.state));
+                let status = Arc::new(status);
+                slot.update(identity, |live| {
+                    live.state = Some(status.state);
+                    live.said = Some(status.clone());
+                });
                 // One that was waited for has come, or stands still here.
                 slot.migration.notify_one();
                 if last.replace(status.state) != Some(status.state) {
@@ -301,14 +305,17 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
                 }
                 given_up(machines, slot, &status.nics).await;
                 failed_over(machines, slot, &status.nics).await;
-                if let Some(end) = status.end {
-                    return end;
+                if let Some(end) = &status.end {
+                    return end.clone();
                 }
                 status.generation
             }
             Err(error) => {
                 tracing::debug!(vm = %slot.name(), %error, "no answer");
-                slot.update(identity, |live| live.state = None);
+                slot.update(identity, |live| {
+                    live.state = None;
+                    live.said = None;
+                });
                 last = None;
                 tokio::time::sleep(PAUSE).await;
                 // Another program may go on with it by now: an upgrade.
