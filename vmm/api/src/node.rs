@@ -4,7 +4,7 @@ mod nic;
 mod vm;
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use crate::endpoint::Endpoint;
 use crate::machine::migration::send_request;
@@ -41,6 +41,24 @@ pub struct Event {
     /// More about it, a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+}
+
+/// Which events a stream has, where it begins and whether it ends.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct EventQuery {
+    /// Only events of this VM
+    #[param(pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
+    pub vm: Option<String>,
+    /// Only events with this word as `change`
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// Begin after this generation; 0: with the oldest event that is kept. The header Last-Event-ID
+    /// takes precedence. Without both the stream has new events only.
+    pub since: Option<u64>,
+    /// `false`: end after the events that have happened
+    pub follow: Option<bool>,
 }
 
 send_request! {

@@ -1,6 +1,6 @@
 //! Metrics as Prometheus reads them: the text format, version 0.0.4.
 //!
-//! Owns the form of a family and of its samples, label values escaped. It must not know what is counted.
+//! Owns the form of a family and of its samples; escapes label values. It must not know any figure.
 
 use std::fmt::Write as _;
 

@@ -5,12 +5,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::StatusCode;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::{Answer, Node, Request, Transport};
+use super::{Answer, Node, Opened, Piece, Request, Stream, Transport};
 use crate::error::Error;
 
 /// What a made-up daemon was asked, and what it answers.
@@ -75,6 +76,25 @@ impl Transport for MadeUp {
         script.asked.push(request.clone());
         let asked = format!("{} {}", request.method, request.path);
         Ok(script.answers.pop_front().expect(&asked))
+    }
+
+    /// The whole answer is one piece.
+    fn open(&self, request: &Request) -> Result<Opened<'_>, Error> {
+        let answer = self.exchange(request)?;
+        Ok(if answer.status.is_success() {
+            Opened::Stream(Box::new(Whole(Some(answer.body))))
+        } else {
+            Opened::Refused(answer)
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Whole(Option<Vec<u8>>);
+
+impl Stream for Whole {
+    fn next(&mut self, _limit: Duration) -> Piece {
+        self.0.take().map_or(Piece::End, Piece::Data)
     }
 }
 

@@ -22,10 +22,8 @@ pub struct Request {
     pub path: String,
     /// JSON.
     pub body: Option<Vec<u8>>,
-    /// How long the whole exchange may take.
+    /// How long the whole exchange may take; of a stream, how long until it begins.
     pub time: Duration,
-    /// A stream of events without an end, which is listened to for so long.
-    pub listen: Option<Duration>,
 }
 
 impl Request {
@@ -35,14 +33,7 @@ impl Request {
             path: path.to_owned(),
             body: None,
             time,
-            listen: None,
         }
-    }
-
-    /// For a stream of events, from the oldest that is kept: what came within `time` is the answer.
-    pub(super) fn listening(mut self, time: Duration) -> Self {
-        self.listen = Some(time);
-        self
     }
 
     /// With a body.
@@ -76,6 +67,32 @@ impl Answer {
     }
 }
 
+/// What has come of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// Bytes of it.
+    Data(Vec<u8>),
+    /// Nothing, for as long as was waited.
+    Silence,
+    /// Its end, or that of the connection.
+    End,
+}
+
+/// An answer's body while it arrives.
+pub trait Stream: fmt::Debug {
+    /// What comes next, waited for so long.
+    fn next(&mut self, limit: Duration) -> Piece;
+}
+
+/// What came of a request for a stream.
+#[derive(Debug)]
+pub enum Opened<'a> {
+    /// It has begun.
+    Stream(Box<dyn Stream + 'a>),
+    /// The daemon refuses.
+    Refused(Answer),
+}
+
 /// Carries requests to a daemon, and brings answers back.
 pub trait Transport: fmt::Debug {
     /// One request, and its answer, also one that refuses.
@@ -83,4 +100,10 @@ pub trait Transport: fmt::Debug {
     /// # Errors
     /// The daemon cannot be reached, or does not answer in time or in HTTP.
     fn exchange(&self, request: &Request) -> Result<Answer, Error>;
+
+    /// One request whose answer is a stream.
+    ///
+    /// # Errors
+    /// As [`Self::exchange`].
+    fn open(&self, request: &Request) -> Result<Opened<'_>, Error>;
 }

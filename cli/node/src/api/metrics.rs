@@ -1,14 +1,15 @@
 //! `/v1/metrics`: the node and its virtual machines, as Prometheus reads them.
 //!
-//! Owns the names, and the one pass over the machines' processes. It must not know how a figure comes about.
+//! Owns the names, and the one pass over the machines' processes. It must not know how a figure
+//! comes about.
 //!
 //! ```text
-//!   records, views, /proc ───────────────────────> samples of every machine
-//!   GET /v1/vm/nics/{id} of each that runs ──────> samples of its queues
-//!     64 machines at a time, 1 s for all of them     (none of a machine that does not answer by then)
+//!   records, views, /proc ─────────────────────> samples of every machine
+//!   GET /v1/vm/nics/{id} of each that runs ────> samples of its queues: none of a
+//!     64 machines at a time, 1 s for all         machine that does not answer by then
 //! ```
-//! Processes may be hostile: names are those of the record, and each sample occurs once, since Prometheus rejects
-//! a text with duplicates as a whole.
+//! Processes may be hostile: names are those of the record, and each sample occurs once. Prometheus
+//! rejects a text with duplicates as a whole.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -74,8 +75,9 @@ impl From<NicInfo> for Nic {
 
 /// Metrics of the node
 ///
-/// Prometheus text: each VM with the label `vm`, its NICs with `nic`, their queues with `queue`. A stopped VM is one
-/// of the samples. A VM whose process does not answer at once has no samples of queues, and `bellhop_vm_answers` is 0.
+/// Prometheus text: each VM with the label `vm`, its NICs with `nic`, their queues with `queue`.
+/// Stopped VMs are among them. A VM whose process does not answer at once has no samples of
+/// queues, and its `bellhop_vm_answers` is 0.
 #[utoipa::path(get, path = "/v1/metrics", operation_id = "get_node_metrics", responses(
     (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
 ))]
