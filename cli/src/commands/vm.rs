@@ -15,6 +15,7 @@ mod snapshot;
 mod stop;
 mod upgrade;
 mod view;
+mod wait;
 mod watch;
 
 use std::thread;
@@ -47,6 +48,7 @@ Examples:
   bellhop vm create web --file web.toml
   bellhop vm list
   bellhop vm show web
+  bellhop vm wait web --for running
   bellhop vm console web                     Ctrl-A X leaves, the VM goes on
   bellhop vm snapshot web /var/lib/snapshots/web
   bellhop vm compat web --to https://node2:8443
@@ -98,6 +100,7 @@ Examples:
     Stop(stop::Arguments),
     List(list::Arguments),
     Show(show::Arguments),
+    Wait(wait::Arguments),
     Console(console::Arguments),
     Snapshot(snapshot::Arguments),
     Migrate(migrate::Arguments),
@@ -126,6 +129,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Command::Stop(arguments) => stop::execute(arguments, &node, format),
         Command::List(_) => list::execute(&node, format),
         Command::Show(arguments) => show::execute(arguments, &node, format),
+        Command::Wait(arguments) => wait::execute(arguments, &node, format),
         Command::Console(arguments) => console::execute(arguments, which, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
         Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),

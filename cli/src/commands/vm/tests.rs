@@ -197,6 +197,66 @@ fn force_asks_nobody_and_a_stopped_machine_has_no_button() {
 }
 
 #[test]
+fn a_state_is_waited_for_from_before_the_first_look_on() {
+    let starting = made_up::vm(&json!({"phase": "Starting", "pid": null}));
+    let event = json!("id: 8\ndata: {\"generation\":8}\n\n");
+    let arguments = parse::<wait::Arguments>(&["web", "--for", "running"]).unwrap();
+    let made_up = MadeUp::default()
+        .answer(200, &event)
+        .answer(200, &starting)
+        .answer(200, &running(7));
+    let code = wait::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(code, Code::Success);
+    let look = "GET /v1/vms/web";
+    assert_eq!(made_up.asked(), ["GET /v1/events?vm=web", look, look]);
+
+    // One that there is not is deleted, and never anything else.
+    let gone = json!({"code": "no_such_vm", "message": "no"});
+    for (condition, wanted) in [
+        ("deleted", Ok(Code::Success)),
+        ("stopped", Err(Code::NotThere)),
+    ] {
+        let arguments = parse::<wait::Arguments>(&["web", "--for", condition]).unwrap();
+        let made_up = MadeUp::default().answer(200, &event).answer(404, &gone);
+        let code = wait::execute(&arguments, &made_up.node(), format(&[]));
+        assert_eq!(code.map_err(|error| error.code()), wanted);
+    }
+    assert!(parse::<wait::Arguments>(&["web"]).is_err());
+}
+
+#[test]
+fn nics_are_ready_when_their_drivers_run() {
+    let nic = |driver_ok: bool| {
+        json!({"id": "net0", "state": "Plugged", "path": "/d", "doorbell": "auto", "device": {
+            "status": 15, "driver_ok": driver_ok, "broken": false, "features_offered": [],
+            "queues": []}})
+    };
+    let wait = |words: &[&str], made_up: &MadeUp| {
+        let words = [&["web", "--for", "nic-ready"], words].concat();
+        let arguments = parse::<wait::Arguments>(&words).unwrap();
+        wait::execute(&arguments, &made_up.node(), format(&["-j"]))
+    };
+    let event = json!("id: 8\ndata: {\"generation\":8}\n\n");
+    let made_up = MadeUp::default()
+        .answer(200, &event)
+        .answer(200, &running(7))
+        .answer(200, &nic(false))
+        .answer(200, &running(7))
+        .answer(200, &nic(true));
+    assert_eq!(wait(&[], &made_up).unwrap(), Code::Success);
+    assert_eq!(made_up.asked()[2], "GET /v1/vms/web/nics/net0");
+    // Without time there is one look.
+    let made_up = MadeUp::default().answer(200, &stopped());
+    let error = wait(&["--timeout=0"], &made_up).unwrap_err();
+    assert!(error.to_string().contains("no NICs"), "{error}");
+    let not_running = json!({"code": "not_running", "message": "no"});
+    let made_up = MadeUp::default()
+        .answer(200, &running(7))
+        .answer(409, &not_running);
+    assert_eq!(wait(&["--timeout=0"], &made_up).unwrap(), Code::TimedOut);
+}
+
+#[test]
 fn what_runs_is_deleted_with_force_only() {
     let arguments = parse::<delete::Arguments>(&["web"]).unwrap();
     let made_up = MadeUp::default().answer(200, &running(7));
