@@ -9,6 +9,7 @@ mod console;
 mod create;
 mod delete;
 mod list;
+mod logs;
 mod migrate;
 mod show;
 mod snapshot;
@@ -50,6 +51,7 @@ Examples:
   bellhop vm show web
   bellhop vm wait web --for running
   bellhop vm console web                     Ctrl-A X leaves, the VM goes on
+  bellhop vm logs web --follow
   bellhop vm snapshot web /var/lib/snapshots/web
   bellhop vm compat web --to https://node2:8443
   bellhop vm migrate web --to https://node2:8443
@@ -102,6 +104,7 @@ Examples:
     Show(show::Arguments),
     Wait(wait::Arguments),
     Console(console::Arguments),
+    Logs(logs::Arguments),
     Snapshot(snapshot::Arguments),
     Migrate(migrate::Arguments),
     Compat(compat::Arguments),
@@ -131,6 +134,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Command::Show(arguments) => show::execute(arguments, &node, format),
         Command::Wait(arguments) => wait::execute(arguments, &node, format),
         Command::Console(arguments) => console::execute(arguments, which, &node),
+        Command::Logs(arguments) => logs::execute(arguments, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
         Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),
         Command::Compat(arguments) => compat::execute(arguments, &node, format),

@@ -79,6 +79,7 @@ impl From<Response<Bytes>> for Answer {
     fn from(answer: Response<Bytes>) -> Self {
         Self {
             status: answer.status(),
+            headers: answer.headers().clone(),
             body: answer.into_body().into(),
         }
     }

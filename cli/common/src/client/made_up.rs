@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::StatusCode;
+use hyper::header::{HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use serde_json::Value;
 
@@ -34,6 +35,17 @@ impl MadeUp {
     /// Answers so, once and behind the answers before.
     #[must_use]
     pub fn answer(self, status: u16, body: &Value) -> Self {
+        self.answer_with(status, &[], body)
+    }
+
+    /// The same, with these headers.
+    #[must_use]
+    pub fn answer_with(
+        self,
+        status: u16,
+        headers: &[(&'static str, &'static str)],
+        body: &Value,
+    ) -> Self {
         let body = match body {
             Value::Null => Vec::new(),
             Value::String(text) => text.clone().into_bytes(),
@@ -41,6 +53,13 @@ impl MadeUp {
         };
         self.0.lock().answers.push_back(Answer {
             status: StatusCode::from_u16(status).unwrap(),
+            headers: headers
+                .iter()
+                .map(|&(name, value)| {
+                    let name = HeaderName::from_static(name);
+                    (name, HeaderValue::from_static(value))
+                })
+                .collect(),
             body,
         });
         self

@@ -66,8 +66,15 @@ impl Node {
     /// # Errors
     /// The daemon cannot be asked, or refuses.
     pub fn get_bytes(&self, path: &str) -> Result<Vec<u8>, Error> {
-        let answer = self.ask(&Request::new(Method::GET, path, ORDINARY))?;
-        Ok(answer.body)
+        Ok(self.get_whole(path)?.body)
+    }
+
+    /// What is at `path` as it is, with its headers.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, or refuses.
+    pub fn get_whole(&self, path: &str) -> Result<Answer, Error> {
+        self.ask(&Request::new(Method::GET, path, ORDINARY))
     }
 
     /// What is at `path`, which tells without an end, piece by piece.

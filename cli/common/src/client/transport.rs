@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use hyper::{Method, StatusCode};
+use hyper::{HeaderMap, Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -52,6 +52,8 @@ impl Request {
 pub struct Answer {
     /// The status.
     pub status: StatusCode,
+    /// Its headers.
+    pub headers: HeaderMap,
     /// The body as it is.
     pub body: Vec<u8>,
 }

@@ -15,6 +15,7 @@ mod vdpa_device;
 mod vdpa_devices;
 mod version;
 mod vm;
+mod vm_logs;
 mod vm_nics;
 mod vm_path;
 mod vms;
@@ -54,6 +55,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(vms::list))
         .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
         .routes(routes!(vm::spec))
+        .routes(routes!(vm_logs::show))
         .routes(routes!(
             vm_nics::show,
             vm_nics::put,

@@ -30,6 +30,9 @@ use serde::{Deserialize, Serialize};
 
 /// The variable in the environment that marks a process, also one that has done nothing yet.
 const MARK: &str = "BELLHOP_VM";
+/// The variable in the environment that names the file of log lines, which the process rotates. A
+/// variable, since a program of another version that takes over ignores one that it does not know.
+const LOG_FILE: &str = "BELLHOP_LOG_FILE";
 /// A longer environment is not one that this program gave, in bytes.
 const ENVIRONMENT_MAX: u64 = 256 * 1024;
 /// The 22nd field of `/proc/PID/stat`, counted from the one behind the name in parentheses (proc_pid_stat(5)).
@@ -69,7 +72,7 @@ pub(crate) struct Start<'a> {
     pub(crate) arguments: Vec<OsString>,
     /// What it is found by.
     pub(crate) mark: &'a Path,
-    /// Where its standard output and error go, appended.
+    /// Where its log lines go, and its standard output and error, appended.
     pub(crate) log: &'a Path,
 }
 
@@ -107,6 +110,7 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
         .arg0("bellhop")
         .args(&start.arguments)
         .env(MARK, start.mark)
+        .env(LOG_FILE, start.log)
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(append(start.log)?)

@@ -232,7 +232,7 @@ fn nics_are_ready_when_their_drivers_run() {
             "queues": []}})
     };
     let wait = |words: &[&str], made_up: &MadeUp| {
-        let words = [&["web", "--for", "nic-ready"], words].concat();
+        let words = [&["web", "--for", "nic-ready"][..], words].concat();
         let arguments = parse::<wait::Arguments>(&words).unwrap();
         wait::execute(&arguments, &made_up.node(), format(&["-j"]))
     };
@@ -254,6 +254,34 @@ fn nics_are_ready_when_their_drivers_run() {
         .answer(200, &running(7))
         .answer(409, &not_running);
     assert_eq!(wait(&["--timeout=0"], &made_up).unwrap(), Code::TimedOut);
+}
+
+#[test]
+fn a_log_is_followed_from_position_to_position() {
+    let at = |position| [("x-log-position", position)];
+    let gone = json!({"code": "no_such_vm", "message": "no"});
+    let made_up = MadeUp::default()
+        .answer_with(200, &at("1-2-3"), &json!("a\n"))
+        .answer_with(200, &at("1-2-5"), &json!("b\n"))
+        .answer(404, &gone);
+    let arguments = parse::<logs::Arguments>(&["web", "-f", "--console", "-n", "5"]).unwrap();
+    let mut printed = Vec::new();
+    let mut print = |bytes: &[u8]| {
+        printed.extend_from_slice(bytes);
+        Ok(())
+    };
+    let error = logs::show(&arguments, &made_up.node(), &mut print).unwrap_err();
+    assert_eq!(error.code(), Code::NotThere);
+    assert_eq!(printed, b"a\nb\n");
+    let log = "GET /v1/vms/web/logs/console";
+    let asked = ["tail=5", "after=1-2-3", "after=1-2-5"];
+    assert_eq!(made_up.asked(), asked.map(|query| format!("{log}?{query}")));
+    let arguments = parse::<logs::Arguments>(&["web"]).unwrap();
+    let made_up = MadeUp::default().answer_with(200, &at("1-2-3"), &json!("a\n"));
+    let mut print = |_: &[u8]| Ok(());
+    let code = logs::show(&arguments, &made_up.node(), &mut print).unwrap();
+    assert_eq!(code, Code::Success);
+    assert_eq!(made_up.asked(), ["GET /v1/vms/web/logs/vmm?tail=1000"]);
 }
 
 #[test]
