@@ -36,8 +36,8 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Sends log lines of `level` and above, and those of the audit, to standard error from now on, or to
-/// `file`. A file that cannot be used is a warning on standard error: no machine ends for its log.
+/// Sends log lines of `level` and above, and those of the audit, to standard error from now on, or
+/// to `file`. A file that cannot be used causes a warning there: no machine ends for its log.
 pub(crate) fn start(level: LevelFilter, format: LogFormat, file: Option<&Path>) {
     let opened = file.map(|path| LogFile::open(path, SIZE_MAX)).transpose();
     let (log, error) = match opened {

@@ -3,11 +3,12 @@
 //! Owns the file and its rotation. It must not know where the bytes come from.
 //!
 //! ```text
-//!             the next write would pass the limit
-//!   FILE ──────────────────────────────────────────> FILE renamed to FILE.1 (an older one goes), FILE anew
+//!         the next write would pass the limit
+//!   FILE ─────────────────────────────────────> FILE renamed to FILE.1 (an older one goes),
+//!                                               FILE anew
 //! ```
-//! A write may take as long as the page cache makes it: a file system that hangs holds the caller, so
-//! a log belongs on a local one.
+//! A write may take as long as the page cache makes it: a file system that hangs holds the caller,
+//! so a log belongs on a local one.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -44,7 +45,7 @@ pub struct AppendError {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // No link is followed, and what is no file is not waited for.
+    // No link is followed, and no FIFO is waited for.
     let flags = OFlags::WRONLY
         | OFlags::APPEND
         | OFlags::CREATE
@@ -63,8 +64,8 @@ fn no_file() -> io::Error {
 }
 
 impl RotatingFile {
-    /// Opens `path` or makes it, readable by this user alone; its content stays. It grows to `limit`
-    /// bytes.
+    /// Opens `path` or makes it, readable by this user alone; its content stays. It grows to
+    /// `limit` bytes.
     ///
     /// # Errors
     /// The file cannot be opened, or is no regular file of this user.
@@ -148,7 +149,7 @@ impl RotatingFile {
         let file = open(&self.path)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Err(io::Error::other("what is there is no regular file"));
+            return Err(io::Error::other("another kind of file took its place"));
         }
         self.size = metadata.len();
         self.file = Some(file);

@@ -1,11 +1,11 @@
-//! Log files as clients read them: the last lines, and then what was added.
+//! Log files as clients read them: the last lines, and then the additions.
 //!
 //! Owns positions in a log that rotates. It must not know who writes it.
 //!
 //! ```text
 //!   FILE.1 (the older one) ──┐
 //!   FILE ────────────────────┴──> the last lines, and the position behind them
-//!   position ──> what was added since, also if FILE is FILE.1 by now; else all there is, with a gap
+//!   position ──> the text added since, also if FILE is FILE.1 by now; else all of both, with a gap
 //! ```
 //! A process that a guest has taken over may put anything in the place of its log: no link is
 //! followed, and only regular files are read.
@@ -24,7 +24,7 @@ const BYTES_MAX: usize = 1 << 20;
 /// How often both files are opened until they are two.
 const TRIES: usize = 4;
 
-/// Which file it is, under whatever name. The number of an inode alone is soon that of another file.
+/// Which file it is, under any name. The number of an inode alone is soon that of another file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Identity {
     inode: u64,
@@ -45,7 +45,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// What is no position.
+/// Text that is no position.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct BadPosition;
 
@@ -74,7 +74,7 @@ pub(crate) struct Part {
     pub(crate) bytes: Vec<u8>,
     /// Where it ends.
     pub(crate) end: Position,
-    /// What lies between the position that was asked for and its beginning is not there any more.
+    /// Text between the position and its beginning is missing.
     pub(crate) gap: bool,
 }
 
@@ -198,7 +198,7 @@ fn last_lines(mut bytes: Vec<u8>, lines: usize) -> Vec<u8> {
     bytes
 }
 
-/// What was added behind a position, at most 1 MiB of it.
+/// The text added behind a position, at most 1 MiB of it.
 ///
 /// # Errors
 /// The files cannot be read.
@@ -317,7 +317,7 @@ mod tests {
         log.add("c\n");
         let (text, position, gap) = log.after(position);
         assert_eq!((text.as_str(), gap), ("b\nc\n", false));
-        // Two rotations later it is gone: what there is comes, with a gap.
+        // Two rotations later the position is gone: all that is kept comes, with a gap.
         for text in ["d\n", "e\n"] {
             // The clock of file systems ticks every few milliseconds.
             std::thread::sleep(std::time::Duration::from_millis(30));

@@ -1,4 +1,4 @@
-//! `bellhop events`: what happens on a node.
+//! `bellhop events`: the events of a node.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 /// How long an event is waited for before it is waited for again.
 const WAIT: Duration = Duration::from_secs(3600);
 
-/// Print what has happened to VMs, NICs and devices of a node
+/// Print events of a node: of its VMs, NICs and devices
 ///
 /// The node daemon keeps the last 1024 events. Each line has the time (UTC), the object, the change
 /// and its details.

@@ -114,7 +114,7 @@ pub struct Client {
     answer_max: usize,
 }
 
-/// What came of a request for a stream.
+/// The answer to a request for a stream.
 #[derive(Debug)]
 pub enum Streamed {
     /// The answer has begun.
@@ -206,8 +206,8 @@ impl Client {
         .await
     }
 
-    /// Sends a request whose answer comes piece by piece, without a limit in size. The limit in time
-    /// holds until the answer begins. An answer that refuses is whole.
+    /// Sends a request whose answer comes piece by piece, without a limit in size. The limit in
+    /// time holds until the answer begins. An answer that refuses is whole.
     ///
     /// # Errors
     /// See [`ClientError`].

@@ -4,8 +4,8 @@
 //! Owns the limits on what a client may take ([`server`]), the socket's file ([`socket`]), bodies
 //! and URLs ([`body`], [`parameters`]) and open files that come along ([`descriptors`]). Owns also
 //! the form of errors ([`problem`]), descriptions ([`description`]), metrics ([`metrics`]), the ID
-//! of each request ([`request_id`]) and the client's side ([`client`]). It must not know the content of requests,
-//! nor machines.
+//! of each request ([`request_id`]) and the client's side ([`client`]). It must not know the
+//! content of requests, nor machines.
 //!
 //! ```text
 //!   Transport ──> server: slots, times, sizes ──> request_id ──> the API's router ──> endpoints

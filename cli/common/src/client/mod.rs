@@ -69,7 +69,7 @@ impl Node {
         Ok(self.get_whole(path)?.body)
     }
 
-    /// What is at `path` as it is, with its headers.
+    /// The whole answer to a GET of `path`, with its headers.
     ///
     /// # Errors
     /// The daemon cannot be asked, or refuses.
@@ -77,7 +77,7 @@ impl Node {
         self.ask(&Request::new(Method::GET, path, ORDINARY))
     }
 
-    /// What is at `path`, which tells without an end, piece by piece.
+    /// Opens a stream: the answer to a GET of `path`, piece by piece.
     ///
     /// # Errors
     /// The daemon cannot be asked, or refuses.

@@ -161,7 +161,7 @@ fn a_stream_comes_piece_by_piece_and_ends_with_its_connection() {
         match stream.next(Duration::from_millis(100)) {
             Piece::Data(data) => heard.extend(data),
             Piece::Silence => break,
-            Piece::End => panic!("it goes on"),
+            Piece::End => panic!("the server still has it open"),
         }
     }
     assert_eq!(heard, b"id: 1\ndata: {}\n\n");

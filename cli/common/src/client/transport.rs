@@ -69,7 +69,7 @@ impl Answer {
     }
 }
 
-/// What has come of a stream.
+/// A part of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
     /// Bytes of it.
@@ -82,11 +82,11 @@ pub enum Piece {
 
 /// An answer's body while it arrives.
 pub trait Stream: fmt::Debug {
-    /// What comes next, waited for so long.
+    /// The next part, after at most `limit`.
     fn next(&mut self, limit: Duration) -> Piece;
 }
 
-/// What came of a request for a stream.
+/// The answer to a request for a stream.
 #[derive(Debug)]
 pub enum Opened<'a> {
     /// It has begun.

@@ -325,7 +325,7 @@ fn write_queues(text: &mut Text, samples: &[Sample]) {
     let mut alarms = text.family(
         "bellhop_queue_alarm",
         "gauge",
-        "1 for what is wrong with a queue; absent if nothing is",
+        "1 while the queue has this alarm; absent without one",
     );
     for vm in samples {
         let mut once = BTreeMap::new();

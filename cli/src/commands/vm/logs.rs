@@ -1,4 +1,4 @@
-//! `bellhop vm logs`: what a VM's process and its guest have written.
+//! `bellhop vm logs`: the messages of a VM's process, or the output of its guest.
 
 use std::io::{self, IsTerminal as _};
 use std::thread;
@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// Continue with what is added
+    /// Continue with new lines
     #[arg(short, long)]
     follow: bool,
 

@@ -443,15 +443,33 @@ fn machines_are_listed_as_far_as_they_are_known() {
     assert_eq!(made_up.asked(), ["GET /v1/vms/web/spec"; 2]);
     let text = list::table(&rows);
     let wanted = "\
-NAME  STATE    PID  VCPUS  MEMORY  NICS  UPTIME  RESTARTS
-web   Running  7    2      1G      1     3h12m   2
-web   Stopped  -    -      -       0     -       0
+NAME  STATE    PID  VCPUS  MEMORY  NICS  HEALTH  UPTIME  RESTARTS
+web   Running  7    2      1G      1     ok      3h12m   2
+web   Stopped  -    -      -       0     -       -       0
 ";
     assert_eq!(text, wanted);
     assert!(read::<VmInfo>(&json!({"name": "a"})).is_err());
     for (seconds, text) in [(59, "59s"), (60, "1m0s"), (3600, "1h0m"), (90_000, "1d1h")] {
         assert_eq!(time(Duration::from_secs(seconds)), text);
     }
+}
+
+#[test]
+fn health_names_the_first_finding() {
+    let of = |other: Value| view::health(&read(&made_up::vm(&other)).unwrap());
+    let stuck = json!({"device": "net0", "queue": 1, "alarm": "Stuck"});
+    let stalled = json!({"device": "net0", "queue": 0, "alarm": "DriverStalled"});
+    let failed_over = json!([{"id": "net0", "failed_over": true}]);
+    assert_eq!(of(json!({})).unwrap(), "ok");
+    assert_eq!(of(json!({"alarms": [stuck]})).unwrap(), "net0 q1 STUCK");
+    assert_eq!(
+        of(json!({"nics": failed_over})).unwrap(),
+        "net0 failed over"
+    );
+    let both = json!({"alarms": [stalled, stuck], "nics": failed_over, "phase": "Paused"});
+    assert_eq!(of(both).unwrap(), "net0 q0 DRIVERSTALLED (+2)");
+    assert_eq!(of(json!({"phase": "Stopped", "alarms": [stuck]})), None);
+    assert_eq!(of(json!({"phase": "Unknown"})), None);
 }
 
 #[test]
