@@ -26,9 +26,6 @@ fn nic_info(node: &Node, vm: &VmName, record: &Record, nic: &NicSpec) -> VmNic {
     }
 }
 
-/// The most alarms that are shown of a machine.
-const ALARMS_MAX: usize = 64;
-
 /// None: there is no such machine any more.
 pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
     let record = view.record?;
@@ -50,7 +47,7 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
         adopted: live.as_ref().is_some_and(|live| live.adopted),
         restarts: record.restarts,
         nics: nics.collect(),
-        alarms: alarms.take(ALARMS_MAX).cloned().collect(),
+        alarms: alarms.cloned().collect(),
         console: ConsolePaths {
             socket: node.paths.console_socket(name),
             log: node.paths.console_log(name),

@@ -26,11 +26,12 @@ use std::time::{Duration, Instant};
 use std::os::fd::AsFd as _;
 use std::os::unix::process::ExitStatusExt as _;
 
-use bellhop_api::machine::{End, EndReason, NicSummary};
+use bellhop_api::machine::{AlarmInfo, End, EndReason, NicSummary};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use vdpa::causes::in_one_line;
 
+use super::change::{ALARMS_MAX, DEVICE_NAME_MAX, alarm_changes};
 use super::process::{Identity, Process};
 use super::record::Phase;
 use super::slot::{Live, Slot};
@@ -290,9 +291,17 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
         tokio::time::sleep(PAUSE).await;
     }
     let mut answer = vmm.status().await;
+    let mut alarms = Vec::new();
     loop {
         let since = match answer {
-            Ok(status) => {
+            Ok(mut status) => {
+                let fits = |alarm: &AlarmInfo| alarm.device.len() <= DEVICE_NAME_MAX;
+                status.alarms.retain(fits);
+                status.alarms.truncate(ALARMS_MAX);
+                for change in alarm_changes(&alarms, &status.alarms) {
+                    machines.tell(slot.name(), change);
+                }
+                alarms.clone_from(&status.alarms);
                 let status = Arc::new(status);
                 slot.update(identity, |live| {
                     live.state = Some(status.state);
