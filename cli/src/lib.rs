@@ -17,6 +17,7 @@ mod progress;
 mod signals;
 mod terminal;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use bellhop_common::{colour, exit};
@@ -63,6 +64,11 @@ struct Logs {
         help_heading = "Global options"
     )]
     log_format: logging::LogFormat,
+
+    /// Log to this file instead of standard error, each line with its time; beyond 16 MiB it is
+    /// renamed to FILE.1 and begun anew
+    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_LOG_FILE")]
+    log_file: Option<PathBuf>,
 }
 
 /// The same command line where another program's machine is gone on with: a guest stands still, and all the other subcommands
@@ -113,7 +119,8 @@ pub fn main() -> ExitCode {
         commands::refuse_hand_over(&error);
         error.exit()
     });
-    logging::start(arguments.logs.log_level, arguments.logs.log_format);
+    let logs = &arguments.logs;
+    logging::start(logs.log_level, logs.log_format, logs.log_file.as_deref());
     match arguments.command.execute() {
         Ok(code) => code.into(),
         Err(error) => {

@@ -1,13 +1,22 @@
-//! Log lines on standard error.
+//! Log lines on standard error, or in a file.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
 
 use bellhop_common::colour;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::layer;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+use vmm::rotating_file::{RotatingFile, SIZE_MAX};
 
 /// The target of lines that are logged at every level: who changed what.
 const AUDIT: &str = "audit";
@@ -21,35 +30,115 @@ pub(crate) fn level() -> impl TypedValueParser<Value = LevelFilter> {
 /// How a line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people, without the time: whoever keeps logs adds it
+    /// For people; with the time in a file, without it on standard error: a log's keeper adds it
     Text,
     /// One JSON object a line, with time and target
     Json,
 }
 
-/// Sends log lines of `level` and above, and those of the audit, to standard error from now on.
-pub(crate) fn start(level: LevelFilter, format: LogFormat) {
+/// Sends log lines of `level` and above, and those of the audit, to standard error from now on, or
+/// to `file`. A file that cannot be used causes a warning there: no machine ends for its log.
+pub(crate) fn start(level: LevelFilter, format: LogFormat, file: Option<&Path>) {
+    let opened = file.map(|path| LogFile::open(path, SIZE_MAX)).transpose();
+    let (log, error) = match opened {
+        Ok(log) => (log, None),
+        Err(error) => (None, Some(error)),
+    };
     let lines = Targets::new()
         .with_default(level)
         .with_target(AUDIT, level.max(LevelFilter::INFO));
     let registry = tracing_subscriber::registry().with(lines);
+    let has_file = log.is_some();
+    let coloured = !has_file && colour::wanted(&io::stderr());
+    let writer = match log {
+        Some(log) => BoxMakeWriter::new(move || log.clone()),
+        None => BoxMakeWriter::new(io::stderr),
+    };
+    let layer = layer().with_writer(writer).with_ansi(coloured);
     match format {
+        LogFormat::Text if has_file => registry.with(layer.with_target(false)).init(),
         LogFormat::Text => registry
-            .with(
-                layer()
-                    .with_writer(std::io::stderr)
-                    .with_ansi(colour::wanted(&std::io::stderr()))
-                    .without_time()
-                    .with_target(false),
-            )
+            .with(layer.without_time().with_target(false))
             .init(),
-        LogFormat::Json => registry
-            .with(
-                layer()
-                    .json()
-                    .flatten_event(true)
-                    .with_writer(std::io::stderr),
-            )
-            .init(),
+        LogFormat::Json => registry.with(layer.json().flatten_event(true)).init(),
+    }
+    if let (Some(error), Some(path)) = (error, file) {
+        let path = path.display();
+        tracing::warn!(%path, %error, "cannot use the log file; logging to standard error");
+    }
+}
+
+/// A log file. Standard output and error follow its rotation if they are that file: a panic is
+/// written there, too.
+#[derive(Debug, Clone)]
+struct LogFile {
+    file: Arc<Mutex<RotatingFile>>,
+    output: bool,
+    error: bool,
+}
+
+impl LogFile {
+    fn open(path: &Path, limit: u64) -> io::Result<Self> {
+        let file = RotatingFile::open(path, limit)?;
+        let is_it = |stream: &dyn AsFd| file.file().is_some_and(|file| is_same(file, stream));
+        Ok(Self {
+            output: is_it(&io::stdout()),
+            error: is_it(&io::stderr()),
+            file: Arc::new(Mutex::new(file)),
+        })
+    }
+}
+
+fn is_same(file: &File, stream: &dyn AsFd) -> bool {
+    let place =
+        |fd: &dyn AsFd| rustix::fs::fstat(fd.as_fd()).map(|stat| (stat.st_dev, stat.st_ino));
+    place(file).is_ok_and(|place_of_file| place(stream) == Ok(place_of_file))
+}
+
+impl Write for LogFile {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut file = self.file.lock();
+        let rotated = file.append(line).map_err(|failed| failed.source)?;
+        if rotated && let Some(file) = file.file() {
+            // Without it they stay in the older file.
+            if self.output {
+                let _ = rustix::stdio::dup2_stdout(file);
+            }
+            if self.error {
+                let _ = rustix::stdio::dup2_stderr(file);
+            }
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_rotates_and_leaves_other_streams_alone() {
+        let name = format!("bellhop-logging-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_file(&path);
+        let mut log = LogFile::open(&path, 20).unwrap();
+        assert!(!log.output && !log.error);
+        let own = File::open(&path).unwrap();
+        assert!(is_same(log.file.lock().file().unwrap(), &own));
+        for line in ["the first line\n", "the second line\n"] {
+            log.write_all(line.as_bytes()).unwrap();
+        }
+        let old = path.with_extension("1");
+        assert_eq!(std::fs::read_to_string(&old).unwrap(), "the first line\n");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "the second line\n");
+        // The reader still has the older one.
+        assert!(!is_same(log.file.lock().file().unwrap(), &own));
+        for file in [path, old] {
+            std::fs::remove_file(file).unwrap();
+        }
     }
 }

@@ -15,6 +15,7 @@ pub mod layout;
 pub mod machine;
 pub mod memory;
 pub mod migration;
+pub mod rotating_file;
 pub mod snapshot;
 pub mod vcpu;
 

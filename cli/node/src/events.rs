@@ -8,7 +8,8 @@
 //!                  ^                            │ wakes
 //!                  └──── read(after) ─────── readers, each at its own place
 //! ```
-//! There is no queue for each reader, so a slow one costs nothing: it has lost what has left the history, and is told so.
+//! There is no queue for each reader, so a slow one costs nothing. It loses the events that have
+//! left the history, learns that, and continues with the oldest that is kept.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,8 +29,8 @@ pub(super) const READERS_MAX: usize = 32;
 pub(super) enum Read {
     /// What came after its place, in order; empty if nothing has.
     Events(Vec<Arc<Event>>),
-    /// What came after its place is not all there any more, or its place is not one of ours. It goes on after
-    /// this generation.
+    /// Not all events after its place are kept, or its place is not one of ours. It continues after
+    /// this generation, with the oldest event that is kept.
     Lost(u64),
 }
 
@@ -84,6 +85,12 @@ impl Events {
         self.readers.clone().try_acquire_owned().ok()
     }
 
+    /// The generation before the oldest event that is kept.
+    pub(super) fn oldest(&self) -> u64 {
+        let history = self.history.lock();
+        before_oldest(&history, *self.newest.borrow())
+    }
+
     /// The generation of the last event; it changes with each.
     pub(super) fn newest(&self) -> watch::Receiver<u64> {
         self.newest.subscribe()
@@ -101,11 +108,16 @@ impl Events {
             .front()
             .is_some_and(|oldest| oldest.generation <= after.saturating_add(1));
         if after > newest || !reachable {
-            return Read::Lost(newest);
+            return Read::Lost(before_oldest(&history, newest));
         }
         let begin = history.partition_point(|event| event.generation <= after);
         Read::Events(history.iter().skip(begin).take(limit).cloned().collect())
     }
+}
+
+fn before_oldest(history: &VecDeque<Arc<Event>>, newest: u64) -> u64 {
+    let oldest = history.front().map(|event| event.generation);
+    oldest.map_or(newest, |oldest| oldest.saturating_sub(1))
 }
 
 fn since_1970() -> Option<std::time::Duration> {
@@ -127,6 +139,7 @@ mod tests {
     fn a_reader_goes_on_where_it_was() {
         let events = Events::starting_at(100);
         assert!(generations(events.read(100, 9)).is_empty());
+        assert_eq!(events.oldest(), 100);
         for number in 0..3 {
             events.publish("/v1/vms/a", "changed", Some(format!("{number}")));
         }
@@ -146,11 +159,12 @@ mod tests {
         for _ in 0..many {
             events.publish("/v1/vms/a", "changed", None);
         }
-        assert_eq!(events.read(100, 9), Read::Lost(100 + many));
-        assert_eq!(events.read(109, 9), Read::Lost(100 + many));
+        assert_eq!(events.read(100, 9), Read::Lost(110));
+        assert_eq!(events.read(109, 9), Read::Lost(110));
         assert_eq!(generations(events.read(110, 2)), [111, 112]);
         assert_eq!(generations(events.read(110, HISTORY * 2)).len(), HISTORY);
-        assert_eq!(events.read(101 + many, 9), Read::Lost(100 + many));
+        assert_eq!(events.oldest(), 110);
+        assert_eq!(events.read(101 + many, 9), Read::Lost(110));
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod api;
 mod context;
 mod error;
 mod events;
+mod logs;
 mod machines;
 mod paths;
 mod peers;

@@ -4,6 +4,7 @@ mod bind;
 mod completions;
 pub(crate) mod dev;
 mod doctor;
+mod events;
 mod machine_arguments;
 mod man;
 pub(crate) mod mgmtdev;
@@ -32,6 +33,7 @@ use bellhop_common::exit::Code;
 pub(crate) enum Command {
     Run(run::Arguments),
     Vm(vm::Arguments),
+    Events(events::Arguments),
     Serve(serve::Arguments),
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
@@ -69,6 +71,7 @@ impl Command {
         match self {
             Self::Run(arguments) => run::execute(arguments),
             Self::Vm(arguments) => vm::execute(&arguments),
+            Self::Events(arguments) => events::execute(&arguments),
             Self::Serve(arguments) => serve::execute(&arguments),
             Self::Probe(arguments) => probe::execute(&arguments),
             Self::Mgmtdev(arguments) => mgmtdev::execute(&arguments),

@@ -10,6 +10,7 @@ mod create;
 mod delete;
 mod disk;
 mod list;
+mod logs;
 mod migrate;
 pub(crate) mod nic;
 pub(crate) mod removal;
@@ -19,6 +20,7 @@ mod snapshot;
 mod stop;
 mod upgrade;
 mod view;
+mod wait;
 mod watch;
 
 use std::thread;
@@ -51,9 +53,11 @@ Examples:
   bellhop vm create web --file web.toml
   bellhop vm list
   bellhop vm show web
+  bellhop vm wait web --for running
   bellhop vm console web                     Ctrl-A X leaves, the VM goes on
   bellhop vm nic add web from=pci/0000:01:00.0
   bellhop vm disk add web path=/var/lib/images/data.img
+  bellhop vm logs web --follow
   bellhop vm snapshot web /var/lib/snapshots/web
   bellhop vm compat web --to https://node2:8443
   bellhop vm migrate web --to https://node2:8443
@@ -107,7 +111,9 @@ Examples:
     Show(show::Arguments),
     Nic(nic::Arguments),
     Disk(disk::Arguments),
+    Wait(wait::Arguments),
     Console(console::Arguments),
+    Logs(logs::Arguments),
     Snapshot(snapshot::Arguments),
     Migrate(migrate::Arguments),
     Compat(compat::Arguments),
@@ -145,7 +151,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Command::Show(arguments) => show::execute(arguments, &node, format),
         Command::Nic(arguments) => nic::execute(arguments, which, &node, format),
         Command::Disk(arguments) => disk::execute(arguments, which, &node, format),
+        Command::Wait(arguments) => wait::execute(arguments, &node, format),
         Command::Console(arguments) => console::execute(arguments, which, &node),
+        Command::Logs(arguments) => logs::execute(arguments, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
         Command::Migrate(arguments) => {
             arguments.confirm()?;

@@ -4,8 +4,10 @@ mod device_id;
 mod nic;
 mod vm;
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 use crate::endpoint::Endpoint;
 use crate::machine::migration::send_request;
@@ -46,6 +48,62 @@ pub struct Event {
     /// More about it, a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+}
+
+/// Which events a stream has, where it begins and whether it ends.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct EventQuery {
+    /// Only events of this VM
+    #[param(pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
+    pub vm: Option<String>,
+    /// Only events with this word as `change`
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// Begin after this generation; 0: with the oldest event that is kept. The header Last-Event-ID
+    /// takes precedence. Without both the stream has new events only.
+    pub since: Option<u64>,
+    /// `false`: end after the events that have happened
+    pub follow: Option<bool>,
+}
+
+/// A log of a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum VmLog {
+    /// The messages of its process.
+    Vmm,
+    /// The output of its guest.
+    Console,
+}
+
+impl fmt::Display for VmLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// How many lines of a log there are if nothing else is said.
+pub const LOG_LINES: u32 = 1000;
+/// The most lines of a log that can be asked for.
+pub const LOG_LINES_MAX: u32 = 100_000;
+/// The header that has the position behind a part of a log.
+pub const LOG_POSITION: &str = "x-log-position";
+/// The header of a part of a log before which something is missing.
+pub const LOG_GAP: &str = "x-log-gap";
+
+/// Which part of a log.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct LogQuery {
+    /// The last lines, so many: 1000 where neither this nor `after` is given
+    #[param(maximum = 100000)]
+    pub tail: Option<u32>,
+    /// The text added behind this value of the header `x-log-position`; `tail` is unused then
+    #[param(pattern = "^[0-9]{1,19}-[0-9]{1,19}-[0-9]{1,19}$")]
+    pub after: Option<String>,
 }
 
 send_request! {

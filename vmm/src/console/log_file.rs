@@ -1,54 +1,24 @@
-//! A console's log: a file that does not grow beyond a size.
+//! A console's log: a file that does not grow beyond a size ([`crate::rotating_file`]).
 //!
-//! Owns the file and its rotation. It must not know where the bytes come from.
+//! Owns the count of lost bytes. It must not know where the bytes come from.
 //!
-//! ```text
-//!             the next write would pass the limit
-//!   FILE ──────────────────────────────────────────> FILE renamed to FILE.1 (an older one goes), FILE anew
-//! ```
 //! What cannot be written (the file system is full, a limit) is dropped and counted; when it works again, the
-//! file says how much is missing. A write may take as long as the page cache makes it: a file system that hangs
-//! holds the vmm thread, so a log belongs on a local one.
+//! file says how much is missing.
 
-use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
-
-use rustix::fs::{Mode, OFlags};
+use std::io;
+use std::path::Path;
 
 use crate::Error;
-
-/// The size of a log where none is given, in bytes.
-pub(super) const SIZE_MAX: u64 = 16 << 20;
-/// Who may read it: the user of this process. A guest may say secrets.
-const MODE: Mode = Mode::from_raw_mode(0o600);
+use crate::rotating_file::{NO_FILE, RotatingFile};
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct LogFile {
-    path: PathBuf,
-    limit: u64,
-    /// `None` after a rotation that failed.
-    file: Option<File>,
-    size: u64,
+    file: RotatingFile,
     /// Bytes lost since the last one that was written.
     missing: u64,
     /// Bytes lost ever.
     lost: u64,
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    // No link is followed, and what is no file is not waited for.
-    let flags = OFlags::WRONLY
-        | OFlags::APPEND
-        | OFlags::CREATE
-        | OFlags::CLOEXEC
-        | OFlags::NOFOLLOW
-        | OFlags::NONBLOCK
-        | OFlags::NOCTTY;
-    Ok(File::from(rustix::fs::open(path, flags, MODE)?))
 }
 
 impl LogFile {
@@ -58,33 +28,14 @@ impl LogFile {
     /// The file cannot be opened, or is no regular file of this user.
     pub(super) fn open(path: &Path, limit: u64) -> Result<Self, Error> {
         let shown = path.display();
-        let failed = |source: io::Error| {
-            Error::host(format!("cannot open the console's log {shown}")).because(source)
-        };
-        let no_file = || {
-            Error::host(format!(
+        let failed = |source: io::Error| match source.kind() {
+            NO_FILE => Error::host(format!(
                 "{shown} cannot be a console's log: it is no regular file of this user's"
-            ))
+            )),
+            _ => Error::host(format!("cannot open the console's log {shown}")).because(source),
         };
-        let file = match open(path) {
-            // A symbolic link; a socket, or a FIFO that nobody reads.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO)) => {
-                return Err(no_file());
-            }
-            opened => opened.map_err(failed)?,
-        };
-        let metadata = file.metadata().map_err(failed)?;
-        let ours = metadata.uid() == rustix::process::geteuid().as_raw();
-        if !metadata.is_file() || !ours {
-            return Err(no_file());
-        }
-        // One that was there may be readable for others.
-        rustix::fs::fchmod(&file, MODE).map_err(|error| failed(error.into()))?;
         Ok(Self {
-            path: path.to_owned(),
-            limit,
-            size: metadata.len(),
-            file: Some(file),
+            file: RotatingFile::open(path, limit).map_err(failed)?,
             missing: 0,
             lost: 0,
         })
@@ -108,7 +59,7 @@ impl LogFile {
                 "\n[bellhop: {} bytes of output are missing here]\n",
                 self.missing
             );
-            if self.append(note.as_bytes()).is_ok() {
+            if self.file.append(note.as_bytes()).is_ok() {
                 tracing::warn!(
                     bytes = self.missing,
                     "the console's log goes on, with a gap"
@@ -119,73 +70,22 @@ impl LogFile {
         if self.missing > 0 {
             return self.lose(bytes.len() as u64);
         }
-        if let Err(failed) = self.append(bytes) {
+        if let Err(failed) = self.file.append(bytes) {
             let lost = bytes.len().saturating_sub(failed.written);
             tracing::warn!(
-                path = %self.path.display(), error = %failed.error,
+                path = %self.file.path().display(), error = %failed.source,
                 "the console's log cannot be written: what the guest prints is dropped"
             );
             self.lose(lost as u64);
         }
     }
-
-    fn append(&mut self, bytes: &[u8]) -> Result<(), AppendError> {
-        let failed = |written| move |error| AppendError { written, error };
-        let grown = self.size.saturating_add(bytes.len() as u64);
-        if self.file.is_none() || (self.size > 0 && grown > self.limit) {
-            self.rotate().map_err(failed(0))?;
-        }
-        let mut written = 0;
-        while let Some(rest) = bytes.get(written..)
-            && !rest.is_empty()
-        {
-            let file = self.file.as_mut().ok_or(io::ErrorKind::NotFound);
-            match file
-                .map_err(io::Error::from)
-                .and_then(|file| file.write(rest))
-            {
-                Ok(0) => return Err(failed(written)(io::ErrorKind::WriteZero.into())),
-                Ok(count) => {
-                    written += count;
-                    self.size = self.size.saturating_add(count as u64);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(failed(written)(error)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Each time from the beginning: after a failure the file stays as large as it is.
-    fn rotate(&mut self) -> io::Result<()> {
-        let mut old = OsString::from(&self.path);
-        old.push(".1");
-        match std::fs::rename(&self.path, old) {
-            // Somebody took it away: there is nothing to keep.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            renamed => renamed?,
-        }
-        self.file = None;
-        let file = open(&self.path)?;
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(io::Error::other("what is there is no regular file"));
-        }
-        self.size = metadata.len();
-        self.file = Some(file);
-        Ok(())
-    }
-}
-
-/// How far a write came.
-struct AppendError {
-    written: usize,
-    error: io::Error,
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, File};
+    use std::os::unix::fs::MetadataExt as _;
+    use std::path::PathBuf;
 
     use super::*;
 
@@ -244,12 +144,12 @@ mod tests {
         let directory = Directory::new("console-full");
         let path = directory.log();
         let mut log = LogFile::open(&path, 1000).unwrap();
-        let file = log.file.replace(full);
+        let file = log.file.file.replace(full);
         log.write(b"12345");
         log.write(b"678");
         assert_eq!((log.lost(), log.missing), (8, 8));
         log.lose(2);
-        log.file = file;
+        log.file.file = file;
         log.write(b"again\n");
         let said = fs::read_to_string(&path).unwrap();
         assert_eq!(
@@ -286,7 +186,7 @@ mod tests {
         let link = directory.0.join("link");
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();
         let fifo = directory.0.join("fifo");
-        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, MODE).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
         for path in [&link, &fifo, Path::new("/dev/null")] {
             let refused = LogFile::open(path, 100);
             let error = refused.unwrap_err().to_string();

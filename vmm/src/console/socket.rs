@@ -40,10 +40,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 
 use super::history::{History, HistoryWriter};
-use super::log_file::{LogFile, SIZE_MAX};
+use super::log_file::LogFile;
 use super::{ConsoleInput, ConsoleRead, InputPump};
 use crate::event_loop::{EventLoop, Token};
 use crate::http::socket::{self, SocketFile};
+use crate::rotating_file::SIZE_MAX;
 use crate::{Error, ErrorKind};
 
 /// What a new client gets of what was said before, in bytes.

@@ -25,7 +25,6 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 use super::descriptors::{DESCRIPTORS_MAX, DescriptorStream, TooManyDescriptors};
@@ -115,6 +114,31 @@ pub struct Client {
     answer_max: usize,
 }
 
+/// The answer to a request for a stream.
+#[derive(Debug)]
+pub enum Streamed {
+    /// The answer has begun.
+    Pieces(Pieces),
+    /// The server refuses.
+    Refused(Response<Bytes>),
+}
+
+/// The body of an answer that comes piece by piece.
+#[derive(Debug)]
+pub struct Pieces(Incoming);
+
+impl Pieces {
+    /// The next piece; none at the end, or if the connection broke. May be dropped while it waits.
+    pub async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            let frame = self.0.frame().await?.ok()?;
+            if let Ok(data) = frame.into_data() {
+                return Some(data);
+            }
+        }
+    }
+}
+
 /// A connection of any kind.
 trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 
@@ -182,33 +206,19 @@ impl Client {
         .await
     }
 
-    /// Sends a request whose answer has no end: what comes of it within `time`. One that refuses is whole.
+    /// Sends a request whose answer comes piece by piece, without a limit in size. The limit in
+    /// time holds until the answer begins. An answer that refuses is whole.
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub async fn listen(
-        &self,
-        request: Request<Bytes>,
-        time: Duration,
-    ) -> Result<Response<Bytes>, ClientError> {
+    pub async fn stream(&self, request: Request<Bytes>) -> Result<Streamed, ClientError> {
         self.in_time(async {
             let answer = self.begin(with_type(request), Vec::new()).await?;
-            if !answer.status().is_success() {
-                return self.whole(answer).await;
+            if answer.status().is_success() {
+                Ok(Streamed::Pieces(Pieces(answer.into_body())))
+            } else {
+                Ok(Streamed::Refused(self.whole(answer).await?))
             }
-            let (head, mut body) = answer.into_parts();
-            let end = Instant::now() + time;
-            let mut heard = Vec::new();
-            while let Ok(Some(frame)) = tokio::time::timeout_at(end, body.frame()).await {
-                let frame = frame.map_err(|error| self.body(error.into()))?;
-                if let Some(data) = frame.data_ref() {
-                    heard.extend_from_slice(data);
-                }
-                if heard.len() > self.answer_max {
-                    return Err(self.too_large());
-                }
-            }
-            Ok(Response::from_parts(head, heard.into()))
         })
         .await
     }

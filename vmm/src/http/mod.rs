@@ -3,9 +3,9 @@
 //!
 //! Owns the limits on what a client may take ([`server`]), the socket's file ([`socket`]), bodies
 //! and URLs ([`body`], [`parameters`]) and open files that come along ([`descriptors`]). Owns also
-//! the form of errors ([`problem`]), descriptions ([`description`]), the ID of each request
-//! ([`request_id`]), what a request may carry ([`request_rules`]) and the client's side
-//! ([`client`]). It must not know the content of requests, nor machines.
+//! the form of errors ([`problem`]), descriptions ([`description`]), metrics ([`metrics`]), the ID
+//! of each request ([`request_id`]), what a request may carry ([`request_rules`]) and the client's
+//! side ([`client`]). It must not know the content of requests, nor machines.
 //!
 //! ```text
 //!   Transport ──> server: slots, times, sizes ──> request_id ──> the API's router ─┐
@@ -18,6 +18,7 @@ pub mod body;
 pub mod client;
 pub mod description;
 pub mod descriptors;
+pub mod metrics;
 pub mod parameters;
 pub mod problem;
 pub mod request_id;

@@ -3,12 +3,14 @@
 //! Owns the runtime that waits, and the texts of this side's errors.
 
 use std::io;
+use std::time::Duration;
 
-use hyper::Request as HttpRequest;
 use hyper::body::Bytes;
+use hyper::{Request as HttpRequest, Response};
 use tokio::runtime::Runtime;
-use vmm::http::client::{Client, ClientError as HttpError};
+use vmm::http::client::{Client, ClientError as HttpError, Pieces, Streamed};
 
+use super::transport::{Opened, Piece, Stream};
 use super::{Address, Answer, Credentials, Request, Transport};
 use crate::error::{Error, ErrorKind};
 
@@ -47,31 +49,62 @@ impl Http {
 
 impl Transport for Http {
     fn exchange(&self, request: &Request) -> Result<Answer, Error> {
-        let mut builder = HttpRequest::builder()
-            .method(request.method.clone())
-            .uri(&request.path);
-        if request.listen.is_some() {
-            // From the first on.
-            builder = builder.header("last-event-id", "0");
-        }
-        if let Some(condition) = request.condition {
-            let (name, value) = condition.header();
-            builder = builder.header(name, value);
-        }
-        let http_request = builder
-            .body(Bytes::from(request.body.clone().unwrap_or_default()))
-            .map_err(Error::context(BROKEN))?;
         let client = self.client.clone().time(request.time);
-        let answer = self.runtime.block_on(async {
-            match request.listen {
-                Some(time) => client.listen(http_request, time).await,
-                None => client.send(http_request, &[]).await,
-            }
-        })?;
-        Ok(Answer {
-            status: answer.status(),
-            body: answer.into_body().into(),
+        let answer = client.send(in_http(request)?, &[]);
+        Ok(self.runtime.block_on(answer)?.into())
+    }
+
+    fn open(&self, request: &Request) -> Result<Opened<'_>, Error> {
+        let client = self.client.clone().time(request.time);
+        let answer = client.stream(in_http(request)?);
+        Ok(match self.runtime.block_on(answer)? {
+            Streamed::Pieces(pieces) => Opened::Stream(Box::new(Arriving {
+                runtime: &self.runtime,
+                pieces,
+            })),
+            Streamed::Refused(answer) => Opened::Refused(answer.into()),
         })
+    }
+}
+
+fn in_http(request: &Request) -> Result<HttpRequest<Bytes>, Error> {
+    let mut builder = HttpRequest::builder()
+        .method(request.method.clone())
+        .uri(&request.path);
+    if let Some(condition) = request.condition {
+        let (name, value) = condition.header();
+        builder = builder.header(name, value);
+    }
+    builder
+        .body(Bytes::from(request.body.clone().unwrap_or_default()))
+        .map_err(Error::context(BROKEN))
+}
+
+impl From<Response<Bytes>> for Answer {
+    fn from(answer: Response<Bytes>) -> Self {
+        Self {
+            status: answer.status(),
+            headers: answer.headers().clone(),
+            body: answer.into_body().into(),
+        }
+    }
+}
+
+/// A stream whose connection makes progress while it is waited for.
+#[derive(Debug)]
+struct Arriving<'a> {
+    runtime: &'a Runtime,
+    pieces: Pieces,
+}
+
+impl Stream for Arriving<'_> {
+    fn next(&mut self, limit: Duration) -> Piece {
+        let next = async { tokio::time::timeout(limit, self.pieces.next()).await };
+        match self.runtime.block_on(next) {
+            Ok(Some(data)) => Piece::Data(data.into()),
+            Ok(None) => Piece::End,
+            Err(_) => Piece::Silence,
+        }
     }
 }
 

@@ -5,12 +5,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::StatusCode;
+use hyper::header::{HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::{Answer, Node, Request, Transport};
+use super::{Answer, Node, Opened, Piece, Request, Stream, Transport};
 use crate::error::Error;
 
 /// What a made-up daemon was asked, and what it answers.
@@ -33,6 +35,17 @@ impl MadeUp {
     /// Answers so, once and behind the answers before.
     #[must_use]
     pub fn answer(self, status: u16, body: &Value) -> Self {
+        self.answer_with(status, &[], body)
+    }
+
+    /// The same, with these headers.
+    #[must_use]
+    pub fn answer_with(
+        self,
+        status: u16,
+        headers: &[(&'static str, &'static str)],
+        body: &Value,
+    ) -> Self {
         let body = match body {
             Value::Null => Vec::new(),
             Value::String(text) => text.clone().into_bytes(),
@@ -40,6 +53,13 @@ impl MadeUp {
         };
         self.0.lock().answers.push_back(Answer {
             status: StatusCode::from_u16(status).unwrap(),
+            headers: headers
+                .iter()
+                .map(|&(name, value)| {
+                    let name = HeaderName::from_static(name);
+                    (name, HeaderValue::from_static(value))
+                })
+                .collect(),
             body,
         });
         self
@@ -80,6 +100,25 @@ impl Transport for MadeUp {
         script.asked.push(request.clone());
         let asked = format!("{} {}", request.method, request.path);
         Ok(script.answers.pop_front().expect(&asked))
+    }
+
+    /// The whole answer is one piece.
+    fn open(&self, request: &Request) -> Result<Opened<'_>, Error> {
+        let answer = self.exchange(request)?;
+        Ok(if answer.status.is_success() {
+            Opened::Stream(Box::new(Whole(Some(answer.body))))
+        } else {
+            Opened::Refused(answer)
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Whole(Option<Vec<u8>>);
+
+impl Stream for Whole {
+    fn next(&mut self, _limit: Duration) -> Piece {
+        self.0.take().map_or(Piece::End, Piece::Data)
     }
 }
 

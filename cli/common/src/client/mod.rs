@@ -9,6 +9,7 @@
 //! ```
 
 mod arguments;
+mod events;
 mod http;
 mod refusal;
 mod tls;
@@ -23,10 +24,11 @@ use serde_json::Value;
 
 pub use arguments::NodeArguments;
 pub use bellhop_api::address::Address;
+pub use events::{EventStream, Notice};
 pub use http::Http;
 pub use refusal::Refusal;
 pub use tls::Credentials;
-pub use transport::{Answer, Condition, Request, STRANGE, Transport};
+pub use transport::{Answer, Condition, Opened, Piece, Request, STRANGE, Stream, Transport};
 
 use crate::error::Error;
 
@@ -64,17 +66,27 @@ impl Node {
     /// # Errors
     /// The daemon cannot be asked, or refuses.
     pub fn get_bytes(&self, path: &str) -> Result<Vec<u8>, Error> {
-        let answer = self.ask(&Request::new(Method::GET, path, ORDINARY))?;
-        Ok(answer.body)
+        Ok(self.get_whole(path)?.body)
     }
 
-    /// What comes from `path`, which tells without an end, within `time`, from the first thing on that is still known.
+    /// The whole answer to a GET of `path`, with its headers.
     ///
     /// # Errors
     /// The daemon cannot be asked, or refuses.
-    pub fn listen(&self, path: &str, time: Duration) -> Result<Vec<u8>, Error> {
-        let request = Request::new(Method::GET, path, ORDINARY).listening(time);
-        Ok(self.ask(&request)?.body)
+    pub fn get_whole(&self, path: &str) -> Result<Answer, Error> {
+        self.ask(&Request::new(Method::GET, path, ORDINARY))
+    }
+
+    /// Opens a stream: the answer to a GET of `path`, piece by piece.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, or refuses.
+    pub fn open(&self, path: &str) -> Result<Box<dyn Stream + '_>, Error> {
+        let request = Request::new(Method::GET, path, ORDINARY);
+        match self.transport.open(&request)? {
+            Opened::Stream(stream) => Ok(stream),
+            Opened::Refused(answer) => Err(Refusal::of(answer.status, &answer.body).into()),
+        }
     }
 
     /// Asks for a change; the answer, `Null` if it has none.
@@ -146,17 +158,22 @@ pub fn path<'a>(segments: impl IntoIterator<Item = &'a str>) -> String {
     let mut path = String::new();
     for segment in segments {
         path.push('/');
-        for byte in segment.bytes() {
-            match byte {
-                // RFC 3986, 2.3
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                    path.push(char::from(byte));
-                }
-                _ => path.push_str(&format!("%{byte:02X}")),
-            }
-        }
+        push_encoded(&mut path, segment);
     }
     path
+}
+
+/// Adds a segment of a path, or a value of a query.
+fn push_encoded(to: &mut String, text: &str) {
+    for byte in text.bytes() {
+        match byte {
+            // RFC 3986, 2.3
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                to.push(char::from(byte));
+            }
+            _ => to.push_str(&format!("%{byte:02X}")),
+        }
+    }
 }
 
 #[cfg(any(test, feature = "testing"))]

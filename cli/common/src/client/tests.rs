@@ -165,15 +165,29 @@ fn a_server_that_says_nothing_is_left() {
 }
 
 #[test]
-fn events_are_listened_to_for_a_while() {
+fn a_stream_comes_piece_by_piece_and_ends_with_its_connection() {
     let events = b"HTTP/1.1 200 OK\r\n\r\nid: 1\ndata: {}\n\n";
-    let server = Server::start("events", events, Duration::from_secs(60));
+    let server = Server::start("events", events, Duration::from_secs(2));
     let address = Address::Socket(server.path.clone());
     let node = Node::new(Http::new(&address, &Credentials::default()).unwrap());
-    let heard = node
-        .listen("/v1/events", Duration::from_millis(300))
-        .unwrap();
+    let mut stream = node.open("/v1/events").unwrap();
+    let mut heard = Vec::new();
+    loop {
+        match stream.next(Duration::from_millis(100)) {
+            Piece::Data(data) => heard.extend(data),
+            Piece::Silence => break,
+            Piece::End => panic!("the server still has it open"),
+        }
+    }
     assert_eq!(heard, b"id: 1\ndata: {}\n\n");
+    assert_eq!(stream.next(LONG), Piece::End);
+    let refusal =
+        b"HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\n{\"code\": \"no_such_path\"}";
+    let server = Server::start("no-events", refusal, Duration::ZERO);
+    let address = Address::Socket(server.path.clone());
+    let node = Node::new(Http::new(&address, &Credentials::default()).unwrap());
+    let error = node.open("/v1/events").unwrap_err();
+    assert_eq!(error.refusal().unwrap().status, StatusCode::NOT_FOUND);
 }
 
 #[test]

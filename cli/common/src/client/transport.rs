@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use hyper::header::{HeaderName, IF_MATCH, IF_NONE_MATCH};
-use hyper::{Method, StatusCode};
+use hyper::{HeaderMap, Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -23,10 +23,8 @@ pub struct Request {
     pub path: String,
     /// JSON.
     pub body: Option<Vec<u8>>,
-    /// How long the whole exchange may take.
+    /// How long the whole exchange may take; of a stream, how long until it begins.
     pub time: Duration,
-    /// A stream of events without an end, which is listened to for so long.
-    pub listen: Option<Duration>,
     /// The condition on which the daemon carries it out.
     pub condition: Option<Condition>,
 }
@@ -58,15 +56,8 @@ impl Request {
             path: path.to_owned(),
             body: None,
             time,
-            listen: None,
             condition: None,
         }
-    }
-
-    /// For a stream of events, from the oldest that is kept: what came within `time` is the answer.
-    pub(super) fn listening(mut self, time: Duration) -> Self {
-        self.listen = Some(time);
-        self
     }
 
     /// Only if this holds.
@@ -91,6 +82,8 @@ impl Request {
 pub struct Answer {
     /// The status.
     pub status: StatusCode,
+    /// Its headers.
+    pub headers: HeaderMap,
     /// The body as it is.
     pub body: Vec<u8>,
 }
@@ -106,6 +99,32 @@ impl Answer {
     }
 }
 
+/// A part of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// Bytes of it.
+    Data(Vec<u8>),
+    /// Nothing, for as long as was waited.
+    Silence,
+    /// Its end, or that of the connection.
+    End,
+}
+
+/// An answer's body while it arrives.
+pub trait Stream: fmt::Debug {
+    /// The next part, after at most `limit`.
+    fn next(&mut self, limit: Duration) -> Piece;
+}
+
+/// The answer to a request for a stream.
+#[derive(Debug)]
+pub enum Opened<'a> {
+    /// It has begun.
+    Stream(Box<dyn Stream + 'a>),
+    /// The daemon refuses.
+    Refused(Answer),
+}
+
 /// Carries requests to a daemon, and brings answers back. Threads may share it.
 pub trait Transport: fmt::Debug + Send + Sync {
     /// One request, and its answer, also one that refuses.
@@ -113,4 +132,10 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// # Errors
     /// The daemon cannot be reached, or does not answer in time or in HTTP.
     fn exchange(&self, request: &Request) -> Result<Answer, Error>;
+
+    /// One request whose answer is a stream.
+    ///
+    /// # Errors
+    /// As [`Self::exchange`].
+    fn open(&self, request: &Request) -> Result<Opened<'_>, Error>;
 }

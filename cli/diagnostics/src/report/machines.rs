@@ -15,13 +15,13 @@ use super::context::{Context, of_each_machine};
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What the daemon tells of the node: the part, and where it is.
-const OF_NODE: [(&str, &str); 3] = [
+const OF_NODE: [(&str, &str); 5] = [
     ("version.json", "/v1/version"),
     ("vms.json", "/v1/vms"),
     ("topology.json", "/v1/topology"),
+    ("metrics.txt", "/v1/metrics"),
+    ("events.txt", "/v1/events?since=0&follow=false"),
 ];
-/// The daemon tells at once what it still knows of what has happened.
-const LISTEN: Duration = Duration::from_secs(1);
 /// What a machine says of itself: the part, and where it is below the machine's own path.
 const OF_MACHINE: [(&str, &[&str]); 4] = [
     ("config.json", &["config"]),
@@ -54,7 +54,6 @@ fn of_node(node: &Node, bundle: &mut Bundle) {
     for (name, path) in OF_NODE {
         bundle.put(&["node", name], node.get_bytes(path));
     }
-    bundle.put(&["node", "events.txt"], node.listen("/v1/events", LISTEN));
     let start = Instant::now();
     let names = match node.get::<Value>("/v1/vms") {
         Ok(list) => names(&list),

@@ -61,6 +61,7 @@ pub(super) const TABLE: &[Row] = &[
     (Method::GET, "/v1/openapi.json", Role::Read),
     (Method::GET, "/v1/version", Role::Read),
     (Method::GET, "/v1/events", Role::Read),
+    (Method::GET, "/v1/metrics", Role::Read),
     (Method::GET, "/v1/topology", Role::Read),
     (Method::GET, "/v1/functions", Role::Read),
     (Method::GET, "/v1/functions/{address}", Role::Read),

@@ -9,11 +9,12 @@
 //!   id: 1764000000000124        the event's generation: what a reader says in Last-Event-ID
 //!   data: {"generation":1764000000000124,"time_ms":…,"subject":"/v1/vms/web","change":"created"}
 //!
-//!   id: 1764000000002000        the reader was away or slow for too long: what came before this is lost to it
-//!   event: lost
+//!   id: 1764000000002000        the reader was away or slow for too long: events up to
+//!   event: lost                 this one may be lost to it; those that are kept follow
 //!   data: {"generation":1764000000002000}
 //!
 //!   :                           every 15 s, so that both sides see that the other is there
+//!   id: 1764000000003000        in place of it, if a filter has passed over events meanwhile
 //! ```
 //! The stream ends with its connection, after 5 minutes at the latest (`vmm::http::server`). A reader connects again
 //! and says where it was; readers in browsers do so by themselves.
@@ -29,16 +30,19 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use bellhop_api::node::Event;
+use bellhop_api::node::{Event, EventQuery};
 use bellhop_api::responses::WatchErrors;
 use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::Instant;
 use vmm::http::HttpError;
+use vmm::http::parameters::Parameters;
 use vmm::http::server::Closing;
 
 use super::state::Api;
 use crate::error::Error;
 use crate::events::{Events, READERS_MAX, Read};
+use crate::machines::spec::VmName;
 
 /// How often something comes when nothing happens.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -48,10 +52,13 @@ const CHUNK: usize = 64;
 /// What happens on the node, as it happens
 ///
 /// Server-Sent Events: `data` is an `Event`, `id` its generation. With the header `Last-Event-ID` it goes on after that
-/// one; if what came since is not all kept any more (1024 events are), the event `lost` comes first, and what is of interest
-/// is to be read again. A comment comes every 15 s. The stream ends after 5 minutes at the latest: connect again.
+/// one. If not all events since are kept (1024 are), the event `lost` comes first, and then those
+/// that are: read again the objects of interest. A comment comes every 15 s. The stream ends after
+/// 5 minutes at the latest: connect again. To list and watch without a gap, read the list once the
+/// stream has begun.
 #[utoipa::path(get, path = "/v1/events", operation_id = "watch_events",
-    params(("Last-Event-ID" = Option<u64>, Header, description = "The generation of the last event that was read; without it only new events come")),
+    params(EventQuery, ("Last-Event-ID" = Option<u64>, Header,
+        description = "The generation of the last event that was read")),
     responses(
     (status = 200, description = "The stream; each `data` is an event", body = Event, content_type = "text/event-stream"),
     WatchErrors,
@@ -60,25 +67,38 @@ pub(super) async fn follow(
     State(node): Api,
     closing: Option<Extension<Closing>>,
     headers: HeaderMap,
+    Parameters(query): Parameters<EventQuery>,
 ) -> Result<Response, Error> {
     let closing = closing.map(|Extension(closing)| closing);
-    stream_of(node.events.clone(), closing, &headers)
+    stream_of(node.events.clone(), closing, &headers, query)
 }
 
 fn stream_of(
     events: Arc<Events>,
     closing: Option<Closing>,
     headers: &HeaderMap,
+    query: EventQuery,
 ) -> Result<Response, Error> {
-    let asked = last_event_id(headers)?;
+    let asked = last_event_id(headers)?.or(query.since);
+    let vm = query.vm.map(|name| name.parse()).transpose()?;
     let place = events.place().ok_or_else(|| {
         let message = format!("{READERS_MAX} clients read events already");
         Error::unavailable("too_many_readers", message).hint("try again later")
     })?;
     let newest = events.newest();
     let begin = *newest.borrow();
+    let after = match asked {
+        Some(0) => events.oldest(),
+        asked => asked.unwrap_or(begin),
+    };
     let reader = Reader {
-        after: asked.unwrap_or(begin),
+        after,
+        told: after,
+        filter: Filter {
+            vm,
+            kind: query.kind,
+        },
+        follows: query.follow.unwrap_or(true),
         // One that goes on has its place already.
         greeting: Some(match asked {
             Some(_) => "retry: 1000\n\n".to_owned(),
@@ -109,11 +129,34 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, HttpError> {
     number.ok_or_else(wrong).map(Some)
 }
 
+/// Which events a reader wants.
+#[derive(Debug)]
+struct Filter {
+    vm: Option<VmName>,
+    kind: Option<String>,
+}
+
+impl Filter {
+    fn has(&self, event: &Event) -> bool {
+        let of_vm = |vm: &VmName| {
+            let below = event.subject.strip_prefix("/v1/vms/");
+            below.is_some_and(|below| below.split('/').next() == Some(vm.as_str()))
+        };
+        self.vm.as_ref().is_none_or(of_vm)
+            && self.kind.as_ref().is_none_or(|kind| event.change == *kind)
+    }
+}
+
 /// One stream.
 struct Reader {
     events: Arc<Events>,
-    /// The generation up to which everything is written.
+    /// The generation up to which everything is written, or passed over.
     after: u64,
+    /// The generation of which the reader knows.
+    told: u64,
+    filter: Filter,
+    /// Whether it waits for new events.
+    follows: bool,
     greeting: Option<String>,
     newest: watch::Receiver<u64>,
     /// Absent where no server serves it.
@@ -127,19 +170,29 @@ impl Reader {
         if let Some(greeting) = self.greeting.take() {
             return Some(greeting);
         }
+        let quiet = Instant::now() + KEEP_ALIVE;
         loop {
             // Before reading: what comes after that wakes.
             self.newest.borrow_and_update();
             match self.events.read(self.after, CHUNK) {
                 Read::Events(events) if !events.is_empty() => {
                     self.after = events.last().map_or(self.after, |last| last.generation);
-                    return Some(events.iter().map(|event| written(event)).collect());
+                    let mut text = String::new();
+                    for event in events.iter().filter(|event| self.filter.has(event)) {
+                        text.push_str(&written(event));
+                        self.told = event.generation;
+                    }
+                    if text.is_empty() {
+                        continue;
+                    }
+                    return Some(text);
                 }
+                Read::Events(_) if !self.follows => return self.place(),
                 Read::Events(_) => {}
-                Read::Lost(newest) => {
-                    self.after = newest;
+                Read::Lost(until) => {
+                    (self.after, self.told) = (until, until);
                     return Some(format!(
-                        "id: {newest}\nevent: lost\ndata: {{\"generation\":{newest}}}\n\n"
+                        "id: {until}\nevent: lost\ndata: {{\"generation\":{until}}}\n\n"
                     ));
                 }
             }
@@ -151,10 +204,19 @@ impl Reader {
             };
             tokio::select! {
                 changed = self.newest.changed() => changed.ok()?,
-                () = tokio::time::sleep(KEEP_ALIVE) => return Some(":\n\n".to_owned()),
+                () = tokio::time::sleep_until(quiet) => {
+                    return Some(self.place().unwrap_or_else(|| ":\n\n".to_owned()));
+                }
                 () = closing => return None,
             }
         }
+    }
+
+    /// Where the reader is, if events were passed over that it does not know of.
+    fn place(&mut self) -> Option<String> {
+        let after = self.after;
+        let told = std::mem::replace(&mut self.told, after);
+        (told != after).then(|| format!("id: {after}\n\n"))
     }
 }
 

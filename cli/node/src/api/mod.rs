@@ -3,6 +3,7 @@
 mod events;
 mod functions;
 mod management;
+mod metrics;
 mod mgmtdevs;
 mod migration;
 mod nics;
@@ -16,6 +17,7 @@ mod vdpa_devices;
 mod version;
 mod vm;
 mod vm_disks;
+mod vm_logs;
 mod vm_nics;
 mod vm_path;
 mod vms;
@@ -57,6 +59,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(vms::list))
         .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
         .routes(routes!(vm::spec))
+        .routes(routes!(vm_logs::show))
         .routes(routes!(
             vm_nics::show,
             vm_nics::put,
@@ -72,6 +75,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         ))
         .routes(routes!(openapi))
         .routes(routes!(events::follow))
+        .routes(routes!(metrics::show))
         .routes(routes!(topology::show))
         .routes(routes!(functions::list))
         .routes(routes!(functions::show, functions::change))

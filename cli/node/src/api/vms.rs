@@ -38,6 +38,8 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
     } else {
         phase(&record, live.as_ref().map(|live| (live.api, live.state)))
     };
+    let said = live.as_ref().and_then(|live| live.said.as_ref());
+    let alarms = said.into_iter().flat_map(|said| &said.alarms);
     Some(VmInfo {
         name: name.to_string(),
         generation: record.generation,
@@ -51,6 +53,7 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
         adopted: live.as_ref().is_some_and(|live| live.adopted),
         restarts: record.restarts,
         nics: nics.collect(),
+        alarms: alarms.cloned().collect(),
         console: ConsolePaths {
             socket: node.paths.console_socket(name),
             log: node.paths.console_log(name),

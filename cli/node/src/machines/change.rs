@@ -2,7 +2,7 @@
 //!
 //! Owns those words. It must not know how anything of it is done.
 
-use bellhop_api::machine::{End, VmState};
+use bellhop_api::machine::{AlarmInfo, End, VmState};
 use bellhop_api::node::{DeviceId, NicId};
 
 /// What became of a machine.
@@ -51,8 +51,36 @@ pub(crate) enum Change {
     DiskAdded(DeviceId),
     /// It has one disk less.
     DiskRemoved(DeviceId),
+    /// A queue of one of its devices hangs.
+    AlarmRaised(AlarmInfo),
+    /// A queue that hung does not any more.
+    AlarmCleared(AlarmInfo),
     /// It is gone.
     Deleted,
+}
+
+/// The most alarms of a machine that count, and the longest name of a device: its process may be
+/// hostile.
+pub(super) const ALARMS_MAX: usize = 64;
+pub(super) const DEVICE_NAME_MAX: usize = 64;
+
+/// The alarms that were raised and cleared between two accounts of a machine.
+pub(super) fn alarm_changes(before: &[AlarmInfo], now: &[AlarmInfo]) -> Vec<Change> {
+    let cleared = before.iter().filter(|alarm| !now.contains(alarm));
+    let raised = now.iter().filter(|alarm| !before.contains(alarm));
+    let cleared = cleared.cloned().map(Change::AlarmCleared);
+    cleared
+        .chain(raised.cloned().map(Change::AlarmRaised))
+        .collect()
+}
+
+fn alarm_in_words(alarm: &AlarmInfo) -> Option<String> {
+    let AlarmInfo {
+        device,
+        queue,
+        alarm,
+    } = alarm;
+    Some(format!("{device}, queue {queue}: {alarm:?}"))
 }
 
 impl Change {
@@ -91,6 +119,8 @@ impl Change {
             Self::NicRemoved(id) => Some(("nic_removed", Some(format!("NIC {id}")))),
             Self::DiskAdded(id) => Some(("disk_added", Some(format!("disk {id}")))),
             Self::DiskRemoved(id) => Some(("disk_removed", Some(format!("disk {id}")))),
+            Self::AlarmRaised(alarm) => Some(("alarm_raised", alarm_in_words(alarm))),
+            Self::AlarmCleared(alarm) => Some(("alarm_cleared", alarm_in_words(alarm))),
             Self::Deleted => Some(("deleted", None)),
         }
     }
@@ -114,4 +144,37 @@ pub(crate) enum Removed {
     Gone,
     /// The guest was asked to give it up, and has not yet.
     Asked,
+}
+
+#[cfg(test)]
+mod tests {
+    use bellhop_api::machine::AlarmKind;
+
+    use super::*;
+
+    #[test]
+    fn alarms_are_events_when_they_begin_and_end() {
+        let alarm = |queue, alarm| AlarmInfo {
+            device: "net0".to_owned(),
+            queue,
+            alarm,
+        };
+        let (stuck, other) = (
+            alarm(0, AlarmKind::Stuck),
+            alarm(1, AlarmKind::Inconsistent),
+        );
+        let stalled = alarm(0, AlarmKind::DriverStalled);
+        let before = [stuck.clone(), other.clone()];
+        assert_eq!(alarm_changes(&before, &before), []);
+        let changes = alarm_changes(&before, &[other, stalled]);
+        let words = changes.iter().map(|change| change.as_event().unwrap());
+        let words: Vec<_> = words
+            .map(|(word, detail)| (word, detail.unwrap()))
+            .collect();
+        let wanted = [
+            ("alarm_cleared", "net0, queue 0: Stuck".to_owned()),
+            ("alarm_raised", "net0, queue 0: DriverStalled".to_owned()),
+        ];
+        assert_eq!(words, wanted);
+    }
 }

@@ -30,6 +30,9 @@ use serde::{Deserialize, Serialize};
 
 /// The variable in the environment that marks a process, also one that has done nothing yet.
 const MARK: &str = "BELLHOP_VM";
+/// The variable in the environment that names the file of log lines, which the process rotates. A
+/// variable, since a program of another version that takes over ignores one that it does not know.
+const LOG_FILE: &str = "BELLHOP_LOG_FILE";
 /// A longer environment is not one that this program gave, in bytes.
 const ENVIRONMENT_MAX: u64 = 256 * 1024;
 /// The 22nd field of `/proc/PID/stat`, counted from the one behind the name in parentheses (proc_pid_stat(5)).
@@ -69,7 +72,7 @@ pub(crate) struct Start<'a> {
     pub(crate) arguments: Vec<OsString>,
     /// What it is found by.
     pub(crate) mark: &'a Path,
-    /// Where its standard output and error go, appended.
+    /// Where its log lines go, and its standard output and error, appended.
     pub(crate) log: &'a Path,
 }
 
@@ -107,6 +110,7 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
         .arg0("bellhop")
         .args(&start.arguments)
         .env(MARK, start.mark)
+        .env(LOG_FILE, start.log)
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(append(start.log)?)
@@ -201,6 +205,37 @@ fn parse_start_time(stat: &[u8]) -> Option<u64> {
         .nth(START_TIME_BEHIND_NAME)?
         .parse()
         .ok()
+}
+
+/// Memory of a process, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// That it has in RAM.
+    pub(crate) resident: u64,
+    /// That stays there for devices, guest RAM of vDPA devices among it.
+    pub(crate) pinned: u64,
+}
+
+/// The memory of a process that is there.
+pub(crate) fn memory(identity: Identity) -> Option<Memory> {
+    let status = fs::read(format!("/proc/{}/status", identity.pid)).ok()?;
+    // Read before this: so it was not another process that has its number by now.
+    let is_it = start_time(identity.pid).is_ok_and(|time| time == identity.start_time);
+    let memory = || parse_memory(&String::from_utf8_lossy(&status));
+    is_it.then(memory).flatten()
+}
+
+/// A name cannot add lines: the kernel escapes line breaks in it.
+fn parse_memory(status: &str) -> Option<Memory> {
+    let bytes = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+        let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    Some(Memory {
+        resident: bytes("VmRSS:")?,
+        pinned: bytes("VmPin:")?,
+    })
 }
 
 fn pid_of(pid: u32) -> io::Result<Pid> {
@@ -325,6 +360,29 @@ mod tests {
         for bad in ["", "1", "1 (a", "1 (a) R 2 3", "\u{fffd}"] {
             assert_eq!(parse_start_time(bad.as_bytes()), None);
         }
+    }
+
+    #[test]
+    fn memory_is_that_of_the_process() {
+        let pid = std::process::id();
+        let own = Identity {
+            pid,
+            start_time: start_time(pid).unwrap(),
+        };
+        assert!(memory(own).unwrap().resident > 0);
+        let other = Identity {
+            start_time: own.start_time + 1,
+            ..own
+        };
+        assert_eq!(memory(other), None);
+        let status = "Name:\tVmPin: 9 kB\nVmPin:\t     8 kB\nVmRSS:\t    12 kB\n";
+        let parsed = Memory {
+            resident: 12 << 10,
+            pinned: 8 << 10,
+        };
+        assert_eq!(parse_memory(status), Some(parsed));
+        // A zombie has none.
+        assert_eq!(parse_memory("Name:\tbellhop\n"), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bellhop_api::machine::{Handshake, VmState};
+use bellhop_api::machine::{Handshake, VmState, VmStatus};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -29,6 +29,8 @@ pub(crate) struct Live {
     pub(crate) state: Option<VmState>,
     /// Until when its guest may power off.
     pub(crate) stopping_until: Option<Instant>,
+    /// All that it reported of itself last; none while it does not answer.
+    pub(crate) said: Option<Arc<VmStatus>>,
 }
 
 impl Live {
@@ -40,6 +42,7 @@ impl Live {
             api: None,
             state: None,
             stopping_until: None,
+            said: None,
         }
     }
 

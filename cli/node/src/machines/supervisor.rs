@@ -26,11 +26,12 @@ use std::time::{Duration, Instant};
 use std::os::fd::AsFd as _;
 use std::os::unix::process::ExitStatusExt as _;
 
-use bellhop_api::machine::{End, EndReason, NicSummary, VmStatus};
+use bellhop_api::machine::{AlarmInfo, End, EndReason, NicSummary, VmStatus};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use vdpa::causes::in_one_line;
 
+use super::change::{ALARMS_MAX, DEVICE_NAME_MAX, alarm_changes};
 use super::process::{Identity, Process};
 use super::record::Phase;
 use super::slot::{Live, Slot};
@@ -290,10 +291,22 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
         tokio::time::sleep(PAUSE).await;
     }
     let mut answer = vmm.status().await;
+    let mut alarms = Vec::new();
     loop {
         let since = match answer {
-            Ok(status) => {
-                slot.update(identity, |live| live.state = Some(status.state));
+            Ok(mut status) => {
+                let fits = |alarm: &AlarmInfo| alarm.device.len() <= DEVICE_NAME_MAX;
+                status.alarms.retain(fits);
+                status.alarms.truncate(ALARMS_MAX);
+                for change in alarm_changes(&alarms, &status.alarms) {
+                    machines.tell(slot.name(), change);
+                }
+                alarms.clone_from(&status.alarms);
+                let status = Arc::new(status);
+                slot.update(identity, |live| {
+                    live.state = Some(status.state);
+                    live.said = Some(status.clone());
+                });
                 // One that was waited for has come, or stands still here.
                 slot.migration.notify_one();
                 if last.replace(status.state) != Some(status.state) {
@@ -301,14 +314,17 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
                 }
                 given_up(machines, slot, &status).await;
                 failed_over(machines, slot, &status.nics).await;
-                if let Some(end) = status.end {
-                    return end;
+                if let Some(end) = &status.end {
+                    return end.clone();
                 }
                 status.generation
             }
             Err(error) => {
                 tracing::debug!(vm = %slot.name(), %error, "no answer");
-                slot.update(identity, |live| live.state = None);
+                slot.update(identity, |live| {
+                    live.state = None;
+                    live.said = None;
+                });
                 last = None;
                 tokio::time::sleep(PAUSE).await;
                 // Another program may go on with it by now: an upgrade.

@@ -255,7 +255,7 @@ impl Vmm {
     }
 
     /// One of its NICs.
-    pub(super) async fn nic(&self, id: &NicId) -> Result<NicInfo, Error> {
+    pub(crate) async fn nic(&self, id: &NicId) -> Result<NicInfo, Error> {
         self.get(&format!("/v1/vm/nics/{id}"), SOON).await
     }
 

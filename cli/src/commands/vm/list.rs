@@ -7,7 +7,7 @@ use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use serde_json::Value;
 
-use super::view::uptime;
+use super::view::{health, uptime};
 use super::{of_vm, read};
 use crate::columns;
 
@@ -22,6 +22,8 @@ Columns:
           it was being migrated when its process ended (`bellhop vm show NAME` says what to do)
   PID     the process that runs it
   MEMORY  the guest's
+  HEALTH  ok; net0 q1 STUCK (or DRIVERSTALLED, INCONSISTENT): a queue hangs; net0 failed over: the
+          NIC is on its backup device; (+N): N more findings (`bellhop vm show NAME`)
   UPTIME  since its process was started; resets of the guest do not count
   RESTARTS  how often the node has started it again
 
@@ -80,13 +82,14 @@ pub(super) fn table(rows: &[Row]) -> String {
                 cpus.map_or_else(unknown, |cpus| cpus.to_string()),
                 memory.clone().unwrap_or_else(unknown),
                 vm.nics.len().to_string(),
+                health(vm).unwrap_or_else(unknown),
                 uptime(vm).unwrap_or_else(unknown),
                 vm.restarts.to_string(),
             ]
         })
         .collect();
     let heading = [
-        "NAME", "STATE", "PID", "VCPUS", "MEMORY", "NICS", "UPTIME", "RESTARTS",
+        "NAME", "STATE", "PID", "VCPUS", "MEMORY", "NICS", "HEALTH", "UPTIME", "RESTARTS",
     ];
     columns::draw(heading, &rows)
 }

@@ -235,6 +235,94 @@ fn a_guest_that_does_not_power_off_is_said_to_run_on() {
 }
 
 #[test]
+fn a_state_is_waited_for_from_before_the_first_look_on() {
+    let starting = made_up::vm(&json!({"phase": "Starting", "pid": null}));
+    let event = json!("id: 8\ndata: {\"generation\":8}\n\n");
+    let arguments = parse::<wait::Arguments>(&["web", "--for", "running"]).unwrap();
+    let made_up = MadeUp::default()
+        .answer(200, &event)
+        .answer(200, &starting)
+        .answer(200, &running(7));
+    let code = wait::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(code, Code::Success);
+    let look = "GET /v1/vms/web";
+    assert_eq!(made_up.asked(), ["GET /v1/events?vm=web", look, look]);
+
+    // One that there is not is deleted, and never anything else.
+    let gone = json!({"code": "no_such_vm", "message": "no"});
+    for (condition, wanted) in [
+        ("deleted", Ok(Code::Success)),
+        ("stopped", Err(Code::NotThere)),
+    ] {
+        let arguments = parse::<wait::Arguments>(&["web", "--for", condition]).unwrap();
+        let made_up = MadeUp::default().answer(200, &event).answer(404, &gone);
+        let code = wait::execute(&arguments, &made_up.node(), format(&[]));
+        assert_eq!(code.map_err(|error| error.code()), wanted);
+    }
+    assert!(parse::<wait::Arguments>(&["web"]).is_err());
+}
+
+#[test]
+fn nics_are_ready_when_their_drivers_run() {
+    let nic = |driver_ok: bool| {
+        json!({"id": "net0", "state": "Plugged", "path": "/d", "doorbell": "auto", "device": {
+            "status": 15, "driver_ok": driver_ok, "broken": false, "features_offered": [],
+            "queues": []}})
+    };
+    let wait = |words: &[&str], made_up: &MadeUp| {
+        let words = [&["web", "--for", "nic-ready"][..], words].concat();
+        let arguments = parse::<wait::Arguments>(&words).unwrap();
+        wait::execute(&arguments, &made_up.node(), format(&["-j"]))
+    };
+    let event = json!("id: 8\ndata: {\"generation\":8}\n\n");
+    let made_up = MadeUp::default()
+        .answer(200, &event)
+        .answer(200, &running(7))
+        .answer(200, &nic(false))
+        .answer(200, &running(7))
+        .answer(200, &nic(true));
+    assert_eq!(wait(&[], &made_up).unwrap(), Code::Success);
+    assert_eq!(made_up.asked()[2], "GET /v1/vms/web/nics/net0");
+    // Without time there is one look.
+    let made_up = MadeUp::default().answer(200, &stopped());
+    let error = wait(&["--timeout=0"], &made_up).unwrap_err();
+    assert!(error.to_string().contains("no NICs"), "{error}");
+    let not_running = json!({"code": "not_running", "message": "no"});
+    let made_up = MadeUp::default()
+        .answer(200, &running(7))
+        .answer(409, &not_running);
+    assert_eq!(wait(&["--timeout=0"], &made_up).unwrap(), Code::TimedOut);
+}
+
+#[test]
+fn a_log_is_followed_from_position_to_position() {
+    let at = |position| [("x-log-position", position)];
+    let gone = json!({"code": "no_such_vm", "message": "no"});
+    let made_up = MadeUp::default()
+        .answer_with(200, &at("1-2-3"), &json!("a\n"))
+        .answer_with(200, &at("1-2-5"), &json!("b\n"))
+        .answer(404, &gone);
+    let arguments = parse::<logs::Arguments>(&["web", "-f", "--console", "-n", "5"]).unwrap();
+    let mut printed = Vec::new();
+    let mut print = |bytes: &[u8]| {
+        printed.extend_from_slice(bytes);
+        Ok(())
+    };
+    let error = logs::show(&arguments, &made_up.node(), &mut print).unwrap_err();
+    assert_eq!(error.code(), Code::NotThere);
+    assert_eq!(printed, b"a\nb\n");
+    let log = "GET /v1/vms/web/logs/console";
+    let asked = ["tail=5", "after=1-2-3", "after=1-2-5"];
+    assert_eq!(made_up.asked(), asked.map(|query| format!("{log}?{query}")));
+    let arguments = parse::<logs::Arguments>(&["web"]).unwrap();
+    let made_up = MadeUp::default().answer_with(200, &at("1-2-3"), &json!("a\n"));
+    let mut print = |_: &[u8]| Ok(());
+    let code = logs::show(&arguments, &made_up.node(), &mut print).unwrap();
+    assert_eq!(code, Code::Success);
+    assert_eq!(made_up.asked(), ["GET /v1/vms/web/logs/vmm?tail=1000"]);
+}
+
+#[test]
 fn what_runs_is_deleted_with_force_only() {
     let arguments = parse::<delete::Arguments>(&["web"]).unwrap();
     let made_up = refuses("vm_runs");
@@ -432,15 +520,33 @@ fn machines_are_listed_as_far_as_they_are_known() {
     assert_eq!(made_up.asked(), ["GET /v1/vms/web/spec"; 2]);
     let text = list::table(&rows);
     let wanted = "\
-NAME  STATE    PID  VCPUS  MEMORY  NICS  UPTIME  RESTARTS
-web   Running  7    2      1G      1     3h12m   2
-web   Stopped  -    -      -       0     -       0
+NAME  STATE    PID  VCPUS  MEMORY  NICS  HEALTH  UPTIME  RESTARTS
+web   Running  7    2      1G      1     ok      3h12m   2
+web   Stopped  -    -      -       0     -       -       0
 ";
     assert_eq!(text, wanted);
     assert!(read::<VmInfo>(&json!({"name": "a"})).is_err());
     for (seconds, text) in [(59, "59s"), (60, "1m0s"), (3600, "1h0m"), (90_000, "1d1h")] {
         assert_eq!(time(Duration::from_secs(seconds)), text);
     }
+}
+
+#[test]
+fn health_names_the_first_finding() {
+    let of = |other: Value| view::health(&read(&made_up::vm(&other)).unwrap());
+    let stuck = json!({"device": "net0", "queue": 1, "alarm": "Stuck"});
+    let stalled = json!({"device": "net0", "queue": 0, "alarm": "DriverStalled"});
+    let failed_over = json!([{"id": "net0", "failed_over": true}]);
+    assert_eq!(of(json!({})).unwrap(), "ok");
+    assert_eq!(of(json!({"alarms": [stuck]})).unwrap(), "net0 q1 STUCK");
+    assert_eq!(
+        of(json!({"nics": failed_over})).unwrap(),
+        "net0 failed over"
+    );
+    let both = json!({"alarms": [stalled, stuck], "nics": failed_over, "phase": "Paused"});
+    assert_eq!(of(both).unwrap(), "net0 q0 DRIVERSTALLED (+2)");
+    assert_eq!(of(json!({"phase": "Stopped", "alarms": [stuck]})), None);
+    assert_eq!(of(json!({"phase": "Unknown"})), None);
 }
 
 #[test]

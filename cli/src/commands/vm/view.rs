@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use bellhop_api::node::VmInfo;
+use bellhop_api::machine::AlarmInfo;
+use bellhop_api::node::{VmInfo, VmPhase};
 use bellhop_common::text::printable;
 
 /// In a few words.
@@ -14,6 +15,26 @@ pub(crate) fn line(vm: &VmInfo) -> String {
 
 pub(crate) fn uptime(vm: &VmInfo) -> Option<String> {
     Some(time(Duration::from_secs(vm.uptime_s?)))
+}
+
+/// The health of a machine that runs: `ok`, or the first finding and the number of others, such as
+/// `net0 q1 STUCK (+1)`.
+pub(crate) fn health(vm: &VmInfo) -> Option<String> {
+    if !matches!(vm.phase, VmPhase::Running | VmPhase::Paused) {
+        return None;
+    }
+    let alarm = |alarm: &AlarmInfo| {
+        let what = format!("{:?}", alarm.alarm).to_uppercase();
+        format!("{} q{} {what}", alarm.device, alarm.queue)
+    };
+    let failed_over = vm.nics.iter().filter(|nic| nic.failed_over);
+    let failed_over = failed_over.map(|nic| format!("{} failed over", nic.id));
+    let mut all = vm.alarms.iter().map(alarm).chain(failed_over);
+    let first = all.next().unwrap_or_else(|| "ok".to_owned());
+    Some(match all.count() {
+        0 => first,
+        more => format!("{first} (+{more})"),
+    })
 }
 
 /// A time in its two largest units: `3h12m`.

@@ -136,4 +136,12 @@ pub struct WatchInfo {
     pub stuck_for_s: u64,
     /// How often it was kicked and its driver interrupted because of that (`rescue`).
     pub rescues: u64,
+    /// Buffers that the driver posted since the device was attached.
+    #[serde(default)]
+    #[schema(required)]
+    pub posted: u64,
+    /// Buffers that the device used since the device was attached.
+    #[serde(default)]
+    #[schema(required)]
+    pub completed: u64,
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::machine::{End, WantedState};
+use crate::machine::{AlarmInfo, End, WantedState};
 
 /// What a virtual machine does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -33,6 +33,21 @@ pub enum VmPhase {
     /// It has a process that does not say what it does, or in words of another version.
     #[serde(other)]
     Unknown,
+}
+
+impl VmPhase {
+    /// Each of them.
+    pub const ALL: [Self; 9] = [
+        Self::Creating,
+        Self::Starting,
+        Self::Receiving,
+        Self::Running,
+        Self::Paused,
+        Self::Stopped,
+        Self::MayBeElsewhere,
+        Self::Deleting,
+        Self::Unknown,
+    ];
 }
 
 impl fmt::Display for VmPhase {
@@ -176,6 +191,10 @@ pub struct VmInfo {
     pub may_be_elsewhere: Option<MayBeElsewhere>,
     /// Its NICs.
     pub nics: Vec<VmNic>,
+    /// Queues of its devices that hang, as its process reported last.
+    #[serde(default)]
+    #[schema(required)]
+    pub alarms: Vec<AlarmInfo>,
     /// Its serial console.
     pub console: ConsolePaths,
     /// What its process has to say.

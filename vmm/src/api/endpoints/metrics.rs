@@ -1,13 +1,8 @@
 //! `/v1/metrics`: what there is to count, as Prometheus reads it.
 //!
-//! Owns the names and the text format (version 0.0.4). Nothing is counted here: all figures are the
-//! machine's and KVM's at this moment.
-
-use std::fmt::Write as _;
+//! Owns the names. Nothing is counted here: all figures are the machine's and KVM's at this moment.
 
 use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::{PlugPhase, VmState, VmStatus};
 use bellhop_api::responses::HostErrors;
 use devices::virtio::pci::KickPath;
@@ -16,10 +11,8 @@ use devices::virtio::status::DRIVER_OK;
 use super::state::Api;
 use crate::api::error::ApiError;
 use crate::console::ConsoleLoss;
+use crate::http::metrics::Text;
 use crate::machine::{DeviceStatus, Handle, RequestError, Resources, WatchState, WatchStatus};
-
-/// The version of the format is a part of its type.
-const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Metrics
 ///
@@ -28,51 +21,13 @@ const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
     (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
     HostErrors,
 ))]
-pub(super) async fn show(State(api): Api) -> Result<Response, ApiError> {
+pub(super) async fn show(State(api): Api) -> Result<Text, ApiError> {
     let mut text = Text::default();
     view(&mut text, &api.view());
     if api.is_built() {
         api.ask(Counted::ask).await?.write(&mut text);
     }
-    Ok(([(CONTENT_TYPE, FORMAT)], text.0).into_response())
-}
-
-/// The text, family by family.
-#[derive(Debug, Default)]
-struct Text(String);
-
-impl Text {
-    /// Begins a family: all its samples follow.
-    fn family(&mut self, name: &'static str, kind: &str, help: &str) -> Family<'_> {
-        // Writing to a string does not fail.
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        Family { text: self, name }
-    }
-}
-
-struct Family<'a> {
-    text: &'a mut Text,
-    name: &'static str,
-}
-
-impl Family<'_> {
-    fn sample(&mut self, labels: &[(&str, &str)], value: u64) -> &mut Self {
-        let out = &mut self.text.0;
-        out.push_str(self.name);
-        for (number, (label, value)) in labels.iter().enumerate() {
-            out.push(if number == 0 { '{' } else { ',' });
-            let value = value
-                .replace('\\', "\\\\")
-                .replace('"', "\\\"")
-                .replace('\n', "\\n");
-            let _ = write!(out, "{label}=\"{value}\"");
-        }
-        if !labels.is_empty() {
-            out.push('}');
-        }
-        let _ = writeln!(out, " {value}");
-        self
-    }
+    Ok(text)
 }
 
 fn view(text: &mut Text, view: &VmStatus) {
@@ -261,23 +216,5 @@ impl Counted {
                 }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn labels_are_escaped() {
-        let mut text = Text::default();
-        text.family("x", "gauge", "help")
-            .sample(&[("a", "q\"\\\n"), ("b", "")], 7)
-            .sample(&[], u64::MAX);
-        assert_eq!(
-            text.0,
-            "# HELP x help\n# TYPE x gauge\nx{a=\"q\\\"\\\\\\n\",b=\"\"} 7\n\
-             x 18446744073709551615\n"
-        );
     }
 }

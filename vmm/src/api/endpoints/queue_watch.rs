@@ -39,6 +39,8 @@ impl From<&WatchStatus> for WatchInfo {
             completed_per_s: watch.completed_per_s,
             stuck_for_s: watch.stuck_for.as_secs(),
             rescues: watch.rescues,
+            posted: watch.posted,
+            completed: watch.completed,
         }
     }
 }

@@ -178,7 +178,7 @@ fn nics_of_a_running_machine_are_its_own() {
     assert_eq!(nic["device"]["features_negotiated"], json!(["VERSION_1"]));
     let watch = json!({
         "state": "Stuck", "in_flight": 7, "posted_per_s": 0, "completed_per_s": 0,
-        "stuck_for_s": 6, "rescues": 1,
+        "stuck_for_s": 6, "rescues": 1, "posted": 0, "completed": 41,
     });
     assert_eq!(nic["device"]["queues"][0]["watch"], watch, "{nic}");
     assert_eq!(

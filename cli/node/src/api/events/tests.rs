@@ -10,7 +10,23 @@ struct Stage {
 
 impl Stage {
     fn open(&self, last: Option<&str>) -> Result<Response, Error> {
-        stream_of(self.events.clone(), None, &headers(last))
+        self.ask(last, EventQuery::default())
+    }
+
+    fn ask(&self, last: Option<&str>, query: EventQuery) -> Result<Response, Error> {
+        stream_of(self.events.clone(), None, &headers(last), query)
+    }
+
+    /// All of a stream that ends, without its greeting.
+    async fn all(&self, query: EventQuery) -> String {
+        let query = EventQuery {
+            follow: Some(false),
+            ..query
+        };
+        let body = self.ask(None, query).unwrap().into_body();
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        text.split_once("\n\n").unwrap().1.to_owned()
     }
 }
 
@@ -85,19 +101,25 @@ async fn what_is_lost_is_said() {
     let newest = *node.events.newest().borrow();
     let mut stream = reader(&node, Some("7"));
     next(&mut stream).await;
-    let lost = format!("id: {newest}\nevent: lost\ndata: {{\"generation\":{newest}}}\n\n");
+    let until = newest - 1;
+    let lost = format!("id: {until}\nevent: lost\ndata: {{\"generation\":{until}}}\n\n");
     assert_eq!(next(&mut stream).await, lost);
+    // The events that are kept follow.
+    let kept = next(&mut stream).await;
+    assert!(kept.starts_with(&format!("id: {newest}\ndata: ")), "{kept}");
     // A slow one, while it reads.
     for _ in 0..2000 {
         node.events.publish("/v1/vms/a", "changed", None);
     }
     assert!(next(&mut stream).await.contains("event: lost"));
-    node.events.publish("/v1/vms/a", "changed", None);
-    assert!(
-        next(&mut stream)
-            .await
-            .contains(&format!("id: {}\n", newest + 2001))
-    );
+    let oldest = newest + 2000 - 1024 + 1;
+    let kept = next(&mut stream).await;
+    assert!(kept.starts_with(&format!("id: {oldest}\n")), "{kept}");
+    for _ in 2..1024 / CHUNK {
+        next(&mut stream).await;
+    }
+    let last = next(&mut stream).await;
+    assert!(last.contains(&format!("id: {}\n", newest + 2000)), "{last}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,6 +130,66 @@ async fn something_comes_when_nothing_happens() {
     let before = tokio::time::Instant::now();
     assert_eq!(next(&mut stream).await, ":\n\n");
     assert_eq!(before.elapsed().as_secs(), KEEP_ALIVE.as_secs());
+}
+
+#[tokio::test]
+async fn history_is_told_from_the_oldest_event_on_and_ends() {
+    let node = Stage::default();
+    let none = EventQuery {
+        since: Some(0),
+        ..EventQuery::default()
+    };
+    assert_eq!(node.all(none.clone()).await, "");
+    for number in 0..2000 {
+        let vm = format!("/v1/vms/{number}");
+        node.events.publish(&vm, "created", None);
+    }
+    let text = node.all(none).await;
+    assert_eq!(text.matches("data: ").count(), 1024);
+    assert!(!text.contains("lost") && text.contains("/v1/vms/1999"));
+    // New ones only: there are none yet.
+    assert_eq!(node.all(EventQuery::default()).await, "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_filter_passes_over_others_and_says_where_the_reader_is() {
+    let node = Stage::default();
+    let begin = *node.events.newest().borrow();
+    for (subject, change) in [
+        ("/v1/vms/web", "created"),
+        ("/v1/vms/web2", "created"),
+        ("/v1/vdpa-devices/web", "created"),
+        ("/v1/vms/web", "started"),
+        ("/v1/vms/web/nics/net0", "created"),
+        ("/v1/vms/other", "deleted"),
+    ] {
+        node.events.publish(subject, change, None);
+    }
+    let query = |vm: Option<&str>, kind: Option<&str>| EventQuery {
+        vm: vm.map(str::to_owned),
+        kind: kind.map(str::to_owned),
+        since: Some(begin),
+        follow: None,
+    };
+    let text = node.all(query(Some("web"), None)).await;
+    assert_eq!(text.matches("data: ").count(), 3, "{text}");
+    assert!(
+        text.ends_with(&format!("\n\nid: {}\n\n", begin + 6)),
+        "{text}"
+    );
+    let text = node.all(query(Some("web"), Some("created"))).await;
+    assert_eq!(text.matches("data: ").count(), 2, "{text}");
+    let text = node.all(query(None, Some("deleted"))).await;
+    assert_eq!(text.matches("data: ").count(), 1, "{text}");
+    let refused = node.ask(None, query(Some("a/b"), None)).unwrap_err();
+    assert_eq!(refused.answer().0, StatusCode::BAD_REQUEST);
+    // The header has precedence. Events that the filter drops show as a new place.
+    let last = (begin + 5).to_string();
+    let answer = node.ask(Some(&last), query(Some("web"), None)).unwrap();
+    let mut stream = answer.into_body().into_data_stream();
+    next(&mut stream).await;
+    assert_eq!(next(&mut stream).await, format!("id: {}\n\n", begin + 6));
+    assert_eq!(next(&mut stream).await, ":\n\n");
 }
 
 #[tokio::test]

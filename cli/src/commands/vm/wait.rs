@@ -1,0 +1,159 @@
+//! `bellhop vm wait`: until a VM is as it should be.
+//!
+//! Events wake the command, the VM's state decides. The stream of events begins before the first
+//! look, so no change falls in between.
+
+use std::time::{Duration, Instant};
+
+use bellhop_api::machine::NicInfo;
+use bellhop_api::node::{EventQuery, VmInfo, VmPhase};
+use bellhop_common::client::{Node, path};
+use bellhop_common::error::{Error, ErrorKind};
+use bellhop_common::exit::{Code, Report};
+use bellhop_common::listing::Format;
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+use super::{say, vm};
+
+/// Between two looks while no event comes.
+const PERIOD: Duration = Duration::from_secs(5);
+/// The same for what causes no event: the guest's drivers.
+const DRIVER_PERIOD: Duration = Duration::from_millis(500);
+
+/// Wait until a VM runs, has stopped, is deleted, or its NICs are ready
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Exits with 0 as soon as it is so, also if it was so before. Exits with 5 if there is no such VM (but
+for deleted), and with 6 after the time limit.
+
+Examples:
+  bellhop vm wait web --for running
+  bellhop vm wait web --for nic-ready --timeout 120 && ssh web.example
+  bellhop vm stop web & bellhop vm wait web --for stopped")]
+pub(crate) struct Arguments {
+    /// The VM
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// The state to wait for
+    #[arg(long = "for", value_name = "CONDITION")]
+    condition: Condition,
+
+    /// How long, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+          value_parser = clap::value_parser!(u64).range(..=86_400))]
+    timeout: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Condition {
+    /// Its vCPUs run
+    Running,
+    /// It has no process
+    Stopped,
+    /// There is no VM of that name
+    Deleted,
+    /// It runs, and the guest's drivers use all of its NICs
+    NicReady,
+}
+
+pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
+    let (name, condition) = (&arguments.name, arguments.condition);
+    let end = Instant::now() + Duration::from_secs(arguments.timeout);
+    let period = match condition {
+        Condition::NicReady => DRIVER_PERIOD,
+        _ => PERIOD,
+    };
+    let mut events = node.events(EventQuery {
+        vm: Some(name.clone()),
+        ..EventQuery::default()
+    });
+    let mut last = None;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        events.next(left.min(period))?;
+        match look(node, name, condition) {
+            Ok(Look::Met(answer)) if condition == Condition::Deleted => {
+                return format.print(&answer, || format!("{name}: deleted\n"));
+            }
+            Ok(Look::Met(answer)) => return say(&answer, format),
+            Ok(Look::Not(phase)) => last = Some(phase),
+            // The daemon is being replaced.
+            Err(error)
+                if last.is_some()
+                    && matches!(error.kind(), ErrorKind::NoDaemon | ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error),
+        }
+        if left.is_zero() {
+            let phase = last.map_or_else(|| "unknown".to_owned(), |phase| phase.to_string());
+            let wanted = condition.to_possible_value();
+            let wanted = wanted.as_ref().map_or("so", |value| value.get_name());
+            let message = format!(
+                "the VM {name} is {phase}, not {wanted}, after {} s",
+                arguments.timeout
+            );
+            let hint = format!("`bellhop events --vm {name}` shows its events");
+            Report::from_messages([message]).hint(hint).print();
+            return Ok(Code::TimedOut);
+        }
+    }
+}
+
+/// The result of a look at a VM.
+enum Look {
+    /// It is so; the VM as the daemon describes it.
+    Met(Value),
+    /// It is not so.
+    Not(VmPhase),
+}
+
+fn look(node: &Node, name: &str, condition: Condition) -> Result<Look, Error> {
+    let (view, answer) = match vm(node, name) {
+        Err(error)
+            if condition == Condition::Deleted
+                && error
+                    .refusal()
+                    .is_some_and(|refusal| refusal.is_not_there()) =>
+        {
+            return Ok(Look::Met(json!({ "name": name, "deleted": true })));
+        }
+        found => found?,
+    };
+    let is_so = match condition {
+        Condition::Running => view.phase == VmPhase::Running,
+        Condition::Stopped => view.phase == VmPhase::Stopped,
+        Condition::Deleted => false,
+        Condition::NicReady => {
+            if view.nics.is_empty() {
+                return Err(Error::failed(format!(
+                    "the VM {name} has no NICs to wait for"
+                )));
+            }
+            view.phase == VmPhase::Running && nics_are_ready(node, &view)?
+        }
+    };
+    Ok(if is_so {
+        Look::Met(answer)
+    } else {
+        Look::Not(view.phase)
+    })
+}
+
+fn nics_are_ready(node: &Node, vm: &VmInfo) -> Result<bool, Error> {
+    for nic in &vm.nics {
+        let nic: NicInfo = match node.get(&path(["v1", "vms", &vm.name, "nics", &nic.id])) {
+            Ok(nic) => nic,
+            // The VM, or its NIC, goes or comes just now.
+            Err(error) if error.refusal().is_some() => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        if !nic
+            .device
+            .is_some_and(|device| device.driver_ok && !device.broken)
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
