@@ -2,8 +2,9 @@
 //!
 //! Owns the boot protocols: [`check`] reads the headers of the files, [`load`]
 //! puts kernel, initramfs, command line and boot structures into guest memory,
-//! [`BootRegisters`] says how the first processor begins. Must not know KVM's file descriptors, vCPUs or devices;
-//! the ACPI tables are written by [`crate::acpi`] to the address named here.
+//! [`BootRegisters`] says how the first processor begins. Must not know KVM's
+//! file descriptors, vCPUs or devices; the ACPI tables are written by
+//! [`crate::acpi`] to the address named here.
 //!
 //! ```text
 //!   kernel file ── Magic ──┬── ELF ────── elf.rs ──── PVH: pvh.rs (start info)

@@ -66,15 +66,17 @@ pub(super) async fn spec(State(node): Api, VmPath { name }: VmPath) -> Result<Re
 
 /// Make a virtual machine, with its NICs
 ///
-/// All of it, or nothing: a step that fails undoes those before it. The same again changes nothing, but has it run
-/// or stop as it says. Another one replaces it if it is stopped. Boot files, disks and NIC sources are checked before
-/// that. If the new one fails nevertheless, the former one is put back with its NICs.
+/// All of it, or nothing: a step that fails undoes those before it. The same again changes nothing,
+/// but has it run or stop as it says. Another one replaces it if it is stopped. Boot files, disks
+/// and NIC sources are checked before that. If the new one fails nevertheless, the former one is
+/// put back with its NICs.
 ///
-/// `If-None-Match: *` only creates, `If-Match` only replaces. 412 has the code `vm_exists`, `no_such_vm` or
-/// `generation_conflict`.
+/// `If-None-Match: *` only creates, `If-Match` only replaces. 412 has the code `vm_exists`,
+/// `no_such_vm` or `generation_conflict`.
 #[utoipa::path(put, path = "/v1/vms/{name}", operation_id = "put_vm",
     params(VmPath, Precondition), request_body = VmSpec, responses(
-    (status = 200, description = "It was there already; or was stopped, and is replaced", body = VmInfo,
+    (status = 200, description = "It was there already; or was stopped, and is replaced",
+        body = VmInfo,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
     (status = 201, description = "It is made, and runs if it is to", body = VmInfo,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),

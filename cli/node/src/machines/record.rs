@@ -124,8 +124,8 @@ pub(crate) struct Record {
     /// NICs that are on the device that stands by for them, their own having failed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     on_stand_by: BTreeSet<NicId>,
-    /// The machine of this name that left this node before, or that this one replaces. It has the place again if this one,
-    /// whose guest is still to come, or which is not created yet, does not.
+    /// The machine of this name that left this node before, or that this one replaces. It has the
+    /// place again if this one, whose guest is still to come or which is not created yet, does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     former: Option<Box<Record>>,
 }
@@ -184,14 +184,15 @@ impl Record {
         }
     }
 
-    /// The specs whose devices are this machine's: its own, and that of the one which may have the place again.
+    /// The specs whose devices are this machine's: its own, and that of the one which may have the
+    /// place again.
     pub(crate) fn specs(&self) -> impl Iterator<Item = &VmSpec> {
         let former = self.former.as_deref().map(|former| &former.spec);
         std::iter::once(&self.spec).chain(former)
     }
 
-    /// Takes the place of one that left this node, or is replaced. Its steps are this one's to undo;
-    /// the rest is remembered.
+    /// Takes the place of one that left this node, or is replaced. Its steps are this one's to
+    /// undo; the rest is remembered.
     pub(crate) fn takes_place_of(&mut self, mut former: Self) {
         // Logs of its successor are in its directories by then.
         self.steps = std::mem::replace(&mut former.steps, vec![Step::Directories]);

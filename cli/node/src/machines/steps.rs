@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   create   directories ─> a device for each NIC, and one that stands by ─> [start]
-//!   replace  checked ─> undone as for delete ─> as create ─> fails: undone, and the former one has the place again
+//!   replace  checked ─> undone as for delete ─> as create ─> fails: undone, the former one is back
 //!   start    devices that are gone (the host was rebooted) ─> process ─> configured, NICs, booted
 //!   ask      marked in the record ─> asked to power off
 //!   stop     process

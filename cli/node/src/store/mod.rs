@@ -29,7 +29,8 @@ use super::error::Error;
 
 /// The version of what this program writes. 2: a machine's record tells that it was sent elsewhere; a program that does not
 /// know it would start it again. 3: it tells of the machine that had its place before. 4: it no longer tells of devices that were
-/// made for its NICs, which have records of their own. 5: it has a generation, and tells of the machine that it replaces.
+/// made for its NICs, which have records of their own. 5: it has a generation, and tells of the
+/// machine that it replaces.
 const SCHEMA: u64 = 5;
 /// Memory for pages of the file, in bytes: all of a large node's records.
 const CACHE: usize = 4 << 20;

@@ -32,8 +32,8 @@ impl Nics {
             .map_err(|error| making.roll_back_after(error))
     }
 
-    /// Checks that the host has the NIC, of this kind, and the bridge that `request` names. Does not
-    /// look for a free function.
+    /// Checks that the host has the NIC, of this kind, and the bridge that `request` names. Does
+    /// not look for a free function.
     ///
     /// # Errors
     /// [`NicError`] with the one that is missing.

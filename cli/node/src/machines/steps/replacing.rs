@@ -1,9 +1,9 @@
 //! The steps that put another machine in the place of one that does not run.
 //!
 //! ```text
-//!   replace   checked ─> remembered in the new record ─> undone as for delete ─> as create ─> Present
-//!               │ cannot be                              └── fails ──> undone ─> the former record
-//!               └──> nothing is touched                                         again, its NICs, too
+//!   replace  checked ─> remembered in the new record ─> undone as for delete ─> as create
+//!              │ cannot be                                └── fails ──> undone ─> the former
+//!              └──> nothing is touched                       record again, with its NICs
 //! ```
 //! The former machine is in the new one's record until that is Present. So a daemon that finds a
 //! replacement half done puts the former machine back.
