@@ -32,6 +32,7 @@ const DOCUMENTS: &[&str] = &[
     "docs/nics.md",
     "docs/cli.md",
     "docs/compatibility.md",
+    "docs/decisions.md",
     "docs/injected-faults.md",
     "docs/migration.md",
     "docs/performance.md",

@@ -37,12 +37,13 @@ pub enum VmPhase {
 
 impl VmPhase {
     /// Each of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Creating,
         Self::Starting,
         Self::Receiving,
         Self::Running,
         Self::Paused,
+        Self::Stopping,
         Self::Stopped,
         Self::MayBeElsewhere,
         Self::Deleting,
