@@ -135,7 +135,10 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let node = which.connect()?;
     match &arguments.command {
         Command::Create(arguments) => create::execute(arguments, which, &node, format),
-        Command::Replace(arguments) => replace::execute(arguments, which, &node, format),
+        Command::Replace(arguments) => {
+            arguments.confirm()?;
+            replace::execute(arguments, which, &node, format)
+        }
         Command::Start(vms) => each(&vms.names, |name| {
             change_state(&node, name, WantedState::Running, format)
         }),

@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
 pub(crate) struct VmArguments {
     /// Its name: 1 to 63 of a-z, 0-9 and -, not - first
     #[arg(value_name = "NAME")]
-    name: String,
+    pub(super) name: String,
 
     #[command(flatten)]
     machine: MachineArguments,

@@ -7,6 +7,7 @@ use bellhop_common::listing::Format;
 
 use super::create::{VmArguments, put};
 use super::say;
+use crate::confirm::Confirmation;
 
 /// Put another VM, with its NICs, in the place of one that is stopped
 ///
@@ -24,6 +25,17 @@ Examples:
 pub(crate) struct Arguments {
     #[command(flatten)]
     vm: VmArguments,
+
+    #[command(flatten)]
+    confirmation: Confirmation,
+}
+
+impl Arguments {
+    /// Asks the user.
+    pub(super) fn confirm(&self) -> Result<(), Error> {
+        let question = format!("Replace {} and the NICs made for it?", self.vm.name);
+        self.confirmation.ask(question)
+    }
 }
 
 pub(super) fn execute(
