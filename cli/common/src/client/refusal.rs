@@ -76,10 +76,10 @@ impl Refusal {
     /// The exit code of the command that asked: the one table from statuses to codes.
     pub(crate) fn exit_code(&self) -> Code {
         match self.status {
+            _ if self.is_not_there() => Code::NotThere,
             // A graceful stop whose grace period ended.
             StatusCode::CONFLICT if self.body.code == "still_runs" => Code::TimedOut,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Code::NotAllowed,
-            StatusCode::NOT_FOUND if self.is_not_there() => Code::NotThere,
             StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => Code::TimedOut,
             StatusCode::CONFLICT
             | StatusCode::PRECONDITION_FAILED

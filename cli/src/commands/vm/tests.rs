@@ -223,8 +223,8 @@ fn a_guest_that_does_not_power_off_is_said_to_run_on() {
     let arguments = parse::<stop::Arguments>(&["web"]).unwrap();
     for (code, ends, words) in [
         ("still_runs", Code::TimedOut, "vm stop --force web"),
-        ("paused", Code::Failed, "vm resume web"),
-        ("arriving", Code::Failed, "a request"),
+        ("paused", Code::Conflict, "vm resume web"),
+        ("arriving", Code::Conflict, "a request"),
     ] {
         let made_up = refuses(code);
         let error = stop::execute(&arguments, &made_up.node(), format(&[])).unwrap_err();
