@@ -27,6 +27,9 @@ macro_rules! text_form {
     };
 }
 
+#[macro_use]
+mod described;
+
 pub mod address;
 pub mod config;
 pub mod endpoint;

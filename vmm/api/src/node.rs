@@ -29,8 +29,8 @@ pub struct Version {
 /// Something happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Grows with each event, also from one daemon to the next: it begins with the microseconds since 1970 at
-    /// the daemon's start.
+    /// Grows with each event, also from one daemon to the next: it begins with the microseconds
+    /// since 1970 at the daemon's start.
     pub generation: u64,
     /// When, in milliseconds since 1970.
     pub time_ms: u64,
@@ -46,15 +46,16 @@ pub struct Event {
 send_request! {
     /// To which node a machine is sent, and how.
     SendToNode {
-        /// The other node's daemon: `https://HOST:PORT`, or `node:/PATH` of its socket on this host. For a process that waits
-        /// (`unix:/PATH`, `tcp:HOST:PORT`) this is as the machine's own API describes it.
+        /// The other node's daemon: `https://HOST:PORT`, or `node:/PATH` of its socket on this
+        /// host. For a process that waits (`unix:/PATH`, `tcp:HOST:PORT`) this is as the machine's
+        /// own API describes it.
         pub destination: String,
         /// The machine's name there; its name here if none is given.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<String>, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
         pub name: Option<String>,
-        /// What all of its NICs are made of there, as `from` of a NIC, also those on devices that are there already; without it each
-        /// is made of, or found under, the same name as here.
+        /// What all of its NICs are made of there, as `from` of a NIC, also those on devices that
+        /// are there already; without it each is made of, or found under, the same name as here.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub from: Option<String>,
     }

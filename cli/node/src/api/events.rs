@@ -45,11 +45,13 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Events that are written at once.
 const CHUNK: usize = 64;
 
-/// What happens on the node, as it happens
+/// Watch events
 ///
-/// Server-Sent Events: `data` is an `Event`, `id` its generation. With the header `Last-Event-ID` it goes on after that
-/// one; if what came since is not all kept any more (1024 events are), the event `lost` comes first, and what is of interest
-/// is to be read again. A comment comes every 15 s. The stream ends after 5 minutes at the latest: connect again.
+/// Server-Sent Events: `data` is an `Event`, `id` its generation. With the header `Last-Event-ID`
+/// the stream continues after that event. The daemon keeps 1024 events. If some are lost, the event
+/// `lost` comes first: read the objects of interest again.
+///
+/// A comment comes every 15 s. The stream ends after 5 minutes at the latest: connect again.
 #[utoipa::path(get, path = "/v1/events", operation_id = "watch_events",
     params(("Last-Event-ID" = Option<u64>, Header, description = "The generation of the last event that was read; without it only new events come")),
     responses(

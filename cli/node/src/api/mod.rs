@@ -1,7 +1,10 @@
 //! The daemon's endpoints: one file each, one line here, and their description.
 
+#[cfg(test)]
+mod description;
 mod events;
 mod functions;
+mod listings;
 mod management;
 mod mgmtdevs;
 mod migration;
@@ -18,7 +21,7 @@ mod vm_nics;
 mod vm_path;
 mod vms;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
@@ -41,7 +44,22 @@ pub(super) use management::Turns;
 #[openapi(
     info(
         title = "Bellhop, the API of one node",
-        description = "HTTP/1.1 on a Unix socket, and by TCP with TLS and a token. Errors have the body `ErrorBody`; every answer has the header `x-request-id`. What is beneath `/v1/vms/{name}/` and not described here is the machine's own API: `/v1/vms/x/power-button` is its `/v1/vm/power-button`, and `/v1/vms/x/openapi.json` describes all of it."
+        description = "The API of the daemon of one node: HTTP/1.1 on a Unix socket, and by TCP \
+                       with TLS, a client certificate and a token. Requests below \
+                       `/v1/vms/{name}/` that are not the daemon's go to the process of the \
+                       machine, whose version may differ. Clients must ignore unknown members \
+                       of responses: a later version may add some."
+    ),
+    servers(
+        (url = "/", description = "The Unix socket of the daemon: /run/bellhop/node.socket"),
+        (
+            url = "https://{host}:{port}",
+            description = "The address of `bellhop serve --listen`",
+            variables(
+                ("host" = (default = "localhost", description = "The node")),
+                ("port" = (default = "8443", description = "Its port")),
+            )
+        ),
     ),
     components(schemas(ErrorBody, Event))
 )]
@@ -83,22 +101,17 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(nics::list))
 }
 
-/// The description; a copy is in the repository, and a test compares them.
-fn document() -> &'static str {
-    static DOCUMENT: OnceLock<String> = OnceLock::new();
-    DOCUMENT.get_or_init(|| {
-        let (_, mut registered) = registered().split_for_parts();
-        access::describe(&mut registered);
-        http::description::text(&registered)
-    })
-}
+/// The description that is served; a test generates it and compares.
+const DOCUMENT: &str = include_str!("../../openapi.json");
 
-/// The description of this API, OpenAPI 3.1
+/// Read this description
+///
+/// OpenAPI 3.1. The same file is in the repository.
 #[utoipa::path(get, path = "/v1/openapi.json", operation_id = "get_openapi", responses(
-    (status = 200, description = "The description", body = serde_json::Value),
+    (status = 200, description = "The description", body = Object),
 ))]
 async fn openapi() -> Response {
-    ([(CONTENT_TYPE, "application/json")], document()).into_response()
+    ([(CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
 }
 
 /// All of them, over `node`, for those whom `access` lets through.
@@ -111,45 +124,4 @@ pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
     // What there is not is told to those only who may come in.
     let checked = http::complete(router).layer(from_fn_with_state(access, access::check));
     http::named(checked).with_state(node)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use vmm::http::description::testing as description;
-
-    /// The copy in the repository.
-    const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
-
-    #[test]
-    fn the_copy_in_the_repository_is_what_is_served() {
-        let served = document();
-        if std::env::var_os("BELLHOP_WRITE_OPENAPI").is_some() {
-            std::fs::write(COPY, served).unwrap();
-        }
-        let copy = std::fs::read_to_string(COPY).unwrap();
-        assert!(
-            copy == served,
-            "cli/node/openapi.json is not what is served: BELLHOP_WRITE_OPENAPI=1 cargo test -p bellhop-node writes it"
-        );
-    }
-
-    #[test]
-    fn each_endpoint_needs_a_role() {
-        let served = serde_json::from_str(document()).unwrap();
-        assert_eq!(access::faults(&served), Vec::<String>::new());
-    }
-
-    #[test]
-    fn everything_described_is_complete() {
-        let served = serde_json::from_str(document()).unwrap();
-        assert_eq!(description::faults(&served), Vec::<String>::new());
-    }
-
-    #[test]
-    fn operation_ids_are_unique_and_name_verb_and_object() {
-        let served = serde_json::from_str(document()).unwrap();
-        let faults = description::operation_id_faults(&served);
-        assert_eq!(faults, Vec::<String>::new());
-    }
 }

@@ -18,6 +18,7 @@ use vmm::config::MacAddress;
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::DeviceName;
 
+use super::listings::VdpaDeviceDetails;
 use super::management::part_of_nic;
 use super::state::Api;
 use crate::error::Error;
@@ -41,9 +42,11 @@ pub(super) struct VdpaDeviceSpec {
     /// Its unicast address.
     #[schema(value_type = Option<String>, pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$", example = "52:54:00:12:34:56")]
     mac: Option<MacAddress>,
-    /// Its largest payload in bytes, 68 or more.
+    /// Its largest payload, in bytes.
+    #[schema(minimum = 68)]
     mtu: Option<u16>,
-    /// Queue pairs, 1 to 32768.
+    /// Queue pairs.
+    #[schema(minimum = 1, maximum = 32768)]
     max_vqp: Option<u16>,
     /// Feature bits that it offers, and no others.
     device_features: Option<u64>,
@@ -129,13 +132,14 @@ fn shown(connection: &Connection, name: &str) -> Result<Shown, MgmtError> {
     })
 }
 
-/// A vDPA device and its configuration
+/// Read a vDPA device
 ///
-/// The keys are those of `bellhop dev show` (`dev`) and `bellhop dev config show` (`config`).
+/// `dev` is as in `bellhop dev show -j`, `config` as in `bellhop dev config show -j`.
 #[utoipa::path(get, path = "/v1/vdpa-devices/{name}", operation_id = "get_vdpa_device",
-    params(("name" = String, Path, description = "The device's name")),
+    params(("name" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The device's name")),
     responses(
-    (status = 200, description = "The device: `{\"dev\": {NAME: …}, \"config\": {NAME: …}}`", body = serde_json::Value),
+    (status = 200, description = "The device", body = VdpaDeviceDetails),
     NameErrors, KernelErrors,
 ))]
 pub(super) async fn show(
@@ -146,15 +150,16 @@ pub(super) async fn show(
     Ok(Json(node.turns.run(show).await?))
 }
 
-/// Make a vDPA device
+/// Create a vDPA device
 ///
-/// If it is there already and as asked for, nothing happens; if it is there and different, it stays.
+/// An identical device changes nothing. A different one of this name is not replaced.
 #[utoipa::path(put, path = "/v1/vdpa-devices/{name}", operation_id = "put_vdpa_device",
-    params(("name" = String, Path, description = "The device's name: 1 to 63 characters")),
+    params(("name" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,63}$",
+        description = "The device's name")),
     request_body = VdpaDeviceSpec,
     responses(
-    (status = 200, description = "It is there already, as asked for", body = serde_json::Value),
-    (status = 201, description = "It is made", body = serde_json::Value),
+    (status = 200, description = "It is there already, as asked for", body = VdpaDeviceDetails),
+    (status = 201, description = "It is made", body = VdpaDeviceDetails),
     NamedBodyErrors, KernelErrors,
 ))]
 pub(super) async fn put(
@@ -192,12 +197,15 @@ pub(super) async fn put(
     Ok((status, Json(device)))
 }
 
-/// Give a vDPA network device another address
+/// Set the MAC address of a vDPA device
+///
+/// For network devices, with Linux 6.12 and later.
 #[utoipa::path(patch, path = "/v1/vdpa-devices/{name}", operation_id = "patch_vdpa_device",
-    params(("name" = String, Path, description = "The device's name")),
+    params(("name" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The device's name")),
     request_body = VdpaDeviceChange,
     responses(
-    (status = 200, description = "The device as it is now", body = serde_json::Value),
+    (status = 200, description = "The device as it is now", body = VdpaDeviceDetails),
     NamedChangeErrors, KernelErrors,
 ))]
 pub(super) async fn change(
@@ -217,11 +225,12 @@ pub(super) async fn change(
     Ok(Json(node.turns.run(set).await?))
 }
 
-/// Delete a vDPA device that nobody has open
+/// Delete a vDPA device
 ///
-/// A device that `bellhop nic make` or the daemon made for a NIC goes with that NIC only.
+/// The device must not be open. A device of a NIC is deleted with that NIC only.
 #[utoipa::path(delete, path = "/v1/vdpa-devices/{name}", operation_id = "delete_vdpa_device",
-    params(("name" = String, Path, description = "The device's name")),
+    params(("name" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The device's name")),
     responses(
     (status = 204, description = "It is gone"),
     NameErrors, KernelErrors,

@@ -26,7 +26,9 @@ pub(super) fn info(node: &Node, name: &VmName) -> Result<Json<VmInfo>, Error> {
     Ok(Json(info.ok_or_else(|| no_vm(name))?))
 }
 
-/// A virtual machine
+/// Read the state of a virtual machine
+///
+/// `GET /v1/vms/{name}/spec` has its configuration.
 #[utoipa::path(get, path = "/v1/vms/{name}", operation_id = "get_vm", params(VmPath), responses(
     (status = 200, description = "The virtual machine", body = VmInfo),
     NameErrors,
@@ -35,7 +37,9 @@ pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Js
     info(&node, &name)
 }
 
-/// What a virtual machine is to be like
+/// Read the configuration of a virtual machine
+///
+/// As it was created, with all changes since.
 #[utoipa::path(get, path = "/v1/vms/{name}/spec", operation_id = "get_vm_spec",
     params(VmPath), responses(
     (status = 200, description = "As it was asked for, with what was changed since", body = VmSpec),
@@ -48,8 +52,8 @@ pub(super) async fn spec(State(node): Api, VmPath { name }: VmPath) -> Result<Js
 
 /// Make a virtual machine, with its NICs
 ///
-/// All of it, or nothing: a step that fails undoes those before it. The same again changes nothing, but has it run
-/// or stop as it says; another one replaces it if it is stopped.
+/// All of it, or nothing: a step that fails undoes those before it. The same again changes nothing,
+/// but has it run or stop as it says; another one replaces it if it is stopped.
 #[utoipa::path(put, path = "/v1/vms/{name}", operation_id = "put_vm",
     params(VmPath), request_body = VmSpec, responses(
     (status = 200, description = "It was there already; or was stopped, and is replaced", body = VmInfo),
@@ -69,6 +73,8 @@ pub(super) async fn put(
 }
 
 /// Start, pause, resume or stop a virtual machine
+///
+/// Running starts it, or resumes a paused one. Stopped ends it, and it stays stopped.
 #[utoipa::path(patch, path = "/v1/vms/{name}", operation_id = "patch_vm",
     params(VmPath), request_body = VmChange, responses(
     (status = 200, description = "It does so", body = VmInfo),
@@ -83,7 +89,9 @@ pub(super) async fn change(
     info(&node, &name)
 }
 
-/// Take a virtual machine away, with all that was made for it
+/// Delete a virtual machine
+///
+/// With the devices that were created for it.
 #[utoipa::path(delete, path = "/v1/vms/{name}", operation_id = "delete_vm",
     params(VmPath), responses(
     (status = 204, description = "It is gone"),

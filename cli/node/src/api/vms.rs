@@ -80,7 +80,9 @@ fn phase(record: &Record, live: Option<(Option<u32>, Option<VmState>)>) -> VmPha
     }
 }
 
-/// All virtual machines, by name
+/// List virtual machines
+///
+/// By name, with their state.
 #[utoipa::path(get, path = "/v1/vms", operation_id = "list_vms", responses(
     (status = 200, description = "All virtual machines", body = Vec<VmInfo>),
 ))]

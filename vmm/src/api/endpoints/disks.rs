@@ -50,7 +50,9 @@ impl From<Known<DiskConfig>> for DiskInfo {
     }
 }
 
-/// All disks
+/// List disks
+///
+/// Before the machine is built, these are the disks of its configuration.
 #[utoipa::path(get, path = "/v1/vm/disks", operation_id = "list_disks", responses(
     (status = 200, description = "All disks", body = Vec<DiskInfo>),
     BusyErrors,

@@ -20,10 +20,10 @@ impl From<&NicStatus> for NicSummary {
     }
 }
 
-/// All NICs
+/// List NICs
 ///
-/// Before the machine is built these are all vDPA devices of its configuration: what they are
-/// shows when they are opened.
+/// Before the machine is built, these are the vDPA devices of its configuration, which are not
+/// opened yet.
 #[utoipa::path(get, path = "/v1/vm/nics", operation_id = "list_nics", responses(
     (status = 200, description = "All NICs", body = Vec<NicSummary>),
     StateErrors,

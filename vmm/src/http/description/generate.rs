@@ -1,0 +1,141 @@
+//! The text of a description: utoipa's part, and what utoipa cannot derive.
+//!
+//! Owns tags, the header of each response, limits of integers and the form of texts. It must not
+//! know what is described.
+
+use serde_json::{Value, json};
+use utoipa::openapi::OpenApi;
+
+/// A group of operations.
+#[derive(Debug)]
+pub struct Tag {
+    /// Its name.
+    pub name: &'static str,
+    /// Its description.
+    pub about: &'static str,
+    /// Where its paths begin. An operation has the tag with the longest of these.
+    pub paths: &'static [&'static str],
+}
+
+/// The file: pretty-printed JSON with a line's end.
+#[must_use]
+pub fn text(description: &OpenApi, tags: &[Tag]) -> String {
+    // A description can always be written as JSON.
+    let mut whole = serde_json::to_value(description).unwrap_or_default();
+    complete(&mut whole);
+    whole["tags"] = tags
+        .iter()
+        .map(|tag| json!({ "name": tag.name, "description": tag.about }))
+        .collect();
+    whole["components"]["headers"]["RequestId"] = json!({
+        "description": "The ID of the request: the client's `x-request-id`, or a generated one. \
+                        The log has it, too.",
+        "schema": { "type": "string", "pattern": "^[!-~]{1,64}$" },
+    });
+    for (path, item) in whole["paths"].as_object_mut().into_iter().flatten() {
+        let fitting = tags
+            .iter()
+            .filter_map(|tag| Some((begins(tag, path)?, tag.name)));
+        let tag = fitting.max().map(|(_, name)| name);
+        for (_, operation) in item.as_object_mut().into_iter().flatten() {
+            operation["tags"] = tag.into_iter().collect();
+            let responses = operation["responses"].as_object_mut();
+            for (_, response) in responses.into_iter().flatten() {
+                response["headers"]["x-request-id"] =
+                    json!({ "$ref": "#/components/headers/RequestId" });
+            }
+        }
+    }
+    let mut text = serde_json::to_string_pretty(&whole).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+/// How much of a path is the beginning of a tag's paths.
+fn begins(tag: &Tag, path: &str) -> Option<usize> {
+    let fits = |begin: &&&str| {
+        path.strip_prefix(**begin)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    tag.paths.iter().filter(fits).map(|begin| begin.len()).max()
+}
+
+/// Gives integers the limits of their format, and texts the form of Markdown.
+fn complete(part: &mut Value) {
+    match part {
+        Value::Object(fields) => {
+            for word in ["description", "summary"] {
+                if let Some(Value::String(text)) = fields.get_mut(word) {
+                    *text = joined(text);
+                }
+            }
+            let most = match fields.get("format").and_then(Value::as_str) {
+                Some("uint8") => Some(u32::from(u8::MAX)),
+                Some("uint16") => Some(u32::from(u16::MAX)),
+                Some("uint32") => Some(u32::MAX),
+                _ => None,
+            };
+            if let Some(most) = most {
+                fields.entry("maximum").or_insert(most.into());
+            }
+            fields.values_mut().for_each(complete);
+        }
+        Value::Array(parts) => parts.iter_mut().for_each(complete),
+        _ => {}
+    }
+}
+
+/// A text whose lines were broken for the source: one line for each paragraph and list item.
+fn joined(text: &str) -> String {
+    let mut joined = String::new();
+    for line in text.lines().map(str::trim) {
+        let within = !joined.is_empty() && !joined.ends_with('\n');
+        if line.is_empty() && within {
+            joined.push_str("\n\n");
+        } else if within {
+            joined.push(if line.starts_with("* ") { '\n' } else { ' ' });
+        }
+        joined.push_str(line);
+    }
+    joined.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_joined_to_paragraphs_and_items() {
+        assert_eq!(
+            joined("One\ntwo.\n\nThree\n  four.\n"),
+            "One two.\n\nThree four."
+        );
+        assert_eq!(
+            joined("Words\n\n* `a`: one\n* `b`: two"),
+            "Words\n\n* `a`: one\n* `b`: two"
+        );
+    }
+
+    #[test]
+    fn the_longest_path_is_the_tag() {
+        let tag = |paths| Tag {
+            name: "",
+            about: "",
+            paths,
+        };
+        let (vm, nics) = (tag(&["/v1/vm"]), tag(&["/v1/vm/nics", "/v1/x"]));
+        assert_eq!(begins(&vm, "/v1/vm/nics/{id}"), Some(6));
+        assert_eq!(begins(&nics, "/v1/vm/nics/{id}"), Some(11));
+        assert_eq!(begins(&vm, "/v1/vms"), None);
+    }
+
+    #[test]
+    fn integers_get_the_limits_of_their_format() {
+        let mut schema = json!({ "properties": { "format": { "format": "uint8" } } });
+        complete(&mut schema);
+        assert_eq!(schema["properties"]["format"]["maximum"], 255);
+        let mut limited = json!({ "format": "uint16", "maximum": 9 });
+        complete(&mut limited);
+        assert_eq!(limited["maximum"], 9);
+    }
+}
