@@ -39,4 +39,4 @@ pub mod machine;
 pub mod node;
 pub mod responses;
 
-pub use error::ErrorBody;
+pub use error::{ErrorBody, ErrorCode, FieldError, PROBLEM_JSON};

@@ -1,5 +1,6 @@
 //! The description of the API: its generation, and what must be true of it.
 
+use std::path::Path;
 use std::sync::LazyLock;
 
 use serde_json::Value;
@@ -86,4 +87,11 @@ fn everything_described_is_complete() {
 fn operation_ids_are_unique_and_name_verb_and_object() {
     let faults = description::operation_id_faults(&SERVED);
     assert_eq!(faults, Vec::<String>::new());
+}
+
+#[test]
+fn every_code_of_an_error_is_described() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let unknown = description::unknown_codes(&sources).unwrap();
+    assert_eq!(unknown, Vec::<String>::new());
 }

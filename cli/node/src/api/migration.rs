@@ -121,7 +121,7 @@ pub(super) async fn begin(
     (status = 202, description = "It is being cancelled: GET reports the result"),
     (status = 204, description = "The machine that was to come is deleted"),
     NameErrors, ProcessErrors,
-    (status = 404, description = "There is no such virtual machine, or no migration", body = ErrorBody),
+    (status = 404, description = "Not found: the virtual machine, or a migration", body = ErrorBody),
     (status = 500, description = "A step could not be undone: the machine can be deleted", body = ErrorBody),
 ))]
 pub(super) async fn cancel(
@@ -163,7 +163,7 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
     params(VmPath), request_body = SettleRequest, responses(
     (status = 204, description = "It is resolved"),
     NamedChangeErrors, ProcessErrors,
-    (status = 404, description = "There is no such virtual machine, or it has not been migrated", body = ErrorBody),
+    (status = 404, description = "Not found: the virtual machine, or a migration", body = ErrorBody),
 ))]
 pub(super) async fn settle(
     State(node): Api,

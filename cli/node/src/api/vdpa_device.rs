@@ -158,8 +158,8 @@ pub(super) async fn show(
         description = "The device's name")),
     request_body = VdpaDeviceSpec,
     responses(
-    (status = 200, description = "It is there already, as asked for", body = VdpaDeviceDetails),
-    (status = 201, description = "It is made", body = VdpaDeviceDetails),
+    (status = 200, description = "It existed already", body = VdpaDeviceDetails),
+    (status = 201, description = "Created", body = VdpaDeviceDetails),
     NamedBodyErrors, KernelErrors,
 ))]
 pub(super) async fn put(
@@ -232,7 +232,7 @@ pub(super) async fn change(
     params(("name" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The device's name")),
     responses(
-    (status = 204, description = "It is gone"),
+    (status = 204, description = "Deleted"),
     NameErrors, KernelErrors,
 ))]
 pub(super) async fn remove(

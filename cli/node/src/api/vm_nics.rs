@@ -12,13 +12,13 @@ use bellhop_api::node::{BadNicId, NicMove, VmInfo};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use serde_json::{Map, Value};
 use utoipa::IntoParams;
-use vmm::http::body::JsonBody;
+use vmm::http::body::{JsonBody, invalid};
 
 use super::state::Api;
 use super::vm::info;
 use super::vm_path::VmPath;
 use crate::error::Error;
-use crate::machines::spec::{ExistingDevice, NicId, NicSpec, VmName, not_a_nic};
+use crate::machines::spec::{ExistingDevice, NicId, NicSpec, VmName};
 use crate::machines::{Put, Removed};
 
 /// The names in the path.
@@ -55,13 +55,7 @@ fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
         )));
     }
     let nic = serde_path_to_error::deserialize(Value::Object(fields));
-    nic.map_err(|error| {
-        let at = match error.path().to_string().as_str() {
-            "." => String::new(),
-            path => format!("{path}: "),
-        };
-        not_a_nic(format_args!("{at}{}", error.inner()))
-    })
+    nic.map_err(|error| invalid(error).into())
 }
 
 /// Add a NIC to a virtual machine
@@ -70,8 +64,8 @@ fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
 /// fails undoes those before it. An identical NIC changes nothing.
 #[utoipa::path(put, path = "/v1/vms/{name}/nics/{id}", operation_id = "put_vm_nic",
     params(NicPath), request_body = NicSpec, responses(
-    (status = 200, description = "It was there already", body = VmInfo),
-    (status = 201, description = "It is there now", body = VmInfo),
+    (status = 200, description = "It existed already", body = VmInfo),
+    (status = 201, description = "Created", body = VmInfo),
     NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn put(
@@ -125,7 +119,7 @@ pub(super) async fn change(
 #[utoipa::path(delete, path = "/v1/vms/{name}/nics/{id}", operation_id = "delete_vm_nic",
     params(NicPath), responses(
     (status = 202, description = "The guest is asked, and has not given it up yet", body = VmInfo),
-    (status = 204, description = "It is gone"),
+    (status = 204, description = "Deleted"),
     NameErrors, ProcessErrors,
 ))]
 pub(super) async fn remove(

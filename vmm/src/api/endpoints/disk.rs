@@ -45,7 +45,7 @@ pub(super) async fn show(
     request_body = DiskConfig, responses(
     (status = 200, description = "There was one of this name: before the machine starts it is \
         replaced, later it is the same", body = DiskInfo),
-    (status = 201, description = "It is there now", body = DiskInfo),
+    (status = 201, description = "Created", body = DiskInfo),
     NamedBodyErrors, HostErrors,
 ))]
 pub(super) async fn put(
@@ -88,8 +88,8 @@ pub(super) async fn change(
 #[utoipa::path(delete, path = "/v1/vm/disks/{id}", operation_id = "delete_disk",
     params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The disk's name")), responses(
-    (status = 202, description = "The guest is asked: watch it go", body = DiskInfo),
-    (status = 204, description = "It is gone"),
+    (status = 202, description = "The guest is asked to release it", body = DiskInfo),
+    (status = 204, description = "Deleted"),
     NameErrors, BusyErrors,
 ))]
 pub(super) async fn remove(

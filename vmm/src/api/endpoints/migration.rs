@@ -78,7 +78,7 @@ fn status(migration: &Migration, end: Option<MigrationEnd>) -> MigrationStatus {
 /// response, or after 10 s.
 #[utoipa::path(get, path = "/v1/vm/migration", operation_id = "get_migration", responses(
     (status = 200, description = "How far it is", body = MigrationStatus),
-    (status = 404, description = "There was none", body = ErrorBody),
+    (status = 404, description = "Not found: there was no migration", body = ErrorBody),
 ))]
 pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiError> {
     let migration = api.migration()?;
@@ -100,7 +100,7 @@ pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiEr
 #[utoipa::path(post, path = "/v1/vm/migration", operation_id = "start_migration",
     request_body = MigrationRequest, responses(
     (status = 200, description = "With `dry_run`: whether it could be sent", body = MigrationTrial),
-    (status = 202, description = "It is under way", body = MigrationStatus),
+    (status = 202, description = "It is in progress", body = MigrationStatus),
     BodyErrors, HostErrors,
 ))]
 pub(super) async fn begin(
@@ -112,7 +112,7 @@ pub(super) async fn begin(
         MigrationRequest::Send(config) => {
             if !config.is_possible() {
                 return Err(HttpError::Invalid {
-                    at: " at send.connections".to_owned(),
+                    at: "/send/connections".to_owned(),
                     reason: format!("1 to {CONNECTIONS_MAX} are possible"),
                 }
                 .into());
@@ -148,9 +148,9 @@ pub(super) async fn begin(
 /// on both hosts runs the guest twice.
 #[utoipa::path(patch, path = "/v1/vm/migration", operation_id = "resolve_migration",
     request_body = SettleRequest, responses(
-    (status = 204, description = "The guest goes on here, or the machine ends"),
+    (status = 204, description = "The guest resumes here, or the machine ends"),
     BodyErrors, MigrationErrors,
-    (status = 500, description = "The host failed at it", body = ErrorBody),
+    (status = 500, description = "Internal error: the host failed", body = ErrorBody),
 ))]
 pub(super) async fn settle(
     State(api): Api,
@@ -171,7 +171,7 @@ pub(super) async fn settle(
 /// Possible until the guest is handed over; later the phase shows that it moved. The guest of a
 /// source continues to run. A destination stops waiting.
 #[utoipa::path(delete, path = "/v1/vm/migration", operation_id = "cancel_migration", responses(
-    (status = 202, description = "It ends: GET says how"),
+    (status = 202, description = "It is being cancelled: GET reports the result"),
     MigrationErrors,
 ))]
 pub(super) async fn cancel(State(api): Api) -> Result<StatusCode, ApiError> {

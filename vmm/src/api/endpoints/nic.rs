@@ -133,7 +133,7 @@ pub(super) async fn show(
     request_body = VdpaConfig, responses(
     (status = 200, description = "There was one of this name: before the machine starts it is \
         replaced, later it is the same", body = NicInfo),
-    (status = 201, description = "It is there now", body = NicInfo),
+    (status = 201, description = "Created", body = NicInfo),
     NamedBodyErrors, HostErrors,
 ))]
 pub(super) async fn put(
@@ -260,8 +260,8 @@ fn swap(machine: &Handle, id: &str, source: VdpaSource) -> Result<NicStatus, Req
 #[utoipa::path(delete, path = "/v1/vm/nics/{id}", operation_id = "delete_nic",
     params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The NIC's name")), responses(
-    (status = 202, description = "The guest is asked: watch it go", body = NicInfo),
-    (status = 204, description = "It is gone"),
+    (status = 202, description = "The guest is asked to release it", body = NicInfo),
+    (status = 204, description = "Deleted"),
     NameErrors, BusyErrors,
 ))]
 pub(super) async fn remove(

@@ -23,7 +23,7 @@ use crate::machine::Snapshot;
 /// feature. Another attempt may follow.
 #[utoipa::path(put, path = "/v1/vm/restore", operation_id = "restore_vm",
     request_body = RestoreRequest, responses(
-    (status = 204, description = "It goes on, or is paused as was asked"),
+    (status = 204, description = "It continues, or is paused"),
     BodyErrors, HostErrors,
 ))]
 pub(super) async fn restore(

@@ -22,7 +22,7 @@ use crate::machine::milliseconds;
 /// --restore` restore it.
 #[utoipa::path(post, path = "/v1/vm/snapshot", operation_id = "create_snapshot",
     request_body = SnapshotRequest, responses(
-    (status = 201, description = "It is there, whole", body = SnapshotInfo),
+    (status = 201, description = "The snapshot is complete", body = SnapshotInfo),
     BodyErrors, HostErrors,
 ))]
 pub(super) async fn write(

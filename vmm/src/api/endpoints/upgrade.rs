@@ -25,7 +25,7 @@ const ANSWER: Duration = Duration::from_millis(100);
 /// program continues.
 #[utoipa::path(post, path = "/v1/vm/upgrade", operation_id = "upgrade_vm",
     request_body = UpgradeRequest, responses(
-    (status = 202, description = "It begins: watch `upgrades` and `upgrade_error`"),
+    (status = 202, description = "The upgrade begins: watch `upgrades` and `upgrade_error`"),
     BodyErrors, StateErrors,
 ))]
 pub(super) async fn upgrade(

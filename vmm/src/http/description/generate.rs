@@ -1,8 +1,9 @@
 //! The text of a description: utoipa's part, and what utoipa cannot derive.
 //!
-//! Owns tags, the header of each response, limits of integers and the form of texts. It must not
-//! know what is described.
+//! Owns tags, the header of each response, the media type of errors, limits of integers and the
+//! form of texts. It must not know what is described.
 
+use bellhop_api::PROBLEM_JSON;
 use serde_json::{Value, json};
 use utoipa::openapi::OpenApi;
 
@@ -40,7 +41,14 @@ pub fn text(description: &OpenApi, tags: &[Tag]) -> String {
         for (_, operation) in item.as_object_mut().into_iter().flatten() {
             operation["tags"] = tag.into_iter().collect();
             let responses = operation["responses"].as_object_mut();
-            for (_, response) in responses.into_iter().flatten() {
+            for (status, response) in responses.into_iter().flatten() {
+                let content = response.get_mut("content");
+                if let Some(content) = content.and_then(Value::as_object_mut)
+                    && status.starts_with(['4', '5'])
+                    && let Some(media) = content.remove("application/json")
+                {
+                    content.insert(PROBLEM_JSON.to_owned(), media);
+                }
                 response["headers"]["x-request-id"] =
                     json!({ "$ref": "#/components/headers/RequestId" });
             }

@@ -2,7 +2,10 @@
 //! that tests of every API make.
 
 use std::collections::HashSet;
+use std::path::Path;
+use std::{fs, io};
 
+use bellhop_api::{ErrorCode, PROBLEM_JSON};
 use serde_json::Value;
 
 /// The operation that a request means: `path` may have a query.
@@ -41,7 +44,7 @@ pub fn describes(description: &Value, method: &str, path: &str, status: u16) -> 
 /// * references to nothing, schemas that allow anything, words of an enum without a meaning, and
 ///   integers without limits;
 /// * operations without a summary, a description and a declared tag;
-/// * errors without the body `ErrorBody`, successes with it, and responses without
+/// * errors without the problem `ErrorBody`, successes with it, and responses without
 ///   `x-request-id`.
 #[must_use]
 pub fn faults(description: &Value) -> Vec<String> {
@@ -62,8 +65,9 @@ pub fn faults(description: &Value) -> Vec<String> {
             }
             let responses = operation["responses"].as_object().into_iter().flatten();
             for (status, response) in responses {
-                let error = status.starts_with('4') || status.starts_with('5');
-                if error != response["content"].to_string().contains("ErrorBody") {
+                let error = status.starts_with(['4', '5']);
+                let problem = &response["content"][PROBLEM_JSON];
+                if error != problem.to_string().contains("ErrorBody") {
                     fault(&format!("{status}: ErrorBody"));
                 }
                 if response["headers"]["x-request-id"].is_null() {
@@ -122,6 +126,52 @@ fn is_integer(kind: &Value) -> bool {
 fn is_limited(schema: &Value) -> bool {
     let is_large = matches!(schema["format"].as_str(), Some("int64" | "uint64"));
     schema["minimum"].is_number() && (is_large || schema["maximum"].is_number())
+}
+
+/// Codes in the sources below a directory that [`ErrorCode`] lacks.
+///
+/// # Errors
+/// A source cannot be read.
+pub fn unknown_codes(sources: &Path) -> io::Result<Vec<String>> {
+    let mut unknown = Vec::new();
+    for entry in fs::read_dir(sources)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            unknown.extend(unknown_codes(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let source = fs::read_to_string(&path)?;
+            let of_path = |code: &str| format!("{}: {code}", path.display());
+            unknown.extend(codes(&source).filter(is_unknown).map(of_path));
+        }
+    }
+    Ok(unknown)
+}
+
+/// The codes in a source: literals after these words, and after a status and a comma.
+fn codes(source: &str) -> impl Iterator<Item = &str> {
+    const BEFORE: [&str; 4] = [
+        "conflict(",
+        "unavailable(",
+        "unauthorized(",
+        "UnclearThere(",
+    ];
+    let after = BEFORE
+        .iter()
+        .flat_map(|before| source.split(before).skip(1));
+    let statuses = source.split("StatusCode::").skip(1);
+    let after_status = statuses.filter_map(|rest| {
+        rest.trim_start_matches(|letter: char| letter.is_ascii_uppercase() || letter == '_')
+            .strip_prefix(',')
+    });
+    after.chain(after_status).filter_map(|rest| {
+        let (code, _) = rest.trim_start().strip_prefix('"')?.split_once('"')?;
+        let is_word = code.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+        is_word.then_some(code)
+    })
+}
+
+fn is_unknown(code: &&str) -> bool {
+    ErrorCode::of(code) == ErrorCode::Unknown
 }
 
 /// The first word of an operation's id, by method; the words after it name the object.
@@ -191,7 +241,7 @@ mod tests {
                     "200": {"headers": {"x-request-id": {"$ref": "#/components/headers/Id"}}},
                     "404": {
                         "headers": {"x-request-id": {"$ref": "#/components/headers/Id"}},
-                        "content": {"application/json": {"schema": {"title": "ErrorBody"}}},
+                        "content": {PROBLEM_JSON: {"schema": {"title": "ErrorBody"}}},
                     },
                 },
             }}},
@@ -266,6 +316,18 @@ mod tests {
                 "{place}: {found:?}"
             );
         }
+    }
+
+    #[test]
+    fn codes_are_found_in_sources() {
+        // With `~`, so that this source has none of them.
+        let source = r#"(Status~Code::NOT_FOUND, "busy") con~flict(
+            "a_new_one") Status~Code::OK, code, "other" answered(Status~Code::GONE, "gone", "m")"#;
+        let source = source.replace('~', "");
+        let found: Vec<_> = codes(&source).collect();
+        assert_eq!(found, ["a_new_one", "busy", "gone"]);
+        let unknown: Vec<_> = codes(&source).filter(is_unknown).collect();
+        assert_eq!(unknown, ["a_new_one", "gone"]);
     }
 
     #[test]
