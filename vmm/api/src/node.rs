@@ -1,5 +1,6 @@
 //! The node daemon's API.
 
+mod event;
 mod nic;
 mod vm;
 
@@ -10,6 +11,7 @@ use crate::endpoint::Endpoint;
 use crate::machine::migration::send_request;
 use crate::machine::{SendConfig, TlsFiles};
 
+pub use event::{Event, EventChange};
 pub use nic::{BadNicId, NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
 pub use vm::{ConsolePaths, Desired, MayBeElsewhere, Restart, VmInfo, VmNic, VmPhase};
 
@@ -24,23 +26,6 @@ pub struct Version {
     pub pid: u32,
     /// Its socket.
     pub socket: String,
-}
-
-/// Something happened.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Event {
-    /// Grows with each event, also from one daemon to the next: it begins with the microseconds
-    /// since 1970 at the daemon's start.
-    pub generation: u64,
-    /// When, in milliseconds since 1970.
-    pub time_ms: u64,
-    /// What it happened to, as its path in the API: `/v1/vms/web`.
-    pub subject: String,
-    /// What happened, a word: `created`.
-    pub change: String,
-    /// More about it, a sentence.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub detail: Option<String>,
 }
 
 send_request! {

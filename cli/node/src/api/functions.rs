@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use bellhop_api::node::{Event, EventChange};
 use bellhop_api::responses::{KernelErrors, NameErrors, NamedChangeErrors};
 use bellhop_common::listing::Listing;
 use bellhop_common::management::vf;
@@ -92,7 +93,8 @@ pub(super) async fn change(
             pci.set_virtual_functions(address, change.vfs)?;
             let detail = format!("it has {} virtual functions", change.vfs);
             let subject = format!("/v1/functions/{address}");
-            own.events.publish(&subject, "changed", Some(detail));
+            let event = Event::new(subject, EventChange::Changed);
+            own.events.publish(event.detail(detail));
         }
         Ok(vf::one(&format!("pci/{address}"))?)
     };

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use bellhop_api::node::{Event, EventChange};
 use bellhop_api::responses::{KernelErrors, NameErrors, NamedBodyErrors, NamedChangeErrors};
 use bellhop_common::listing::Listing;
 use bellhop_common::management::dev;
@@ -175,7 +176,8 @@ pub(super) async fn put(
             Ok(()) => {
                 let detail = format!("made on {}, as asked for", spec.mgmtdev);
                 let subject = format!("/v1/vdpa-devices/{name}");
-                own.events.publish(&subject, "created", Some(detail));
+                let event = Event::new(subject, EventChange::Created);
+                own.events.publish(event.detail(detail));
                 StatusCode::CREATED
             }
             Err(error) if matches!(error.kind(), ErrorKind::NameTaken | ErrorKind::NoRoom) => {
@@ -219,7 +221,8 @@ pub(super) async fn change(
         connection.set_mac(&name, change.mac.bytes())?;
         let detail = format!("its address is {}", change.mac);
         let subject = format!("/v1/vdpa-devices/{name}");
-        own.events.publish(&subject, "changed", Some(detail));
+        let event = Event::new(subject, EventChange::Changed);
+        own.events.publish(event.detail(detail));
         shown(&connection, &name)
     };
     Ok(Json(node.turns.run(set).await?))
@@ -256,8 +259,8 @@ pub(super) async fn remove(
         }
         connection.delete(&name)?;
         let subject = format!("/v1/vdpa-devices/{name}");
-        own.events
-            .publish(&subject, "deleted", Some("as asked for".to_owned()));
+        let event = Event::new(subject, EventChange::Deleted);
+        own.events.publish(event.detail("as asked for"));
         Ok(())
     };
     node.turns.run(delete).await?;

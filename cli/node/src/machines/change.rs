@@ -2,8 +2,10 @@
 //!
 //! Owns those words. It must not know how anything of it is done.
 
-use bellhop_api::machine::{End, VmState};
-use bellhop_api::node::NicId;
+use bellhop_api::machine::{AlarmInfo, End, Place, VmState};
+use bellhop_api::node::{Event, EventChange, NicId};
+
+use super::spec::VmName;
 
 /// What became of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,44 +45,98 @@ pub(crate) enum Change {
     NicNotFailedOver(NicId, String),
     /// It has a NIC less.
     NicRemoved(NicId),
+    /// A queue of one of its devices has an alarm, or has it no more.
+    Alarm {
+        /// The device, the queue and the alarm.
+        alarm: AlarmInfo,
+        /// Whether the device is a NIC; else it is a disk.
+        is_nic: bool,
+        /// Whether it is new.
+        raised: bool,
+    },
     /// It is gone.
     Deleted,
 }
 
 impl Change {
-    /// As an event: a word, and a sentence where there is more to say.
-    pub(crate) fn as_event(&self) -> Option<(&'static str, Option<String>)> {
-        match self {
-            Self::Created => Some(("created", None)),
-            Self::Started => Some(("started", None)),
-            Self::Adopted => Some(("adopted", None)),
-            Self::State(VmState::Paused) => Some(("paused", None)),
-            Self::State(VmState::Running) => Some(("running", None)),
-            Self::State(VmState::NotStarted | VmState::Starting | VmState::Stopped) => None,
-            Self::Ended(end) => Some(("ended", Some(end.detail.clone()))),
-            Self::MayBeElsewhere(why) => Some(("may_be_elsewhere", Some(why.clone()))),
-            Self::Settled { here: true } => Some(("settled", Some("its guest is here".to_owned()))),
-            Self::Settled { here: false } => {
-                Some(("settled", Some("its guest runs elsewhere".to_owned())))
+    /// As an event of this machine, if it is one.
+    pub(crate) fn as_event(&self, vm: &VmName) -> Option<Event> {
+        let event = |change| Event::new(format!("/v1/vms/{vm}"), change);
+        let because = |change, why: &String| Event {
+            reason: Some(why.clone()),
+            ..event(change).detail(why)
+        };
+        let of_nic = |change, id: &NicId| Event {
+            nic: Some(id.to_string()),
+            ..event(change).detail(format!("NIC {id}"))
+        };
+        Some(match self {
+            Self::Created => event(EventChange::Created),
+            Self::Started => event(EventChange::Started),
+            Self::Adopted => event(EventChange::Adopted),
+            Self::State(VmState::Paused) => event(EventChange::Paused),
+            Self::State(VmState::Running) => event(EventChange::Running),
+            Self::State(VmState::NotStarted | VmState::Starting | VmState::Stopped) => return None,
+            Self::Ended(end) => Event {
+                end: Some(end.reason),
+                ..because(EventChange::Ended, &end.detail)
+            },
+            Self::MayBeElsewhere(why) => because(EventChange::MayBeElsewhere, why),
+            Self::Settled { here } => {
+                let (place, detail) = if *here {
+                    (Place::Here, "its guest is here")
+                } else {
+                    (Place::There, "its guest runs elsewhere")
+                };
+                Event {
+                    place: Some(place),
+                    ..event(EventChange::Settled).detail(detail)
+                }
             }
-            Self::Awaited(listen) => Some(("awaited", Some(format!("at {listen}")))),
-            Self::Arrived => Some(("arrived", None)),
-            Self::NotArrived(why) => Some(("not_arrived", Some(why.clone()))),
-            Self::NotStarted(why) => Some(("not_started", Some(why.clone()))),
-            Self::NicAdded(id) => Some(("nic_added", Some(format!("NIC {id}")))),
-            Self::NicMoved(id) => Some(("nic_moved", Some(format!("NIC {id}")))),
+            Self::Awaited(listen) => Event {
+                listen: Some(listen.clone()),
+                ..event(EventChange::Awaited).detail(format!("at {listen}"))
+            },
+            Self::Arrived => event(EventChange::Arrived),
+            Self::NotArrived(why) => because(EventChange::NotArrived, why),
+            Self::NotStarted(why) => because(EventChange::NotStarted, why),
+            Self::NicAdded(id) => of_nic(EventChange::NicAdded, id),
+            Self::NicMoved(id) => of_nic(EventChange::NicMoved, id),
             Self::NicFailedOver(id, why) => {
-                let why = why.as_ref().map(|why| format!(": {why}"));
-                let why = why.unwrap_or_default();
-                let detail = format!("NIC {id} is on the device that stood by{why}");
-                Some(("nic_failed_over", Some(detail)))
+                let cause = why.as_ref().map(|why| format!(": {why}"));
+                let cause = cause.unwrap_or_default();
+                Event {
+                    reason: why.clone(),
+                    ..of_nic(EventChange::NicFailedOver, id)
+                        .detail(format!("NIC {id} is on its backup{cause}"))
+                }
             }
-            Self::NicNotFailedOver(id, why) => {
-                Some(("nic_not_failed_over", Some(format!("NIC {id}: {why}"))))
+            Self::NicNotFailedOver(id, why) => Event {
+                reason: Some(why.clone()),
+                ..of_nic(EventChange::NicNotFailedOver, id).detail(format!("NIC {id}: {why}"))
+            },
+            Self::NicRemoved(id) => of_nic(EventChange::NicRemoved, id),
+            Self::Alarm {
+                alarm,
+                is_nic,
+                raised,
+            } => {
+                let change = if *raised {
+                    EventChange::AlarmRaised
+                } else {
+                    EventChange::AlarmCleared
+                };
+                let (device, queue) = (&alarm.device, alarm.queue);
+                Event {
+                    nic: is_nic.then(|| device.clone()),
+                    disk: (!is_nic).then(|| device.clone()),
+                    queue: Some(queue),
+                    alarm: Some(alarm.alarm),
+                    ..event(change).detail(format!("queue {queue} of {device}"))
+                }
             }
-            Self::NicRemoved(id) => Some(("nic_removed", Some(format!("NIC {id}")))),
-            Self::Deleted => Some(("deleted", None)),
-        }
+            Self::Deleted => event(EventChange::Deleted),
+        })
     }
 }
 
@@ -102,4 +158,61 @@ pub(crate) enum Removed {
     Gone,
     /// The guest was asked to give it up, and has not yet.
     Asked,
+}
+
+#[cfg(test)]
+mod tests {
+    use bellhop_api::machine::{AlarmKind, EndReason};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn event(change: &Change) -> Value {
+        let event = change.as_event(&"web".parse().unwrap()).unwrap();
+        let mut event = serde_json::to_value(event).unwrap();
+        for field in ["generation", "time_ms", "subject"] {
+            event.as_object_mut().unwrap().remove(field).unwrap();
+        }
+        event
+    }
+
+    #[test]
+    fn events_have_typed_members() {
+        let id: NicId = "net0".parse().unwrap();
+        let alarm = AlarmInfo {
+            device: "net0".to_owned(),
+            queue: 1,
+            alarm: AlarmKind::Stuck,
+        };
+        for (change, expected) in [
+            (
+                Change::NicFailedOver(id, Some("why".to_owned())),
+                json!({"change": "nic_failed_over", "nic": "net0", "reason": "why",
+                    "detail": "NIC net0 is on its backup: why"}),
+            ),
+            (
+                Change::Ended(End::new(EndReason::Crashed, "triple fault")),
+                json!({"change": "ended", "end": "Crashed", "reason": "triple fault",
+                    "detail": "triple fault"}),
+            ),
+            (
+                Change::Settled { here: false },
+                json!({"change": "settled", "place": "There",
+                    "detail": "its guest runs elsewhere"}),
+            ),
+            (
+                Change::Alarm {
+                    alarm,
+                    is_nic: true,
+                    raised: true,
+                },
+                json!({"change": "alarm_raised", "nic": "net0", "queue": 1, "alarm": "Stuck",
+                    "detail": "queue 1 of net0"}),
+            ),
+        ] {
+            assert_eq!(event(&change), expected);
+        }
+        let starts = Change::State(VmState::Starting);
+        assert_eq!(starts.as_event(&"web".parse().unwrap()), None);
+    }
 }

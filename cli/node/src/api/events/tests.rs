@@ -1,4 +1,5 @@
 use axum::http::StatusCode;
+use bellhop_api::node::EventChange;
 
 use super::*;
 
@@ -37,7 +38,8 @@ async fn next(stream: &mut axum::body::BodyDataStream) -> String {
 #[tokio::test]
 async fn new_events_come_as_they_happen() {
     let node = Stage::default();
-    node.events.publish("/v1/vms/a", "created", None);
+    node.events
+        .publish(Event::new("/v1/vms/a", EventChange::Created));
     let begin = *node.events.newest().borrow();
     let mut stream = reader(&node, None);
     assert_eq!(
@@ -46,8 +48,8 @@ async fn new_events_come_as_they_happen() {
     );
     let publish = async {
         tokio::task::yield_now().await;
-        node.events
-            .publish("/v1/vms/b", "created", Some("two\nlines".to_owned()));
+        let created = Event::new("/v1/vms/b", EventChange::Created);
+        node.events.publish(created.detail("two\nlines"));
     };
     let (text, ()) = tokio::join!(next(&mut stream), publish);
     let lines: Vec<&str> = text.lines().collect();
@@ -68,7 +70,8 @@ async fn a_reader_goes_on_after_its_last_event() {
     let node = Stage::default();
     let begin = *node.events.newest().borrow();
     for _ in 0..=CHUNK {
-        node.events.publish("/v1/vms/a", "changed", None);
+        node.events
+            .publish(Event::new("/v1/vms/a", EventChange::Changed));
     }
     let mut stream = reader(&node, Some(&begin.to_string()));
     assert_eq!(next(&mut stream).await, "retry: 1000\n\n");
@@ -81,7 +84,8 @@ async fn a_reader_goes_on_after_its_last_event() {
 #[tokio::test]
 async fn what_is_lost_is_said() {
     let node = Stage::default();
-    node.events.publish("/v1/vms/a", "changed", None);
+    node.events
+        .publish(Event::new("/v1/vms/a", EventChange::Changed));
     let newest = *node.events.newest().borrow();
     let mut stream = reader(&node, Some("7"));
     next(&mut stream).await;
@@ -89,10 +93,12 @@ async fn what_is_lost_is_said() {
     assert_eq!(next(&mut stream).await, lost);
     // A slow one, while it reads.
     for _ in 0..2000 {
-        node.events.publish("/v1/vms/a", "changed", None);
+        node.events
+            .publish(Event::new("/v1/vms/a", EventChange::Changed));
     }
     assert!(next(&mut stream).await.contains("event: lost"));
-    node.events.publish("/v1/vms/a", "changed", None);
+    node.events
+        .publish(Event::new("/v1/vms/a", EventChange::Changed));
     assert!(
         next(&mut stream)
             .await
