@@ -37,7 +37,7 @@ use tokio_rustls::rustls::ServerConfig;
 pub use certificates::CertificateFiles;
 pub(crate) use check::check;
 #[cfg(test)]
-pub(crate) use describe::{describe, faults};
+pub(crate) use describe::{describe, faults, operations};
 pub(crate) use listener::TlsListener;
 pub(crate) use share::share_with;
 

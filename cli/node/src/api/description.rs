@@ -1,13 +1,20 @@
 //! The description of the API: its generation, and what must be true of it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
+use axum::http::Uri;
+use bellhop_api::responses::{NameErrors, ProxyErrors};
 use serde_json::Value;
+use utoipa::openapi::path::ParameterIn;
+use utoipa::openapi::{OpenApi, RefOr, Schema};
+use utoipa::{IntoParams as _, IntoResponses as _};
 use vmm::http::description::generate::{Tag, text};
 use vmm::http::description::testing as description;
 
-use super::registered;
+use super::vm_path::VmPath;
+use super::{proxy, registered};
 use crate::access;
 
 /// The copy in the repository.
@@ -55,10 +62,91 @@ const TAGS: [Tag; 6] = [
 
 static GENERATED: LazyLock<String> = LazyLock::new(|| {
     let (_, mut described) = registered().split_for_parts();
+    mount(&mut described, vmm::api::described());
     access::describe(&mut described);
     text(&described, &TAGS)
 });
 static SERVED: LazyLock<Value> = LazyLock::new(|| serde_json::from_str(&GENERATED).unwrap());
+
+/// Adds the operations that the daemon passes on to the process of a machine, with their schemas.
+/// Paths of the daemon come first.
+fn mount(node: &mut OpenApi, mut machine: OpenApi) {
+    for (path, mut item) in std::mem::take(&mut machine.paths.paths) {
+        let Some(path) = mounted(&path) else { continue };
+        if node.paths.paths.contains_key(&path) {
+            continue;
+        }
+        for (_, operation) in access::operations(&mut item) {
+            let name = VmPath::into_params(|| Some(ParameterIn::Path));
+            let parameters = name.into_iter().map(RefOr::T);
+            let others = operation.parameters.take().into_iter().flatten();
+            operation.parameters = Some(parameters.chain(others).collect());
+            operation.operation_id = operation.operation_id.as_deref().map(id_of_vm);
+            if let Some(text) = &mut operation.description {
+                *text = text
+                    .replace("GET /v1/vm`", "GET /v1/vms/{name}/watch`")
+                    .replace("/v1/vm/", "/v1/vms/{name}/");
+            }
+            let errors = NameErrors::responses().into_iter();
+            for (status, response) in errors.chain(ProxyErrors::responses()) {
+                let responses = &mut operation.responses.responses;
+                responses.entry(status).or_insert(response);
+            }
+        }
+        node.paths.paths.insert(path, item);
+    }
+    let (of_node, of_machine) = (schemas(node), schemas(&machine));
+    for (name, schema) in of_machine {
+        let same = of_node.get(&name).is_none_or(|own| *own == schema);
+        assert!(same, "two schemas have the name {name}");
+    }
+    machine.servers = None;
+    node.merge(machine);
+}
+
+fn schemas(api: &OpenApi) -> BTreeMap<String, RefOr<Schema>> {
+    let components = api.components.as_ref();
+    components
+        .map(|all| all.schemas.clone())
+        .unwrap_or_default()
+}
+
+/// Where the daemon has a path of a machine's process: see `proxy.rs`. A machine of the daemon is
+/// created and started by the daemon, so nothing is restored.
+fn mounted(path: &str) -> Option<String> {
+    let rest = match path {
+        "/v1/vm/restore" => return None,
+        "/v1/metrics" | "/v1/openapi.json" => path.strip_prefix("/v1/")?,
+        _ => path.strip_prefix("/v1/vm/")?,
+    };
+    Some(format!("/v1/vms/{{name}}/{rest}"))
+}
+
+/// `list_nics` is `list_vm_nics` here, `reset_vm` is as it is.
+fn id_of_vm(id: &str) -> String {
+    match id.split_once('_') {
+        Some((verb, object)) if object != "vm" && !object.starts_with("vm_") => {
+            format!("{verb}_vm_{object}")
+        }
+        _ => id.to_owned(),
+    }
+}
+
+#[test]
+fn mounted_paths_are_passed_on_to_where_they_come_from() {
+    for path in vmm::api::described().paths.paths.keys() {
+        if let Some(mounted) = mounted(path) {
+            let concrete = |path: &str| path.replace("{name}", "x").replace("{id}", "a");
+            let uri: Uri = concrete(&mounted).parse().unwrap();
+            assert_eq!(proxy::target(&uri), Some(concrete(path)), "{mounted}");
+            let item = &SERVED["paths"][&mounted];
+            assert!(item.is_object(), "{mounted} is not described");
+        }
+    }
+    let snapshot = &SERVED["paths"]["/v1/vms/{name}/snapshot"]["post"];
+    assert_eq!(snapshot["operationId"], "create_vm_snapshot");
+    assert_eq!(snapshot["parameters"][0]["name"], "name");
+}
 
 #[test]
 fn the_copy_in_the_repository_is_what_is_served() {

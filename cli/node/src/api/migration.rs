@@ -11,7 +11,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::{MigrationStatus, MigrationTrial, Place, SettleRequest};
 use bellhop_api::node::Awaited;
-use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors};
+use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use serde_json::Value;
@@ -135,7 +135,15 @@ pub(super) async fn cancel(
     }
 }
 
-/// How the machine's migration goes, in its own words: `GET`.
+/// Read the state of the last migration
+///
+/// As the process of the machine reports it. It ends with that process.
+#[utoipa::path(get, path = "/v1/vms/{name}/migration", operation_id = "get_vm_migration",
+    params(VmPath), responses(
+    (status = 200, description = "Its state", body = MigrationStatus),
+    NameErrors, ProxyErrors,
+    (status = 404, description = "Not found: the virtual machine, or a migration", body = ErrorBody),
+))]
 pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Response, Error> {
     let (machines, name) = (api.0.machines.clone(), vm.name.clone());
     let asked = machines.asks_migration(&name);
