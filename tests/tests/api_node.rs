@@ -44,7 +44,7 @@ fn a_machine_with_a_nic_from_one_request_and_nothing_left_after_another() {
     assert_eq!(deleted.status, 204, "{}", deleted.body);
     let gone = daemon.api.ask("GET", "/v1/vms/web", None).unwrap();
     assert_eq!(gone.status, 404, "{}", gone.body);
-    assert_eq!(daemon.api.get("/v1/vms").unwrap(), json!([]));
+    assert_eq!(daemon.api.get("/v1/vms").unwrap()["items"], json!([]));
     before.same(&daemon);
 }
 
@@ -140,7 +140,7 @@ fn what_cannot_be_made_leaves_nothing() {
     for name in ["Web", "-a", "a.b", "%2e%2e", "a%2fb"] {
         refused(name, &daemon.small(&json!([])), 400);
     }
-    assert_eq!(daemon.api.get("/v1/vms").unwrap(), json!([]));
+    assert_eq!(daemon.api.get("/v1/vms").unwrap()["items"], json!([]));
 }
 
 /// Kills the daemon at the step with this number, while `request` is carried out. Returns which it was; none if there
@@ -199,7 +199,7 @@ fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
         let put = ("PUT", Some(&spec));
         let at = kill_at(&mut daemon, &steps, number, also_vm(number), put);
         daemon.start_again();
-        let left = daemon.api.get("/v1/vms").unwrap();
+        let left = daemon.api.get("/v1/vms").unwrap()["items"].take();
         println!("PUT, killed at {at:?}: {left}");
         let Some(at) = at else {
             assert_eq!(left.as_array().unwrap().len(), 1, "{left}");
@@ -222,7 +222,7 @@ fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
             ("DELETE", None),
         );
         daemon.start_again();
-        let left = daemon.api.get("/v1/vms").unwrap();
+        let left = daemon.api.get("/v1/vms").unwrap()["items"].take();
         println!("DELETE, killed at {at:?}: {left}");
         // Once it is begun it is brought to its end.
         assert_eq!(left, json!([]));

@@ -1,7 +1,7 @@
 //! Enums of words, with the meaning of each word in the API's description.
 //!
-//! utoipa drops the documentation of unit variants. [`described!`](crate::described) writes the
-//! schema instead, from the documentation of the enum and of its variants.
+//! utoipa drops the documentation of unit variants. `described!` writes the schema instead, from the
+//! documentation of the enum and of its variants.
 
 use std::fmt::Write as _;
 
@@ -37,7 +37,7 @@ macro_rules! described {
         }
 
         impl $name {
-            const MEANINGS: &[(Self, &str)] = &[
+            const MEANINGS: &'static [(Self, &'static str)] = &[
                 $((Self::$variant, concat!($($meaning, "\n"),+)),)+
             ];
         }
@@ -85,6 +85,8 @@ mod tests {
     use serde_json::json;
     use utoipa::PartialSchema as _;
 
+    use super::*;
+
     described! {
         /// How it is
         /// served.
@@ -103,8 +105,6 @@ mod tests {
             Unknown,
         }
     }
-
-    use super::*;
 
     #[test]
     fn each_word_that_is_written_is_described() {

@@ -35,8 +35,10 @@ pub mod config;
 pub mod endpoint;
 mod error;
 pub mod host_port;
+mod items;
 pub mod machine;
 pub mod node;
 pub mod responses;
 
 pub use error::{ErrorBody, ErrorCode, FieldError, PROBLEM_JSON};
+pub use items::Items;

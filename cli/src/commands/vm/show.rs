@@ -60,7 +60,8 @@ fn look(node: &Node, name: &str) -> Result<All, Error> {
         nics.push((nic.clone(), details));
     }
     let disks = if view.pid.is_some() {
-        if_it_says(node.get(&below(&["disks"])))?
+        let mut disks = if_it_says(node.get(&below(&["disks"])))?;
+        disks.get_mut("items").map(Value::take).unwrap_or(disks)
     } else {
         Value::Null
     };
