@@ -101,7 +101,22 @@ fn mount(node: &mut OpenApi, mut machine: OpenApi) {
         assert!(same, "two schemas have the name {name}");
     }
     machine.servers = None;
+    machine.security = None;
     node.merge(machine);
+    drop_unused(node);
+}
+
+/// Drops schemas of operations that are not mounted.
+fn drop_unused(api: &mut OpenApi) {
+    loop {
+        let text = serde_json::to_string(api).unwrap();
+        let schemas = &mut api.components.as_mut().unwrap().schemas;
+        let before = schemas.len();
+        schemas.retain(|name, _| text.contains(&format!("#/components/schemas/{name}\"")));
+        if schemas.len() == before {
+            return;
+        }
+    }
 }
 
 fn schemas(api: &OpenApi) -> BTreeMap<String, RefOr<Schema>> {

@@ -53,9 +53,11 @@ const CHUNK: usize = 64;
 ///
 /// A comment comes every 15 s. The stream ends after 5 minutes at the latest: connect again.
 #[utoipa::path(get, path = "/v1/events", operation_id = "watch_events",
-    params(("Last-Event-ID" = Option<u64>, Header, description = "The generation of the last event that was read; without it only new events come")),
+    params(("Last-Event-ID" = Option<u64>, Header,
+        description = "The generation of the last event that was read; by default the newest")),
     responses(
-    (status = 200, description = "The stream; each `data` is an event", body = Event, content_type = "text/event-stream"),
+    (status = 200, description = "The stream; each `data` is an event", body = Event,
+        content_type = "text/event-stream"),
     WatchErrors,
 ))]
 pub(super) async fn follow(

@@ -74,7 +74,7 @@ impl<'de> Deserialize<'de> for Wanted {
     (status = 409, description = "It does not run, or is being migrated already; the other node \
         refuses it; its name or a device is in use here; or this daemon has no certificates for \
         migrations", body = ErrorBody),
-    (status = 502, description = "The other node, or the machine's process, does not answer", body = ErrorBody),
+    (status = 502, description = "The other node, or the VM's process, does not respond", body = ErrorBody),
 ))]
 pub(super) async fn begin(
     State(node): Api,
@@ -121,8 +121,8 @@ pub(super) async fn begin(
     (status = 202, description = "It is being cancelled: GET reports the result"),
     (status = 204, description = "The machine that was to come is deleted"),
     NameErrors, ProcessErrors,
-    (status = 404, description = "Not found: the virtual machine, or a migration", body = ErrorBody),
-    (status = 500, description = "A step could not be undone: the machine can be deleted", body = ErrorBody),
+    (status = 404, description = "Not found: the VM, or a migration", body = ErrorBody),
+    (status = 500, description = "A step could not be undone: delete the VM", body = ErrorBody),
 ))]
 pub(super) async fn cancel(
     api: Api,
@@ -142,7 +142,7 @@ pub(super) async fn cancel(
     params(VmPath), responses(
     (status = 200, description = "Its state", body = MigrationStatus),
     NameErrors, ProxyErrors,
-    (status = 404, description = "Not found: the virtual machine, or a migration", body = ErrorBody),
+    (status = 404, description = "Not found: the VM, or a migration", body = ErrorBody),
 ))]
 pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Response, Error> {
     let (machines, name) = (api.0.machines.clone(), vm.name.clone());
@@ -171,7 +171,7 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
     params(VmPath), request_body = SettleRequest, responses(
     (status = 204, description = "It is resolved"),
     NamedChangeErrors, ProcessErrors,
-    (status = 404, description = "Not found: the virtual machine, or a migration", body = ErrorBody),
+    (status = 404, description = "Not found: the VM, or a migration", body = ErrorBody),
 ))]
 pub(super) async fn settle(
     State(node): Api,

@@ -41,7 +41,8 @@ pub(super) struct VdpaDeviceSpec {
     #[schema(value_type = String, example = "pci/0000:01:00.1")]
     mgmtdev: MgmtDeviceName,
     /// Its unicast address.
-    #[schema(value_type = Option<String>, pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$", example = "52:54:00:12:34:56")]
+    #[schema(value_type = Option<String>, example = "52:54:00:12:34:56")]
+    #[schema(pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
     mac: Option<MacAddress>,
     /// Its largest payload, in bytes.
     #[schema(minimum = 68)]
@@ -58,7 +59,8 @@ pub(super) struct VdpaDeviceSpec {
 #[serde(deny_unknown_fields)]
 pub(super) struct VdpaDeviceChange {
     /// Another unicast address (Linux 6.12 and later).
-    #[schema(value_type = String, pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$", example = "52:54:00:12:34:57")]
+    #[schema(value_type = String, example = "52:54:00:12:34:57")]
+    #[schema(pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
     mac: MacAddress,
 }
 

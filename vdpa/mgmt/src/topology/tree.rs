@@ -219,8 +219,8 @@ pub struct Device {
     pub path: Option<PathBuf>,
     /// Its network interfaces in this network namespace, while `virtio_vdpa` drives it.
     pub netdevs: Vec<String>,
-    /// Who has the character device open, by PID: one VMM, and whoever has a copy of its
-    /// descriptor.
+    /// The processes that have the character device open, by PID: one VMM, and any process with a
+    /// copy of its descriptor.
     pub holders: Vec<DeviceHolder>,
     /// What of this host makes posted interrupts impossible for it; none if nothing is known
     /// to.
@@ -261,8 +261,8 @@ pub enum Doorbell {
     Unknown,
 }
 
-/// Whether a queue's interrupts are posted. Linux tells nobody that they are, so that is never said;
-/// only that they cannot be ([`PostingObstacle`]).
+/// Whether a queue's interrupts are posted. Linux does not report that they are; only an obstacle is
+/// known ([`PostingObstacle`]).
 ///
 /// * `no`: they cannot be
 /// * `unknown`: no obstacle is known

@@ -44,6 +44,8 @@ use crate::http::{self, ErrorBody, description};
                        mode says who may connect. Clients must ignore unknown members of \
                        responses: a later version may add some."
     ),
+    // The mode of the socket says who may connect.
+    security(()),
     servers((url = "/", description = "The Unix socket, as `bellhop run --api-socket` names it")),
     components(schemas(ErrorBody))
 )]

@@ -18,8 +18,8 @@ use crate::machine::milliseconds;
 /// the disk before the response. A failed snapshot leaves nothing behind, and the machine
 /// continues.
 ///
-/// The snapshot holds the memory of the guest: protect it. `PUT /v1/vm/restore` and `bellhop run
-/// --restore` restore it.
+/// The snapshot holds the memory of the guest: protect it. `bellhop run --restore` and the operation
+/// `restore_vm` restore it.
 #[utoipa::path(post, path = "/v1/vm/snapshot", operation_id = "create_snapshot",
     request_body = SnapshotRequest, responses(
     (status = 201, description = "The snapshot is complete", body = SnapshotInfo),

@@ -4,7 +4,7 @@
 //! form of texts. It must not know what is described.
 
 use bellhop_api::PROBLEM_JSON;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
 /// A group of operations.
@@ -24,6 +24,12 @@ pub fn text(description: &OpenApi, tags: &[Tag]) -> String {
     // A description can always be written as JSON.
     let mut whole = serde_json::to_value(description).unwrap_or_default();
     complete(&mut whole);
+    if let Some(schemas) = whole["components"]["schemas"].as_object_mut() {
+        let copies = schemas.clone();
+        schemas
+            .values_mut()
+            .for_each(|schema| refer(schema, &copies));
+    }
     whole["tags"] = tags
         .iter()
         .map(|tag| json!({ "name": tag.name, "description": tag.about }))
@@ -68,6 +74,22 @@ fn begins(tag: &Tag, path: &str) -> Option<usize> {
     tag.paths.iter().filter(fits).map(|begin| begin.len()).max()
 }
 
+/// Replaces copies of schemas in a part of another by references. utoipa copies the arguments of
+/// generic types, and so do schemas that are written by hand.
+fn refer(part: &mut Value, schemas: &Map<String, Value>) {
+    let parts: Vec<&mut Value> = match part {
+        Value::Object(fields) => fields.values_mut().collect(),
+        Value::Array(parts) => parts.iter_mut().collect(),
+        _ => return,
+    };
+    for part in parts {
+        match schemas.iter().find(|(_, schema)| **schema == *part) {
+            Some((name, _)) => *part = json!({ "$ref": format!("#/components/schemas/{name}") }),
+            None => refer(part, schemas),
+        }
+    }
+}
+
 /// Gives integers the limits of their format, and texts the form of Markdown.
 fn complete(part: &mut Value) {
     match part {
@@ -77,14 +99,20 @@ fn complete(part: &mut Value) {
                     *text = joined(text);
                 }
             }
-            let most = match fields.get("format").and_then(Value::as_str) {
-                Some("uint8") => Some(u32::from(u8::MAX)),
-                Some("uint16") => Some(u32::from(u16::MAX)),
-                Some("uint32") => Some(u32::MAX),
-                _ => None,
-            };
-            if let Some(most) = most {
-                fields.entry("maximum").or_insert(most.into());
+            // utoipa writes `u-int8`; the registry of formats has no hyphen.
+            let format = fields.get("format").and_then(Value::as_str);
+            let format = format.and_then(|format| format.strip_prefix("u-"));
+            if let Some(format) = format.map(|format| format!("u{format}")) {
+                let most = match format.as_str() {
+                    "uint8" => Some(u32::from(u8::MAX)),
+                    "uint16" => Some(u32::from(u16::MAX)),
+                    "uint32" => Some(u32::MAX),
+                    _ => None,
+                };
+                if let Some(most) = most {
+                    fields.entry("maximum").or_insert(most.into());
+                }
+                fields.insert("format".to_owned(), format.into());
             }
             fields.values_mut().for_each(complete);
         }
@@ -138,11 +166,22 @@ mod tests {
     }
 
     #[test]
+    fn copies_become_references() {
+        let word = json!({ "type": "string", "enum": ["a"] });
+        let mut list = json!({ "properties": { "items": { "type": "array", "items": word } } });
+        let schemas = Map::from_iter([("Word".to_owned(), word)]);
+        refer(&mut list, &schemas);
+        let items = &list["properties"]["items"]["items"];
+        assert_eq!(*items, json!({ "$ref": "#/components/schemas/Word" }));
+    }
+
+    #[test]
     fn integers_get_the_limits_of_their_format() {
-        let mut schema = json!({ "properties": { "format": { "format": "uint8" } } });
+        let mut schema = json!({ "properties": { "format": { "format": "u-int8" } } });
         complete(&mut schema);
-        assert_eq!(schema["properties"]["format"]["maximum"], 255);
-        let mut limited = json!({ "format": "uint16", "maximum": 9 });
+        let expected = json!({ "format": "uint8", "maximum": 255 });
+        assert_eq!(schema["properties"]["format"], expected);
+        let mut limited = json!({ "format": "u-int16", "maximum": 9 });
         complete(&mut limited);
         assert_eq!(limited["maximum"], 9);
     }
