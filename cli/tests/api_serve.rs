@@ -74,7 +74,7 @@ fn a_machine_comes_and_goes_by_one_request_each() {
     daemon.await_phase("web", "Running");
     api.expect(204, "DELETE", "/v1/vms/web?force=true", NOTHING);
     api.expect(404, "DELETE", "/v1/vms/web?force=true", NOTHING);
-    assert_eq!(api.get("/v1/vms"), json!([]));
+    assert_eq!(api.get("/v1/vms")["items"], json!([]));
     Traces::none(&daemon);
 }
 
@@ -190,7 +190,7 @@ fn what_cannot_be_leaves_nothing() {
         (400, Value::Null),
     ] {
         api.expect(status, "PUT", "/v1/vms/web", &spec);
-        assert_eq!(api.get("/v1/vms"), json!([]), "{spec}");
+        assert_eq!(api.get("/v1/vms")["items"], json!([]), "{spec}");
         Traces::none(&daemon);
     }
     for name in ["Web", "-a", "a.b", "%2e%2e", "a%2fb", "a%00"] {
@@ -218,7 +218,7 @@ fn many_at_once_are_none_lost_and_none_doubled() {
             });
         }
     });
-    assert_eq!(daemon.api.get("/v1/vms"), json!([]));
+    assert_eq!(daemon.api.get("/v1/vms")["items"], json!([]));
     Traces::none(&daemon);
 }
 
@@ -290,7 +290,7 @@ fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
             daemon.kill_machines();
         }
         daemon.start_again();
-        let left = daemon.api.get("/v1/vms");
+        let left = daemon.api.get("/v1/vms")["items"].take();
         let Some(at) = at else {
             assert_eq!(left.as_array().unwrap().len(), 1, "{left}");
             break;
@@ -308,7 +308,7 @@ fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
         }
         daemon.start_again();
         // Once it is begun it is brought to its end.
-        assert_eq!(daemon.api.get("/v1/vms"), json!([]), "{at:?}");
+        assert_eq!(daemon.api.get("/v1/vms")["items"], json!([]), "{at:?}");
         Traces::none(&daemon);
         let Some(at) = at else {
             break;

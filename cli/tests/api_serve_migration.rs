@@ -189,7 +189,7 @@ fn a_machine_that_is_killed_while_it_moves_comes_back_when_somebody_says_so() {
     daemon.kill_machines();
     daemon.await_phase("web", "MayBeElsewhere");
     daemon.api.expect(204, "DELETE", WEB, &Value::Null);
-    assert_eq!(daemon.api.get("/v1/vms"), json!([]));
+    assert_eq!(daemon.api.get("/v1/vms")["items"], json!([]));
     std::fs::remove_file(&at).unwrap();
 }
 

@@ -438,7 +438,7 @@ impl Drop for Node {
         // What a failed test has left.
         if self.child.is_some() {
             let all = self.api.get("/v1/vms").unwrap_or_default();
-            for vm in all.as_array().into_iter().flatten() {
+            for vm in all["items"].as_array().into_iter().flatten() {
                 let name = vm["name"].as_str().unwrap_or_default();
                 let path = format!("/v1/vms/{name}?force=true");
                 let _ = self.api.ask("DELETE", &path, None);

@@ -173,7 +173,7 @@ fn state(client: &Client, state: &str) {
 /// NICs that no request has named.
 fn nics_but_any(client: &Client) -> Vec<Value> {
     let nics = client.get("/v1/vm/nics").unwrap();
-    let all = nics.as_array().unwrap().clone();
+    let all = nics["items"].as_array().unwrap().clone();
     all.into_iter().filter(|nic| nic["id"] == "kept").collect()
 }
 
@@ -184,7 +184,7 @@ fn unplug(client: &Client) {
         let mut left = 0;
         for kind in ["nics", "disks"] {
             let all = client.get(&format!("/v1/vm/{kind}")).unwrap();
-            for one in all.as_array().unwrap() {
+            for one in all["items"].as_array().unwrap() {
                 let id = one["id"].as_str().unwrap();
                 if id != "kept" {
                     left += 1;

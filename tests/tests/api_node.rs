@@ -51,7 +51,7 @@ fn a_machine_with_a_nic_from_one_request_and_nothing_left_after_another() {
     assert_eq!(deleted.status, 204, "{}", deleted.body);
     let gone = daemon.api.ask("GET", "/v1/vms/web", None).unwrap();
     assert_eq!(gone.status, 404, "{}", gone.body);
-    assert_eq!(daemon.api.get("/v1/vms").unwrap(), json!([]));
+    assert_eq!(daemon.api.get("/v1/vms").unwrap()["items"], json!([]));
     before.same(&daemon);
 }
 
@@ -191,7 +191,7 @@ fn what_cannot_be_made_leaves_nothing() {
     for name in ["Web", "-a", "a.b", "%2e%2e", "a%2fb"] {
         refused(name, &daemon.small(&json!([])), 400);
     }
-    assert_eq!(daemon.api.get("/v1/vms").unwrap(), json!([]));
+    assert_eq!(daemon.api.get("/v1/vms").unwrap()["items"], json!([]));
 }
 
 /// Kills the daemon at the step with this number, while `request` is carried out. Returns which it was; none if there
@@ -255,7 +255,7 @@ fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
         let put = ("PUT", Some(&spec));
         let at = kill_at(&mut daemon, &steps, number, also_vm(number), put);
         daemon.start_again();
-        let left = daemon.api.get("/v1/vms").unwrap();
+        let left = daemon.api.get("/v1/vms").unwrap()["items"].take();
         println!("PUT, killed at {at:?}: {left}");
         let Some(at) = at else {
             assert_eq!(left.as_array().unwrap().len(), 1, "{left}");
@@ -278,7 +278,7 @@ fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
             ("DELETE", None),
         );
         daemon.start_again();
-        let left = daemon.api.get("/v1/vms").unwrap();
+        let left = daemon.api.get("/v1/vms").unwrap()["items"].take();
         println!("DELETE, killed at {at:?}: {left}");
         // Once it is begun it is brought to its end.
         assert_eq!(left, json!([]));
@@ -460,7 +460,7 @@ fn disks_come_and_go_and_each_start_has_those_of_the_record() {
     };
     let states = |daemon: &Daemon| {
         let disks = daemon.api.get(all).unwrap();
-        let disks = disks.as_array().unwrap().iter();
+        let disks = disks["items"].as_array().unwrap().iter();
         let states = disks.map(|disk| json!([disk["id"], disk["state"]]));
         Value::from(states.collect::<Vec<_>>())
     };

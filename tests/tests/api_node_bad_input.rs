@@ -100,7 +100,7 @@ fn any_requests() {
         // What the request made is not to be in the next one's way.
         if matches!(request.method.as_str(), "PUT" | "POST") {
             let vms = node.api.get("/v1/vms").unwrap();
-            for vm in vms.as_array().unwrap() {
+            for vm in vms["items"].as_array().unwrap() {
                 let name = vm["name"].as_str().unwrap();
                 if name != "kept" {
                     node.api
@@ -173,7 +173,7 @@ fn one_device_is_not_given_to_two_machines() {
         let made = answers.iter().filter(|status| **status == 201).count();
         let refused = answers.iter().filter(|status| **status == 409).count();
         assert_eq!((made, refused), (1, 3), "{answers:?}");
-        let all = node.api.get("/v1/vms").unwrap();
+        let all = node.api.get("/v1/vms").unwrap()["items"].take();
         assert_eq!(all.as_array().unwrap().len(), 1, "{all:#}");
         let name = all[0]["name"].as_str().unwrap();
         node.api

@@ -198,7 +198,7 @@ fn fifty_clients_lose_nothing_and_double_nothing() {
     assert!(wrong.is_empty(), "{wrong:#?}\n{}", node.said());
 
     let listed = node.api.get("/v1/vms").unwrap();
-    let names: Vec<String> = listed
+    let names: Vec<String> = listed["items"]
         .as_array()
         .unwrap()
         .iter()

@@ -207,7 +207,7 @@ fn a_writer_that_has_not_seen_the_newest_spec_is_refused() {
         let answer = ask(&node, "PUT", &[("if-match", condition)], Some(&spec));
         assert_eq!(refusal(&answer), refused(412, "no_such_vm"));
     }
-    assert_eq!(node.api.get("/v1/vms").unwrap(), json!([]));
+    assert_eq!(node.api.get("/v1/vms").unwrap()["items"], json!([]));
     node.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
     read_until(&mut events, "\"change\":\"created\"");
     let replaced = ask(&node, "PUT", &[("if-match", "\"g1\"")], Some(&larger));

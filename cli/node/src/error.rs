@@ -5,6 +5,7 @@ use std::error::Error as StdError;
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use bellhop_api::FieldError;
 use vmm::http::{HttpError, Problem};
 
 /// The cases that code decides on. The error's text has the rest.
@@ -124,6 +125,12 @@ impl Problem for Error {
 
     fn hint(&self) -> Option<&'static str> {
         self.remedy()
+    }
+
+    fn fields(&self) -> Vec<FieldError> {
+        let source = self.0.source.as_deref();
+        let source = source.and_then(|source| source.downcast_ref::<HttpError>());
+        source.map(HttpError::fields).unwrap_or_default()
     }
 }
 

@@ -58,9 +58,10 @@ impl Events {
         }
     }
 
-    /// Tells everybody.
-    pub(super) fn publish(&self, subject: &str, change: &str, detail: Option<String>) {
-        tracing::info!(subject, change, detail, "event");
+    /// Adds an event, with its generation and its time, and wakes its readers.
+    pub(super) fn publish(&self, event: Event) {
+        let (subject, detail) = (&event.subject, &event.detail);
+        tracing::info!(subject, change = %event.change, detail, "event");
         let mut history = self.history.lock();
         let generation = self.newest.borrow().saturating_add(1);
         let time = since_1970().map(|since| since.as_millis());
@@ -72,9 +73,7 @@ impl Events {
             time_ms: time
                 .and_then(|time| u64::try_from(time).ok())
                 .unwrap_or_default(),
-            subject: subject.to_owned(),
-            change: change.to_owned(),
-            detail,
+            ..event
         }));
         // With nobody to wake it is kept all the same.
         self.newest.send_replace(generation);
@@ -126,7 +125,13 @@ fn since_1970() -> Option<std::time::Duration> {
 
 #[cfg(test)]
 mod tests {
+    use bellhop_api::node::EventChange;
+
     use super::*;
+
+    fn changed() -> Event {
+        Event::new("/v1/vms/a", EventChange::Changed)
+    }
 
     fn generations(read: Read) -> Vec<u64> {
         match read {
@@ -141,7 +146,7 @@ mod tests {
         assert!(generations(events.read(100, 9)).is_empty());
         assert_eq!(events.oldest(), 100);
         for number in 0..3 {
-            events.publish("/v1/vms/a", "changed", Some(format!("{number}")));
+            events.publish(changed().detail(format!("{number}")));
         }
         assert_eq!(generations(events.read(100, 9)), [101, 102, 103]);
         assert_eq!(generations(events.read(101, 1)), [102]);
@@ -157,7 +162,7 @@ mod tests {
         assert_eq!(events.read(u64::MAX, 9), Read::Lost(100));
         let many = u64::try_from(HISTORY).unwrap() + 10;
         for _ in 0..many {
-            events.publish("/v1/vms/a", "changed", None);
+            events.publish(changed());
         }
         assert_eq!(events.read(100, 9), Read::Lost(110));
         assert_eq!(events.read(109, 9), Read::Lost(110));
@@ -170,7 +175,7 @@ mod tests {
     #[test]
     fn generations_grow_from_one_daemon_to_the_next() {
         let first = Events::default();
-        first.publish("/v1", "served", None);
+        first.publish(changed());
         let last = *first.newest().borrow();
         std::thread::sleep(std::time::Duration::from_millis(1));
         assert!(*Events::default().newest().borrow() > last);

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use bellhop_api::node::{Event, EventChange};
 use bellhop_common::client::Credentials;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -128,7 +129,7 @@ async fn serve(options: &Options) -> Result<(), Error> {
         machines: machines.clone(),
     });
     let (end, ended) = watch::channel(false);
-    node.events.publish("/v1", "served", None);
+    node.events.publish(Event::new("/v1", EventChange::Served));
     let router = api::router(node, access.clone());
     let local = server::serve(listener, router.clone(), ended.clone());
     let by_tcp = async {
@@ -208,8 +209,8 @@ fn machines(options: &Options, events: &Arc<Events>) -> Result<Arc<Machines>, Er
         observer.transpose()?,
         Peers::new(options.credentials.clone(), options.road.clone()),
         Arc::new(move |vm: &VmName, change: Change| {
-            if let Some((word, detail)) = change.as_event() {
-                events.publish(&format!("/v1/vms/{vm}"), word, detail);
+            if let Some(event) = change.as_event(vm) {
+                events.publish(event);
             }
         }),
     )

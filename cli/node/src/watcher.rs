@@ -11,12 +11,14 @@
 //! What devlink says is shown to a listener, too, which decides whose NIC has failed. Nothing piles up here: what waits, waits in the kernel's sockets, whose size is limited.
 
 use std::error::Error as _;
+use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use bellhop_api::node::{Event, EventChange};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use vdpa_mgmt::ErrorKind;
@@ -124,7 +126,9 @@ fn take_uevents(events: &Events, uevents: &mut Uevents) {
     for _ in 0..TURN {
         match uevents.next(Some(NOW)) {
             Ok(Some(uevent::Notice::Event(event))) => uevent(events, &event),
-            Ok(Some(uevent::Notice::Lost)) => events.publish("/v1/vdpa-devices", "lost", None),
+            Ok(Some(uevent::Notice::Lost)) => {
+                events.publish(Event::new("/v1/vdpa-devices", EventChange::Lost));
+            }
             Ok(None) => return,
             Err(error) => {
                 tracing::warn!(%error, "an event of the vdpa bus cannot be read");
@@ -140,15 +144,19 @@ const NOW: Duration = Duration::from_micros(1);
 
 fn uevent(events: &Events, event: &Uevent) {
     let change = match event.action {
-        Action::Add => "added",
-        Action::Remove => "removed",
-        Action::Bind => "bound",
-        Action::Unbind => "unbound",
-        Action::Change => "changed",
+        Action::Add => EventChange::Added,
+        Action::Remove => EventChange::Removed,
+        Action::Bind => EventChange::Bound,
+        Action::Unbind => EventChange::Unbound,
+        Action::Change => EventChange::Changed,
     };
     let driver = event.driver.as_ref();
     let detail = driver.map(|driver| format!("its bus driver is {driver}"));
-    events.publish(&format!("/v1/vdpa-devices/{}", event.name), change, detail);
+    events.publish(Event {
+        driver: driver.cloned(),
+        detail,
+        ..Event::new(format!("/v1/vdpa-devices/{}", event.name), change)
+    });
 }
 
 /// False if the source cannot be read any more.
@@ -158,7 +166,9 @@ fn take_devlink(events: &Events, listener: &Listener, source: &mut devlink::Even
             Ok(Some(notice)) => {
                 match &notice {
                     devlink::Notice::Event(event) => devlink_event(events, event),
-                    devlink::Notice::Lost => events.publish("/v1/ports", "lost", None),
+                    devlink::Notice::Lost => {
+                        events.publish(Event::new("/v1/ports", EventChange::Lost));
+                    }
                 }
                 listener(&notice);
             }
@@ -178,27 +188,34 @@ fn take_devlink(events: &Events, listener: &Listener, source: &mut devlink::Even
 }
 
 fn devlink_event(events: &Events, event: &devlink::Event) {
-    use devlink::Event;
+    use devlink::Event as Devlink;
+    let of = |subject: &dyn Display, change| Event::new(format!("/v1/ports/{subject}"), change);
     let rate = |object: &RateObject, went: &str| {
-        let detail = format!("the rate of {object} {went}");
-        (object.handle().to_string(), "rate", Some(detail))
+        of(object.handle(), EventChange::Rate).detail(format!("the rate of {object} {went}"))
     };
-    let parameter = |handle: &Handle, name: &str, went: &str| {
-        let detail = format!("{name} {went}");
-        (handle.to_string(), "parameter", Some(detail))
+    let parameter = |handle: &Handle, name: &str, went: &str| Event {
+        parameter: Some(name.to_owned()),
+        ..of(handle, EventChange::Parameter).detail(format!("{name} {went}"))
     };
-    let (subject, change, detail) = match event {
-        Event::Instance(instance) => (instance.handle.to_string(), "changed", None),
-        Event::InstanceGone(handle) => (handle.to_string(), "removed", None),
-        Event::Port(port) => (port.handle.to_string(), "changed", None),
-        Event::PortGone(port) => (port.to_string(), "removed", None),
-        Event::Param(one) => parameter(&one.handle, &one.name, "is set"),
-        Event::ParamGone(one) => parameter(&one.handle, &one.name, "is gone"),
-        Event::Rate(one) => rate(&one.object, "is set"),
-        Event::RateGone(one) => rate(&one.object, "is gone"),
-        Event::Health(one) => (one.handle.to_string(), "health", Some(health(one))),
-    };
-    events.publish(&format!("/v1/ports/{subject}"), change, detail);
+    events.publish(match event {
+        Devlink::Instance(instance) => of(&instance.handle, EventChange::Changed),
+        Devlink::InstanceGone(handle) => of(handle, EventChange::Removed),
+        Devlink::Port(port) => of(&port.handle, EventChange::Changed),
+        Devlink::PortGone(port) => of(port, EventChange::Removed),
+        Devlink::Param(one) => parameter(&one.handle, &one.name, "is set"),
+        Devlink::ParamGone(one) => parameter(&one.handle, &one.name, "is gone"),
+        Devlink::Rate(one) => rate(&one.object, "is set"),
+        Devlink::RateGone(one) => rate(&one.object, "is gone"),
+        Devlink::Health(one) => Event {
+            reporter: Some(one.name.clone()),
+            healthy: match one.state {
+                HealthState::Healthy => Some(true),
+                HealthState::Error => Some(false),
+                HealthState::Other(_) => None,
+            },
+            ..of(&one.handle, EventChange::Health).detail(health(one))
+        },
+    });
 }
 
 fn health(reporter: &HealthReporter) -> String {

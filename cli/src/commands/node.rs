@@ -4,6 +4,7 @@ use std::io::{self, Write as _};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bellhop_api::Items;
 use bellhop_api::machine::WantedState;
 use bellhop_api::node::{AfterGrace, GRACE_PERIOD_MAX_S, VmInfo, VmPhase, VmStateChange};
 use bellhop_common::client::{MAKING, Node, NodeArguments, path};
@@ -86,7 +87,7 @@ fn shut_down(node: &Node, limit: u32) -> Result<Code, Error> {
     let limit = Duration::from_secs(limit.into());
     let mut is_over = false;
     until(limit.saturating_add(ENDING), || {
-        let all: Vec<VmInfo> = node.get("/v1/vms")?;
+        let all: Items<VmInfo> = node.get("/v1/vms")?;
         let elapsed = start.elapsed();
         if elapsed >= limit && !is_over {
             is_over = true;
@@ -95,7 +96,7 @@ fn shut_down(node: &Node, limit: u32) -> Result<Code, Error> {
             }
         }
         waiting.retain(|name| {
-            let now = all.iter().find(|vm| vm.name == *name);
+            let now = all.items.iter().find(|vm| vm.name == *name);
             let runs = now.is_some_and(|vm| vm.pid.is_some());
             if !runs {
                 say(name, &format!("off ({} s)", elapsed.as_secs()));
@@ -119,7 +120,7 @@ type Asked = (String, Result<bool, Error>);
 /// Has the daemon ask the guests of all VMs that run, at once: one that does not answer delays no
 /// other.
 fn ask(node: &Node, limit: u32) -> Result<Vec<Asked>, Error> {
-    let all: Vec<VmInfo> = node.get("/v1/vms")?;
+    let all: Items<VmInfo> = node.get("/v1/vms")?;
     let change = VmStateChange {
         grace_period_s: Some(limit),
         then: Some(AfterGrace::Hard),
@@ -133,7 +134,7 @@ fn ask(node: &Node, limit: u32) -> Result<Vec<Asked>, Error> {
     };
     let is_up = |vm: &VmInfo| vm.pid.is_some() || vm.phase == VmPhase::Starting;
     Ok(thread::scope(|scope| {
-        let up = all.into_iter().filter(is_up);
+        let up = all.items.into_iter().filter(is_up);
         let asked: Vec<_> = up
             .map(|vm| {
                 let name = vm.name.clone();
@@ -174,12 +175,12 @@ mod tests {
         let d = vm("d", None, "Stopped");
         let off = |name| vm(name, None, "Stopped");
         let made_up = MadeUp::default()
-            .answer(200, &json!([a, b, c, d]))
+            .answer(200, &json!({"items": [a, b, c, d]}))
             .answer(202, &a)
             .answer(202, &b)
             .answer(202, &c)
-            .answer(200, &json!([a, b, off("c"), d]))
-            .answer(200, &json!([off("a"), d]));
+            .answer(200, &json!({"items": [a, b, off("c"), d]}))
+            .answer(200, &json!({"items": [off("a"), d]}));
         assert_eq!(shut_down(&made_up.node(), 1).unwrap(), Code::Success);
         let asked = made_up.asked();
         assert_eq!(asked.len(), 6);
@@ -194,9 +195,9 @@ mod tests {
         let a = vm("a", Some(7), "Receiving");
         let refusal = json!({"code": "arriving", "message": "no", "causes": [], "request_id": "1"});
         let made_up = MadeUp::default()
-            .answer(200, &json!([a]))
+            .answer(200, &json!({"items": [a]}))
             .answer(409, &refusal)
-            .answer(200, &json!([a]));
+            .answer(200, &json!({"items": [a]}));
         assert_eq!(shut_down(&made_up.node(), 1).unwrap(), Code::Failed);
     }
 }

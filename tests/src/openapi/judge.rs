@@ -116,6 +116,9 @@ fn wrong_error(description: &Description, answer: &Answer) -> Option<String> {
     if let Err(why) = conforms(description.whole(), &schema, &body) {
         return Some(format!("its body is no ErrorBody: {why}"));
     }
+    if answer.header("content-type") != Some("application/problem+json") {
+        return Some("its body is no problem".to_owned());
+    }
     if body["request_id"].as_str() != answer.header("x-request-id") {
         return Some("its body has another name".to_owned());
     }

@@ -175,8 +175,11 @@ impl Maker<'_> {
             return default.clone();
         }
         let least = schema["minimum"].as_i64().unwrap_or(0);
-        let most = schema["maximum"]
-            .as_i64()
+        // The limits of a format say nothing about what is of use.
+        let formats = [i64::from(u8::MAX), i64::from(u16::MAX), i64::from(u32::MAX)];
+        let most = schema["maximum"].as_i64();
+        let most = most
+            .filter(|most| !formats.contains(most))
             .unwrap_or(least.saturating_add(3));
         let steps = usize::try_from(most.saturating_sub(least)).unwrap_or(0);
         let step = match extent {

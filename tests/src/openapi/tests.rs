@@ -112,7 +112,10 @@ fn wrong_answers_are_found() {
     };
     let answer = |status: u16, id: &str, body: &Value| Answer {
         status,
-        headers: vec![("x-request-id".into(), id.into())],
+        headers: vec![
+            ("x-request-id".into(), id.into()),
+            ("content-type".into(), "application/problem+json".into()),
+        ],
         body: match body {
             Value::Null => Vec::new(),
             body => body.to_string().into(),

@@ -179,7 +179,7 @@ impl Drop for Daemon {
         if let Some(mut child) = self.child.take() {
             // What a failed test has left.
             let all = self.api.get("/v1/vms").unwrap_or_default();
-            for vm in all.as_array().into_iter().flatten() {
+            for vm in all["items"].as_array().into_iter().flatten() {
                 let name = vm["name"].as_str().unwrap_or_default();
                 let path = format!("/v1/vms/{name}?force=true");
                 let _ = self.api.ask("DELETE", &path, None);

@@ -67,8 +67,8 @@ pub struct VmConfig {
     #[serde(default)]
     #[schema(value_type = u8, minimum = 1, maximum = 32, default = 1)]
     pub cpus: CpuCount,
-    /// Which processor the guest is shown: the host's, or a level of the x86-64 psABI for a guest that is to move between
-    /// hosts that differ. Other hosts must be of the same vendor.
+    /// Which processor the guest is shown: the host's, or a level of the x86-64 psABI for a guest
+    /// that is to move between hosts that differ. Other hosts must be of the same vendor.
     #[serde(default, skip_serializing_if = "CpuBaseline::is_host")]
     #[schema(default = CpuBaseline::default)]
     pub cpu: CpuBaseline,

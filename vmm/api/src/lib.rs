@@ -27,13 +27,18 @@ macro_rules! text_form {
     };
 }
 
+#[macro_use]
+mod described;
+
 pub mod address;
 pub mod config;
 pub mod endpoint;
 mod error;
 pub mod host_port;
+mod items;
 pub mod machine;
 pub mod node;
 pub mod responses;
 
-pub use error::ErrorBody;
+pub use error::{ErrorBody, ErrorCode, FieldError, PROBLEM_JSON};
+pub use items::Items;

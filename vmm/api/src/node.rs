@@ -1,6 +1,7 @@
 //! The node daemon's API.
 
 mod device_id;
+mod event;
 mod nic;
 mod vm;
 
@@ -14,6 +15,7 @@ use crate::machine::migration::send_request;
 use crate::machine::{SendConfig, TlsFiles};
 
 pub use device_id::{BadDeviceId, DeviceId};
+pub use event::{Event, EventChange};
 pub use nic::{NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
 pub use vm::{
     AfterGrace, ConsolePaths, Desired, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, MayBeElsewhere, Restart,
@@ -33,23 +35,6 @@ pub struct Version {
     pub socket: String,
 }
 
-/// Something happened.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Event {
-    /// Grows with each event, also from one daemon to the next: it begins with the microseconds since 1970 at
-    /// the daemon's start.
-    pub generation: u64,
-    /// When, in milliseconds since 1970.
-    pub time_ms: u64,
-    /// What it happened to, as its path in the API: `/v1/vms/web`.
-    pub subject: String,
-    /// What happened, a word: `created`, `nic_added`, `disk_removed`.
-    pub change: String,
-    /// More about it, a sentence.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub detail: Option<String>,
-}
-
 /// Which events a stream has, where it begins and whether it ends.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -60,6 +45,7 @@ pub struct EventQuery {
     pub vm: Option<String>,
     /// Only events with this word as `change`
     #[serde(rename = "type")]
+    #[param(value_type = Option<EventChange>)]
     pub kind: Option<String>,
     /// Begin after this generation; 0: with the oldest event that is kept. The header Last-Event-ID
     /// takes precedence. Without both the stream has new events only.
@@ -68,14 +54,16 @@ pub struct EventQuery {
     pub follow: Option<bool>,
 }
 
-/// A log of a VM.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum VmLog {
-    /// The messages of its process.
-    Vmm,
-    /// The output of its guest.
-    Console,
+described! {
+    /// A log of a virtual machine.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum VmLog {
+        /// The messages of its process.
+        Vmm,
+        /// The output of its guest.
+        Console,
+    }
 }
 
 impl fmt::Display for VmLog {
@@ -109,15 +97,16 @@ pub struct LogQuery {
 send_request! {
     /// To which node a machine is sent, and how.
     SendToNode {
-        /// The other node's daemon: `https://HOST:PORT`, or `node:/PATH` of its socket on this host. For a process that waits
-        /// (`unix:/PATH`, `tcp:HOST:PORT`) this is as the machine's own API describes it.
+        /// The other node's daemon: `https://HOST:PORT`, or `node:/PATH` of its socket on this
+        /// host. For a process that waits (`unix:/PATH`, `tcp:HOST:PORT`) this is as the machine's
+        /// own API describes it.
         pub destination: String,
         /// The machine's name there; its name here if none is given.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<String>, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
         pub name: Option<String>,
-        /// What all of its NICs are made of there, as `from` of a NIC, also those on devices that are there already; without it each
-        /// is made of, or found under, the same name as here.
+        /// What all of its NICs are made of there, as `from` of a NIC, also those on devices that
+        /// are there already; without it each is made of, or found under, the same name as here.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub from: Option<String>,
     }

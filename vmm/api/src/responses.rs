@@ -8,12 +8,14 @@ use std::collections::BTreeMap;
 use utoipa::IntoResponses;
 use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
 
+use crate::PROBLEM_JSON;
+
 /// A response with an [`ErrorBody`](crate::ErrorBody).
 #[must_use]
 pub fn error(description: &str) -> RefOr<Response> {
     let body = Content::new(Some(Ref::from_schema_name("ErrorBody")));
     let response = ResponseBuilder::new().description(description);
-    response.content("application/json", body).build().into()
+    response.content(PROBLEM_JSON, body).build().into()
 }
 
 /// Defines groups: the groups that each includes, and its own statuses.
@@ -43,30 +45,30 @@ groups! {
     /// Of a request with a body.
     BodyErrors {
         400 => "The body is not JSON",
-        408 => "The body did not come in time",
+        408 => "The body did not arrive in time",
         413 => "The body is too large",
-        422 => "An unknown field or a wrong value, named; or something it names cannot be used",
+        422 => "Invalid body: an unknown member or an invalid value; or a named object cannot be used",
     }
 
     /// Of a request with a name in its path.
     NameErrors {
-        400 => "Not a name",
-        404 => "There is none of this name",
+        400 => "Invalid name",
+        404 => "Not found",
     }
 
     /// Of a request with a body, which creates the object that the path names.
     NamedBodyErrors: BodyErrors {
-        400 => "Not a name, or the body is not JSON",
+        400 => "Invalid name, or the body is not JSON",
     }
 
     /// Of a request with a body, for an object or parts of it that exist.
     NamedChangeErrors: NamedBodyErrors {
-        404 => "There is none of this name; or something that the request names is not there",
+        404 => "Not found: the object, or one that the body names",
     }
 
     /// Of a request that waits for changes.
     WatchErrors {
-        400 => "A parameter is wrong",
+        400 => "Invalid or unknown parameter",
         503 => "Too many clients wait",
     }
 
@@ -77,38 +79,37 @@ groups! {
 
     /// Of a request that a machine has to answer.
     BusyErrors: StateErrors {
-        503 => "Too many requests wait, or this process ends",
+        503 => "Too many requests wait, or this process is about to exit",
     }
 
     /// Of a request that a machine and its host have to carry out.
     HostErrors: BusyErrors {
-        500 => "The host cannot do it",
+        500 => "Internal error: the host failed",
     }
 
     /// Of a request about a machine's last migration.
     MigrationErrors {
-        404 => "There was no migration",
+        404 => "Not found: there was no migration",
         409 => "The state of the migration, or of the machine, does not allow it",
     }
 
     /// Of a request to the node daemon that the kernel answers.
     KernelErrors {
-        409 => "Not possible on this host, or not now: in use, no driver, no right, or the kernel \
-                refused it",
-        500 => "The kernel's answers or files make no sense",
-        503 => "The kernel does not answer, or too many requests wait",
+        409 => "Conflict: the object is in use, a driver or right is missing, or the kernel refused",
+        500 => "Internal error: a response or file of the kernel makes no sense",
+        503 => "The kernel does not respond, or too many requests wait",
     }
 
     /// Of a request to the node daemon that a machine's process answers.
     ProxyErrors {
         409 => "The state of the machine, or of one of its devices, does not allow it",
-        502 => "The machine's process does not answer",
-        503 => "This daemon ends, or the machine's process does or has too much to do",
-        504 => "The machine's process does not answer in time",
+        502 => "The process of the machine does not respond",
+        503 => "Too many requests wait, or a process is about to exit",
+        504 => "The process of the machine does not respond in time",
     }
 
     /// Of a request to the node daemon that a machine's process and the host carry out.
     ProcessErrors: ProxyErrors {
-        500 => "The host failed at it",
+        500 => "Internal error: the host failed",
     }
 }

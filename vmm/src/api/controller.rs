@@ -179,7 +179,7 @@ impl Controller {
     pub(super) fn configure(&self, config: VmConfig) -> Result<(), ApiError> {
         let affinity = config.cpu_affinity.check(config.cpus.get());
         affinity.map_err(|error| HttpError::Invalid {
-            at: " at cpu_affinity".to_owned(),
+            at: "/cpu_affinity".to_owned(),
             reason: error.to_string(),
         })?;
         let mut phase = self.phase.lock();

@@ -26,8 +26,8 @@
 //!                             (in every state)           the process ends
 //! ```
 //! **One file per endpoint** under `endpoints/`, with its schema; its line in
-//! `endpoints/mod.rs` registers the route and its description at once, so that
-//! `GET /v1/openapi.json` cannot say anything else than what is served.
+//! `endpoints/mod.rs` registers the route and its description at once. A test generates
+//! `vmm/openapi.json` from them, which `GET /v1/openapi.json` serves.
 //!
 //! **Nothing a client sends is trusted**: sizes and times are limited ([`crate::http`]),
 //! unknown fields are errors that name the field. Who may connect is a matter of the socket's
@@ -60,6 +60,13 @@ const WATCHERS_MAX: usize = 32;
 /// In milliseconds, with their fraction.
 fn exactly(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
+}
+
+/// The description of this API as utoipa derives it: for the node's, which has its operations.
+#[cfg(any(test, feature = "testing"))]
+#[must_use]
+pub fn described() -> utoipa::openapi::OpenApi {
+    endpoints::described()
 }
 
 pub use server::{Server, ServerError};

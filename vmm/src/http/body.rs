@@ -11,6 +11,7 @@ use axum::http::header::CONTENT_LENGTH;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use serde_path_to_error::Segment;
 
 use super::problem::HttpError;
 use super::server::{BODY_MAX, BODY_TIME};
@@ -64,17 +65,35 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpError> {
         reason: error.to_string(),
     })?;
     let mut json = serde_json::Deserializer::from_slice(bytes);
-    serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let path = error.path().to_string();
-        HttpError::Invalid {
-            at: if path == "." {
-                String::new()
-            } else {
-                format!(" at {path}")
-            },
-            reason: error.into_inner().to_string(),
+    serde_path_to_error::deserialize(&mut json).map_err(invalid)
+}
+
+/// What is wrong with a value, and where.
+#[must_use]
+pub fn invalid(error: serde_path_to_error::Error<serde_json::Error>) -> HttpError {
+    let mut at = String::new();
+    for segment in error.path() {
+        let name = match segment {
+            Segment::Seq { index } => index.to_string(),
+            Segment::Map { key } => key.replace('~', "~0").replace('/', "~1"),
+            Segment::Enum { variant } => variant.clone(),
+            Segment::Unknown => break,
+        };
+        at.extend(["/", name.as_str()]);
+    }
+    let mut reason = error.into_inner().to_string();
+    // A type that reads its members by itself puts the place first: `nics[0].mac: …`.
+    if let Some((place, rest)) = reason.split_once(": ")
+        && place
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_.[]".contains(&byte))
+    {
+        for name in place.split(['.', '[', ']']).filter(|name| !name.is_empty()) {
+            at.extend(["/", name]);
         }
-    })
+        reason = rest.to_owned();
+    }
+    HttpError::Invalid { at, reason }
 }
 
 /// Any JSON without a field that is there twice.
@@ -139,9 +158,41 @@ impl<'de> Visitor<'de> for UniqueVisitor {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use serde_json::Value;
 
     use super::*;
+
+    /// Where `body` is no map of lists of numbers.
+    fn place(body: &str) -> String {
+        match parse::<BTreeMap<String, Vec<u8>>>(body.as_bytes()) {
+            Err(HttpError::Invalid { at, .. }) => at,
+            other => panic!("{body}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_place_of_an_error_is_a_pointer() {
+        assert_eq!(place(r#"{"a": [1, "x"]}"#), "/a/1");
+        assert_eq!(place(r#"{"a/b~": 1}"#), "/a~1b~0");
+        assert_eq!(place("[]"), "");
+        let error = serde_path_to_error::deserialize::<_, ByHand>(Value::Null).unwrap_err();
+        let HttpError::Invalid { at, reason } = invalid(error) else {
+            panic!("another error");
+        };
+        assert_eq!((at.as_str(), reason.as_str()), ("/nics/0/mac", "no MAC: 1"));
+    }
+
+    /// A type that reads its members by itself.
+    #[derive(Debug)]
+    struct ByHand;
+
+    impl<'de> Deserialize<'de> for ByHand {
+        fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+            Err(D::Error::custom("nics[0].mac: no MAC: 1"))
+        }
+    }
 
     #[test]
     fn a_field_that_is_there_twice_is_named() {

@@ -5,7 +5,7 @@
 
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
-use bellhop_api::ErrorBody;
+use bellhop_api::{ErrorBody, ErrorCode, FieldError};
 
 use super::server::{BODY_MAX, BODY_TIME};
 
@@ -16,6 +16,11 @@ pub trait Problem: std::error::Error {
 
     /// What the client can do, where it is not in the message.
     fn hint(&self) -> Option<&'static str>;
+
+    /// The invalid members of the body.
+    fn fields(&self) -> Vec<FieldError> {
+        Vec::new()
+    }
 
     /// The response. Its body travels as an extension until the request's name is known: see
     /// [`super::request_id`].
@@ -30,12 +35,18 @@ pub trait Problem: std::error::Error {
             causes.push(error.to_string());
             cause = error.source();
         }
+        let message = self.to_string();
         let body = ErrorBody {
+            kind: format!("urn:bellhop:error:{code}"),
+            title: ErrorCode::of(code).title(),
+            status: status.as_u16(),
+            detail: message.clone(),
             code: code.to_owned(),
-            message: self.to_string(),
+            message,
             causes,
             hint: self.hint().map(str::to_owned),
-            request_id: String::new(),
+            errors: self.fields(),
+            ..ErrorBody::default()
         };
         let mut response = status.into_response();
         response.extensions_mut().insert(body);
@@ -61,9 +72,9 @@ pub enum HttpError {
     #[error("the body is not JSON")]
     Malformed(#[source] serde_json::Error),
     /// JSON that does not say what it should.
-    #[error("the body is not what is wanted{at}: {reason}")]
+    #[error("the body is not what is wanted{}: {reason}", place(at))]
     Invalid {
-        /// Where in the body: ` at vdpa[0].mac`.
+        /// Where in the body, as a JSON pointer: `/vdpa/0/mac`.
         at: String,
         /// What is wrong there.
         reason: String,
@@ -146,6 +157,29 @@ impl Problem for HttpError {
             _ => None,
         }
     }
+
+    fn fields(&self) -> Vec<FieldError> {
+        match self {
+            Self::Invalid { at, reason } => vec![FieldError {
+                pointer: at.clone(),
+                detail: reason.clone(),
+            }],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A JSON pointer for people: ` at vdpa[0].mac`.
+fn place(pointer: &str) -> String {
+    let mut place = String::new();
+    for name in pointer.split('/').skip(1) {
+        if name.parse::<usize>().is_ok() {
+            place.extend(["[", name, "]"]);
+        } else {
+            place.extend([if place.is_empty() { " at " } else { "." }, name]);
+        }
+    }
+    place
 }
 
 impl IntoResponse for HttpError {

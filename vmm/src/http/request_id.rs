@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::Json;
 use axum::extract::Request;
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-use bellhop_api::ErrorBody;
+use bellhop_api::{ErrorBody, PROBLEM_JSON};
 
 /// The header with the name.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -46,10 +47,11 @@ pub(super) async fn name(mut request: Request, next: Next) -> Response {
     let status = response.status();
     if let Some(mut body) = response.extensions_mut().remove::<ErrorBody>() {
         tracing::info!(request_id = %id, %method, path, %status, error = body.message, "refused");
-        body.request_id.clone_from(&id);
+        body.set_request_id(&id);
         // What it has beside its body, such as `allow`, stays.
         let headers = std::mem::take(response.headers_mut());
-        response = (status, Json(body)).into_response();
+        let problem = [(CONTENT_TYPE, PROBLEM_JSON)];
+        response = (status, problem, Json(body)).into_response();
         for (name, value) in headers {
             if let Some(name) = name
                 && !response.headers().contains_key(&name)

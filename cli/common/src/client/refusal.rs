@@ -25,14 +25,12 @@ impl Refusal {
             let shown = answer.get(..SHOWN).unwrap_or(answer);
             let text = String::from_utf8_lossy(shown).trim().to_owned();
             ErrorBody {
-                code: String::new(),
                 message: format!("the node daemon answers {status}"),
                 causes: Some(text)
                     .filter(|text| !text.is_empty())
                     .into_iter()
                     .collect(),
-                hint: None,
-                request_id: String::new(),
+                ..ErrorBody::default()
             }
         });
         Self { status, body }

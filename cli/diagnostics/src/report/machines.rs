@@ -75,7 +75,7 @@ fn of_node(node: &Node, bundle: &mut Bundle) {
 
 /// The names in a list of machines, in whatever of the usual forms it comes.
 fn names(list: &Value) -> Vec<String> {
-    let list = list.get("vms").unwrap_or(list);
+    let list = list.get("items").unwrap_or(list);
     let name = |vm: &Value| Some(vm.get("name")?.as_str()?.to_owned());
     match list {
         Value::Array(vms) => vms.iter().filter_map(name).collect(),
@@ -101,7 +101,7 @@ fn of_machine(node: &Node, name: &str, of_vm: &str, of_all: &str, bundle: &mut B
 /// Each NIC by itself, with its queues, where its rings stand, and its doorbells.
 fn each_nic(node: &Node, name: &str, of_vm: &str, nics: &[u8], bundle: &mut Bundle) {
     let nics: Value = serde_json::from_slice(nics).unwrap_or_default();
-    for nic in nics.as_array().into_iter().flatten() {
+    for nic in nics["items"].as_array().into_iter().flatten() {
         if let Some(id) = nic.get("id").and_then(Value::as_str) {
             let content = node.get_bytes(&format!("{of_vm}{}", path(["nics", id])));
             bundle.put(&["vms", name, "nics", &format!("{id}.json")], content);

@@ -1,4 +1,5 @@
-//! What access adds to the description of the API: that each request needs a role, and which.
+//! What access adds to the description of the API: the role of each request. For tests, which
+//! generate the description.
 //!
 //! Owns the answers 401 and 403 of all endpoints. It must not know what an endpoint does.
 
@@ -9,21 +10,26 @@ use vmm::http::description::operations;
 
 use super::role;
 
-/// The name of the one security scheme.
-const SCHEME: &str = "token";
+/// The security schemes: both are needed by TCP.
+const TOKEN: &str = "token";
+const CERTIFICATE: &str = "certificate";
 
 /// Adds to each endpoint the role that it needs, and the answers without it.
 pub(crate) fn describe(document: &mut OpenApi) {
-    let scheme = SecurityScheme::Http(
-        Http::builder()
-            .scheme(HttpAuthScheme::Bearer)
-            .description(Some(
-                "By TCP a client certificate and a token are needed; on the Unix socket neither, there the role is admin.",
-            ))
-            .build(),
-    );
+    let token = Http::builder()
+        .scheme(HttpAuthScheme::Bearer)
+        .description(Some(
+            "By TCP: a token of `bellhop serve --tokens`, which has a role. On the Unix socket \
+             the role is admin.",
+        ));
+    let certificate = SecurityScheme::MutualTls {
+        description: Some("By TCP: a client certificate of the daemon's authority.".to_owned()),
+        deprecated: None,
+        extensions: None,
+    };
     let components = document.components.get_or_insert_default();
-    components.add_security_scheme(SCHEME, scheme);
+    components.add_security_scheme(TOKEN, SecurityScheme::Http(token.build()));
+    components.add_security_scheme(CERTIFICATE, certificate);
     for (path, item) in &mut document.paths.paths {
         for (method, operation) in operations(item) {
             let role = role::needed(&method, path).to_string();
@@ -32,7 +38,8 @@ pub(crate) fn describe(document: &mut OpenApi) {
             answers.insert("401".to_owned(), unknown);
             let below = error(&format!("By TCP: the token's role is below {role}"));
             answers.insert("403".to_owned(), below);
-            let requirement = SecurityRequirement::new(SCHEME, [role]);
+            let requirement = SecurityRequirement::new(TOKEN, [role]);
+            let requirement = requirement.add(CERTIFICATE, Vec::<String>::new());
             // The second one, which is empty, stands for the Unix socket.
             operation.security = Some(vec![requirement, SecurityRequirement::default()]);
         }
@@ -40,7 +47,6 @@ pub(crate) fn describe(document: &mut OpenApi) {
 }
 
 /// Endpoints of a description that have no row in the table, and rows of endpoints that there are not.
-#[cfg(test)]
 pub(crate) fn faults(description: &serde_json::Value) -> Vec<String> {
     use axum::http::Method;
 
@@ -89,7 +95,7 @@ mod tests {
         describe(&mut document);
         let written = serde_json::to_value(&document).unwrap();
         let operation = &written["paths"]["/v1/vms/{name}"]["patch"];
-        assert_eq!(operation["security"][0][SCHEME][0], "operate");
+        assert_eq!(operation["security"][0][TOKEN][0], "operate");
         for status in ["200", "401", "403"] {
             assert!(operation["responses"][status].is_object(), "{status}");
         }

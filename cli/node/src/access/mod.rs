@@ -19,6 +19,7 @@
 mod caller;
 mod certificates;
 mod check;
+#[cfg(test)]
 mod describe;
 mod listener;
 mod role;
@@ -35,9 +36,8 @@ use tokio_rustls::rustls::ServerConfig;
 
 pub use certificates::CertificateFiles;
 pub(crate) use check::check;
-pub(crate) use describe::describe;
 #[cfg(test)]
-pub(crate) use describe::faults;
+pub(crate) use describe::{describe, faults};
 pub(crate) use listener::TlsListener;
 pub(crate) use share::share_with;
 

@@ -49,18 +49,20 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Events that are written at once.
 const CHUNK: usize = 64;
 
-/// What happens on the node, as it happens
+/// Watch events
 ///
-/// Server-Sent Events: `data` is an `Event`, `id` its generation. With the header `Last-Event-ID` it goes on after that
-/// one. If not all events since are kept (1024 are), the event `lost` comes first, and then those
-/// that are: read again the objects of interest. A comment comes every 15 s. The stream ends after
-/// 5 minutes at the latest: connect again. To list and watch without a gap, read the list once the
-/// stream has begun.
+/// Server-Sent Events: `data` is an `Event`, `id` its generation. With the header `Last-Event-ID`
+/// the stream continues after that event. The daemon keeps 1024 events. If some are lost, the event
+/// `lost` comes first, and then those that are kept: read the objects of interest again.
+///
+/// A comment comes every 15 s. The stream ends after 5 minutes at the latest: connect again. To list
+/// and watch without a gap, read the list once the stream has begun.
 #[utoipa::path(get, path = "/v1/events", operation_id = "watch_events",
     params(EventQuery, ("Last-Event-ID" = Option<u64>, Header,
-        description = "The generation of the last event that was read")),
+        description = "The generation of the last event that was read; by default the newest")),
     responses(
-    (status = 200, description = "The stream; each `data` is an event", body = Event, content_type = "text/event-stream"),
+    (status = 200, description = "The stream; each `data` is an event", body = Event,
+        content_type = "text/event-stream"),
     WatchErrors,
 ))]
 pub(super) async fn follow(
@@ -143,7 +145,10 @@ impl Filter {
             below.is_some_and(|below| below.split('/').next() == Some(vm.as_str()))
         };
         self.vm.as_ref().is_none_or(of_vm)
-            && self.kind.as_ref().is_none_or(|kind| event.change == *kind)
+            && self
+                .kind
+                .as_ref()
+                .is_none_or(|kind| event.change.to_string() == *kind)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use bellhop_api::node::{Event, EventChange};
 use bellhop_api::responses::{KernelErrors, NameErrors, NamedChangeErrors};
 use bellhop_common::listing::Listing;
 use bellhop_common::management::vf;
@@ -12,24 +13,31 @@ use vdpa_mgmt::pci::{Address, Function, Pci};
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::DeviceName;
 
+use super::listings::FunctionListing;
 use super::management::part_of_nic;
 use super::state::Api;
 use crate::error::Error;
 
-/// PCI functions that can have virtual functions, and these
+/// List PCI functions
+///
+/// All functions with SR-IOV and their virtual functions, as `bellhop vf show -j`.
 #[utoipa::path(get, path = "/v1/functions", operation_id = "list_functions", responses(
-    (status = 200, description = "As `bellhop vf show -j`: `{\"vf\": {\"pci/ADDRESS\": …}}`", body = serde_json::Value),
+    (status = 200, description = "All functions", body = FunctionListing),
     KernelErrors,
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
     Ok(Json(node.turns.run(vf::all).await?))
 }
 
-/// One PCI function, and its virtual functions if it has some
+/// Read a PCI function
+///
+/// A physical function with its virtual functions, or one virtual function, as `bellhop vf show
+/// pci/ADDRESS -j`.
 #[utoipa::path(get, path = "/v1/functions/{address}", operation_id = "get_function", params(
-        ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$", description = "Its address, such as `0000:01:00.0`"),
+        ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$",
+            description = "Its address, such as `0000:01:00.0`"),
     ), responses(
-    (status = 200, description = "As `bellhop vf show pci/ADDRESS -j`", body = serde_json::Value),
+    (status = 200, description = "The function", body = FunctionListing),
     NameErrors, KernelErrors,
 ))]
 pub(super) async fn show(
@@ -40,22 +48,23 @@ pub(super) async fn show(
     Ok(Json(node.turns.run(one).await?))
 }
 
-/// What of a function is to change.
+/// A change of a PCI function.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FunctionChange {
-    /// How many virtual functions it is to have; 0 takes them away.
+    /// The number of its virtual functions; 0 deletes them.
     vfs: u32,
 }
 
-/// Give a physical function this many virtual functions
+/// Set the number of virtual functions
 ///
-/// The kernel changes a number only from 0 and to 0, so all that are there go first. Nobody may be using one, and no NIC
-/// may be made on one.
+/// The kernel changes the number only from and to 0, so all existing ones are deleted first. None
+/// of them may be in use or part of a NIC.
 #[utoipa::path(patch, path = "/v1/functions/{address}", operation_id = "patch_function", params(
-        ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$", description = "The address of the physical function, such as `0000:01:00.0`"),
+        ("address" = String, Path, pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$",
+            description = "The address of the physical function, such as `0000:01:00.0`"),
     ), request_body = FunctionChange, responses(
-    (status = 200, description = "The function and its virtual ones, as they are now", body = serde_json::Value),
+    (status = 200, description = "The function and its virtual functions", body = FunctionListing),
     NamedChangeErrors, KernelErrors,
 ))]
 pub(super) async fn change(
@@ -84,7 +93,8 @@ pub(super) async fn change(
             pci.set_virtual_functions(address, change.vfs)?;
             let detail = format!("it has {} virtual functions", change.vfs);
             let subject = format!("/v1/functions/{address}");
-            own.events.publish(&subject, "changed", Some(detail));
+            let event = Event::new(subject, EventChange::Changed);
+            own.events.publish(event.detail(detail));
         }
         Ok(vf::one(&format!("pci/{address}"))?)
     };

@@ -88,8 +88,8 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Carries out `work` on a worker thread, to its end also if the client goes: its turn is over only
-    /// then.
+    /// Carries out `work` on a worker thread, to its end also if the client goes: its turn is over
+    /// only then.
     pub(crate) async fn run<T, E>(
         &self,
         work: impl FnOnce() -> Result<T, E> + Send + 'static,
@@ -115,7 +115,8 @@ impl Turns {
     }
 }
 
-/// A list where the kernel has what it is of; none where it has not, for that is what there is then.
+/// A list where the kernel has what it is of; none where it has not, for that is what there is
+/// then.
 pub(super) fn or_none<T, E>(
     list: Result<Vec<T>, E>,
     absent: impl FnOnce(&E) -> bool,

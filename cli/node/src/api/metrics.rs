@@ -73,7 +73,7 @@ impl From<NicInfo> for Nic {
     }
 }
 
-/// Metrics of the node
+/// Read metrics of the node
 ///
 /// Prometheus text: each VM with the label `vm`, its NICs with `nic`, their queues with `queue`.
 /// Stopped VMs are among them. A VM whose process does not answer at once has no samples of

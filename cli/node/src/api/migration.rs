@@ -9,9 +9,9 @@ use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
-use bellhop_api::machine::{MigrationStatus, Place, SettleRequest};
+use bellhop_api::machine::{MigrationStatus, MigrationTrial, Place, SettleRequest};
 use bellhop_api::node::Awaited;
-use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors};
+use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use serde_json::Value;
@@ -55,23 +55,26 @@ impl<'de> Deserialize<'de> for Wanted {
     }
 }
 
-/// Send a machine to another node, or wait for one
+/// Migrate a virtual machine to another node
 ///
-/// With `send`, the other node makes the machine's NICs and waits for it, the machine goes there as its own API describes, and when
-/// it has, what was made for it here is taken back; if it stays, what was made there is. `GET` says how far it is, in the words of
-/// the machine's own API. With a destination that is a process instead (`unix:/PATH`, `tcp:HOST:PORT`), or none, the request
-/// is passed to the machine as it is.
+/// `send` to `https://HOST:PORT` or `node:/PATH` asks the daemon of that node to create the NICs
+/// and a receiving process. The guest is migrated, and then the devices here are deleted. If it
+/// stays, the devices there are deleted. `GET` reports progress. A destination that is a process
+/// (`unix:/PATH`, `tcp:HOST:PORT`) is passed to the process of the machine.
 ///
-/// With `receive`, which another node's daemon says: a machine of this name is made but for its guest, is in the phase Receiving until
-/// that has come, and goes again if it does not.
+/// `receive` is the request of another daemon. The virtual machine is in the phase Receiving until
+/// its guest has come, and is deleted if it does not come.
 #[utoipa::path(post, path = "/v1/vms/{name}/migration", operation_id = "start_vm_migration",
     params(VmPath), request_body = NodeMigrationRequest, responses(
-    (status = 200, description = "With `dry_run`: whether it could move, as the machine's own API describes it; without sizes and times if the other node does not even wait for it"),
+    (status = 200, description = "With `dry_run`: whether it could be migrated; without sizes and \
+        times if the other node does not even wait for it", body = MigrationTrial),
     (status = 201, description = "It is waited for", body = Awaited),
-    (status = 202, description = "It is under way, as the machine's own API describes it"),
+    (status = 202, description = "It is in progress", body = MigrationStatus),
     NamedChangeErrors, ProcessErrors,
-    (status = 409, description = "It does not run, or is leaving or coming already; or the other node does not take it; or there is one of this name here, or a device is another one's; or this daemon has no certificates for machines that move", body = ErrorBody),
-    (status = 502, description = "The other node, or the machine's process, does not answer", body = ErrorBody),
+    (status = 409, description = "It does not run, or is being migrated already; the other node \
+        refuses it; its name or a device is in use here; or this daemon has no certificates for \
+        migrations", body = ErrorBody),
+    (status = 502, description = "The other node, or the VM's process, does not respond", body = ErrorBody),
 ))]
 pub(super) async fn begin(
     State(node): Api,
@@ -109,17 +112,17 @@ pub(super) async fn begin(
     Ok((passed.status, json, passed.body).into_response())
 }
 
-/// End a migration
+/// Cancel a migration
 ///
-/// Until the guest is handed over: then it comes too late. A machine that leaves stays, and what waits for it at another node is
-/// taken back; one that is waited for here does not come, and what was made for it goes.
+/// Possible until the guest is handed over. A machine that leaves stays, and the destination
+/// deletes its devices. A machine that comes is deleted with its devices.
 #[utoipa::path(delete, path = "/v1/vms/{name}/migration", operation_id = "cancel_vm_migration",
     params(VmPath), responses(
-    (status = 202, description = "It ends: GET says how"),
-    (status = 204, description = "What was made for a machine that does not come is gone"),
+    (status = 202, description = "It is being cancelled: GET reports the result"),
+    (status = 204, description = "The machine that was to come is deleted"),
     NameErrors, ProcessErrors,
-    (status = 404, description = "There is no such virtual machine, or no migration", body = ErrorBody),
-    (status = 500, description = "Something could not be undone: the machine is still there, and can be deleted", body = ErrorBody),
+    (status = 404, description = "Not found: the VM, or a migration", body = ErrorBody),
+    (status = 500, description = "A step could not be undone: delete the VM", body = ErrorBody),
 ))]
 pub(super) async fn cancel(
     api: Api,
@@ -132,7 +135,15 @@ pub(super) async fn cancel(
     }
 }
 
-/// How the machine's migration goes, in its own words: `GET`.
+/// Read the state of the last migration
+///
+/// As the process of the machine reports it. It ends with that process.
+#[utoipa::path(get, path = "/v1/vms/{name}/migration", operation_id = "get_vm_migration",
+    params(VmPath), responses(
+    (status = 200, description = "Its state", body = MigrationStatus),
+    NameErrors, ProxyErrors,
+    (status = 404, description = "Not found: the VM, or a migration", body = ErrorBody),
+))]
 pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Response, Error> {
     let (machines, name) = (api.0.machines.clone(), vm.name.clone());
     let asked = machines.asks_migration(&name);
@@ -150,17 +161,17 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
     Ok(Response::from_parts(head, Body::from(body)))
 }
 
-/// Say where the guest is of a machine that was sent elsewhere
+/// Resolve an indeterminate migration
 ///
-/// When its migration is not settled: the connection broke while the guest was handed over, or the process here is gone and did
-/// not say that the guest is here (`may_be_elsewhere`). Look at the destination first. Here lets the guest go on, or the machine be
-/// started again, which is done at once if it is to run; There ends it. Who says Here on both sides has the guest twice. How far
-/// a migration is (`GET`), the machine's own API describes.
+/// After the connection broke while the guest was handed over, or the process ended without a
+/// result (`may_be_elsewhere`). Look at the destination first. Here resumes the guest, or permits a
+/// start, which follows at once if the machine should run. There ends it. Here on both hosts runs
+/// the guest twice.
 #[utoipa::path(patch, path = "/v1/vms/{name}/migration", operation_id = "resolve_vm_migration",
     params(VmPath), request_body = SettleRequest, responses(
-    (status = 204, description = "It is settled"),
+    (status = 204, description = "It is resolved"),
     NamedChangeErrors, ProcessErrors,
-    (status = 404, description = "There is no such virtual machine, or it has not been migrated", body = ErrorBody),
+    (status = 404, description = "Not found: the VM, or a migration", body = ErrorBody),
 ))]
 pub(super) async fn settle(
     State(node): Api,

@@ -1,7 +1,10 @@
 //! The daemon's endpoints: one file each, one line here, and their description.
 
+#[cfg(test)]
+mod description;
 mod events;
 mod functions;
+mod listings;
 mod management;
 mod metrics;
 mod mgmtdevs;
@@ -22,17 +25,17 @@ mod vm_nics;
 mod vm_path;
 mod vms;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{any, get};
+use axum::routing::any;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use vmm::http::request_rules::{self, Evaluated};
+use vmm::http::request_rules::Evaluated;
 use vmm::http::{self, ErrorBody};
 
 use super::access::{self, Access};
@@ -47,7 +50,22 @@ pub use version::API_LEVEL;
 #[openapi(
     info(
         title = "Bellhop, the API of one node",
-        description = "HTTP/1.1 on a Unix socket, and by TCP with TLS and a token. Errors have the body `ErrorBody`; every answer has the header `x-request-id`. What is beneath `/v1/vms/{name}/` and not described here is the machine's own API: `/v1/vms/x/power-button` is its `/v1/vm/power-button`, and `/v1/vms/x/openapi.json` describes all of it."
+        description = "The API of the daemon of one node: HTTP/1.1 on a Unix socket, and by TCP \
+                       with TLS, a client certificate and a token. Requests below \
+                       `/v1/vms/{name}/` that are not the daemon's go to the process of the \
+                       machine, whose version may differ. Clients must ignore unknown members \
+                       of responses: a later version may add some."
+    ),
+    servers(
+        (url = "/", description = "The Unix socket of the daemon: /run/bellhop/node.socket"),
+        (
+            url = "https://{host}:{port}",
+            description = "The address of `bellhop serve --listen`",
+            variables(
+                ("host" = (default = "localhost", description = "The node")),
+                ("port" = (default = "8443", description = "Its port")),
+            )
+        ),
     ),
     components(schemas(ErrorBody, Event))
 )]
@@ -69,6 +87,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(vm_disks::list))
         .routes(routes!(vm_disks::show, vm_disks::put, vm_disks::remove))
         .routes(routes!(
+            migration::show,
             migration::begin,
             migration::cancel,
             migration::settle
@@ -93,23 +112,17 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(nics::list))
 }
 
-/// The description; a copy is in the repository, and a test compares them.
-fn document() -> &'static str {
-    static DOCUMENT: OnceLock<String> = OnceLock::new();
-    DOCUMENT.get_or_init(|| {
-        let (_, mut registered) = registered().split_for_parts();
-        access::describe(&mut registered);
-        request_rules::describe(&mut registered);
-        http::description::text(&registered)
-    })
-}
+/// The description that is served; a test generates it and compares.
+const DOCUMENT: &str = include_str!("../../openapi.json");
 
-/// The description of this API, OpenAPI 3.1
+/// Read this description
+///
+/// OpenAPI 3.1. The same file is in the repository.
 #[utoipa::path(get, path = "/v1/openapi.json", operation_id = "get_openapi", responses(
-    (status = 200, description = "The description", body = serde_json::Value),
+    (status = 200, description = "The description", body = Object),
 ))]
 async fn openapi() -> Response {
-    ([(CONTENT_TYPE, "application/json")], document()).into_response()
+    ([(CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
 }
 
 /// Conditional headers that endpoints evaluate. Elsewhere they are refused.
@@ -121,91 +134,10 @@ const EVALUATED: &[Evaluated] = &[
 /// All of them, over `node`, for those whom `access` lets through.
 pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
     let (router, rules) = http::description::endpoints_and_rules(registered());
-    // What the machine's own API describes is not described here again.
-    let router = router
-        .route("/v1/vms/{name}/migration", get(migration::show))
-        .route("/v1/vms/{name}/{*rest}", any(proxy::forward));
+    // Tests generate the description of these from the machine's.
+    let router = router.route("/v1/vms/{name}/{*rest}", any(proxy::forward));
     let router = rules.evaluated(EVALUATED).around(router);
     // What there is not is told to those only who may come in.
     let checked = http::complete(router).layer(from_fn_with_state(access, access::check));
     http::named(checked).with_state(node)
-}
-
-#[cfg(test)]
-mod tests {
-    use axum::Extension;
-    use vmm::http::description::testing as description;
-    use vmm::http::request_rules::testing::unenforced;
-    use vmm::http::server::UnixPeer;
-
-    use super::*;
-    use crate::machines::spec::VmName;
-    use crate::machines::{Change, Machines};
-    use crate::paths::Paths;
-    use crate::peers::Peers;
-    use crate::store::Store;
-
-    /// The copy in the repository.
-    const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
-
-    #[test]
-    fn the_copy_in_the_repository_is_what_is_served() {
-        let served = document();
-        if std::env::var_os("BELLHOP_WRITE_OPENAPI").is_some() {
-            std::fs::write(COPY, served).unwrap();
-        }
-        let copy = std::fs::read_to_string(COPY).unwrap();
-        assert!(
-            copy == served,
-            "cli/node/openapi.json is not what is served: BELLHOP_WRITE_OPENAPI=1 cargo test -p bellhop-node writes it"
-        );
-    }
-
-    #[test]
-    fn each_endpoint_needs_a_role() {
-        let served = serde_json::from_str(document()).unwrap();
-        assert_eq!(access::faults(&served), Vec::<String>::new());
-    }
-
-    #[test]
-    fn everything_described_is_complete() {
-        let served = serde_json::from_str(document()).unwrap();
-        assert_eq!(description::faults(&served), Vec::<String>::new());
-    }
-
-    #[tokio::test]
-    async fn every_operation_refuses_what_it_would_ignore() {
-        let name = format!("node-rules-{}", std::process::id());
-        let directory = std::env::temp_dir().join(name);
-        let paths = Paths::new(&directory.join("state"), &directory.join("run"));
-        paths.make().unwrap();
-        let machines = Machines::open(
-            Store::open(&paths.store()).unwrap(),
-            paths.clone(),
-            "boot".to_owned(),
-            "info".to_owned(),
-            None,
-            Peers::default(),
-            Arc::new(|_: &VmName, _: Change| {}),
-        );
-        let node = Arc::new(Node {
-            paths,
-            events: Arc::default(),
-            turns: Turns::default(),
-            machines: machines.unwrap(),
-        });
-        let root = UnixPeer { uid: 0, pid: None };
-        let router = router(node, Arc::new(Access::new(None).unwrap())).layer(Extension(root));
-        let served = serde_json::from_str(document()).unwrap();
-        let faults = unenforced(router, &served, EVALUATED).await;
-        std::fs::remove_dir_all(&directory).unwrap();
-        assert_eq!(faults, Vec::<String>::new());
-    }
-
-    #[test]
-    fn operation_ids_are_unique_and_name_verb_and_object() {
-        let served = serde_json::from_str(document()).unwrap();
-        let faults = description::operation_id_faults(&served);
-        assert_eq!(faults, Vec::<String>::new());
-    }
 }

@@ -7,12 +7,16 @@ use bellhop_common::listing::Listing;
 use bellhop_common::management::nic;
 use vdpa_mgmt::nic::Store;
 
+use super::listings::HostNicListing;
 use super::state::Api;
 use crate::error::Error;
 
-/// NICs that were made here, those that are half made, too
+/// List NICs
+///
+/// NICs that `bellhop nic make` or the daemon created, also incomplete ones, as `bellhop nic list
+/// -j`.
 #[utoipa::path(get, path = "/v1/nics", operation_id = "list_nics", responses(
-    (status = 200, description = "As `bellhop nic list -j`: `{\"nic\": {NAME: …}}`", body = serde_json::Value),
+    (status = 200, description = "All NICs", body = HostNicListing),
     KernelErrors,
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {

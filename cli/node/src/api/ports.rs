@@ -8,15 +8,16 @@ use bellhop_common::management::port;
 use vdpa_mgmt::devlink::{Devlink, Handle};
 use vmm::http::HttpError;
 
+use super::listings::PortListing;
 use super::management::{no_devlink, or_none};
 use super::state::Api;
 use crate::error::Error;
 
-/// Ports of all NICs
+/// List ports
 ///
-/// Without devlink there is none.
+/// Ports of all NICs, as `bellhop port show -j`. The list is empty without devlink.
 #[utoipa::path(get, path = "/v1/ports", operation_id = "list_ports", responses(
-    (status = 200, description = "As `bellhop port show -j`: `{\"port\": {HANDLE: …}}`", body = serde_json::Value),
+    (status = 200, description = "All ports", body = PortListing),
     KernelErrors,
 ))]
 pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
@@ -29,12 +30,14 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
     Ok(Json(port::listing(&ports.await?)))
 }
 
-/// Ports of one devlink instance
+/// List the ports of a devlink instance
+///
+/// As `bellhop port show BUS/DEVICE -j`.
 #[utoipa::path(get, path = "/v1/ports/{bus}/{device}", operation_id = "list_device_ports", params(
         ("bus" = String, Path, description = "The bus of the instance, such as `pci`"),
         ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
     ), responses(
-    (status = 200, description = "As `bellhop port show BUS/DEVICE -j`", body = serde_json::Value),
+    (status = 200, description = "Its ports", body = PortListing),
     NameErrors, KernelErrors,
 ))]
 pub(super) async fn of_instance(
@@ -48,13 +51,15 @@ pub(super) async fn of_instance(
     Ok(Json(port::listing(&ports)))
 }
 
-/// One port
+/// Read a port
+///
+/// As `bellhop port show BUS/DEVICE/INDEX -j`.
 #[utoipa::path(get, path = "/v1/ports/{bus}/{device}/{index}", operation_id = "get_port", params(
         ("bus" = String, Path, description = "The bus of the instance, such as `pci`"),
         ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
         ("index" = u32, Path, description = "The port's number"),
     ), responses(
-    (status = 200, description = "As `bellhop port show BUS/DEVICE/INDEX -j`", body = serde_json::Value),
+    (status = 200, description = "The port", body = PortListing),
     NameErrors, KernelErrors,
 ))]
 pub(super) async fn show(

@@ -69,8 +69,9 @@ pub(super) async fn forward(
     Ok(response)
 }
 
-/// The path in the machine's API, with what follows it. Nothing is decoded, so nothing can become another path.
-fn target(uri: &Uri) -> Option<String> {
+/// The path in the machine's API, with what follows it. Nothing is decoded, so nothing can become
+/// another path.
+pub(super) fn target(uri: &Uri) -> Option<String> {
     let (_, rest) = uri.path().strip_prefix("/v1/vms/")?.split_once('/')?;
     let mut target = if BESIDE.contains(&rest) {
         format!("/v1/{rest}")

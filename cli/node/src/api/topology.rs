@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use bellhop_api::responses::{KernelErrors, NameErrors};
 use serde::{Deserialize, Serialize};
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 use vdpa_mgmt::pci::Address;
 use vdpa_mgmt::topology::{self, Topology};
 use vmm::http::parameters::Parameters;
@@ -12,34 +12,36 @@ use vmm::http::parameters::Parameters;
 use super::state::Api;
 use crate::error::Error;
 
-/// What of it is wanted.
+/// Which part of the topology.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Part {
-    /// One physical function with what is on it: its address, or that of one of its virtual functions, such as
-    /// `0000:01:00.0`. Without it there is everything.
+    /// One physical function with what is on it: its address, or that of one of its virtual
+    /// functions, such as `0000:01:00.0`. Without it there is everything.
     #[param(pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$")]
     function: Option<String>,
 }
 
-/// As `bellhop topology -j`.
-#[derive(Debug, Serialize)]
-pub(super) struct Whole {
+/// The topology, as `bellhop topology -j`.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TopologyListing {
+    /// The tree.
     topology: Topology,
 }
 
-/// NICs, their functions, vDPA devices, and who uses them
+/// Read the topology
 ///
-/// Nothing is changed and no device is opened, so it may be asked at any time.
+/// NICs, their functions, vDPA devices and the processes that use them, as `bellhop topology -j`.
+/// Nothing is changed or opened, so this is possible at any time.
 #[utoipa::path(get, path = "/v1/topology", operation_id = "get_topology", params(Part), responses(
-    (status = 200, description = "As `bellhop topology -j`: `{\"topology\": …}`", body = serde_json::Value),
+    (status = 200, description = "The topology", body = TopologyListing),
     NameErrors, KernelErrors,
 ))]
 pub(super) async fn show(
     State(node): Api,
     Parameters(part): Parameters<Part>,
-) -> Result<Json<Whole>, Error> {
+) -> Result<Json<TopologyListing>, Error> {
     let address = part
         .function
         .map(|text| text.parse::<Address>())
@@ -49,5 +51,5 @@ pub(super) async fn show(
         None => topology::read(),
     };
     let topology = node.turns.run(read).await?;
-    Ok(Json(Whole { topology }))
+    Ok(Json(TopologyListing { topology }))
 }

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use bellhop_api::node::{Event, EventChange};
 use bellhop_api::responses::{KernelErrors, NameErrors, NamedBodyErrors, NamedChangeErrors};
 use bellhop_common::listing::Listing;
 use bellhop_common::management::dev;
@@ -18,6 +19,7 @@ use vmm::config::MacAddress;
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::DeviceName;
 
+use super::listings::VdpaDeviceDetails;
 use super::management::part_of_nic;
 use super::state::Api;
 use crate::error::Error;
@@ -39,11 +41,14 @@ pub(super) struct VdpaDeviceSpec {
     #[schema(value_type = String, example = "pci/0000:01:00.1")]
     mgmtdev: MgmtDeviceName,
     /// Its unicast address.
-    #[schema(value_type = Option<String>, pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$", example = "52:54:00:12:34:56")]
+    #[schema(value_type = Option<String>, example = "52:54:00:12:34:56")]
+    #[schema(pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
     mac: Option<MacAddress>,
-    /// Its largest payload in bytes, 68 or more.
+    /// Its largest payload, in bytes.
+    #[schema(minimum = 68)]
     mtu: Option<u16>,
-    /// Queue pairs, 1 to 32768.
+    /// Queue pairs.
+    #[schema(minimum = 1, maximum = 32768)]
     max_vqp: Option<u16>,
     /// Feature bits that it offers, and no others.
     device_features: Option<u64>,
@@ -54,7 +59,8 @@ pub(super) struct VdpaDeviceSpec {
 #[serde(deny_unknown_fields)]
 pub(super) struct VdpaDeviceChange {
     /// Another unicast address (Linux 6.12 and later).
-    #[schema(value_type = String, pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$", example = "52:54:00:12:34:57")]
+    #[schema(value_type = String, example = "52:54:00:12:34:57")]
+    #[schema(pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
     mac: MacAddress,
 }
 
@@ -129,13 +135,14 @@ fn shown(connection: &Connection, name: &str) -> Result<Shown, MgmtError> {
     })
 }
 
-/// A vDPA device and its configuration
+/// Read a vDPA device
 ///
-/// The keys are those of `bellhop dev show` (`dev`) and `bellhop dev config show` (`config`).
+/// `dev` is as in `bellhop dev show -j`, `config` as in `bellhop dev config show -j`.
 #[utoipa::path(get, path = "/v1/vdpa-devices/{name}", operation_id = "get_vdpa_device",
-    params(("name" = String, Path, description = "The device's name")),
+    params(("name" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The device's name")),
     responses(
-    (status = 200, description = "The device: `{\"dev\": {NAME: …}, \"config\": {NAME: …}}`", body = serde_json::Value),
+    (status = 200, description = "The device", body = VdpaDeviceDetails),
     NameErrors, KernelErrors,
 ))]
 pub(super) async fn show(
@@ -146,15 +153,16 @@ pub(super) async fn show(
     Ok(Json(node.turns.run(show).await?))
 }
 
-/// Make a vDPA device
+/// Create a vDPA device
 ///
-/// If it is there already and as asked for, nothing happens; if it is there and different, it stays.
+/// An identical device changes nothing. A different one of this name is not replaced.
 #[utoipa::path(put, path = "/v1/vdpa-devices/{name}", operation_id = "put_vdpa_device",
-    params(("name" = String, Path, description = "The device's name: 1 to 63 characters")),
+    params(("name" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,63}$",
+        description = "The device's name")),
     request_body = VdpaDeviceSpec,
     responses(
-    (status = 200, description = "It is there already, as asked for", body = serde_json::Value),
-    (status = 201, description = "It is made", body = serde_json::Value),
+    (status = 200, description = "It existed already", body = VdpaDeviceDetails),
+    (status = 201, description = "Created", body = VdpaDeviceDetails),
     NamedBodyErrors, KernelErrors,
 ))]
 pub(super) async fn put(
@@ -170,7 +178,8 @@ pub(super) async fn put(
             Ok(()) => {
                 let detail = format!("made on {}, as asked for", spec.mgmtdev);
                 let subject = format!("/v1/vdpa-devices/{name}");
-                own.events.publish(&subject, "created", Some(detail));
+                let event = Event::new(subject, EventChange::Created);
+                own.events.publish(event.detail(detail));
                 StatusCode::CREATED
             }
             Err(error) if matches!(error.kind(), ErrorKind::NameTaken | ErrorKind::NoRoom) => {
@@ -192,12 +201,15 @@ pub(super) async fn put(
     Ok((status, Json(device)))
 }
 
-/// Give a vDPA network device another address
+/// Set the MAC address of a vDPA device
+///
+/// For network devices, with Linux 6.12 and later.
 #[utoipa::path(patch, path = "/v1/vdpa-devices/{name}", operation_id = "patch_vdpa_device",
-    params(("name" = String, Path, description = "The device's name")),
+    params(("name" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The device's name")),
     request_body = VdpaDeviceChange,
     responses(
-    (status = 200, description = "The device as it is now", body = serde_json::Value),
+    (status = 200, description = "The device as it is now", body = VdpaDeviceDetails),
     NamedChangeErrors, KernelErrors,
 ))]
 pub(super) async fn change(
@@ -211,19 +223,22 @@ pub(super) async fn change(
         connection.set_mac(&name, change.mac.bytes())?;
         let detail = format!("its address is {}", change.mac);
         let subject = format!("/v1/vdpa-devices/{name}");
-        own.events.publish(&subject, "changed", Some(detail));
+        let event = Event::new(subject, EventChange::Changed);
+        own.events.publish(event.detail(detail));
         shown(&connection, &name)
     };
     Ok(Json(node.turns.run(set).await?))
 }
 
-/// Delete a vDPA device that nobody has open
+/// Delete a vDPA device
 ///
-/// A device that `bellhop nic create` or the daemon made for a NIC goes with that NIC only.
+/// The device must not be open. A device that `bellhop nic create` or the daemon created for a NIC is
+/// deleted with that NIC only.
 #[utoipa::path(delete, path = "/v1/vdpa-devices/{name}", operation_id = "delete_vdpa_device",
-    params(("name" = String, Path, description = "The device's name")),
+    params(("name" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The device's name")),
     responses(
-    (status = 204, description = "It is gone"),
+    (status = 204, description = "Deleted"),
     NameErrors, KernelErrors,
 ))]
 pub(super) async fn remove(
@@ -247,8 +262,8 @@ pub(super) async fn remove(
         }
         connection.delete(&name)?;
         let subject = format!("/v1/vdpa-devices/{name}");
-        own.events
-            .publish(&subject, "deleted", Some("as asked for".to_owned()));
+        let event = Event::new(subject, EventChange::Deleted);
+        own.events.publish(event.detail("as asked for"));
         Ok(())
     };
     node.turns.run(delete).await?;

@@ -9,7 +9,9 @@ use super::state::Api;
 /// Grows when something in this API changes so that clients have to know.
 pub const API_LEVEL: u32 = 1;
 
-/// The daemon's version
+/// Read the version of the daemon
+///
+/// `api` is the level of this API.
 #[utoipa::path(get, path = "/v1/version", operation_id = "get_version",
     responses((status = 200, description = "The version", body = Version)))]
 pub(super) async fn show(State(node): Api) -> Json<Version> {

@@ -41,7 +41,9 @@ fn tagged(node: &Node, name: &VmName) -> Result<impl IntoResponse + use<>, Error
     Ok((etag(vm.generation), Json(vm)))
 }
 
-/// A virtual machine
+/// Read the state of a virtual machine
+///
+/// `GET /v1/vms/{name}/spec` has its configuration.
 #[utoipa::path(get, path = "/v1/vms/{name}", operation_id = "get_vm", params(VmPath), responses(
     (status = 200, description = "The virtual machine", body = VmInfo,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
@@ -51,7 +53,9 @@ pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Re
     Ok(tagged(&node, &name)?.into_response())
 }
 
-/// What a virtual machine is to be like
+/// Read the configuration of a virtual machine
+///
+/// As it was created, with all changes since.
 #[utoipa::path(get, path = "/v1/vms/{name}/spec", operation_id = "get_vm_spec",
     params(VmPath), responses(
     (status = 200, description = "As it was asked for, with what was changed since", body = VmSpec,
@@ -151,9 +155,10 @@ fn stop_of(change: &VmStateChange) -> Result<Option<Stop>, Error> {
 
 /// Start, pause, resume or stop a virtual machine
 ///
-/// A stop asks the guest to power off and waits until it has. From then on no restart policy starts
-/// the machine, also if the client goes or the guest takes longer. `mode: hard` does not ask it, also
-/// while another request waits. A machine that is started meanwhile continues to run.
+/// Running starts it, or resumes a paused one. Stopped asks the guest to power off and waits until it
+/// has. From then on no restart policy starts the machine, also if the client disconnects or the
+/// guest takes longer. `mode: hard` does not ask it, also while another request waits. A machine that
+/// is started meanwhile continues to run.
 #[utoipa::path(patch, path = "/v1/vms/{name}", operation_id = "patch_vm",
     params(VmPath, Waiting, Precondition), request_body = VmStateChange, responses(
     (status = 200, description = "It does so", body = VmInfo,
@@ -189,9 +194,10 @@ pub(super) async fn change(
     Ok((status, tagged(&node, &name)?).into_response())
 }
 
-/// Take a virtual machine away, with all that was made for it
+/// Delete a virtual machine
 ///
-/// One that runs is deleted only with `force`. Its guest is not asked then.
+/// With the devices that were created for it. One that runs is deleted only with `force`. Its guest
+/// is not asked then.
 #[utoipa::path(delete, path = "/v1/vms/{name}", operation_id = "delete_vm",
     params(VmPath, Deletion, Precondition), responses(
     (status = 204, description = "It is gone"),

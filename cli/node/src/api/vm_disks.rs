@@ -8,6 +8,7 @@ use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
+use bellhop_api::Items;
 use bellhop_api::machine::{DiskInfo, DiskSummary, VmState};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use utoipa::IntoParams;
@@ -74,12 +75,12 @@ async fn info(node: &Node, name: &VmName, id: &DeviceId) -> Result<Response, Err
     Ok(Json(recorded(disk)).into_response())
 }
 
-/// All disks of a virtual machine
+/// List disks of a virtual machine
 ///
 /// Of a machine that does not run: those that it will have when it starts.
 #[utoipa::path(get, path = "/v1/vms/{name}/disks", operation_id = "list_vm_disks",
     params(VmPath), responses(
-    (status = 200, description = "All its disks", body = Vec<DiskInfo>),
+    (status = 200, description = "All its disks", body = Items<DiskInfo>),
     NameErrors, ProxyErrors,
 ))]
 pub(super) async fn list(State(node): Api, VmPath { name }: VmPath) -> Result<Response, Error> {
@@ -87,11 +88,13 @@ pub(super) async fn list(State(node): Api, VmPath { name }: VmPath) -> Result<Re
     if let Some(vmm) = vmm {
         return Ok(Json(vmm.disks().await?).into_response());
     }
-    let disks: Vec<DiskInfo> = spec.machine().disks.iter().map(recorded).collect();
+    let disks: Items<DiskInfo> = spec.machine().disks.iter().map(recorded).collect();
     Ok(Json(disks).into_response())
 }
 
-/// A disk of a virtual machine
+/// Read the state of a disk of a virtual machine
+///
+/// Of a machine that does not run: as it will have it when it starts.
 #[utoipa::path(get, path = "/v1/vms/{name}/disks/{id}", operation_id = "get_vm_disk",
     params(DiskPath), responses(
     (status = 200, description = "The disk", body = DiskInfo),
@@ -104,7 +107,7 @@ pub(super) async fn show(
     info(&node, &name, &id).await
 }
 
-/// Give a virtual machine a disk
+/// Add a disk to a virtual machine
 ///
 /// The image is a regular file or a block device of the host. A machine that runs gets the disk
 /// now, and each later start has it. For a stopped machine the image is only opened and locked

@@ -49,7 +49,7 @@ impl<S: Send + Sync> FromRequestParts<S> for LogPath {
     }
 }
 
-/// A log of a virtual machine
+/// Read a log of a virtual machine
 ///
 /// The last lines, or the text added behind a position; at most 1 MiB. To follow a log, ask again
 /// with the header `x-log-position` as `after`. A log rotates at 16 MiB; one older file is kept.

@@ -7,17 +7,18 @@ use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
+use bellhop_api::machine::NicInfo;
 use bellhop_api::node::{NicMove, VmInfo};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use serde_json::{Map, Value};
 use utoipa::IntoParams;
-use vmm::http::body::JsonBody;
+use vmm::http::body::{JsonBody, invalid};
 
 use super::state::Api;
 use super::vm::info;
 use super::vm_path::{VmPath, device_names};
 use crate::error::Error;
-use crate::machines::spec::{ExistingDevice, NicId, NicSpec, VmName, not_a_nic};
+use crate::machines::spec::{ExistingDevice, NicId, NicSpec, VmName};
 use crate::machines::{Put, Removed};
 
 /// The names in the path.
@@ -50,23 +51,17 @@ fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
         )));
     }
     let nic = serde_path_to_error::deserialize(Value::Object(fields));
-    nic.map_err(|error| {
-        let at = match error.path().to_string().as_str() {
-            "." => String::new(),
-            path => format!("{path}: "),
-        };
-        not_a_nic(format_args!("{at}{}", error.inner()))
-    })
+    nic.map_err(|error| invalid(error).into())
 }
 
-/// Give a virtual machine a NIC
+/// Add a NIC to a virtual machine
 ///
-/// Its device is made, if it is `from` something, and handed to the machine; the guest finds it by itself. All of it, or
-/// nothing. The same NIC again changes nothing.
+/// Creates its device, if it has `from`, and plugs it; the guest finds it by itself. A step that
+/// fails undoes those before it. An identical NIC changes nothing.
 #[utoipa::path(put, path = "/v1/vms/{name}/nics/{id}", operation_id = "put_vm_nic",
     params(NicPath), request_body = NicSpec, responses(
-    (status = 200, description = "It was there already", body = VmInfo),
-    (status = 201, description = "It is there now", body = VmInfo),
+    (status = 200, description = "It existed already", body = VmInfo),
+    (status = 201, description = "Created", body = VmInfo),
     NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn put(
@@ -82,11 +77,12 @@ pub(super) async fn put(
     Ok((status, info(&node, &name)?).into_response())
 }
 
-/// Move a NIC of a virtual machine to another vDPA device
+/// Move a NIC to another vDPA device
 ///
-/// While the machine runs its guest goes on with it: same PCI function, MAC address, control state and rings. The device
-/// must offer what the guest's driver has negotiated. A refusal changes nothing. What was made for the NIC (`from`) is taken
-/// back; settings of such devices (bridge, VLAN, rates) are no longer the machine's. The same device again changes nothing.
+/// The guest keeps the PCI function, MAC address, control state and rings. The device must offer
+/// all negotiated features. A refusal changes nothing. The old device is deleted if it was created
+/// for the NIC. Its settings (bridge, VLAN, rates) end with it. An identical device changes
+/// nothing.
 #[utoipa::path(patch, path = "/v1/vms/{name}/nics/{id}", operation_id = "patch_vm_nic",
     params(NicPath), request_body = NicMove, responses(
     (status = 200, description = "It is on that device now", body = VmInfo),
@@ -112,14 +108,14 @@ pub(super) async fn change(
     Ok(info(&node, &name)?.into_response())
 }
 
-/// Take a NIC away from a virtual machine
+/// Remove a NIC from a virtual machine
 ///
-/// The guest is asked to give it up; then its device is taken back. A guest that does not answer keeps it until the
-/// machine is reset or ends.
+/// Asks the guest to release it, then deletes its device. A guest that does not respond keeps it
+/// until the machine resets or ends.
 #[utoipa::path(delete, path = "/v1/vms/{name}/nics/{id}", operation_id = "delete_vm_nic",
     params(NicPath), responses(
     (status = 202, description = "The guest is asked, and has not given it up yet", body = VmInfo),
-    (status = 204, description = "It is gone"),
+    (status = 204, description = "Deleted"),
     NameErrors, ProcessErrors,
 ))]
 pub(super) async fn remove(
@@ -132,10 +128,12 @@ pub(super) async fn remove(
     })
 }
 
-/// A NIC of a virtual machine, by the machine's own account
+/// Read a NIC of a virtual machine
+///
+/// As the process of the machine reports it.
 #[utoipa::path(get, path = "/v1/vms/{name}/nics/{id}", operation_id = "get_vm_nic",
     params(NicPath), responses(
-    (status = 200, description = "As the machine's own API describes it", body = Value),
+    (status = 200, description = "The NIC", body = NicInfo),
     NameErrors, ProxyErrors,
 ))]
 pub(super) async fn show(

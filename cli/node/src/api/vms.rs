@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use bellhop_api::Items;
 use bellhop_api::machine::VmState;
 use bellhop_api::node::{ConsolePaths, MayBeElsewhere, VmInfo, VmNic, VmPhase};
 
@@ -89,11 +90,13 @@ fn phase(record: &Record, live: Option<(Option<u32>, Option<VmState>)>) -> VmPha
     }
 }
 
-/// All virtual machines, by name
+/// List virtual machines
+///
+/// By name, with their state.
 #[utoipa::path(get, path = "/v1/vms", operation_id = "list_vms", responses(
-    (status = 200, description = "All virtual machines", body = Vec<VmInfo>),
+    (status = 200, description = "All virtual machines", body = Items<VmInfo>),
 ))]
-pub(super) async fn list(State(node): Api) -> Json<Vec<VmInfo>> {
+pub(super) async fn list(State(node): Api) -> Json<Items<VmInfo>> {
     let all = node.machines.list().into_iter();
     let all = all.filter_map(|(name, view)| info(&node, &name, view));
     Json(all.collect())

@@ -2,8 +2,10 @@
 //!
 //! Owns those words. It must not know how anything of it is done.
 
-use bellhop_api::machine::{AlarmInfo, End, VmState};
-use bellhop_api::node::{DeviceId, NicId};
+use bellhop_api::machine::{AlarmInfo, End, Place, VmState};
+use bellhop_api::node::{DeviceId, Event, EventChange, NicId};
+
+use super::spec::VmName;
 
 /// What became of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,10 +53,15 @@ pub(crate) enum Change {
     DiskAdded(DeviceId),
     /// It has one disk less.
     DiskRemoved(DeviceId),
-    /// A queue of one of its devices hangs.
-    AlarmRaised(AlarmInfo),
-    /// A queue that hung does not any more.
-    AlarmCleared(AlarmInfo),
+    /// A queue of one of its devices has an alarm, or has it no more.
+    Alarm {
+        /// The device, the queue and the alarm.
+        alarm: AlarmInfo,
+        /// Whether the device is a NIC; else it is a disk.
+        is_nic: bool,
+        /// Whether it is new.
+        raised: bool,
+    },
     /// It is gone.
     Deleted,
 }
@@ -64,65 +71,97 @@ pub(crate) enum Change {
 pub(super) const ALARMS_MAX: usize = 64;
 pub(super) const DEVICE_NAME_MAX: usize = 64;
 
-/// The alarms that were raised and cleared between two accounts of a machine.
-pub(super) fn alarm_changes(before: &[AlarmInfo], now: &[AlarmInfo]) -> Vec<Change> {
-    let cleared = before.iter().filter(|alarm| !now.contains(alarm));
-    let raised = now.iter().filter(|alarm| !before.contains(alarm));
-    let cleared = cleared.cloned().map(Change::AlarmCleared);
-    cleared
-        .chain(raised.cloned().map(Change::AlarmRaised))
-        .collect()
-}
-
-fn alarm_in_words(alarm: &AlarmInfo) -> Option<String> {
-    let AlarmInfo {
-        device,
-        queue,
-        alarm,
-    } = alarm;
-    Some(format!("{device}, queue {queue}: {alarm:?}"))
-}
-
 impl Change {
-    /// As an event: a word, and a sentence where there is more to say.
-    pub(crate) fn as_event(&self) -> Option<(&'static str, Option<String>)> {
-        match self {
-            Self::Created => Some(("created", None)),
-            Self::Replaced => Some(("replaced", None)),
-            Self::Started => Some(("started", None)),
-            Self::Adopted => Some(("adopted", None)),
-            Self::State(VmState::Paused) => Some(("paused", None)),
-            Self::State(VmState::Running) => Some(("running", None)),
-            Self::State(VmState::NotStarted | VmState::Starting | VmState::Stopped) => None,
-            Self::Stopping => Some(("stopping", None)),
-            Self::Ended(end) => Some(("ended", Some(end.detail.clone()))),
-            Self::MayBeElsewhere(why) => Some(("may_be_elsewhere", Some(why.clone()))),
-            Self::Settled { here: true } => Some(("settled", Some("its guest is here".to_owned()))),
-            Self::Settled { here: false } => {
-                Some(("settled", Some("its guest runs elsewhere".to_owned())))
+    /// As an event of this machine, if it is one.
+    pub(crate) fn as_event(&self, vm: &VmName) -> Option<Event> {
+        let event = |change| Event::new(format!("/v1/vms/{vm}"), change);
+        let because = |change, why: &String| Event {
+            reason: Some(why.clone()),
+            ..event(change).detail(why)
+        };
+        let of_nic = |change, id: &NicId| Event {
+            nic: Some(id.to_string()),
+            ..event(change).detail(format!("NIC {id}"))
+        };
+        let of_disk = |change, id: &DeviceId| Event {
+            disk: Some(id.to_string()),
+            ..event(change).detail(format!("disk {id}"))
+        };
+        Some(match self {
+            Self::Created => event(EventChange::Created),
+            Self::Replaced => event(EventChange::Replaced),
+            Self::Started => event(EventChange::Started),
+            Self::Adopted => event(EventChange::Adopted),
+            Self::State(VmState::Paused) => event(EventChange::Paused),
+            Self::State(VmState::Running) => event(EventChange::Running),
+            Self::State(VmState::NotStarted | VmState::Starting | VmState::Stopped) => return None,
+            Self::Stopping => event(EventChange::Stopping),
+            Self::Ended(end) => Event {
+                end: Some(end.reason),
+                ..because(EventChange::Ended, &end.detail)
+            },
+            Self::MayBeElsewhere(why) => because(EventChange::MayBeElsewhere, why),
+            Self::Settled { here } => {
+                let (place, detail) = if *here {
+                    (Place::Here, "its guest is here")
+                } else {
+                    (Place::There, "its guest runs elsewhere")
+                };
+                Event {
+                    place: Some(place),
+                    ..event(EventChange::Settled).detail(detail)
+                }
             }
-            Self::Awaited(listen) => Some(("awaited", Some(format!("at {listen}")))),
-            Self::Arrived => Some(("arrived", None)),
-            Self::NotArrived(why) => Some(("not_arrived", Some(why.clone()))),
-            Self::NotStarted(why) => Some(("not_started", Some(why.clone()))),
-            Self::NicAdded(id) => Some(("nic_added", Some(format!("NIC {id}")))),
-            Self::NicMoved(id) => Some(("nic_moved", Some(format!("NIC {id}")))),
+            Self::Awaited(listen) => Event {
+                listen: Some(listen.clone()),
+                ..event(EventChange::Awaited).detail(format!("at {listen}"))
+            },
+            Self::Arrived => event(EventChange::Arrived),
+            Self::NotArrived(why) => because(EventChange::NotArrived, why),
+            Self::NotStarted(why) => because(EventChange::NotStarted, why),
+            Self::NicAdded(id) => of_nic(EventChange::NicAdded, id),
+            Self::NicMoved(id) => of_nic(EventChange::NicMoved, id),
             Self::NicFailedOver(id, why) => {
-                let why = why.as_ref().map(|why| format!(": {why}"));
-                let why = why.unwrap_or_default();
-                let detail = format!("NIC {id} is on the device that stood by{why}");
-                Some(("nic_failed_over", Some(detail)))
+                let cause = why.as_ref().map(|why| format!(": {why}"));
+                let cause = cause.unwrap_or_default();
+                Event {
+                    reason: why.clone(),
+                    ..of_nic(EventChange::NicFailedOver, id)
+                        .detail(format!("NIC {id} is on its backup{cause}"))
+                }
             }
-            Self::NicNotFailedOver(id, why) => {
-                Some(("nic_not_failed_over", Some(format!("NIC {id}: {why}"))))
+            Self::NicNotFailedOver(id, why) => Event {
+                reason: Some(why.clone()),
+                ..of_nic(EventChange::NicNotFailedOver, id).detail(format!("NIC {id}: {why}"))
+            },
+            Self::NicRemoved(id) => of_nic(EventChange::NicRemoved, id),
+            Self::Alarm {
+                alarm,
+                is_nic,
+                raised,
+            } => {
+                let change = if *raised {
+                    EventChange::AlarmRaised
+                } else {
+                    EventChange::AlarmCleared
+                };
+                let AlarmInfo {
+                    device,
+                    queue,
+                    alarm,
+                } = alarm;
+                Event {
+                    nic: is_nic.then(|| device.clone()),
+                    disk: (!is_nic).then(|| device.clone()),
+                    queue: Some(*queue),
+                    alarm: Some(*alarm),
+                    ..event(change).detail(format!("{device}, queue {queue}: {alarm:?}"))
+                }
             }
-            Self::NicRemoved(id) => Some(("nic_removed", Some(format!("NIC {id}")))),
-            Self::DiskAdded(id) => Some(("disk_added", Some(format!("disk {id}")))),
-            Self::DiskRemoved(id) => Some(("disk_removed", Some(format!("disk {id}")))),
-            Self::AlarmRaised(alarm) => Some(("alarm_raised", alarm_in_words(alarm))),
-            Self::AlarmCleared(alarm) => Some(("alarm_cleared", alarm_in_words(alarm))),
-            Self::Deleted => Some(("deleted", None)),
-        }
+            Self::DiskAdded(id) => of_disk(EventChange::DiskAdded, id),
+            Self::DiskRemoved(id) => of_disk(EventChange::DiskRemoved, id),
+            Self::Deleted => event(EventChange::Deleted),
+        })
     }
 }
 
@@ -148,33 +187,61 @@ pub(crate) enum Removed {
 
 #[cfg(test)]
 mod tests {
-    use bellhop_api::machine::AlarmKind;
+    use bellhop_api::machine::{AlarmKind, EndReason};
+    use serde_json::{Value, json};
 
     use super::*;
 
+    fn event(change: &Change) -> Value {
+        let event = change.as_event(&"web".parse().unwrap()).unwrap();
+        let mut event = serde_json::to_value(event).unwrap();
+        for field in ["generation", "time_ms", "subject"] {
+            event.as_object_mut().unwrap().remove(field).unwrap();
+        }
+        event
+    }
+
     #[test]
-    fn alarms_are_events_when_they_begin_and_end() {
-        let alarm = |queue, alarm| AlarmInfo {
+    fn events_have_typed_members() {
+        let id: NicId = "net0".parse().unwrap();
+        let alarm = AlarmInfo {
             device: "net0".to_owned(),
-            queue,
-            alarm,
+            queue: 1,
+            alarm: AlarmKind::Stuck,
         };
-        let (stuck, other) = (
-            alarm(0, AlarmKind::Stuck),
-            alarm(1, AlarmKind::Inconsistent),
-        );
-        let stalled = alarm(0, AlarmKind::DriverStalled);
-        let before = [stuck.clone(), other.clone()];
-        assert_eq!(alarm_changes(&before, &before), []);
-        let changes = alarm_changes(&before, &[other, stalled]);
-        let words = changes.iter().map(|change| change.as_event().unwrap());
-        let words: Vec<_> = words
-            .map(|(word, detail)| (word, detail.unwrap()))
-            .collect();
-        let wanted = [
-            ("alarm_cleared", "net0, queue 0: Stuck".to_owned()),
-            ("alarm_raised", "net0, queue 0: DriverStalled".to_owned()),
-        ];
-        assert_eq!(words, wanted);
+        for (change, expected) in [
+            (
+                Change::NicFailedOver(id, Some("why".to_owned())),
+                json!({"change": "nic_failed_over", "nic": "net0", "reason": "why",
+                    "detail": "NIC net0 is on its backup: why"}),
+            ),
+            (
+                Change::Ended(End::new(EndReason::Crashed, "triple fault")),
+                json!({"change": "ended", "end": "Crashed", "reason": "triple fault",
+                    "detail": "triple fault"}),
+            ),
+            (
+                Change::Settled { here: false },
+                json!({"change": "settled", "place": "There",
+                    "detail": "its guest runs elsewhere"}),
+            ),
+            (
+                Change::DiskAdded("data".parse().unwrap()),
+                json!({"change": "disk_added", "disk": "data", "detail": "disk data"}),
+            ),
+            (
+                Change::Alarm {
+                    alarm,
+                    is_nic: true,
+                    raised: true,
+                },
+                json!({"change": "alarm_raised", "nic": "net0", "queue": 1, "alarm": "Stuck",
+                    "detail": "net0, queue 1: Stuck"}),
+            ),
+        ] {
+            assert_eq!(event(&change), expected);
+        }
+        let starts = Change::State(VmState::Starting);
+        assert_eq!(starts.as_event(&"web".parse().unwrap()), None);
     }
 }

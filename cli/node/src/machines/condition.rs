@@ -48,18 +48,18 @@ impl Condition {
     }
 }
 
-fn failed(code: &'static str, message: String) -> Error {
+fn precondition_failed(code: &'static str, message: String) -> Error {
     Error::answered(StatusCode::PRECONDITION_FAILED, code, message)
 }
 
 fn exists(vm: &VmName) -> Error {
     let message = format!("there is a virtual machine {vm} already");
-    failed("vm_exists", message).hint("delete it first, or use another name")
+    precondition_failed("vm_exists", message).hint("delete it first, or use another name")
 }
 
 fn absent(vm: &VmName) -> Error {
     let message = format!("there is no virtual machine {vm}, and the request depends on one");
-    failed("no_such_vm", message).hint("GET /v1/vms lists them")
+    precondition_failed("no_such_vm", message).hint("GET /v1/vms lists them")
 }
 
 fn conflict(vm: &VmName, now: &str, tags: &[String]) -> Error {
@@ -69,7 +69,8 @@ fn conflict(vm: &VmName, now: &str, tags: &[String]) -> Error {
         tags.join(" or ")
     };
     let message = format!("{vm} is at generation {now}, and the request depends on {wanted}");
-    failed("generation_conflict", message).hint("GET it again, and repeat the change on that")
+    precondition_failed("generation_conflict", message)
+        .hint("GET it again, and repeat the change on that")
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ pub(crate) struct VmSpec {
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReceiveFromNode {
-    /// As for `PUT /v1/vms/{name}`. Its boot files are this host's, and its NICs are made here; it runs when it has come.
+    /// As for `PUT /v1/vms/{name}`. Its boot files are of this host, and its NICs are created here.
     pub(crate) spec: VmSpec,
 }
 

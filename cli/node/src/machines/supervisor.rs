@@ -31,7 +31,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use vdpa::causes::in_one_line;
 
-use super::change::{ALARMS_MAX, DEVICE_NAME_MAX, alarm_changes};
+use super::change::{ALARMS_MAX, DEVICE_NAME_MAX};
 use super::process::{Identity, Process};
 use super::record::Phase;
 use super::slot::{Live, Slot};
@@ -291,14 +291,14 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
         tokio::time::sleep(PAUSE).await;
     }
     let mut answer = vmm.status().await;
-    let mut alarms = Vec::new();
+    let mut alarms: Vec<AlarmInfo> = Vec::new();
     loop {
         let since = match answer {
             Ok(mut status) => {
                 let fits = |alarm: &AlarmInfo| alarm.device.len() <= DEVICE_NAME_MAX;
                 status.alarms.retain(fits);
                 status.alarms.truncate(ALARMS_MAX);
-                for change in alarm_changes(&alarms, &status.alarms) {
+                for change in alarm_changes(&alarms, &status) {
                     machines.tell(slot.name(), change);
                 }
                 alarms.clone_from(&status.alarms);
@@ -364,6 +364,21 @@ async fn attend(machines: &Arc<Machines>, slot: &Arc<Slot>) -> Infallible {
             let _ = machines.locked(slot, Machines::look_for_guest).await;
         }
     }
+}
+
+/// Alarms that are new, and alarms of before that are no more.
+fn alarm_changes(before: &[AlarmInfo], now: &VmStatus) -> Vec<Change> {
+    let change = |alarm: &AlarmInfo, raised| Change::Alarm {
+        alarm: alarm.clone(),
+        is_nic: now.nics.iter().any(|nic| nic.id == alarm.device),
+        raised,
+    };
+    let cleared = before.iter().filter(|alarm| !now.alarms.contains(alarm));
+    let raised = now.alarms.iter().filter(|alarm| !before.contains(alarm));
+    cleared
+        .map(|alarm| change(alarm, false))
+        .chain(raised.map(|alarm| change(alarm, true)))
+        .collect()
 }
 
 /// Takes back devices of NICs that the guest has given up since it was asked to, and forgets such
@@ -447,5 +462,49 @@ fn from_status(status: ExitStatus) -> End {
             End::new(EndReason::Killed, detail)
         }
         (None, None) => End::new(EndReason::Killed, "its process ended"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(alarms: &[(&str, u16)]) -> VmStatus {
+        let alarms: Vec<_> = alarms
+            .iter()
+            .map(|(device, queue)| {
+                serde_json::json!({ "device": device, "queue": queue, "alarm": "Stuck" })
+            })
+            .collect();
+        serde_json::from_value(serde_json::json!({
+            "state": "Running", "generation": 1, "boots": 1, "pid": 1, "version": "0", "api": 1,
+            "nics": [{ "id": "net0", "state": "Plugged", "path": "/dev/vhost-vdpa-0" }],
+            "alarms": alarms,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn alarms_are_told_when_they_come_and_go() {
+        let (before, now) = (
+            status(&[("net0", 0), ("disk0", 0)]),
+            status(&[("net0", 0), ("net0", 1)]),
+        );
+        assert_eq!(alarm_changes(&before.alarms, &before), Vec::new());
+        let changes = alarm_changes(&before.alarms, &now);
+        let [disk, nic] = [&before.alarms[1], &now.alarms[1]].map(AlarmInfo::clone);
+        let expected = [
+            Change::Alarm {
+                alarm: disk,
+                is_nic: false,
+                raised: false,
+            },
+            Change::Alarm {
+                alarm: nic,
+                is_nic: true,
+                raised: true,
+            },
+        ];
+        assert_eq!(changes, expected);
     }
 }

@@ -1,5 +1,6 @@
 //! `bellhop vm list`.
 
+use bellhop_api::Items;
 use bellhop_api::node::VmInfo;
 use bellhop_common::client::{Node, path};
 use bellhop_common::error::Error;
@@ -42,15 +43,14 @@ pub(super) struct Row {
 }
 
 pub(super) fn execute(node: &Node, format: Format) -> Result<Code, Error> {
-    let answer: Value = node.get("/v1/vms")?;
-    let vms: Vec<VmInfo> = read(&answer)?;
+    let answer: Items<Value> = node.get("/v1/vms")?;
     let rows = if format.is_json() {
         Vec::new()
     } else {
-        let rows = vms.into_iter().map(|vm| row(vm, node));
+        let rows = answer.items.iter().map(|vm| row(read(vm)?, node));
         rows.collect::<Result<_, _>>()?
     };
-    format.print(&answer, || table(&rows))
+    format.print(&answer.items, || table(&rows))
 }
 
 pub(super) fn row(vm: VmInfo, node: &Node) -> Result<Row, Error> {

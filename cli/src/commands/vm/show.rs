@@ -60,7 +60,8 @@ fn look(node: &Node, name: &str) -> Result<All, Error> {
         let details = if_it_says(node.get(&below(&["nics", &nic.id])))?;
         nics.push((nic.clone(), details));
     }
-    let disks = if_it_says(node.get(&below(&["disks"])))?;
+    let mut disks = if_it_says(node.get(&below(&["disks"])))?;
+    let disks = disks.get_mut("items").map(Value::take).unwrap_or(disks);
     let json = json!({
         "vm": answer,
         "spec": spec,

@@ -474,7 +474,7 @@ fn a_machine_that_is_gone_while_it_moves_is_said_to_be() {
     let made_up = MadeUp::default()
         .answer(200, &elsewhere())
         .answer(200, &json!({"kernel": "/k"}))
-        .answer(200, &json!([]));
+        .answer(200, &json!({"items": []}));
     let text = show::text(&made_up.node(), "web").unwrap();
     assert!(
         text.starts_with("web: MayBeElsewhere (to be Running)\n"),
@@ -561,7 +561,7 @@ fn a_machine_is_shown_as_a_tree() {
         {"index": 2, "size": 64, "enabled": true, "kick": "Exit", "watch": null},
         {"index": 3, "size": 64, "enabled": false, "kick": "Exit", "watch": null},
     ]}});
-    let disks = json!([{"id": "disk0", "path": "/d\u{1b}[2J", "state": "Plugged"}]);
+    let disks = json!({"items": [{"id": "disk0", "path": "/d\u{1b}[2J", "state": "Plugged"}]});
     let made_up = MadeUp::default()
         .answer(200, &running(7))
         .answer(200, &spec)
@@ -586,7 +586,7 @@ web: Running
     assert_eq!(made_up.asked()[2], "GET /v1/vms/web/nics/net0");
 
     // Nothing is known of one that does not run but what the daemon knows.
-    let disks = json!([{"id": "disk0", "path": "/d", "state": "Configured"}]);
+    let disks = json!({"items": [{"id": "disk0", "path": "/d", "state": "Configured"}]});
     let made_up = MadeUp::default()
         .answer(200, &stopped())
         .answer(200, &spec)

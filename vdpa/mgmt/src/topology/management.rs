@@ -21,7 +21,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const BUS: &str = "/sys/bus/vdpa/devices";
 
 /// Whether the kernel's vDPA management answered.
+///
+/// * `known`: it did
+/// * `absent`: this kernel has none, or its module is not loaded
+/// * `other_namespace`: it is in the initial network namespace only
+/// * `blocked`: it did not answer, because another request holds its lock
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ManagementState {
     /// It did.

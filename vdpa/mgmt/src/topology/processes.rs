@@ -30,6 +30,7 @@ const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
 /// A process that has a device open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DeviceHolder {
     /// Process id.
     pub pid: u32,
@@ -37,6 +38,7 @@ pub struct DeviceHolder {
     pub command: String,
     /// Its executable (`/proc/PID/exe`), if this process may know it.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub executable: Option<PathBuf>,
     /// The virtual machine, if it is `bellhop run`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,6 +48,7 @@ pub struct DeviceHolder {
 /// The virtual machine of a `bellhop run`, by its command line. A machine has no name of its own; these tell
 /// it from others.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BellhopRun {
     /// The file that it was configured with (`--config`).
     #[serde(skip_serializing_if = "Option::is_none")]

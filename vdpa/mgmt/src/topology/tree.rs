@@ -16,6 +16,7 @@ use crate::pci::Address;
 
 /// Everything about vDPA on a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Topology {
     /// What the kernel's vDPA management said. Unless it is known, there are no management devices, and
     /// vDPA devices hang where sysfs has them.
@@ -62,8 +63,10 @@ impl Topology {
 
 /// A function of the PCI bus with what is made on it. From sysfs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PciFunction {
     /// Where it is, as `pci/0000:01:00.0`. A devlink instance of it has that name, too.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     #[serde(rename = "function", serialize_with = "handle")]
     pub address: Address,
     /// Its driver; none if unbound.
@@ -85,6 +88,7 @@ pub struct PciFunction {
 
 /// A physical function with its virtual ones and its subfunctions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PhysicalFunction {
     /// The function itself.
     #[serde(flatten)]
@@ -106,6 +110,7 @@ pub struct PhysicalFunction {
 
 /// A virtual function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct VirtualFunction {
     /// Its number on its physical function, from 0.
     #[serde(rename = "vf")]
@@ -120,6 +125,7 @@ pub struct VirtualFunction {
 
 /// A subfunction, or another device of the auxiliary bus on which vDPA devices are made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Subfunction {
     /// Its name on the auxiliary bus, such as `mlx5_core.sf.2`.
     #[serde(rename = "auxiliary")]
@@ -144,6 +150,7 @@ pub struct Subfunction {
 /// A network interface that is the port of a virtual function or subfunction on a NIC's switch.
 /// From `/sys/class/net`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Representor {
     /// Its name.
     pub netdev: String,
@@ -159,8 +166,10 @@ pub struct Representor {
 
 /// A management device. From netlink.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ManagementDevice {
     /// Its name.
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
     #[serde(serialize_with = "text")]
     pub name: MgmtDeviceName,
     /// The classes of devices that can be made on it.
@@ -174,6 +183,8 @@ pub struct ManagementDevice {
 
 /// A vDPA device. Class, sizes and configuration are from netlink, the rest is from sysfs and `/proc`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(as = TopologyDevice))]
 pub struct Device {
     /// Its name.
     pub name: String,
@@ -191,6 +202,10 @@ pub struct Device {
         skip_serializing_if = "Option::is_none",
         serialize_with = "mac_address"
     )]
+    #[cfg_attr(
+        feature = "schema",
+        schema(value_type = Option<String>, pattern = "^[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
+    )]
     pub mac: Option<[u8; 6]>,
     /// A network device's largest payload, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -200,11 +215,12 @@ pub struct Device {
     pub driver: Option<String>,
     /// `/dev/vhost-vdpa-N`, while `vhost_vdpa` drives it.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub path: Option<PathBuf>,
     /// Its network interfaces in this network namespace, while `virtio_vdpa` drives it.
     pub netdevs: Vec<String>,
-    /// Who has the character device open, by PID: one VMM, and whoever has a copy of its
-    /// descriptor.
+    /// The processes that have the character device open, by PID: one VMM, and any process with a
+    /// copy of its descriptor.
     pub holders: Vec<DeviceHolder>,
     /// What of this host makes posted interrupts impossible for it; none if nothing is known
     /// to.
@@ -216,6 +232,8 @@ pub struct Device {
 
 /// A virtqueue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(as = TopologyQueue))]
 pub struct Queue {
     /// Its index.
     pub index: u32,
@@ -227,7 +245,12 @@ pub struct Queue {
 
 /// Whether a queue's holder has mapped its doorbell, the page in which a store is a kick. Seen in
 /// the holder's memory map.
+///
+/// * `mapped`: a holder has mapped it
+/// * `not_mapped`: no holder has mapped it
+/// * `unknown`: no process has the device, or a memory map cannot be read
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Doorbell {
     /// A holder has mapped it.
@@ -238,9 +261,13 @@ pub enum Doorbell {
     Unknown,
 }
 
-/// Whether a queue's interrupts are posted. Linux tells nobody that they are, so that is never said;
-/// only that they cannot be ([`PostingObstacle`]).
+/// Whether a queue's interrupts are posted. Linux does not report that they are; only an obstacle is
+/// known ([`PostingObstacle`]).
+///
+/// * `no`: they cannot be
+/// * `unknown`: no obstacle is known
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PostedInterrupt {
     /// They cannot be.
@@ -250,7 +277,13 @@ pub enum PostedInterrupt {
 }
 
 /// Why no interrupt of a device can be posted to a guest's processor.
+///
+/// * `software`: the device is on no PCI function
+/// * `kvm`: KVM does not use the processor's virtual interrupt controller
+/// * `iommu`: an IOMMU of this machine cannot post
+/// * `command_line`: the kernel's command line turns it off
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PostingObstacle {
     /// The device is on no PCI function: it has no interrupt of its own.
@@ -302,6 +335,30 @@ impl fmt::Display for Class {
             Self::Block => f.write_str("block"),
             Self::Other(device_id) => write!(f, "{device_id}"),
         }
+    }
+}
+
+#[cfg(feature = "schema")]
+impl utoipa::PartialSchema for Class {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Type};
+        let name = ObjectBuilder::new().schema_type(Type::String);
+        let number = ObjectBuilder::new()
+            .schema_type(Type::Integer)
+            .minimum(Some(0_u32))
+            .maximum(Some(u32::MAX));
+        OneOfBuilder::new()
+            .item(name.description(Some("`network` or `block`")))
+            .item(number.description(Some("The virtio device type of another class")))
+            .description(Some("Class of vDPA devices"))
+            .into()
+    }
+}
+
+#[cfg(feature = "schema")]
+impl utoipa::ToSchema for Class {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "DeviceClass".into()
     }
 }
 

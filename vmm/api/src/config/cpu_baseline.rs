@@ -4,38 +4,30 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
-/// Which processor the guest is shown: all that the host's can do, or one level of the x86-64 psABI and nothing beyond, so
-/// that it can move between hosts that differ and all reach that level. The names are those of compilers and of QEMU.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    ToSchema,
-)]
-pub enum CpuBaseline {
-    /// As of 2008: up to SSE4.2 and POPCNT.
-    #[serde(rename = "x86-64-v2")]
-    V2,
-    /// As of 2013: AVX2, BMI2, FMA, and AES.
-    #[serde(rename = "x86-64-v3")]
-    V3,
-    /// As of 2017: AVX-512 F, BW, CD, DQ and VL.
-    #[serde(rename = "x86-64-v4")]
-    V4,
-    /// What the host's processor and KVM can do.
-    #[default]
-    #[serde(rename = "host")]
-    Host,
+described! {
+    /// Which processor the guest sees: the host's, or a level of the x86-64 psABI.
+    ///
+    /// With a level the guest can migrate between different hosts that all reach it. The names are
+    /// those of compilers and of QEMU.
+    #[derive(
+        Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+    )]
+    pub enum CpuBaseline {
+        /// As of 2008: up to SSE4.2 and POPCNT.
+        #[serde(rename = "x86-64-v2")]
+        V2,
+        /// As of 2013: AVX2, BMI2, FMA, and AES.
+        #[serde(rename = "x86-64-v3")]
+        V3,
+        /// As of 2017: AVX-512 F, BW, CD, DQ and VL.
+        #[serde(rename = "x86-64-v4")]
+        V4,
+        /// All features of the host's processor that KVM supports.
+        #[default]
+        #[serde(rename = "host")]
+        Host,
+    }
 }
 
 /// Not the name of one.

@@ -14,6 +14,10 @@ const MAC_PATTERN: &str = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$";
 /// A number and its unit.
 const SIZE_PATTERN: &str = "^[0-9]+[KkMmGgTt](iB|B)?$";
 
+/// The meaning of the sizes of huge pages.
+const HUGEPAGES: &str = "Back guest memory with huge pages of the host of this size\n\n\
+                         * `2M`: 2 MiB\n* `1G`: 1 GiB";
+
 /// A string; its builder, for more to be said.
 fn text() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(SchemaType::new(Type::String))
@@ -48,7 +52,7 @@ pub fn mac() -> Object {
     text_or_null()
         .pattern(Some(MAC_PATTERN))
         .description(Some(
-            "The MAC address that the guest sees, unicast; the device's own where none is given",
+            "The unicast MAC address that the guest sees; the device's own by default",
         ))
         .examples(["52:54:00:12:34:56"])
         .build()
@@ -59,7 +63,8 @@ pub fn memory_max() -> Object {
     size()
         .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
         .description(Some(
-            "The most memory that a guest may bring; where none is given, what is free when a source comes: of `host_numa_node` if one is named, of `hugepages` if those are asked for",
+            "The most memory that a guest may bring. By default, what is free when a source \
+             comes: of `host_numa_node` and of `hugepages`, if those are given",
         ))
         .examples(["16G"])
         .build()
@@ -68,9 +73,7 @@ pub fn memory_max() -> Object {
 /// [`HugePageSize`](super::HugePageSize), or null as if it were not given.
 pub fn hugepages() -> Object {
     one_of_or_null(&["2M", "1G"])
-        .description(Some(
-            "Back the guest's memory with huge pages of the host of this size",
-        ))
+        .description(Some(HUGEPAGES))
         .build()
 }
 
@@ -83,7 +86,7 @@ pub fn memory() -> Schema {
             "hugepages",
             text()
                 .enum_values(Some(["2M", "1G"]))
-                .description(Some("Back it with huge pages of the host of this size")),
+                .description(Some(HUGEPAGES)),
         )
         .property(
             "host_numa_node",
@@ -93,7 +96,7 @@ pub fn memory() -> Schema {
     OneOfBuilder::new()
         .item(size().examples(["512M"]))
         .item(full)
-        .description(Some("Guest memory; 512M where none is given"))
+        .description(Some("Guest memory; 512M by default"))
         .build()
         .into()
 }
@@ -108,7 +111,7 @@ pub fn cpu_affinity() -> Array {
         .items(cpus)
         .description(Some(
             "Which CPUs of the host each vCPU may run on: one list for each vCPU, in their order; \
-             anywhere where none is given",
+             any by default",
         ))
         .examples([serde_json::json!([[0, 1], [2]])])
         .build()
@@ -118,35 +121,43 @@ pub fn cpu_affinity() -> Array {
 pub fn doorbell() -> Object {
     text()
         .enum_values(Some(["auto", "on", "off"]))
-        .description(Some(
-            "Whether the guest kicks by stores in the device's own doorbell pages (auto: where \
-             queues have them; on: all data queues must; off: by eventfds)",
-        ))
+        .description(Some(doorbell_text(
+            "Whether the guest kicks by stores in the device's own doorbell pages",
+        )))
         .build()
+}
+
+fn doorbell_text(about: &str) -> String {
+    format!(
+        "{about}\n\n* `auto`: where queues have them\n* `on`: all data queues must have them\n\
+         * `off`: kicks go through eventfds"
+    )
 }
 
 /// A change of it: null leaves it as it is.
 pub fn doorbell_change() -> Object {
     one_of_or_null(&["auto", "on", "off"])
-        .description(Some(
+        .description(Some(doorbell_text(
             "Whether the guest gets the device's doorbells; null leaves it as it is",
-        ))
+        )))
         .build()
 }
 
 /// [`RingWatch`](super::RingWatch).
 pub fn ring_watch() -> Schema {
+    let off = text()
+        .enum_values(Some(["off"]))
+        .description(Some("`off`: queues are not watched"));
     let seconds = integer(1, super::RingWatch::MAX)
-        .description(Some("Seconds after which a queue that hangs is an alarm"))
+        .description(Some("Seconds after which a stuck queue is an alarm"))
         .examples([5])
         .build();
     OneOfBuilder::new()
-        .item(text().enum_values(Some(["off"])).build())
+        .item(off.build())
         .item(seconds)
         .description(Some(
-            "Whether queues that hang are noticed, and after how many seconds; 5 where nothing \
-             is given. The rings in guest memory are looked at once a second, which wakes an \
-             otherwise idle process",
+            "Whether stuck queues are detected, and after how many seconds; 5 by default. The \
+             rings in guest memory are read once a second, which wakes an otherwise idle process",
         ))
         .build()
         .into()

@@ -45,8 +45,8 @@ pub struct VdpaConfig {
     /// Kick the device and interrupt the driver, once, when a queue hangs (`ring_watch`): that
     /// heals a kick or an interrupt that was lost.
     pub rescue: bool,
-    /// The vhost-vdpa character device that takes the place of this one if it says that it needs a reset
-    /// (DEVICE_NEEDS_RESET), while the guest's driver goes on; once. It is opened only then.
+    /// The vhost-vdpa character device that takes the place of this one if it says that it needs a
+    /// reset (DEVICE_NEEDS_RESET), while the guest's driver goes on; once. It is opened only then.
     pub failover: Option<PathBuf>,
 }
 
@@ -55,15 +55,15 @@ pub struct VdpaConfig {
 pub enum VdpaSource {
     /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`.
     Path(PathBuf),
-    /// A descriptor that is still to be taken: of a request the index among those that came with it, of a
-    /// command line or a configuration file an inherited one. A machine refuses it.
+    /// A descriptor that is still to be taken: of a request the index among those that came with
+    /// it, of a command line or a configuration file an inherited one. A machine refuses it.
     Number(u32),
     /// An open vhost-vdpa device.
     Descriptor(VdpaDescriptor),
 }
 
-/// An open vhost-vdpa device that somebody else opened, checked. Clones are the same open file, and two are
-/// equal only then.
+/// An open vhost-vdpa device that somebody else opened, checked. Clones are the same open file, and
+/// two are equal only then.
 #[derive(Clone)]
 pub struct VdpaDescriptor {
     fd: Arc<OwnedFd>,
@@ -85,8 +85,8 @@ impl PartialEq for VdpaDescriptor {
 impl Eq for VdpaDescriptor {}
 
 impl VdpaDescriptor {
-    /// Takes a descriptor, after a look at what it is; it is closed if it is anything else than a vhost-vdpa
-    /// device that is open for reading and writing. The device is left as it is.
+    /// Takes a descriptor, after a look at what it is; it is closed if it is anything else than a
+    /// vhost-vdpa device that is open for reading and writing. The device is left as it is.
     ///
     /// # Errors
     /// As [`check_fd`].
@@ -98,7 +98,8 @@ impl VdpaDescriptor {
         })
     }
 
-    /// The path under which it was opened, as the kernel says. There may be another file by now, or none.
+    /// The path under which it was opened, as the kernel says. There may be another file by now, or
+    /// none.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -176,7 +177,8 @@ impl VdpaConfig {
         }
     }
 
-    /// Replaces the number of a descriptor by what `take` gives for it; `take`'s error says why there is none.
+    /// Replaces the number of a descriptor by what `take` gives for it; `take`'s error says why
+    /// there is none.
     ///
     /// # Errors
     /// See [`DescriptorError`].
@@ -201,8 +203,8 @@ impl VdpaConfig {
         Ok(())
     }
 
-    /// Lets go of the descriptor, for who only wants to say which device it is: a device opens once, so it is
-    /// not free as long as anybody has it.
+    /// Lets go of the descriptor, for who only wants to say which device it is: a device opens
+    /// once, so it is not free as long as anybody has it.
     pub fn release(&mut self) {
         if let VdpaSource::Descriptor(descriptor) = &self.source {
             self.source = VdpaSource::Path(descriptor.path.clone());
@@ -219,7 +221,8 @@ impl VdpaConfig {
 }
 
 impl VmConfig {
-    /// Puts `nic` in the place of the device that has its name: where that is on this host, and what else `nic` says.
+    /// Puts `nic` in the place of the device that has its name: where that is on this host, and
+    /// what else `nic` says.
     ///
     /// # Errors
     /// [`NoSuchNic`].
@@ -247,13 +250,13 @@ pub struct NoSuchNic {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct VdpaFields {
-    /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`. Either this or `fd`. Of one that came as a
-    /// descriptor this shows where it was opened.
+    /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`. Either this or `fd`. Of one
+    /// that came as a descriptor this shows where it was opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     path: Option<PathBuf>,
-    /// The vhost-vdpa device as a descriptor, open for reading and writing: the index, from 0, among those
-    /// that came with the request (SCM_RIGHTS, at most 16). Its `id` is required.
+    /// The vhost-vdpa device as a descriptor, open for reading and writing: the index, from 0,
+    /// among those that came with the request (SCM_RIGHTS, at most 16). Its `id` is required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fd: Option<u32>,
     /// A name for messages; the file's name where none is given.
@@ -276,8 +279,9 @@ struct VdpaFields {
     /// heals a kick or an interrupt that was lost.
     #[serde(default)]
     rescue: bool,
-    /// The vhost-vdpa character device that takes the place of this one if it says that it needs a reset
-    /// (DEVICE_NEEDS_RESET): the NIC moves there, once, as `PATCH /v1/vm/nics/{id}` moves it. Opened only then.
+    /// The vhost-vdpa character device that takes the place of this one if it says that it needs a
+    /// reset (DEVICE_NEEDS_RESET): the NIC moves there, once, as `PATCH /v1/vm/nics/{id}` moves it.
+    /// Opened only then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     failover: Option<PathBuf>,

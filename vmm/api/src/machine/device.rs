@@ -3,32 +3,36 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Where a device is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum PlugPhase {
-    /// It comes when the machine starts.
-    Configured,
-    /// The guest has it, or finds it when it looks.
-    Plugged,
-    /// The guest was asked to give it up and has not done so yet.
-    UnplugRequested,
-    /// A word of a later version.
-    #[serde(other, skip_serializing)]
-    Unknown,
+described! {
+    /// Whether a device is plugged.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum PlugPhase {
+        /// It is plugged when the machine starts.
+        Configured,
+        /// It is on the guest's PCI bus.
+        Plugged,
+        /// The guest is asked to release it and has not done so yet.
+        UnplugRequested,
+        /// A word of a later version.
+        #[serde(other, skip_serializing)]
+        Unknown,
+    }
 }
 
-/// How a queue is kicked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum Kick {
-    /// Through this process: the guest has not mapped the device, or nothing better can be had.
-    Exit,
-    /// An eventfd inside KVM: one exit, no thread of this process.
-    Eventfd,
-    /// The device's own doorbell page: a store without an exit.
-    Doorbell,
-    /// A word of a later version.
-    #[serde(other, skip_serializing)]
-    Unknown,
+described! {
+    /// How a queue is kicked.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum Kick {
+        /// By an exit to this process: no eventfd or doorbell is set up.
+        Exit,
+        /// By an eventfd inside KVM: one exit, no thread of this process.
+        Eventfd,
+        /// By a store in the device's own doorbell page, without an exit.
+        Doorbell,
+        /// A word of a later version.
+        #[serde(other, skip_serializing)]
+        Unknown,
+    }
 }
 
 /// A virtqueue.
@@ -42,11 +46,13 @@ pub struct QueueInfo {
     pub max_size: u16,
     /// Whether the driver enabled it.
     pub enabled: bool,
-    /// Its MSI-X vector, if it has one.
+    /// Its MSI-X vector; null if it has none.
+    #[schema(required)]
     pub vector: Option<u16>,
     /// How it is kicked.
     pub kick: Kick,
-    /// What the watch of its ring saw last; none if nobody watches (`ring_watch`).
+    /// State of its ring; null without `ring_watch`.
+    #[schema(required)]
     pub watch: Option<WatchInfo>,
 }
 
@@ -57,28 +63,31 @@ pub struct DeviceInfo {
     pub status: u8,
     /// Whether the driver runs the device.
     pub driver_ok: bool,
-    /// Whether the device or its driver gave up: only a reset by the driver helps.
+    /// Whether the device or its driver failed: the driver has to reset it.
     pub broken: bool,
     /// The features that the driver is offered, by name; `bit N` for one without.
     pub features_offered: Vec<String>,
-    /// The features that were agreed on; none before that.
+    /// The negotiated features; null before the negotiation.
+    #[schema(required)]
     pub features_negotiated: Option<Vec<String>>,
     /// All its queues, the control queue among them.
     pub queues: Vec<QueueInfo>,
 }
 
-/// What is wrong with a queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum AlarmKind {
-    /// Buffers wait for the device, and it uses none.
-    Stuck,
-    /// The device has used all receive buffers, and the driver posts no others.
-    DriverStalled,
-    /// The avail index is further ahead of the used index than the ring has entries.
-    Inconsistent,
-    /// A word of a later version.
-    #[serde(other, skip_serializing)]
-    Unknown,
+described! {
+    /// Why a queue has an alarm.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum AlarmKind {
+        /// Buffers wait for the device, and it uses none of them.
+        Stuck,
+        /// The device has used all receive buffers, and the driver posts no others.
+        DriverStalled,
+        /// The avail index is further ahead of the used index than the ring has entries.
+        Inconsistent,
+        /// A word of a later version.
+        #[serde(other, skip_serializing)]
+        Unknown,
+    }
 }
 
 /// A queue that something is wrong with.
@@ -92,30 +101,32 @@ pub struct AlarmInfo {
     pub alarm: AlarmKind,
 }
 
-/// What was seen of a queue last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum WatchPhase {
-    /// It does not run, or was not looked at yet.
-    NotRunning,
-    /// It runs, but a packed ring has no indices in memory to look at.
-    NotWatchedPacked,
-    /// It runs, but its ring is not in guest memory.
-    Unreadable,
-    /// Nothing happened, and nothing had to.
-    Idle,
-    /// Buffers were posted or used.
-    Moving,
-    /// Nothing happens that should, for less than `ring_watch`'s time.
-    Waiting,
-    /// Buffers wait for the device, and it uses none.
-    Stuck,
-    /// The device has used all receive buffers, and the driver posts no others.
-    DriverStalled,
-    /// The avail index is further ahead of the used index than the ring has entries.
-    Inconsistent,
-    /// A word of a later version.
-    #[serde(other, skip_serializing)]
-    Unknown,
+described! {
+    /// State of a queue at the last look at its ring.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum WatchPhase {
+        /// The queue does not run, or was not read yet.
+        NotRunning,
+        /// The ring is packed: it has no indices in memory.
+        NotWatchedPacked,
+        /// The ring is not in guest memory.
+        Unreadable,
+        /// No buffers wait, and none moved.
+        Idle,
+        /// Buffers were posted or used since the last look.
+        Moving,
+        /// Buffers wait, for less than the time in `ring_watch`.
+        Waiting,
+        /// Buffers wait for the device, and it uses none of them.
+        Stuck,
+        /// The device has used all receive buffers, and the driver posts no others.
+        DriverStalled,
+        /// The avail index is further ahead of the used index than the ring has entries.
+        Inconsistent,
+        /// A word of a later version.
+        #[serde(other, skip_serializing)]
+        Unknown,
+    }
 }
 
 /// The ring of a queue as its indices in guest memory show it, looked at once a second.
@@ -126,13 +137,14 @@ pub enum WatchPhase {
 pub struct WatchInfo {
     /// What was seen last.
     pub state: WatchPhase,
-    /// Buffers that the device has and has not used; none where it cannot be told.
+    /// Buffers that the device has not used yet; null if unknown.
+    #[schema(required)]
     pub in_flight: Option<u16>,
     /// Buffers per second that the driver posted.
     pub posted_per_s: u32,
     /// Buffers per second that the device used.
     pub completed_per_s: u32,
-    /// For how many seconds the queue has hung.
+    /// For how long the queue has been stuck, in seconds.
     pub stuck_for_s: u64,
     /// How often it was kicked and its driver interrupted because of that (`rescue`).
     pub rescues: u64,

@@ -34,7 +34,8 @@ pub struct DiskSummary {
     #[serde(default)]
     #[schema(required)]
     pub rescue: bool,
-    /// Where the guest sees it, once the machine is built.
+    /// Its PCI address in the guest; null before the machine is built.
+    #[schema(required)]
     pub address: Option<String>,
 }
 
@@ -60,5 +61,6 @@ pub struct DiskInfo {
     #[serde(flatten)]
     pub summary: DiskSummary,
     /// What the guest made of it, once the machine is built.
+    #[schema(required)]
     pub device: Option<DeviceInfo>,
 }

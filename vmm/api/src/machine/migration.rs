@@ -12,13 +12,15 @@ use crate::endpoint::Endpoint;
 /// The most connections that carry a guest's memory.
 pub const CONNECTIONS_MAX: u16 = 16;
 
-/// Which way a machine goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum Direction {
-    /// It leaves.
-    Send,
-    /// It comes.
-    Receive,
+described! {
+    /// Direction of a migration.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum Direction {
+        /// The machine leaves this host.
+        Send,
+        /// The machine comes to this host.
+        Receive,
+    }
 }
 
 /// How long a guest that is sent may stand still if nothing else is said, in milliseconds.
@@ -49,24 +51,24 @@ macro_rules! send_request {
         #[serde(deny_unknown_fields)]
         pub struct $name {
             $($own)*
-            /// How long the guest may stand still, in milliseconds; 300 if not given.
+            /// The longest downtime of the guest, in milliseconds; 300 by default.
             #[serde(default = "crate::machine::migration::downtime_ms")]
             pub downtime_ms: u32,
-            /// After how many seconds it is given up if the guest writes faster than memory goes over; 600 if not
-            /// given.
+            /// After how many seconds it fails if the guest writes faster than memory is copied;
+            /// 600 by default.
             #[serde(default = "crate::machine::migration::timeout_s")]
             pub timeout_s: u32,
-            /// Connections that carry memory, 1 to 16; 2 if not given.
+            /// Connections that carry memory; 2 by default.
             #[serde(default = "crate::machine::migration::connections")]
             #[schema(minimum = 1, maximum = 16)]
             pub connections: u16,
-            /// Compare all of the guest's memory at both ends before it runs there, by checksums: if a byte differs it stays. The
-            /// source reads all of its memory while the guest stands still, for longer than `downtime_ms`; the destination reads back
-            /// each page as it comes. For who does not trust a device's log of what it has written.
+            /// Compare checksums of all guest memory before the guest runs at the destination. If a
+            /// byte differs, it stays. The downtime is longer than `downtime_ms`, because the
+            /// source reads all memory meanwhile.
             // Not said where it is not asked for: a machine's process of before knows neither this nor the next.
             #[serde(default, skip_serializing_if = "std::ops::Not::not")]
             pub verify_memory: bool,
-            /// Only ask whether the destination would take it, and what it would cost: nothing changes, there or here.
+            /// Only report whether the destination accepts the machine, and the expected cost.
             #[serde(default, skip_serializing_if = "std::ops::Not::not")]
             pub dry_run: bool,
         }
@@ -83,7 +85,7 @@ send_request! {
         /// The certificates, over TCP.
         #[serde(default)]
         pub tls: Option<TlsFiles>,
-        /// Over TCP without TLS: whoever is on the way can read and change the guest.
+        /// Over TCP without TLS: anyone on the path can read and change the guest.
         #[serde(default)]
         pub plaintext: bool,
     }
@@ -119,12 +121,13 @@ pub struct ReceiveConfig {
     /// Where to wait for the source: `unix:/PATH` or `tcp:HOST:PORT`.
     #[schema(value_type = String)]
     pub listen: Endpoint,
-    /// The vDPA devices here, each with the `id` of the NIC that it is to be: one for each NIC of the machine.
+    /// The vDPA devices here, each with the `id` of the NIC that it is to be: one for each NIC of
+    /// the machine.
     #[serde(default)]
     pub vdpa: Vec<VdpaConfig>,
-    /// The kernel that the guest boots from at its next reboot. No path that the source names is opened for another host, so it
-    /// is required over TCP; over a Unix socket, which only this user's processes can use, it is the source's where none is
-    /// given.
+    /// The kernel that the guest boots from at its next reboot. No path that the source names is
+    /// opened for another host, so it is required over TCP; over a Unix socket, which only this
+    /// user's processes can use, it is the source's where none is given.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub kernel: Option<PathBuf>,
@@ -132,8 +135,8 @@ pub struct ReceiveConfig {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub initramfs: Option<PathBuf>,
-    /// The most guest memory that a source may bring; without it, what this host has free when one comes (of the NUMA node and
-    /// the huge pages, if those are named).
+    /// The most guest memory that a source may bring; without it, what this host has free when one
+    /// comes (of the NUMA node and the huge pages, if those are named).
     #[serde(default)]
     #[schema(schema_with = schema::memory_max)]
     pub max_memory: Option<MemorySize>,
@@ -141,32 +144,35 @@ pub struct ReceiveConfig {
     #[serde(default)]
     #[schema(schema_with = schema::hugepages)]
     pub hugepages: Option<HugePageSize>,
-    /// It comes from this NUMA node here; from any where none is given, whatever the source said of its own.
+    /// It comes from this NUMA node here; from any where none is given, whatever the source said of
+    /// its own.
     #[serde(default)]
     #[schema(maximum = 65535)]
     pub host_numa_node: Option<u16>,
-    /// Which CPUs of this host each vCPU may run on; anywhere where none is given, whatever the source said of its own.
+    /// Which CPUs of this host each vCPU may run on; anywhere where none is given, whatever the
+    /// source said of its own.
     #[serde(default)]
     #[schema(schema_with = schema::cpu_affinity)]
     pub cpu_affinity: CpuAffinity,
     /// The certificates, over TCP.
     #[serde(default)]
     pub tls: Option<TlsFiles>,
-    /// Over TCP without TLS: whoever reaches the port can send a guest.
+    /// Over TCP without TLS: anyone who reaches the port can send a guest.
     #[serde(default)]
     pub plaintext: bool,
 }
 
-/// The certificates of a migration over TCP. Both hosts have such files, with certificates of the same authority.
+/// The certificates of a migration over TCP. Both hosts have such files, with certificates of the
+/// same authority.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
-    /// This host's certificate, then those between it and its authority (PEM). At the destination it is
-    /// for the name or the IP address that the source is told to go to. If it has extended key usages,
-    /// then for clients at the source, for servers at the destination.
+    /// This host's certificate, then those between it and its authority (PEM). At the destination
+    /// it is for the name or IP address in `destination` of the source. Extended key usages, if
+    /// any, are for clients at the source and for servers at the destination.
     #[schema(value_type = String)]
     pub certificate: PathBuf,
-    /// Its private key (PEM), which nobody but its owner may read.
+    /// Its private key (PEM), readable by its owner only.
     #[schema(value_type = String)]
     pub key: PathBuf,
     /// The authorities whose certificate the other host may have (PEM).
@@ -184,33 +190,35 @@ pub enum MigrationRequest {
     Receive(ReceiveConfig),
 }
 
-/// What a migration does, or how it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum MigrationPhase {
-    /// The other host is waited for, or asked whether it takes the machine.
-    Offer,
-    /// It takes it; further connections are made.
-    Join,
-    /// Memory goes over while the guest runs.
-    Copy,
-    /// The guest stands still; what is left goes over.
-    Stop,
-    /// The destination restores the state.
-    Ready,
-    /// The guest is handed over.
-    Go,
-    /// The destination's guest is to run.
-    Done,
-    /// Over: the guest runs at the destination.
-    Moved,
-    /// Over: the guest stayed at the source; `error` says why.
-    Stayed,
-    /// Over, but it cannot be known from here which host has the guest, so it stands still here: say it with
-    /// `PATCH /v1/vm/migration`.
-    Unsettled,
-    /// A word of a later version: it is not over.
-    #[serde(other, skip_serializing)]
-    Unknown,
+described! {
+    /// Phase of a migration, or how it ended.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum MigrationPhase {
+        /// Connects to the other host and asks it to take the machine.
+        Offer,
+        /// The destination accepts; further connections are opened.
+        Join,
+        /// Memory is copied while the guest runs.
+        Copy,
+        /// The guest is stopped; the remaining memory and state are copied.
+        Stop,
+        /// The destination restores the state.
+        Ready,
+        /// The source hands the guest over.
+        Go,
+        /// The destination starts the guest.
+        Done,
+        /// Ended: the guest runs at the destination.
+        Moved,
+        /// Ended: the guest stayed at the source; `error` has the reason.
+        Stayed,
+        /// Ended, and it is unknown which host has the guest. It is stopped here until
+        /// `PATCH /v1/vm/migration` resolves it.
+        Unsettled,
+        /// A word of a later version: it has not ended.
+        #[serde(other, skip_serializing)]
+        Unknown,
+    }
 }
 
 impl fmt::Display for MigrationPhase {
@@ -233,8 +241,8 @@ pub struct MigrationStatus {
     pub phase: MigrationPhase,
     /// Rounds over memory so far.
     pub rounds: u32,
-    /// Milliseconds since it began; at a destination since it began to wait for the source, which may be long before
-    /// one came.
+    /// Milliseconds since it began; at a destination since it began to wait for the source, which
+    /// may be long before one came.
     pub elapsed_ms: u64,
     /// Bytes of guest memory.
     pub ram_bytes: u64,
@@ -251,21 +259,23 @@ pub struct MigrationStatus {
     /// Bytes of memory per second that guest and devices write, a page counting as a whole.
     pub dirty_bytes_per_second: u64,
     /// Share of their time that vCPUs are held back, in per cent.
+    #[schema(maximum = 100)]
     pub throttle_percent: u8,
-    /// How long the guest would stand still if it were stopped now, in milliseconds; null before the first round ended.
+    /// Expected downtime if the guest were stopped now, in milliseconds; null in the first round.
     #[schema(required)]
     pub forecast_downtime_ms: Option<u64>,
     /// Rounds until it can be stopped; null if that is not known, or never.
     #[schema(required)]
     pub forecast_rounds: Option<u32>,
-    /// How long the guest has stood still, in milliseconds; null before it did.
+    /// Downtime of the guest so far, in milliseconds; null before it was stopped.
     #[schema(required)]
     pub downtime_ms: Option<f64>,
-    /// What NICs had been given and had not used when the guest was stopped; null before, and at the destination.
+    /// What NICs had been given and had not used when the guest was stopped; null before, and at
+    /// the destination.
     #[schema(required)]
     pub in_flight: Option<InFlight>,
-    /// How long it took to have all writes logged, NICs' among them, in milliseconds; null before that is done, and at the
-    /// destination.
+    /// How long it took to have all writes logged, NICs' among them, in milliseconds; null before
+    /// that is done, and at the destination.
     #[schema(required)]
     pub mediation_ms: Option<f64>,
     /// What of `downtime_ms` took how long, as the source sees it.
@@ -277,7 +287,7 @@ pub struct MigrationStatus {
     pub error: Option<String>,
 }
 
-/// Where the time went that the guest stood still, in milliseconds; null: that is not done yet.
+/// Parts of the downtime, in milliseconds; null for a part that has not ended.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
 pub struct DowntimeParts {
     /// vCPUs were parked, devices stopped.
@@ -292,13 +302,13 @@ pub struct DowntimeParts {
     /// The destination restored it.
     #[schema(required)]
     pub ready: Option<f64>,
-    /// The destination was told to run, started its devices and said that it runs.
+    /// The destination started its devices and the guest.
     #[schema(required)]
     pub go: Option<f64>,
 }
 
-/// Buffers that NICs had been given and had not used when the guest was stopped, by what the queues are for. Packed rings do
-/// not tell it, and are not counted.
+/// Buffers that NICs had been given and had not used when the guest was stopped, by what the queues
+/// are for. Packed rings do not tell it, and are not counted.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InFlight {
     /// Receive buffers that were not filled.
@@ -318,7 +328,8 @@ pub struct MigrationTrial {
     pub movable: bool,
     /// Why not: all that is in the way.
     pub obstacles: Vec<MigrationObstacle>,
-    /// What it would cost. The node daemon does not say it of a node that does not even wait for the machine.
+    /// What it would cost. The node daemon does not say it of a node that does not even wait for
+    /// the machine.
     #[serde(flatten)]
     #[schema(value_type = Forecast)]
     pub forecast: Option<Forecast>,
@@ -329,21 +340,24 @@ pub struct MigrationTrial {
 pub struct Forecast {
     /// Bytes of guest memory.
     pub ram_bytes: u64,
-    /// Bytes of it that hold data, of which at most all go over at first; those that the guest writes meanwhile go once more.
+    /// Bytes of it that hold data, of which at most all go over at first; those that the guest
+    /// writes meanwhile go once more.
     pub data_bytes: u64,
-    /// Bytes per second on the wire when the machine was last sent there; null if it never was, or not for long enough.
+    /// Bytes per second on the wire when the machine was last sent there; null if it never was, or
+    /// not for long enough.
     #[schema(required)]
     pub bytes_per_second: Option<u64>,
     /// How long `data_bytes` take at that rate, in milliseconds; null where it is not known.
     #[schema(required)]
     pub copy_ms: Option<u64>,
-    /// How long the destination took just now to open its devices and map all guest memory for them, which most NICs pin, in
-    /// milliseconds; null if it refused, did not answer, or was not asked. It does that once more before memory is sent, while the guest runs.
+    /// How long the destination took just now to open its devices and map all guest memory for
+    /// them, which most NICs pin, in milliseconds; null if it refused, did not answer, or was not
+    /// asked. It does that once more before memory is sent, while the guest runs.
     #[schema(required)]
     pub prepare_ms: Option<u64>,
-    /// How long a guest would stand still that writes nothing, in milliseconds: an assumption, for devices and state.
+    /// Assumed downtime of a guest that writes nothing, in milliseconds, for devices and state.
     pub downtime_min_ms: u64,
-    /// How long it may stand still, in milliseconds: it is stopped only when what is left is expected to fit.
+    /// The longest downtime, in milliseconds: the guest is stopped once the rest should fit.
     pub downtime_max_ms: u64,
 }
 
@@ -357,13 +371,15 @@ pub struct MigrationObstacle {
     pub remedy: Option<String>,
 }
 
-/// Where the guest of a migration that is not settled is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum Place {
-    /// At this host: it goes on.
-    Here,
-    /// At the other host: this machine ends.
-    There,
+described! {
+    /// The host that has the guest of an indeterminate migration.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum Place {
+        /// This host: the guest resumes here.
+        Here,
+        /// The other host: this machine ends.
+        There,
+    }
 }
 
 /// What is to be settled.

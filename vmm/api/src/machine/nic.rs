@@ -19,7 +19,8 @@ pub struct NicSummary {
     #[serde(default)]
     #[schema(required)]
     pub path: String,
-    /// Where the guest sees it, once the machine is built.
+    /// Its PCI address in the guest; null before the machine is built.
+    #[schema(required)]
     pub address: Option<String>,
 }
 
@@ -40,9 +41,11 @@ pub struct NicInfo {
     /// In short.
     #[serde(flatten)]
     pub summary: NicSummary,
-    /// The MAC address that was asked for; none: the device's own.
+    /// The configured MAC address; null for the device's own.
+    #[schema(required, pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
     pub mac: Option<String>,
-    /// The number of queues that was asked for, control queue included.
+    /// The configured number of queues, control queue included; null for the device's own.
+    #[schema(required)]
     pub num_queues: Option<u16>,
     /// Whether doorbells were asked for.
     #[schema(schema_with = schema::doorbell)]
@@ -51,31 +54,37 @@ pub struct NicInfo {
     #[serde(default)]
     #[schema(required)]
     pub rescue: bool,
-    /// The vhost-vdpa character device to which it moves, once, if its own says that it needs a reset.
+    /// The vhost-vdpa character device that is its backup; null without one.
+    #[schema(required)]
     pub failover: Option<String>,
-    /// What came of it when its device said so, until somebody moves it.
+    /// Its last failover; null without one, and after a move.
+    #[schema(required)]
     pub last_failover: Option<FailoverInfo>,
-    /// The NUMA node of the host that it hangs on, once the machine is built and where the
-    /// host says so.
+    /// The NUMA node of its device on the host; null if unknown.
+    #[schema(required)]
     pub numa_node: Option<u16>,
-    /// Said where guest memory is bound to another node.
+    /// A warning if guest memory is bound to another NUMA node.
+    #[schema(required)]
     pub numa_warning: Option<String>,
     /// What the guest made of it, once the machine is built.
+    #[schema(required)]
     pub device: Option<DeviceInfo>,
 }
 
-/// How far a failover is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum FailoverPhase {
-    /// The other device is being opened; the guest's driver has not been told that its own has failed.
-    UnderWay,
-    /// The NIC is on the other device.
-    Done,
-    /// The NIC is on the device that has failed, and needs a reset by the guest's driver.
-    Failed,
-    /// A word of a later version.
-    #[serde(other, skip_serializing)]
-    Unknown,
+described! {
+    /// State of a failover.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum FailoverPhase {
+        /// The backup device is being opened; the driver does not see the failure yet.
+        UnderWay,
+        /// The NIC is on the backup device.
+        Done,
+        /// The NIC is on the failed device; the guest's driver has to reset it.
+        Failed,
+        /// A word of a later version.
+        #[serde(other, skip_serializing)]
+        Unknown,
+    }
 }
 
 /// A failover of a NIC.
@@ -87,15 +96,17 @@ pub struct FailoverInfo {
     pub from: String,
     /// The device that was to take its place.
     pub to: String,
-    /// For how long neither device worked, in microseconds, as the machine saw it: from when the other one was open. None
-    /// if no driver was using the NIC by then.
+    /// How long neither device worked, in microseconds, from the open of the backup. Null if no
+    /// driver used the NIC.
+    #[schema(required)]
     pub gap_us: Option<u64>,
     /// Why it failed.
+    #[schema(required)]
     pub error: Option<String>,
 }
 
-/// What of a NIC can be changed; what is absent stays. While the machine runs it is its devices alone: `path` or `fd`, and
-/// `failover`.
+/// What of a NIC can be changed; what is absent stays. While the machine runs it is its devices
+/// alone: `path` or `fd`, and `failover`.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NicChange {
@@ -103,8 +114,8 @@ pub struct NicChange {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub path: Option<PathBuf>,
-    /// The vhost-vdpa device as a descriptor, open for reading and writing: the index, from 0, among those
-    /// that came with the request (SCM_RIGHTS).
+    /// The vhost-vdpa device as a descriptor, open for reading and writing: the index, from 0,
+    /// among those that came with the request (SCM_RIGHTS).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fd: Option<u32>,
     /// The MAC address that the guest sees.
@@ -121,7 +132,8 @@ pub struct NicChange {
     /// Whether a queue that hangs is kicked and its driver interrupted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rescue: Option<bool>,
-    /// The vhost-vdpa character device to which the NIC moves, once, if its own says that it needs a reset; null: none.
+    /// The vhost-vdpa character device to which the NIC moves, once, if its own says that it needs
+    /// a reset; null: none.
     #[serde(
         default,
         deserialize_with = "given",

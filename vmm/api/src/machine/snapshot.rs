@@ -29,7 +29,7 @@ pub struct SnapshotInfo {
     pub path: PathBuf,
     /// Bytes of guest memory that were written: what was not zero.
     pub memory_bytes: u64,
-    /// For how many milliseconds the guest stood still.
+    /// Downtime of the guest, in milliseconds.
     pub paused_ms: u64,
 }
 
@@ -40,8 +40,8 @@ pub struct RestoreRequest {
     /// The snapshot's directory.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// vDPA devices that go by other paths or descriptors here, each with the `id` of the NIC that it
-    /// is to be.
+    /// vDPA devices that go by other paths or descriptors here, each with the `id` of the NIC that
+    /// it is to be.
     #[serde(default)]
     pub vdpa: Vec<VdpaConfig>,
     /// Leave the vCPUs parked.

@@ -7,19 +7,21 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::{AlarmInfo, DiskSummary, NicSummary};
 
-/// What the machine does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum VmState {
-    /// There is no machine yet: it can be configured, then started.
-    NotStarted,
-    /// It is being built and booted.
-    Starting,
-    /// Its vCPUs run.
-    Running,
-    /// Its vCPUs are parked; devices go on.
-    Paused,
-    /// It has ended, and with it this process, soon.
-    Stopped,
+described! {
+    /// State of the machine.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum VmState {
+        /// Not built yet: it can be configured and started.
+        NotStarted,
+        /// The machine is being built and booted.
+        Starting,
+        /// Its vCPUs run.
+        Running,
+        /// Its vCPUs are parked; its devices run.
+        Paused,
+        /// It has ended, and this process is about to exit.
+        Stopped,
+    }
 }
 
 impl fmt::Display for VmState {
@@ -34,27 +36,29 @@ impl fmt::Display for VmState {
     }
 }
 
-/// The kind of an end. Killed and HostRebooted are the node daemon's words: no machine says them of itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum EndReason {
-    /// The guest switched the power off.
-    PoweredOff,
-    /// Somebody outside the guest asked for it.
-    Stopped,
-    /// Its guest runs elsewhere.
-    Moved,
-    /// Its guest may run elsewhere, or nowhere: it ended before it knew whether the process that it was sent to has it.
-    Unsettled,
-    /// A vCPU could not go on.
-    Crashed,
-    /// The process that ran it was killed, or ended without a word.
-    Killed,
-    /// The host was rebooted.
-    HostRebooted,
-    /// The host could not go on: a vDPA device or KVM failed, or the kernel's file was gone at a reset. And what later
-    /// versions may say.
-    #[serde(other)]
-    Failed,
+described! {
+    /// Why a machine ended. Only the node daemon reports Killed and HostRebooted.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum EndReason {
+        /// The guest powered off.
+        PoweredOff,
+        /// A client stopped it.
+        Stopped,
+        /// Its guest was migrated to another host.
+        Moved,
+        /// It ended before the destination confirmed the guest, which may run there or nowhere.
+        Unsettled,
+        /// A vCPU stopped with an error.
+        Crashed,
+        /// Its process was killed, or exited without a reason.
+        Killed,
+        /// The host was rebooted.
+        HostRebooted,
+        /// The host failed: a vDPA device or KVM, or the kernel image was missing at a reset.
+        /// Also any reason of a later version.
+        #[serde(other)]
+        Failed,
+    }
 }
 
 impl fmt::Display for EndReason {
@@ -68,7 +72,7 @@ impl fmt::Display for EndReason {
 pub struct End {
     /// For programs.
     pub reason: EndReason,
-    /// For people: a sentence with the cause, in which nothing is to be searched.
+    /// A sentence for people, with the cause.
     #[serde(default)]
     #[schema(required)]
     pub detail: String,
@@ -98,8 +102,9 @@ pub struct VmStatus {
     pub pid: u32,
     /// The version of Bellhop that runs it.
     pub version: String,
-    /// The level of this API: it grows when something changes that a client has to know of. What is only
-    /// added leaves it. A node daemon talks to machines of its own level and of the one before.
+    /// The level of this API: it grows when something changes that a client has to know of. What is
+    /// only added leaves it. A node daemon talks to machines of its own level and of the one
+    /// before.
     #[schema(minimum = 1)]
     pub api: u32,
     /// Its NICs, once it is built.
@@ -117,15 +122,15 @@ pub struct VmStatus {
     #[serde(default)]
     #[schema(required)]
     pub alarms: Vec<AlarmInfo>,
-    /// How often another program has gone on with the machine: `POST /v1/vm/upgrade`.
+    /// How often its program was replaced: `POST /v1/vm/upgrade`.
     #[serde(default)]
     #[schema(required)]
     pub upgrades: u64,
-    /// Why the last program that was to go on with it did not; null once another upgrade is asked for.
+    /// Why the last upgrade failed; null after a success or a new request.
     #[schema(required)]
     pub upgrade_error: Option<String>,
-    /// For how many milliseconds the guest stood still for the last program that went on with it, from when its state was saved
-    /// until its vCPUs ran; null if none has, or the machine was paused.
+    /// Downtime of the guest in the last upgrade, in milliseconds. Null without one, and if the
+    /// machine was paused.
     #[schema(required)]
     pub upgrade_downtime_ms: Option<f64>,
 }
@@ -146,16 +151,18 @@ fn first_level() -> u32 {
     1
 }
 
-/// What the machine can be told to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum WantedState {
-    /// Build it and boot it, if it does not run yet. From Paused: let its vCPUs go on.
-    Running,
-    /// Park its vCPUs. Devices go on with what they have to do; interrupts wait.
-    Paused,
-    /// End the machine, and with it its process. The machine's own API does not ask the guest:
-    /// `POST …/power-button` does. The node daemon asks it, unless `mode` is `hard`.
-    Stopped,
+described! {
+    /// State that a client can ask for.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum WantedState {
+        /// Build and boot the machine; if it is paused, resume its vCPUs.
+        Running,
+        /// Park its vCPUs. Devices finish their work; interrupts wait.
+        Paused,
+        /// End the machine and its process. The machine's own API does not ask the guest:
+        /// `POST …/power-button` does. The node daemon asks it, unless `mode` is `hard`.
+        Stopped,
+    }
 }
 
 /// A change of state.

@@ -7,26 +7,28 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::DeviceId;
-use crate::config::{DoorbellMode, KeyValueError, MacAddress, from_key_value_but};
+use crate::config::{DoorbellMode, KeyValueError, MacAddress, from_key_value_but, schema};
 
 /// The name of a NIC.
 pub type NicId = DeviceId;
 
-/// What of a NIC a vDPA device is made on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum NicKind {
-    /// A management device as it is, a subfunction in switchdev mode, else a virtual function.
-    #[default]
-    Auto,
-    /// A virtual function.
-    Vf,
-    /// A subfunction.
-    Sf,
+described! {
+    /// Which kind of function backs the vDPA device.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum NicKind {
+        /// A named management device; a subfunction in switchdev mode; else a virtual function.
+        #[default]
+        Auto,
+        /// A virtual function.
+        Vf,
+        /// A subfunction.
+        Sf,
+    }
 }
 
-/// A NIC of a virtual machine: made from a NIC of the host (`from`), or a vDPA device that is there already (`path` or
-/// `device`).
+/// A NIC of a virtual machine: made from a NIC of the host (`from`), or a vDPA device that is there
+/// already (`path` or `device`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NicSettings {
@@ -34,8 +36,8 @@ pub struct NicSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(required, value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
     pub id: Option<NicId>,
-    /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a management device such as
-    /// `vdpasim_net`. It is taken back when the machine goes.
+    /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a
+    /// management device such as `vdpasim_net`. It is deleted with the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// A vhost-vdpa character device that is there already.
@@ -81,12 +83,12 @@ pub struct NicSettings {
     pub virtual_functions: Option<u32>,
     /// Whether the guest kicks by stores in the device's own doorbell pages.
     #[serde(default, skip_serializing_if = "is_default")]
-    #[schema(value_type = String, pattern = "^(auto|on|off)$", default = "auto")]
+    #[schema(schema_with = schema::doorbell)]
     pub doorbell: DoorbellMode,
     /// Kick the device and interrupt the driver, once, when a queue hangs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub rescue: bool,
-    /// The device that stands by for it.
+    /// Its backup device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failover: Option<NicStandBy>,
 }
@@ -95,12 +97,14 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// The vDPA device that takes the place of a NIC's own when that says that it needs a reset, or devlink that what it is part of
-/// is in error; once. The guest's driver goes on. One of `from`, `path` and `device`.
+/// The backup of a NIC's vDPA device: one of `from`, `path` and `device`.
+///
+/// The NIC moves to it once, when its own device reports DEVICE_NEEDS_RESET or devlink reports an
+/// error. The guest's driver continues.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NicStandBy {
-    /// It is made of this when the NIC is, like the NIC's own (`from`), and taken back with it.
+    /// It is created from this with the NIC, as the NIC's own device, and deleted with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// A vhost-vdpa character device that is there already.

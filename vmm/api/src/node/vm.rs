@@ -8,31 +8,33 @@ use utoipa::ToSchema;
 
 use crate::machine::{AlarmInfo, End, WantedState};
 
-/// What a virtual machine does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum VmPhase {
-    /// It is being made.
-    Creating,
-    /// It is to run, and does not yet.
-    Starting,
-    /// Its process waits for it to come from another node, or it is on its way.
-    Receiving,
-    /// Its vCPUs run.
-    Running,
-    /// Its vCPUs are parked.
-    Paused,
-    /// Its guest was asked to power off, and the grace period is not over.
-    Stopping,
-    /// It has no process.
-    Stopped,
-    /// It has no process, was being sent elsewhere when that ended, and its guest may run there: nobody starts it until somebody
-    /// says where the guest is.
-    MayBeElsewhere,
-    /// It is being taken away, or what is left of it is.
-    Deleting,
-    /// It has a process that does not say what it does, or in words of another version.
-    #[serde(other)]
-    Unknown,
+described! {
+    /// Phase of a virtual machine.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum VmPhase {
+        /// It is being created.
+        Creating,
+        /// It should run, and does not yet.
+        Starting,
+        /// Its process receives it from another node, or waits for it.
+        Receiving,
+        /// Its vCPUs run.
+        Running,
+        /// Its vCPUs are parked.
+        Paused,
+        /// Its guest was asked to power off, and the grace period is not over.
+        Stopping,
+        /// It has no process, and should have none.
+        Stopped,
+        /// Its process ended while the guest was being migrated, and the guest may run there.
+        /// It stays stopped until `PATCH …/migration` resolves it.
+        MayBeElsewhere,
+        /// It is being deleted, or its remains are.
+        Deleting,
+        /// It has a process whose state is unknown, or of another version.
+        #[serde(other)]
+        Unknown,
+    }
 }
 
 impl VmPhase {
@@ -57,14 +59,16 @@ impl fmt::Display for VmPhase {
     }
 }
 
-/// Whether a machine should run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum Desired {
-    /// It runs, also after the host's reboot.
-    #[default]
-    Running,
-    /// It is there with its NICs, and does not run.
-    Stopped,
+described! {
+    /// Whether a virtual machine should run.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum Desired {
+        /// It runs, also after a reboot of the host.
+        #[default]
+        Running,
+        /// It exists with its NICs and does not run.
+        Stopped,
+    }
 }
 
 impl fmt::Display for Desired {
@@ -114,38 +118,44 @@ impl From<WantedState> for VmStateChange {
     }
 }
 
-/// How a virtual machine is stopped.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum StopMode {
-    /// Its guest is asked to power off, by the ACPI power button.
-    #[default]
-    Graceful,
-    /// It ends at once, as if its power was cut.
-    Hard,
+described! {
+    /// How a virtual machine is stopped.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum StopMode {
+        /// Its guest is asked to power off, by the ACPI power button.
+        #[default]
+        Graceful,
+        /// It ends at once, as if its power was cut.
+        Hard,
+    }
 }
 
-/// What happens to a guest that does not power off within the grace period.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum AfterGrace {
-    /// The request fails and the guest continues to run. If it powers off later, it stays stopped.
-    #[default]
-    Fail,
-    /// It ends, as if its power was cut.
-    Hard,
+described! {
+    /// What happens to a guest that does not power off within the grace period.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum AfterGrace {
+        /// The request fails and the guest continues to run. If it powers off later, it stays stopped.
+        #[default]
+        Fail,
+        /// It ends, as if its power was cut.
+        Hard,
+    }
 }
 
-/// What happens when a machine ends without having been told to.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub enum Restart {
-    /// It stays stopped.
-    Never,
-    /// It is started again if it crashed; not if its guest powered off.
-    #[default]
-    OnFailure,
-    /// It is started again in any case.
-    Always,
+described! {
+    /// What the daemon does when a virtual machine ends by itself.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub enum Restart {
+        /// It stays stopped.
+        Never,
+        /// It is started again after a crash, not after the guest powered off.
+        #[default]
+        OnFailure,
+        /// It is always started again.
+        Always,
+    }
 }
 
 impl fmt::Display for Restart {
@@ -169,13 +179,17 @@ pub struct VmInfo {
     pub state: Desired,
     /// What happens when it ends by itself.
     pub restart: Restart,
-    /// The process that runs it.
+    /// Its process; null while it has none.
+    #[schema(required)]
     pub pid: Option<u32>,
-    /// How long that process has run, in seconds.
+    /// How long that process has run, in seconds; null without one.
+    #[schema(required)]
     pub uptime_s: Option<u64>,
-    /// The version of Bellhop that runs it.
+    /// The version of Bellhop that runs it; null if unknown.
+    #[schema(required)]
     pub version: Option<String>,
-    /// The level of that one's API.
+    /// The level of its API; null if unknown.
+    #[schema(required)]
     pub api: Option<u32>,
     /// Whether an earlier daemon has started its process.
     #[serde(default)]
@@ -185,7 +199,8 @@ pub struct VmInfo {
     #[serde(default)]
     #[schema(required)]
     pub restarts: u64,
-    /// How it ended the last time.
+    /// How it ended the last time; null if it never did.
+    #[schema(required)]
     pub last_end: Option<End>,
     /// Why it is not started, in the phase MayBeElsewhere; null in all others.
     #[schema(required)]
@@ -208,15 +223,16 @@ pub struct VmInfo {
 pub struct VmNic {
     /// Its name.
     pub id: String,
-    /// The vDPA device that was made for it, and that it is on.
+    /// The vDPA device that was created for it; null for an existing device.
+    #[schema(required)]
     pub device: Option<String>,
-    /// The character device that it is on, if there is one now.
-    #[schema(value_type = Option<String>)]
+    /// Its character device; null while there is none.
+    #[schema(required, value_type = Option<String>)]
     pub path: Option<PathBuf>,
-    /// The character device that stands by for that one, if there is one now.
-    #[schema(value_type = Option<String>)]
+    /// The character device that is its backup; null without one.
+    #[schema(required, value_type = Option<String>)]
     pub failover: Option<PathBuf>,
-    /// Whether it is on the device that stood by, until it is moved back, or the machine was stopped.
+    /// Whether it is on its backup: until it is moved back, or the machine is stopped.
     #[serde(default)]
     #[schema(required)]
     pub failed_over: bool,
@@ -225,7 +241,8 @@ pub struct VmNic {
 /// Where a virtual machine's console is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConsolePaths {
-    /// The Unix socket on which one client at a time reads and writes; it is there while the machine has a process.
+    /// The Unix socket on which one client at a time reads and writes; it is there while the
+    /// machine has a process.
     #[schema(value_type = String)]
     pub socket: PathBuf,
     /// What the guest has written.
@@ -240,6 +257,6 @@ pub struct MayBeElsewhere {
     pub destination: String,
     /// What is known, in a sentence.
     pub reason: String,
-    /// What somebody has to do, in a sentence.
+    /// What to do about it, in a sentence.
     pub remedy: String,
 }

@@ -8,12 +8,13 @@ use super::state::Api;
 use crate::api::error::ApiError;
 use crate::http::parameters::DeviceName;
 
-/// Have the guest announce a NIC
+/// Announce a NIC
 ///
-/// As after it has come to another place in its network (virtio 1.3, 5.1.6.5.4). The guest does
-/// it when it gets to it.
+/// Asks the guest to announce itself, as after a migration (virtio 1.3, 5.1.6.5.4). The guest does
+/// so later, by itself.
 #[utoipa::path(post, path = "/v1/vm/nics/{id}/announce", operation_id = "announce_nic",
-    params(("id" = String, Path, description = "The NIC's name")), responses(
+    params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The NIC's name")), responses(
     (status = 204, description = "The guest is asked"),
     NameErrors, BusyErrors,
 ))]

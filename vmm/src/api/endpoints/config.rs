@@ -8,7 +8,9 @@ use super::state::Api;
 use crate::api::error::ApiError;
 use crate::config::VmConfig;
 
-/// The machine's configuration
+/// Read the configuration
+///
+/// As it was given, with the devices that were plugged, changed or unplugged since.
 #[utoipa::path(get, path = "/v1/vm/config", operation_id = "get_vm_config", responses(
     (status = 200, description = "The configuration", body = VmConfig),
     StateErrors,

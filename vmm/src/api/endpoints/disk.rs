@@ -16,9 +16,12 @@ use crate::config::DiskConfig;
 use crate::http::body::JsonBody;
 use crate::http::parameters::DeviceName;
 
-/// A disk in full
+/// Read a disk
+///
+/// With its queues and features once the machine is built.
 #[utoipa::path(get, path = "/v1/vm/disks/{id}", operation_id = "get_disk",
-    params(("id" = String, Path, description = "The disk's name")), responses(
+    params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The disk's name")), responses(
     (status = 200, description = "The disk", body = DiskInfo),
     NameErrors, BusyErrors,
 ))]
@@ -29,18 +32,20 @@ pub(super) async fn show(
     pluggable::show::<DiskConfig>(&api, &id).await
 }
 
-/// Give the machine a disk
+/// Add a disk
 ///
-/// Before it starts: a disk for later. While it runs or is paused: the image is opened, locked
-/// (by one writer or any number of readers) and plugged in; the guest finds it by itself. The
-/// same disk again changes nothing. The name is also the disk's serial number, so the guest's
-/// limit of 20 characters holds for it.
+/// Before the machine starts, the disk is added to its configuration. Later, the image is opened,
+/// locked (one writer or many readers) and plugged; the guest finds it by itself. An identical disk
+/// changes nothing.
+///
+/// The name is also the serial number of the disk, so the limit of 20 characters applies to it.
 #[utoipa::path(put, path = "/v1/vm/disks/{id}", operation_id = "put_disk",
-    params(("id" = String, Path, description = "The disk's name")),
+    params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The disk's name")),
     request_body = DiskConfig, responses(
     (status = 200, description = "There was one of this name: before the machine starts it is \
         replaced, later it is the same", body = DiskInfo),
-    (status = 201, description = "It is there now", body = DiskInfo),
+    (status = 201, description = "Created", body = DiskInfo),
     NamedBodyErrors, HostErrors,
 ))]
 pub(super) async fn put(
@@ -52,8 +57,11 @@ pub(super) async fn put(
 }
 
 /// Change a disk before the machine starts
+///
+/// A plugged disk cannot be changed: remove it and add another one.
 #[utoipa::path(patch, path = "/v1/vm/disks/{id}", operation_id = "patch_disk",
-    params(("id" = String, Path, description = "The disk's name")),
+    params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The disk's name")),
     request_body = DiskChange, responses(
     (status = 200, description = "The disk as it is now", body = DiskInfo),
     NamedChangeErrors, StateErrors,
@@ -72,15 +80,16 @@ pub(super) async fn change(
     })
 }
 
-/// Take a disk away
+/// Remove a disk
 ///
-/// Before the machine starts it is gone at once. Later the guest is asked to give it up: it is
-/// gone, and its image closed and unlocked, when it is no longer listed. A guest that does not
-/// answer keeps it until the machine resets; asking again reminds it.
+/// Before the machine starts, it is removed at once. Later, the guest is asked to release it. The
+/// disk is gone, with its image closed and unlocked, when it is no longer listed. A guest that does
+/// not respond keeps it until the machine resets. Another request asks the guest again.
 #[utoipa::path(delete, path = "/v1/vm/disks/{id}", operation_id = "delete_disk",
-    params(("id" = String, Path, description = "The disk's name")), responses(
-    (status = 202, description = "The guest is asked: watch it go", body = DiskInfo),
-    (status = 204, description = "It is gone"),
+    params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The disk's name")), responses(
+    (status = 202, description = "The guest is asked to release it", body = DiskInfo),
+    (status = 204, description = "Deleted"),
     NameErrors, BusyErrors,
 ))]
 pub(super) async fn remove(

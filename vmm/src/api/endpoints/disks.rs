@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use bellhop_api::Items;
 use bellhop_api::machine::{DeviceInfo, DiskInfo, DiskSummary};
 use bellhop_api::responses::BusyErrors;
 
@@ -39,12 +40,14 @@ impl From<Known<DiskConfig>> for DiskInfo {
     }
 }
 
-/// All disks
+/// List disks
+///
+/// Before the machine is built, these are the disks of its configuration.
 #[utoipa::path(get, path = "/v1/vm/disks", operation_id = "list_disks", responses(
-    (status = 200, description = "All disks", body = Vec<DiskInfo>),
+    (status = 200, description = "All disks", body = Items<DiskInfo>),
     BusyErrors,
 ))]
-pub(super) async fn list(State(api): Api) -> Result<Json<Vec<DiskInfo>>, ApiError> {
+pub(super) async fn list(State(api): Api) -> Result<Json<Items<DiskInfo>>, ApiError> {
     if !api.is_built() {
         let disks = api.config()?.disks;
         let info = |(number, disk): (usize, &DiskConfig)| DiskInfo {

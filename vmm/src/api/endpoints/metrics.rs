@@ -14,9 +14,10 @@ use crate::console::ConsoleLoss;
 use crate::http::metrics::Text;
 use crate::machine::{DeviceStatus, Handle, RequestError, Resources, WatchState, WatchStatus};
 
-/// Metrics
+/// Read metrics
 ///
-/// Before the machine is built only its state and boots are there.
+/// All figures at this moment, in the text format of Prometheus (version 0.0.4). Before the machine
+/// is built there are only its state and its number of boots.
 #[utoipa::path(get, path = "/v1/metrics", operation_id = "get_metrics", responses(
     (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
     HostErrors,

@@ -72,12 +72,13 @@ fn status(migration: &Migration, end: Option<MigrationEnd>) -> MigrationStatus {
     }
 }
 
-/// The machine's migration: the one under way, or the last one
+/// Read the state of the last migration
 ///
-/// A source that has sent its machine ends when somebody has read that here, or after 10 s.
+/// The migration in progress, or the last one. A source whose guest has moved exits after this
+/// response, or after 10 s.
 #[utoipa::path(get, path = "/v1/vm/migration", operation_id = "get_migration", responses(
     (status = 200, description = "How far it is", body = MigrationStatus),
-    (status = 404, description = "There was none", body = ErrorBody),
+    (status = 404, description = "Not found: there was no migration", body = ErrorBody),
 ))]
 pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiError> {
     let migration = api.migration()?;
@@ -85,18 +86,21 @@ pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiEr
     Ok(Json(status(&migration, end)))
 }
 
-/// Send the machine to another process, or have it come from one
+/// Start a migration
 ///
-/// The answer comes at once; `GET` says how far it is. A machine that is sent runs until the last pages go over;
-/// whatever fails before GO leaves it as it was. A machine can be received only in the state NotStarted, in a process
-/// that has none; it gets the source's configuration, but for its NICs' devices and the files that it boots from.
+/// Sends the machine to another process (`send`) or receives one (`receive`). The response comes at
+/// once; `GET` reports progress. The guest runs until the last pages are copied. A failure before
+/// the phase Go leaves it as it was.
 ///
-/// With `dry_run` the destination is only asked whether it would take the machine, and waits on. The answer comes when it is
-/// known, which takes as long as it takes to open the devices there.
+/// Only a process without a machine (NotStarted) receives one. It takes the configuration of the
+/// source, except for the devices of NICs and the boot files.
+///
+/// With `dry_run` the destination only reports whether it accepts the machine. The response takes
+/// as long as opening the devices there.
 #[utoipa::path(post, path = "/v1/vm/migration", operation_id = "start_migration",
     request_body = MigrationRequest, responses(
     (status = 200, description = "With `dry_run`: whether it could be sent", body = MigrationTrial),
-    (status = 202, description = "It is under way", body = MigrationStatus),
+    (status = 202, description = "It is in progress", body = MigrationStatus),
     BodyErrors, HostErrors,
 ))]
 pub(super) async fn begin(
@@ -108,7 +112,7 @@ pub(super) async fn begin(
         MigrationRequest::Send(config) => {
             if !config.is_possible() {
                 return Err(HttpError::Invalid {
-                    at: " at send.connections".to_owned(),
+                    at: "/send/connections".to_owned(),
                     reason: format!("1 to {CONNECTIONS_MAX} are possible"),
                 }
                 .into());
@@ -137,15 +141,16 @@ pub(super) async fn begin(
     Ok((StatusCode::ACCEPTED, Json(under_way)).into_response())
 }
 
-/// Say where the guest is, when a migration is not settled
+/// Resolve an indeterminate migration
 ///
-/// Only in the phase Unsettled: the connection broke while the guest was handed over. Look at the other host first: if it
-/// is Moved or Running there, say There here, else Here. Who says Here on both has the guest twice.
+/// Only in the phase Unsettled, after the connection broke while the guest was handed over. Look at
+/// the other host first. If its state is Moved or Running, answer There here; otherwise Here. Here
+/// on both hosts runs the guest twice.
 #[utoipa::path(patch, path = "/v1/vm/migration", operation_id = "resolve_migration",
     request_body = SettleRequest, responses(
-    (status = 204, description = "The guest goes on here, or the machine ends"),
+    (status = 204, description = "The guest resumes here, or the machine ends"),
     BodyErrors, MigrationErrors,
-    (status = 500, description = "The host failed at it", body = ErrorBody),
+    (status = 500, description = "Internal error: the host failed", body = ErrorBody),
 ))]
 pub(super) async fn settle(
     State(api): Api,
@@ -161,12 +166,12 @@ pub(super) async fn settle(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// End a migration
+/// Cancel a migration
 ///
-/// Until the guest is handed over: then it comes too late, and the phase tells. A machine that is sent goes on as it
-/// was; a machine that is waited for does not come.
+/// Possible until the guest is handed over; later the phase shows that it moved. The guest of a
+/// source continues to run. A destination stops waiting.
 #[utoipa::path(delete, path = "/v1/vm/migration", operation_id = "cancel_migration", responses(
-    (status = 202, description = "It ends: GET says how"),
+    (status = 202, description = "It is being cancelled: GET reports the result"),
     MigrationErrors,
 ))]
 pub(super) async fn cancel(State(api): Api) -> Result<StatusCode, ApiError> {

@@ -22,7 +22,7 @@ mod upgrade;
 mod vm;
 mod watch;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
@@ -33,16 +33,20 @@ use utoipa_axum::routes;
 
 use super::controller::Controller;
 use crate::http::descriptors::discard;
-use crate::http::{self, ErrorBody, description, request_rules};
+use crate::http::{self, ErrorBody, description};
 
 /// What the description has beside the endpoints.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Bellhop, the API of one machine",
-        description = "HTTP/1.1 on a Unix socket. Errors have the body `ErrorBody`; every \
-                       answer has the header `x-request-id`."
+        description = "The API of the process of one machine: HTTP/1.1 on a Unix socket, whose \
+                       mode says who may connect. Clients must ignore unknown members of \
+                       responses: a later version may add some."
     ),
+    // The mode of the socket says who may connect.
+    security(()),
+    servers((url = "/", description = "The Unix socket, as `bellhop run --api-socket` names it")),
     components(schemas(ErrorBody))
 )]
 struct Description;
@@ -73,22 +77,23 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
         .routes(routes!(openapi))
 }
 
-/// The description; a copy is in the repository, and a test compares them.
-pub(super) fn document() -> &'static str {
-    static DOCUMENT: OnceLock<String> = OnceLock::new();
-    DOCUMENT.get_or_init(|| {
-        let (_, mut registered) = registered().split_for_parts();
-        request_rules::describe(&mut registered);
-        description::text(&registered)
-    })
+/// The description that is served; a test generates it and compares.
+const DOCUMENT: &str = include_str!("../../../openapi.json");
+
+/// The description as utoipa derives it.
+#[cfg(any(test, feature = "testing"))]
+pub(super) fn described() -> utoipa::openapi::OpenApi {
+    registered().split_for_parts().1
 }
 
-/// The description of this API, OpenAPI 3.1
+/// Read this description
+///
+/// OpenAPI 3.1. The same file is in the repository.
 #[utoipa::path(get, path = "/v1/openapi.json", operation_id = "get_openapi", responses(
-    (status = 200, description = "The description", body = serde_json::Value),
+    (status = 200, description = "The description", body = Object),
 ))]
 async fn openapi() -> Response {
-    ([(CONTENT_TYPE, "application/json")], document()).into_response()
+    ([(CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
 }
 
 /// All of them, over `controller`.

@@ -106,9 +106,12 @@ fn is_devices_alone(change: &NicChange) -> bool {
     )
 }
 
-/// A NIC in full
+/// Read a NIC
+///
+/// With its queues, features and last failover once the machine is built.
 #[utoipa::path(get, path = "/v1/vm/nics/{id}", operation_id = "get_nic",
-    params(("id" = String, Path, description = "The NIC's name")), responses(
+    params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The NIC's name")), responses(
     (status = 200, description = "The NIC", body = NicInfo),
     NameErrors, BusyErrors,
 ))]
@@ -119,17 +122,18 @@ pub(super) async fn show(
     pluggable::show::<VdpaConfig>(&api, &id).await
 }
 
-/// Give the machine a NIC
+/// Add a NIC
 ///
-/// Before it starts: a NIC for later. While it runs or is paused: the device is opened and
-/// plugged in; the guest finds it by itself. The same NIC again changes nothing. With `fd` the device comes as a
-/// descriptor with the request (SCM_RIGHTS); what `PUT /v1/vm` says of those holds here too.
+/// Before the machine starts, the NIC is added to its configuration. Later, its device is opened
+/// and plugged; the guest finds it by itself. An identical NIC changes nothing. With `fd` the
+/// device is a descriptor that comes with the request, as for `PUT /v1/vm`.
 #[utoipa::path(put, path = "/v1/vm/nics/{id}", operation_id = "put_nic",
-    params(("id" = String, Path, description = "The NIC's name")),
+    params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The NIC's name")),
     request_body = VdpaConfig, responses(
     (status = 200, description = "There was one of this name: before the machine starts it is \
         replaced, later it is the same", body = NicInfo),
-    (status = 201, description = "It is there now", body = NicInfo),
+    (status = 201, description = "Created", body = NicInfo),
     NamedBodyErrors, HostErrors,
 ))]
 pub(super) async fn put(
@@ -144,19 +148,22 @@ pub(super) async fn put(
     pluggable::put(&api, id, wanted).await
 }
 
-/// Change a NIC; while the machine runs, move it to another vDPA device
+/// Change a NIC, or move it to another vDPA device
 ///
-/// Before the machine starts anything can change. Later it is the device (`path`, or `fd` as `PUT` has it), and the guest goes on with it: same PCI
-/// function, MAC address, control state and rings; it gets a spurious interrupt, and announces itself if it knows how.
-/// The new device must offer what the guest's driver has negotiated and have the same number of queues. A refusal
-/// changes nothing; if the new device fails at the last moment the old one goes on. The same device again changes
-/// nothing.
+/// Before the machine starts, every member can change. Later, only its device (`path` or `fd`) and
+/// its backup (`failover`) can change.
 ///
-/// With `failover` another device stands by. If the present one says that it needs a reset (DEVICE_NEEDS_RESET) the NIC moves
-/// there by itself, in the same way, once; afterwards none stands by. What came of it is `last_failover`, and the machine's
-/// generation grows. If it fails the guest's driver is told what its device said.
+/// A move keeps the PCI function, MAC address, control state and rings. The guest gets a spurious
+/// interrupt and announces itself if it can. The new device must offer all negotiated features and
+/// as many queues. A refusal changes nothing. If the new device fails to start, the old one
+/// continues. An identical device changes nothing.
+///
+/// With `failover` a device is the backup. When the present device reports DEVICE_NEEDS_RESET, the
+/// NIC moves to the backup once, in the same way. `last_failover` has the result, and the
+/// generation of the machine grows. If the move fails, the driver sees the report of its device.
 #[utoipa::path(patch, path = "/v1/vm/nics/{id}", operation_id = "patch_nic",
-    params(("id" = String, Path, description = "The NIC's name")),
+    params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The NIC's name")),
     request_body = NicChange, responses(
     (status = 200, description = "The NIC as it is now", body = NicInfo),
     NamedChangeErrors, HostErrors,
@@ -245,15 +252,16 @@ fn swap(machine: &Handle, id: &str, source: VdpaSource) -> Result<NicStatus, Req
     Ok(machine.swap_nic(id, &config)?.status)
 }
 
-/// Take a NIC away
+/// Remove a NIC
 ///
-/// Before the machine starts it is gone at once. Later the guest is asked to give it up: it is
-/// gone, and its device free, when it is no longer listed. A guest that does not answer keeps it
-/// until the machine resets; asking again reminds it.
+/// Before the machine starts, it is removed at once. Later, the guest is asked to release it. The
+/// NIC is gone, and its device free, when it is no longer listed. A guest that does not respond
+/// keeps it until the machine resets. Another request asks the guest again.
 #[utoipa::path(delete, path = "/v1/vm/nics/{id}", operation_id = "delete_nic",
-    params(("id" = String, Path, description = "The NIC's name")), responses(
-    (status = 202, description = "The guest is asked: watch it go", body = NicInfo),
-    (status = 204, description = "It is gone"),
+    params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
+        description = "The NIC's name")), responses(
+    (status = 202, description = "The guest is asked to release it", body = NicInfo),
+    (status = 204, description = "Deleted"),
     NameErrors, BusyErrors,
 ))]
 pub(super) async fn remove(

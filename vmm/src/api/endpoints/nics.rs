@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use bellhop_api::Items;
 use bellhop_api::machine::NicSummary;
 use bellhop_api::responses::StateErrors;
 
@@ -20,17 +21,17 @@ impl From<&NicStatus> for NicSummary {
     }
 }
 
-/// All NICs
+/// List NICs
 ///
-/// Before the machine is built these are all vDPA devices of its configuration: what they are
-/// shows when they are opened.
+/// Before the machine is built, these are the vDPA devices of its configuration, which are not
+/// opened yet.
 #[utoipa::path(get, path = "/v1/vm/nics", operation_id = "list_nics", responses(
-    (status = 200, description = "All NICs", body = Vec<NicSummary>),
+    (status = 200, description = "All NICs", body = Items<NicSummary>),
     StateErrors,
 ))]
-pub(super) async fn list(State(api): Api) -> Result<Json<Vec<NicSummary>>, ApiError> {
+pub(super) async fn list(State(api): Api) -> Result<Json<Items<NicSummary>>, ApiError> {
     if api.is_built() {
-        return Ok(Json(api.view().nics));
+        return Ok(Json(api.view().nics.into_iter().collect()));
     }
     let config = api.config()?;
     Ok(Json(config.vdpa.iter().map(NicSummary::from).collect()))

@@ -9,8 +9,8 @@ use crate::api::error::ApiError;
 
 /// Send a non-maskable interrupt
 ///
-/// To the first vCPU. Linux logs it, or panics with `unknown_nmi_panic`, which is of use for a
-/// guest that hangs. A paused one gets it when it goes on.
+/// To the first vCPU. Linux logs it, or panics with `unknown_nmi_panic`, which helps with a hung
+/// guest. A paused vCPU gets it when it resumes.
 #[utoipa::path(post, path = "/v1/vm/nmi", operation_id = "send_nmi", responses(
     (status = 204, description = "It is sent"),
     HostErrors,

@@ -167,7 +167,7 @@ pub(super) async fn put<C: Kind>(
         && other != id
     {
         return Err(HttpError::Invalid {
-            at: " at id".to_owned(),
+            at: "/id".to_owned(),
             reason: format!("the path says {id}, the body {other}; leave the body's away"),
         }
         .into());

@@ -9,8 +9,8 @@ use crate::api::error::ApiError;
 
 /// Press the power button
 ///
-/// The guest is asked to shut down, by ACPI; what it does about it is its affair. When it has
-/// switched the power off, the machine's state is Stopped and this process ends.
+/// Asks the guest to shut down, by ACPI. Once it has powered off, the state is Stopped and this
+/// process exits.
 #[utoipa::path(post, path = "/v1/vm/power-button", operation_id = "press_power_button", responses(
     (status = 204, description = "The button is pressed"),
     HostErrors,

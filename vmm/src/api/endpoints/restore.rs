@@ -14,14 +14,16 @@ use crate::http::descriptors::Received;
 use crate::http::on_worker;
 use crate::machine::Snapshot;
 
-/// Restore the machine from a snapshot, instead of starting it
+/// Restore the machine from a snapshot
 ///
-/// The machine is built as the snapshot says and goes on where it was saved. Its clock stood still meanwhile. Only from the state NotStarted;
-/// a configuration that was given before is replaced. What cannot be restored here (another CPU, a vDPA device without a feature that the
-/// guest uses, …) is refused, and another attempt may follow.
+/// Instead of a start, and only in the state NotStarted. It replaces a configuration that was given
+/// before. The guest continues where it was saved, with its clock as of then.
+///
+/// A snapshot that cannot run here is refused: another CPU, or a vDPA device without a negotiated
+/// feature. Another attempt may follow.
 #[utoipa::path(put, path = "/v1/vm/restore", operation_id = "restore_vm",
     request_body = RestoreRequest, responses(
-    (status = 204, description = "It goes on, or is paused as was asked"),
+    (status = 204, description = "It continues, or is paused"),
     BodyErrors, HostErrors,
 ))]
 pub(super) async fn restore(

@@ -11,15 +11,18 @@ use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
 use crate::machine::milliseconds;
 
-/// Write a snapshot of the machine
+/// Create a snapshot
 ///
-/// From the states Running and Paused, in which the machine is again afterwards. Meanwhile its vCPUs are
-/// parked and its devices stopped; frames for it are lost. When the answer comes the directory is whole and on the
-/// disk; a snapshot that fails leaves nothing and the machine goes on. It holds the guest's memory: treat it
-/// as such. `PUT /v1/vm/restore` and `bellhop run --restore` bring the machine back.
+/// From the states Running and Paused, to which the machine returns. Meanwhile its vCPUs are
+/// parked, its devices are stopped, and frames for it are lost. The directory is complete and on
+/// the disk before the response. A failed snapshot leaves nothing behind, and the machine
+/// continues.
+///
+/// The snapshot holds the memory of the guest: protect it. `bellhop run --restore` and the operation
+/// `restore_vm` restore it.
 #[utoipa::path(post, path = "/v1/vm/snapshot", operation_id = "create_snapshot",
     request_body = SnapshotRequest, responses(
-    (status = 201, description = "It is there, whole", body = SnapshotInfo),
+    (status = 201, description = "The snapshot is complete", body = SnapshotInfo),
     BodyErrors, HostErrors,
 ))]
 pub(super) async fn write(

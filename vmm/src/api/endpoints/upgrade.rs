@@ -15,15 +15,17 @@ use crate::http::on_worker;
 /// The time for the answer to reach the client, before the program that sends it is replaced.
 const ANSWER: Duration = Duration::from_millis(100);
 
-/// Have another version of Bellhop go on with the machine
+/// Upgrade the program of the machine in place
 ///
-/// It takes the place of the one that runs, in the same process: the guest stands still for a moment, its memory
-/// stays where it is, vDPA devices are closed and opened again by their paths. This API is away meanwhile.
-/// How it went is in `GET /v1/vm`: `upgrades` has grown, or `upgrade_error` says why the program did not take the machine, which
-/// then goes on with the one that it had.
+/// Another program of Bellhop replaces this one in the same process (live upgrade). The guest stops
+/// for a moment and its memory stays in place. vDPA devices are closed and opened again by their
+/// paths. Meanwhile this API does not respond.
+///
+/// `GET /v1/vm` has the result: `upgrades` grows, or `upgrade_error` has the reason and the old
+/// program continues.
 #[utoipa::path(post, path = "/v1/vm/upgrade", operation_id = "upgrade_vm",
     request_body = UpgradeRequest, responses(
-    (status = 202, description = "It begins: watch `upgrades` and `upgrade_error`"),
+    (status = 202, description = "The upgrade begins: watch `upgrades` and `upgrade_error`"),
     BodyErrors, StateErrors,
 ))]
 pub(super) async fn upgrade(

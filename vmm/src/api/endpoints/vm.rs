@@ -13,19 +13,24 @@ use crate::config::VmConfig;
 use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 
-/// The machine's state
+/// Read the state of the machine
+///
+/// In every state, also before the machine has a configuration. `GET /v1/vm/watch` waits for a
+/// change.
 #[utoipa::path(get, path = "/v1/vm", operation_id = "get_vm",
     responses((status = 200, description = "The state", body = VmStatus)))]
 pub(super) async fn show(State(api): Api) -> Json<VmStatus> {
     Json(api.view())
 }
 
-/// Give the machine its configuration, before it starts
+/// Configure the machine before it starts
 ///
-/// All of it at once; an earlier one is replaced. Nothing is opened yet. vDPA devices named by `fd` come as
-/// descriptors with the request (SCM_RIGHTS); they are kept until the machine starts or the configuration is
-/// replaced. A start uses them up: after one that failed they are to be given again. As a device opens once, whoever
-/// opened it closes its own descriptor after the answer.
+/// Replaces the whole configuration. Nothing is opened yet.
+///
+/// vDPA devices given as `fd` are descriptors that come with the request (SCM_RIGHTS). The process
+/// keeps them until the machine starts or its configuration is replaced. A start uses them up:
+/// after a failed one, send them again. A device opens once, so the client closes its own
+/// descriptor after the response.
 #[utoipa::path(put, path = "/v1/vm", operation_id = "put_vm", request_body = VmConfig, responses(
     (status = 204, description = "The machine has this configuration"),
     BodyErrors, StateErrors,
@@ -41,6 +46,9 @@ pub(super) async fn configure(
 }
 
 /// Start, pause, resume or stop the machine
+///
+/// Starts from NotStarted, pauses from Running, resumes from Paused. Stopped ends the machine and
+/// its process in every state, without asking the guest.
 #[utoipa::path(patch, path = "/v1/vm", operation_id = "patch_vm",
     request_body = VmChange, responses(
     (status = 204, description = "Done; for Stopped: this process ends now"),

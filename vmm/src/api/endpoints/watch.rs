@@ -19,8 +19,7 @@ const TIMEOUT: u64 = 30;
 
 /// Wait for a change
 ///
-/// Answers as soon as the machine's generation is not `since` any more, at the latest after
-/// `timeout_s`; then with the generation that the client has seen already.
+/// Responds once the generation differs from `since`, and after `timeout_s` at the latest.
 #[utoipa::path(get, path = "/v1/vm/watch", operation_id = "watch_vm", params(Watch), responses(
     (status = 200, description = "The machine now", body = VmStatus),
     WatchErrors,

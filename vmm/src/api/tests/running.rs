@@ -152,7 +152,7 @@ fn nics_are_configured_before_boot() {
         inside.refused("PATCH", "/v1/vm/nics/a", own, (422, "unusable"));
     }
     assert_eq!(inside.get("/v1/vm/nics/a"), nic);
-    assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "Configured");
+    assert_eq!(inside.get("/v1/vm/nics")["items"][0]["state"], "Configured");
     assert_eq!(
         inside.get("/v1/vm/config")["vdpa"][0]["mac"],
         "52:54:00:12:34:56"
@@ -167,7 +167,7 @@ fn nics_are_configured_before_boot() {
     inside.done("DELETE", "/v1/vm/nics/a", "");
     inside.refused("DELETE", "/v1/vm/nics/a", "", (404, "no_such_device"));
     inside.refused("GET", "/v1/vm/nics/a", "", (404, "no_such_device"));
-    assert_eq!(inside.get("/v1/vm/disks")[0]["id"], "disk0");
+    assert_eq!(inside.get("/v1/vm/disks")["items"][0]["id"], "disk0");
 }
 
 #[test]
@@ -245,7 +245,10 @@ fn nics_of_a_running_machine_are_its_own() {
     );
     let (status, nic) = inside.ask("DELETE", "/v1/vm/nics/nic", "");
     assert_eq!((status, &nic["state"]), (202, &json!("UnplugRequested")));
-    assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "UnplugRequested");
+    assert_eq!(
+        inside.get("/v1/vm/nics")["items"][0]["state"],
+        "UnplugRequested"
+    );
 }
 
 #[test]
@@ -257,7 +260,7 @@ fn disks_are_configured_before_boot() {
         r#"{"kernel": "k", "disks": [{"path": "a"}, {"path": "b"}], "vdpa": [{"path": "/dev/n"}]}"#,
     );
     let named = |index: usize| {
-        let disk = &inside.get("/v1/vm/disks")[index];
+        let disk = &inside.get("/v1/vm/disks")["items"][index];
         (disk["id"].clone(), disk["path"].clone())
     };
     assert_eq!(named(1), (json!("disk1"), json!("b")));
@@ -333,8 +336,11 @@ fn disks_of_a_running_machine_are_its_own() {
     inside.refused("DELETE", "/v1/vm/nics/disk", "", (409, "not_a_nic"));
     let (status, disk) = inside.ask("DELETE", "/v1/vm/disks/disk", "");
     assert_eq!((status, &disk["state"]), (202, &json!("UnplugRequested")));
-    assert_eq!(inside.get("/v1/vm/disks")[0]["state"], "UnplugRequested");
-    assert_eq!(inside.get("/v1/vm/nics")[0]["state"], "Plugged");
+    assert_eq!(
+        inside.get("/v1/vm/disks")["items"][0]["state"],
+        "UnplugRequested"
+    );
+    assert_eq!(inside.get("/v1/vm/nics")["items"][0]["state"], "Plugged");
 }
 
 #[test]

@@ -1,4 +1,5 @@
 use axum::http::StatusCode;
+use bellhop_api::node::EventChange;
 
 use super::*;
 
@@ -53,7 +54,8 @@ async fn next(stream: &mut axum::body::BodyDataStream) -> String {
 #[tokio::test]
 async fn new_events_come_as_they_happen() {
     let node = Stage::default();
-    node.events.publish("/v1/vms/a", "created", None);
+    node.events
+        .publish(Event::new("/v1/vms/a", EventChange::Created));
     let begin = *node.events.newest().borrow();
     let mut stream = reader(&node, None);
     assert_eq!(
@@ -62,8 +64,8 @@ async fn new_events_come_as_they_happen() {
     );
     let publish = async {
         tokio::task::yield_now().await;
-        node.events
-            .publish("/v1/vms/b", "created", Some("two\nlines".to_owned()));
+        let created = Event::new("/v1/vms/b", EventChange::Created);
+        node.events.publish(created.detail("two\nlines"));
     };
     let (text, ()) = tokio::join!(next(&mut stream), publish);
     let lines: Vec<&str> = text.lines().collect();
@@ -84,7 +86,8 @@ async fn a_reader_goes_on_after_its_last_event() {
     let node = Stage::default();
     let begin = *node.events.newest().borrow();
     for _ in 0..=CHUNK {
-        node.events.publish("/v1/vms/a", "changed", None);
+        node.events
+            .publish(Event::new("/v1/vms/a", EventChange::Changed));
     }
     let mut stream = reader(&node, Some(&begin.to_string()));
     assert_eq!(next(&mut stream).await, "retry: 1000\n\n");
@@ -97,7 +100,8 @@ async fn a_reader_goes_on_after_its_last_event() {
 #[tokio::test]
 async fn what_is_lost_is_said() {
     let node = Stage::default();
-    node.events.publish("/v1/vms/a", "changed", None);
+    node.events
+        .publish(Event::new("/v1/vms/a", EventChange::Changed));
     let newest = *node.events.newest().borrow();
     let mut stream = reader(&node, Some("7"));
     next(&mut stream).await;
@@ -109,7 +113,8 @@ async fn what_is_lost_is_said() {
     assert!(kept.starts_with(&format!("id: {newest}\ndata: ")), "{kept}");
     // A slow one, while it reads.
     for _ in 0..2000 {
-        node.events.publish("/v1/vms/a", "changed", None);
+        node.events
+            .publish(Event::new("/v1/vms/a", EventChange::Changed));
     }
     assert!(next(&mut stream).await.contains("event: lost"));
     let oldest = newest + 2000 - 1024 + 1;
@@ -142,7 +147,7 @@ async fn history_is_told_from_the_oldest_event_on_and_ends() {
     assert_eq!(node.all(none.clone()).await, "");
     for number in 0..2000 {
         let vm = format!("/v1/vms/{number}");
-        node.events.publish(&vm, "created", None);
+        node.events.publish(Event::new(vm, EventChange::Created));
     }
     let text = node.all(none).await;
     assert_eq!(text.matches("data: ").count(), 1024);
@@ -156,14 +161,14 @@ async fn a_filter_passes_over_others_and_says_where_the_reader_is() {
     let node = Stage::default();
     let begin = *node.events.newest().borrow();
     for (subject, change) in [
-        ("/v1/vms/web", "created"),
-        ("/v1/vms/web2", "created"),
-        ("/v1/vdpa-devices/web", "created"),
-        ("/v1/vms/web", "started"),
-        ("/v1/vms/web/nics/net0", "created"),
-        ("/v1/vms/other", "deleted"),
+        ("/v1/vms/web", EventChange::Created),
+        ("/v1/vms/web2", EventChange::Created),
+        ("/v1/vdpa-devices/web", EventChange::Created),
+        ("/v1/vms/web", EventChange::Started),
+        ("/v1/vms/web/nics/net0", EventChange::Created),
+        ("/v1/vms/other", EventChange::Deleted),
     ] {
-        node.events.publish(subject, change, None);
+        node.events.publish(Event::new(subject, change));
     }
     let query = |vm: Option<&str>, kind: Option<&str>| EventQuery {
         vm: vm.map(str::to_owned),

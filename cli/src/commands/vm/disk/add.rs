@@ -1,5 +1,6 @@
 //! `bellhop vm disk add`.
 
+use bellhop_api::Items;
 use bellhop_common::client::{Address, MAKING, Node, NodeArguments, path};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -56,9 +57,11 @@ fn add(arguments: &Arguments, at: &Address, node: &Node) -> Result<(String, Valu
     let id = match &disk.id {
         Some(id) => id.clone(),
         None => {
-            let there: Value = node.get(&path(all))?;
-            let there = there.as_array().into_iter().flatten();
-            let taken = there.filter_map(|disk| Some(disk.get("id")?.as_str()?.to_owned()));
+            let there: Items<Value> = node.get(&path(all))?;
+            let taken = there
+                .items
+                .iter()
+                .filter_map(|disk| Some(disk.get("id")?.as_str()?.to_owned()));
             free_id("disk", &taken.collect::<Vec<_>>())
         }
     };
@@ -85,7 +88,7 @@ mod tests {
     #[test]
     fn a_disk_has_its_id_or_the_first_that_is_free() {
         let node: Address = "/run/bellhop/node.socket".parse().unwrap();
-        let there = json!([{ "id": "disk0" }, { "id": "data" }]);
+        let there = json!({ "items": [{ "id": "disk0" }, { "id": "data" }] });
         for (options, taken, wanted) in [
             ("path=/a.img", true, "disk1"),
             ("path=/a.img,id=data", false, "data"),

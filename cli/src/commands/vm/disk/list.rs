@@ -1,5 +1,6 @@
 //! `bellhop vm disk list`.
 
+use bellhop_api::Items;
 use bellhop_api::machine::DiskSummary;
 use bellhop_common::client::{Node, path};
 use bellhop_common::error::Error;
@@ -33,9 +34,10 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
-    let answer: Value = node.get(&path(["v1", "vms", &arguments.vm, "disks"]))?;
-    let disks: Vec<DiskSummary> = read(&answer)?;
-    format.print(&answer, || table(&disks))
+    let answer: Items<Value> = node.get(&path(["v1", "vms", &arguments.vm, "disks"]))?;
+    let disks = answer.items.iter().map(read);
+    let disks = disks.collect::<Result<Vec<DiskSummary>, _>>()?;
+    format.print(&answer.items, || table(&disks))
 }
 
 fn table(disks: &[DiskSummary]) -> String {
