@@ -14,7 +14,7 @@ pub struct Refusal {
     /// The status of the answer.
     pub status: StatusCode,
     /// What the daemon reports about it.
-    pub body: ErrorBody,
+    pub body: Box<ErrorBody>,
 }
 
 impl Refusal {
@@ -33,7 +33,10 @@ impl Refusal {
                 ..ErrorBody::default()
             }
         });
-        Self { status, body }
+        Self {
+            status,
+            body: Box::new(body),
+        }
     }
 
     /// Why, with its causes.
