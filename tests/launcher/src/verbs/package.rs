@@ -33,7 +33,7 @@ pub struct PackageArguments {
 /// Builds the packages and prints the directory that holds them.
 ///
 /// # Errors
-/// Those of [`binaries::bellhop`] and [`Dependencies::read`]; [`crate::Error::Program`] with the last
+/// Those of [`binaries::bellhop`] and of `Dependencies::read`; [`crate::Error::Program`] with the last
 /// lines of the recipe.
 pub fn package(arguments: &PackageArguments) -> Result<u8> {
     let repository = setup::repository()?;
