@@ -371,7 +371,7 @@ fn a_machines_life_in_the_words_of_the_command_line() {
         "{shown}"
     );
     assert!(node.done(&["vm", "pause", "web"]).contains("Paused"));
-    let (_, errors) = node.says(&["vm", "stop", "web"], 1);
+    let (_, errors) = node.says(&["vm", "stop", "web"], 10);
     assert!(errors.contains("bellhop vm resume web"), "{errors}");
     assert!(node.done(&["vm", "resume", "web"]).contains("Running"));
 
@@ -390,7 +390,7 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     assert!(read(&report.join("vms/web/nics/net0.json")).contains("queues"));
     assert!(report.join("vms/web/metrics.txt").exists());
 
-    let (_, errors) = node.says(&["vm", "delete", "web"], 1);
+    let (_, errors) = node.says(&["vm", "delete", "web"], 10);
     assert!(errors.contains("bellhop vm stop web"), "{errors}");
     // With the guest's consent or without it: the small one need not listen to its power button.
     let stopped = node

@@ -30,9 +30,12 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use bellhop_api::node::{Event, EventQuery};
+use bellhop_api::node::{Event, EventChange, EventQuery};
 use bellhop_api::responses::WatchErrors;
 use futures_util::stream;
+use serde::Deserialize as _;
+use serde::de::IntoDeserializer as _;
+use serde::de::value::Error as Unreadable;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::Instant;
 use vmm::http::HttpError;
@@ -83,6 +86,7 @@ fn stream_of(
 ) -> Result<Response, Error> {
     let asked = last_event_id(headers)?.or(query.since);
     let vm = query.vm.map(|name| name.parse()).transpose()?;
+    let change = query.kind.as_deref().map(change_of).transpose()?;
     let place = events.place().ok_or_else(|| {
         let message = format!("{READERS_MAX} clients read events already");
         Error::unavailable("too_many_readers", message).hint("try again later")
@@ -96,10 +100,7 @@ fn stream_of(
     let reader = Reader {
         after,
         told: after,
-        filter: Filter {
-            vm,
-            kind: query.kind,
-        },
+        filter: Filter { vm, change },
         follows: query.follow.unwrap_or(true),
         // One that goes on has its place already.
         greeting: Some(match asked {
@@ -131,11 +132,22 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, HttpError> {
     number.ok_or_else(wrong).map(Some)
 }
 
+/// The change that the parameter `type` names. A word that no event has would match nothing.
+fn change_of(word: &str) -> Result<EventChange, HttpError> {
+    let change: Result<_, Unreadable> = EventChange::deserialize(word.into_deserializer());
+    match change {
+        Ok(EventChange::Unknown) | Err(_) => Err(HttpError::Parameter(
+            "`type` is no change that an event has: see `EventChange` in /v1/openapi.json".into(),
+        )),
+        Ok(change) => Ok(change),
+    }
+}
+
 /// Which events a reader wants.
 #[derive(Debug)]
 struct Filter {
     vm: Option<VmName>,
-    kind: Option<String>,
+    change: Option<EventChange>,
 }
 
 impl Filter {
@@ -145,10 +157,7 @@ impl Filter {
             below.is_some_and(|below| below.split('/').next() == Some(vm.as_str()))
         };
         self.vm.as_ref().is_none_or(of_vm)
-            && self
-                .kind
-                .as_ref()
-                .is_none_or(|kind| event.change.to_string() == *kind)
+            && self.change.is_none_or(|change| event.change == change)
     }
 }
 

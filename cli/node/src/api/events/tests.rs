@@ -186,8 +186,14 @@ async fn a_filter_passes_over_others_and_says_where_the_reader_is() {
     assert_eq!(text.matches("data: ").count(), 2, "{text}");
     let text = node.all(query(None, Some("deleted"))).await;
     assert_eq!(text.matches("data: ").count(), 1, "{text}");
-    let refused = node.ask(None, query(Some("a/b"), None)).unwrap_err();
-    assert_eq!(refused.answer().0, StatusCode::BAD_REQUEST);
+    for wrong in [
+        query(Some("a/b"), None),
+        query(None, Some("1.5")),
+        query(None, Some("unknown")),
+    ] {
+        let refused = node.ask(None, wrong).unwrap_err();
+        assert_eq!(refused.answer().0, StatusCode::BAD_REQUEST);
+    }
     // The header has precedence. Events that the filter drops show as a new place.
     let last = (begin + 5).to_string();
     let answer = node.ask(Some(&last), query(Some("web"), None)).unwrap();
