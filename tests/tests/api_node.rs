@@ -465,7 +465,10 @@ fn disks_come_and_go_and_each_start_has_those_of_the_record() {
         Value::from(states.collect::<Vec<_>>())
     };
     let state = |daemon: &Daemon, state: &str| {
-        let wanted = json!({ "state": state });
+        let mut wanted = json!({ "state": state });
+        if state == "Stopped" {
+            wanted["mode"] = json!("hard");
+        }
         is(daemon, "PATCH", "/v1/vms/web", Some(&wanted), 200);
         daemon.await_phase("web", state);
     };

@@ -189,7 +189,9 @@ fn a_replacement_that_fails_leaves_the_stopped_vm_with_its_nics() {
     let run = json!({ "state": "Running" });
     node.api.done("PATCH", "/v1/vms/web", Some(&run)).unwrap();
     node.await_phase("web", "Running").unwrap();
-    node.api.done("DELETE", "/v1/vms/web", None).unwrap();
+    node.api
+        .done("DELETE", "/v1/vms/web?force=true", None)
+        .unwrap();
     node.same(&before, "it is deleted").unwrap();
 }
 
@@ -281,6 +283,8 @@ fn a_writer_that_has_not_seen_the_newest_spec_is_refused() {
         .done("PUT", "/v1/vms/web/nics/net1", Some(&second))
         .unwrap();
     assert_eq!(added["generation"], 4, "{added:#}");
+    let stop = json!({ "state": "Stopped", "mode": "hard" });
+    node.api.done("PATCH", "/v1/vms/web", Some(&stop)).unwrap();
     let deleted = ask(&node, "DELETE", &[("if-match", "*")], None);
     assert_eq!(deleted.status, 204, "{}", deleted.json());
     node.same_but_descriptors(&before, "it is deleted").unwrap();
@@ -343,7 +347,9 @@ fn a_daemon_killed_at_each_line_of_a_replacement_leaves_one_of_the_two() {
             node.await_phase("web", "Running").unwrap();
             assert_eq!(mac_of_nic(&node), OTHER_MAC, "{lines}: {vm:#}");
         }
-        node.api.done("DELETE", "/v1/vms/web", None).unwrap();
+        node.api
+            .done("DELETE", "/v1/vms/web?force=true", None)
+            .unwrap();
         node.same_but_descriptors(&before, "it is deleted").unwrap();
         if !came {
             break;
