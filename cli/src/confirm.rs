@@ -1,7 +1,7 @@
 //! The question before a command ends or deletes something.
 //!
-//! It is asked on standard error and answered on standard input, only if both are terminals. A script never waits
-//! for an answer.
+//! It is asked on standard error and answered on standard input, only if both are terminals. A
+//! script never waits for an answer.
 
 use std::fmt::Display;
 use std::io::{self, BufRead as _, BufReader, IsTerminal, Read, Write};

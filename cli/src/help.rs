@@ -10,7 +10,8 @@ const EXAMPLES: &str = "Examples:";
 
 /// The same command with the help of each subcommand in this layout.
 ///
-/// A usage line names what is required. Without this, errors would show options from the environment as required.
+/// A usage line names what is required. Without this, errors would show options from the
+/// environment as required.
 pub(crate) fn laid_out(mut command: Command) -> Command {
     // Usage lines begin with the names of the commands above.
     command.build();

@@ -51,7 +51,7 @@ fn a_guest_is_asked_to_power_off_and_stays_off() {
     assert_eq!(stopped["last_end"]["reason"], "PoweredOff");
     restart_time();
     assert_eq!(daemon.api.get(WEB)["pid"], NOTHING.clone());
-    // A stopped one is stopped, and starts again if it is told to.
+    // A second stop changes nothing, and a start starts the VM again.
     daemon.api.expect(200, "PATCH", WEB, &stop(&json!({})));
     let run = json!({ "state": "Running" });
     daemon.api.expect(200, "PATCH", WEB, &run);

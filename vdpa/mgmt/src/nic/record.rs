@@ -63,7 +63,7 @@ impl MadeNic {
         &self.from
     }
 
-    /// Whom it was made for, in that one's own words; none: whoever asked `bellhop nic create` for it.
+    /// The owner's own name for itself. None: `bellhop nic create` made it.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()

@@ -45,8 +45,8 @@ pub struct VdpaConfig {
     /// Kick the device and interrupt the driver, once, when a queue hangs (`ring_watch`): that
     /// heals a kick or an interrupt that was lost.
     pub rescue: bool,
-    /// The vhost-vdpa character device that takes the place of this one if it says that it needs a
-    /// reset (DEVICE_NEEDS_RESET), while the guest's driver goes on; once. It is opened only then.
+    /// The vhost-vdpa character device that replaces this one, once, if this one needs a reset
+    /// (DEVICE_NEEDS_RESET). The guest's driver continues. The device is opened only then.
     pub failover: Option<PathBuf>,
 }
 
@@ -62,8 +62,8 @@ pub enum VdpaSource {
     Descriptor(VdpaDescriptor),
 }
 
-/// An open vhost-vdpa device that somebody else opened, checked. Clones are the same open file, and
-/// two are equal only then.
+/// A checked vhost-vdpa device that another process opened. Clones are the same open file. Two are
+/// equal only if they are clones.
 #[derive(Clone)]
 pub struct VdpaDescriptor {
     fd: Arc<OwnedFd>,
