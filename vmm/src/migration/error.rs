@@ -51,20 +51,20 @@ pub enum MigrationError {
     /// A connection broke.
     #[error("connection {connection} to the other host broke in the phase `{phase}`")]
     Broken {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The peer closed a connection.
     #[error("the other host closed connection {connection} in the phase `{phase}`")]
     Closed {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
     },
     /// Nothing came, or nothing could be sent, for too long.
@@ -73,9 +73,9 @@ pub enum MigrationError {
         waited.as_secs_f32()
     )]
     Silent {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
         /// For how long.
         waited: Duration,
@@ -87,9 +87,9 @@ pub enum MigrationError {
         limit.as_secs_f32()
     )]
     StoodStill {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
         /// How long the other host has for all of it.
         limit: Duration,
@@ -99,9 +99,9 @@ pub enum MigrationError {
         "what came on connection {connection} in the phase `{phase}` is not Bellhop's protocol"
     )]
     Malformed {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
         /// What is wrong with it.
         #[source]
@@ -110,9 +110,9 @@ pub enum MigrationError {
     /// A message came at the wrong time.
     #[error("the other host sent {found} on connection {connection} in the phase `{phase}`")]
     OutOfOrder {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
         /// The message's name.
         found: &'static str,
@@ -184,7 +184,7 @@ pub enum MigrationError {
         offset: u64,
         /// `read` or `written`.
         access: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

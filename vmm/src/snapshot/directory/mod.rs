@@ -82,7 +82,7 @@ pub enum CreateError {
         step: &'static str,
         /// With what.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -64,7 +64,7 @@ pub enum OpenError {
         path: PathBuf,
         /// The file, or what else.
         file: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -70,7 +70,7 @@ pub enum RestoreError {
         step: &'static str,
         /// Offset in the memfd and the file.
         offset: u64,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

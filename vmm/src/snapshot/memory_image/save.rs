@@ -29,7 +29,7 @@ pub enum SaveError {
         needed: u64,
         /// Bytes that the file system has for it. More than `needed` means a quota.
         free: u64,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -40,7 +40,7 @@ pub enum SaveError {
         step: &'static str,
         /// Offset in the memfd and the file.
         offset: u64,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
