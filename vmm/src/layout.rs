@@ -1,9 +1,8 @@
 //! The guest-physical map: all addresses in one place.
 //!
 //! Owns the numbers and the arithmetic on them. It must not know KVM, files or how the ranges are
-//! filled. The map depends only on the size of RAM and on the width of guest-physical addresses, so
+//! filled. The map depends only on the size of RAM and on the width of guest-physical addresses. So
 //! two hosts with the same width lay out a guest identically.
-//!
 //! ```text
 //!                0 +-----------------------------------+
 //!                  | RAM: boot structures below 640 KiB |  (see the BOOT consts)

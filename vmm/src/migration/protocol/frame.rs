@@ -70,7 +70,7 @@ pub enum FrameError {
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $number:literal, $name:literal, $max:expr;)*) => {
-        /// Which message a frame holds.
+        /// The kind of message in a frame.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(in crate::migration) enum Kind { $($kind,)* }
 
@@ -88,14 +88,14 @@ macro_rules! kinds {
                 }
             }
 
-            /// As the protocol's table calls it.
+            /// Its name in the protocol's table.
             pub(in crate::migration) fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $name,)*
                 }
             }
 
-            /// Most bytes of payload.
+            /// Limit of the payload in bytes.
             pub(in crate::migration) fn max(self) -> usize {
                 match self {
                     $(Self::$kind => $max,)*
@@ -140,10 +140,11 @@ pub struct Header {
 }
 
 impl Header {
-    /// Checks the header of what should be frame number `sequence` of connection `connection`.
+    /// Checks the header that should be frame number `sequence` of connection `connection`.
     ///
     /// # Errors
-    /// [`FrameError::Kind`], [`FrameError::TooLong`], [`FrameError::Connection`] or [`FrameError::Sequence`].
+    /// [`FrameError::Kind`], [`FrameError::TooLong`], [`FrameError::Connection`] or
+    /// [`FrameError::Sequence`].
     pub fn decode(
         header: [u8; FRAME_HEADER_LEN],
         connection: u16,
@@ -183,7 +184,7 @@ impl Header {
         })
     }
 
-    /// Which message it is.
+    /// The kind of message.
     pub(in crate::migration) fn kind(&self) -> Kind {
         self.kind
     }
