@@ -173,6 +173,9 @@ impl InputPump {
 
     /// Registers `input` with the loop, and reads it from now on. An earlier source is closed;
     /// bytes already read from it stay in the backlog.
+    ///
+    /// # Errors
+    /// The descriptor can't be registered (a regular file need not be).
     pub(crate) fn attach(
         &mut self,
         input: Box<dyn ConsoleInput>,

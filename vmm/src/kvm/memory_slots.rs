@@ -174,6 +174,9 @@ impl MemorySlots {
     }
 
     /// Removes a slot and drops the owner of its memory.
+    ///
+    /// # Errors
+    /// No such slot, or the ioctl failed.
     pub fn remove(&self, number: u32) -> Result<(), Error> {
         let mut slots = self.slots.lock();
         let range = slots

@@ -94,6 +94,9 @@ impl Hypervisor {
 
     /// The CPUID leaves that this host supports for a guest (`KVM_GET_SUPPORTED_CPUID`), unsorted,
     /// as KVM returns them.
+    ///
+    /// # Errors
+    /// The ioctl failed.
     pub fn supported_cpuid(&self) -> Result<Vec<kvm_cpuid_entry2>, Error> {
         self.kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -188,6 +191,9 @@ impl Vm {
 
     /// Duplicates the VM's descriptor: KVM destroys the VM when the last one is closed, which takes
     /// long.
+    ///
+    /// # Errors
+    /// No descriptor is left.
     pub(crate) fn keep(&self) -> io::Result<OwnedFd> {
         // SAFETY: needed because `VmFd` lends no `BorrowedFd`. It owns the descriptor, and lives
         // longer than this call.
@@ -215,6 +221,9 @@ impl Vm {
 
     /// Resets PICs and IOAPIC to their state after the creation of the VM. For a reboot in place;
     /// no vCPU may be running.
+    ///
+    /// # Errors
+    /// The ioctl failed.
     pub fn reset_irqchips(&self) -> Result<(), Error> {
         for chip in self.initial_irqchips.iter() {
             self.fd

@@ -41,6 +41,9 @@ fn no_tls_on_unix(path: &Path) -> Error {
 ///
 /// With `tls`, the first read or write of the stream begins the handshake. It fails unless the peer
 /// has a certificate for that host.
+///
+/// # Errors
+/// `NoDestination` or `BadTls`.
 pub fn connect(
     endpoint: &Endpoint,
     patience: Duration,
@@ -161,6 +164,9 @@ enum Kind {
 
 impl Listener {
     /// Listens. A Unix socket has the mode 0600. With `tls`, the peer must show a certificate.
+    ///
+    /// # Errors
+    /// `CannotListen` or `BadTls`.
     pub fn bind(endpoint: &Endpoint, tls: Option<Tls>) -> Result<Self, Error> {
         Ok(Self(match endpoint {
             Endpoint::Unix(path) if tls.is_some() => {
@@ -190,6 +196,10 @@ impl Listener {
 
     /// Returns the next connection. In TLS, its first read or write begins the handshake: the peer
     /// is unauthenticated until a read has returned a byte.
+    ///
+    /// # Errors
+    /// [`IoErrorKind::WouldBlock`] if no connection arrives for 50 ms, or if it is closed again; the
+    /// kernel's error.
     pub fn accept(&self) -> io::Result<Stream> {
         let fd: BorrowedFd<'_> = match &self.0 {
             Kind::Unix { listener, .. } => listener.as_fd(),

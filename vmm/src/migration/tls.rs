@@ -116,6 +116,9 @@ impl Tls {
     }
 
     /// Creates the destination's side of a connection. Reads nothing yet.
+    ///
+    /// # Errors
+    /// There is no TLS 1.3.
     pub(super) fn accept(&self, socket: TcpStream) -> Result<TlsStream, Error> {
         let session = ServerConnection::new(self.server.clone());
         let session = Connection::Server(session.map_err(no_tls)?);

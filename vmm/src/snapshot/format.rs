@@ -219,6 +219,9 @@ impl Sections {
     }
 
     /// Ends the restore: a remaining section belongs to something that this machine lacks.
+    ///
+    /// # Errors
+    /// [`ReadError::Unknown`] with the first such section.
     pub fn finish(self) -> Result<(), ReadError> {
         self.0
             .into_keys()

@@ -185,6 +185,9 @@ impl Vcpus {
     }
 
     /// Returns the CPUID that the guest sees on its first processor. The vCPUs are parked.
+    ///
+    /// # Errors
+    /// A vCPU is not paused, or there is none.
     pub fn cpuid(&self) -> Result<Vec<CpuidLeaf>, Error> {
         let first = self.threads.first().ok_or_else(no_vcpu)?;
         first.with_vcpu(|vcpu| vcpu.cpuid.iter().map(CpuidLeaf::from).collect())

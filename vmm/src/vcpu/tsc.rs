@@ -106,6 +106,9 @@ impl Tscs {
     }
 
     /// Checks that this vCPU can run at the frequency.
+    ///
+    /// # Errors
+    /// Its frequency differs, and KVM cannot scale it.
     pub(super) fn check_frequency(&self, fd: &VcpuFd, vm: &VmFd) -> Result<(), Error> {
         let here = khz(fd);
         let saved = self.first.khz;

@@ -211,6 +211,9 @@ impl<C: Connection> Copying<C> {
 
     /// Sends `pages` of `ram` and a fence on each connection. The guest is stopped during the last
     /// round.
+    ///
+    /// # Errors
+    /// [`MigrationError`]; end it with [`Copying::give_up`].
     pub fn round(
         &mut self,
         ram: &RamImage,

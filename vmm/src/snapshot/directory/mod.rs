@@ -108,6 +108,9 @@ pub struct NewSnapshot {
 impl NewSnapshot {
     /// Creates the temporary directory and both files in it. `path` must not exist or be an empty
     /// directory. Its parent must exist and be on the file system that is to hold the snapshot.
+    ///
+    /// # Errors
+    /// [`CreateError`]; nothing is left behind.
     pub fn create(path: &Path) -> Result<Self, CreateError> {
         let name = path.file_name().ok_or_else(|| CreateError::NoName {
             path: path.to_owned(),

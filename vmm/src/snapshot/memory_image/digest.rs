@@ -102,6 +102,9 @@ impl MemoryDigest {
 
     /// Compares guest RAM with this digest, from another host for example. Nothing may write to it
     /// meanwhile.
+    ///
+    /// # Errors
+    /// [`DigestError`].
     pub fn verify(&self, ram: &GuestRam) -> Result<(), DigestError> {
         self.compare(&Self::of(ram).map_err(DigestError::Read)?)
     }

@@ -81,6 +81,9 @@ pub enum RestoreError {
 /// Untouched RAM stays untouched where the file has zeros, so it needs no memory. RAM that was
 /// written before, or that a device has pinned, is restored correctly as well, but it takes longer.
 /// The pages are not marked as dirty: a later migration copies all of RAM first.
+///
+/// # Errors
+/// [`RestoreError`].
 pub fn restore(ram: &GuestRam, file: &File, digest: &MemoryDigest) -> Result<(), RestoreError> {
     let failed = |step, offset| {
         move |source| RestoreError::Io {
