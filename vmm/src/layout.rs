@@ -6,28 +6,28 @@
 //! ```text
 //!                0 +-----------------------------------+
 //!                  | RAM: boot structures below 640 KiB |  (see the BOOT consts)
-//!           9_FC00 +-----------------------------------+
+//!           9_FC00 +------------------------------------+
 //!                  | no RAM for the guest               |
-//!           E_0000 +-----------------------------------+
+//!           E_0000 +------------------------------------+
 //!                  | ACPI tables, the RSDP first        |  124 KiB
 //!           F_F000 | generation ID                      |  1 page
-//!          10_0000 +-----------------------------------+
+//!          10_0000 +------------------------------------+
 //!                  | RAM: kernel, initramfs             |
-//!        C000_0000 +-----------------------------------+  3 GiB, or the end of RAM
+//!        C000_0000 +------------------------------------+  3 GiB, or the end of RAM
 //!                  | 32-bit window for PCI BARs         |  512 MiB
-//!        E000_0000 +-----------------------------------+
+//!        E000_0000 +------------------------------------+
 //!                  | ECAM of bus 0                      |  1 MiB
 //!                  | ...                                |
 //!        FEC0_0000 | I/O APIC                           |
 //!        FEE0_0000 | local APICs, target of MSIs        |
 //!        FFFB_C000 | KVM's identity map and TSS         |  4 pages
-//!      1_0000_0000 +-----------------------------------+  4 GiB
+//!      1_0000_0000 +------------------------------------+  4 GiB
 //!                  | RAM beyond the first 3 GiB         |
-//!                  +-----------------------------------+
+//!                  +------------------------------------+
 //!                  | ...                                |
-//!        2^(bits-1)+-----------------------------------+
+//!        2^(bits-1)+------------------------------------+
 //!                  | 64-bit window for PCI BARs         |  at most 64 GiB
-//!                  +-----------------------------------+
+//!                  +------------------------------------+
 //! ```
 
 use crate::Error;
@@ -59,7 +59,7 @@ pub const BOOT_CMDLINE_LEN: u64 = 0x1_0000;
 
 /// End of the RAM below 640 KiB; firmware keeps its data area in the last KiB.
 pub const LOW_RAM_END: u64 = 0x9_fc00;
-/// First address of the ACPI tables and of the RSDP, inside the area that an operating system
+/// First address of the ACPI tables, the RSDP first. It is inside the area that an operating system
 /// searches without a pointer from the firmware (ACPI 6.5, section 5.2.5.1).
 pub const ACPI_TABLES: u64 = 0xe_0000;
 /// Bytes set aside for the ACPI tables.

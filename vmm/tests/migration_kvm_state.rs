@@ -440,7 +440,7 @@ fn states_that_cannot_be_are_refused() {
         state.cpuid = vec![state.cpuid[0]; 300];
     });
 
-    // KVM rejects these, after all the others.
+    // KVM itself rejects these and the ones below, in the middle of a restore.
     let refused_by_kvm = |name: &str, change: &dyn Fn(&mut VcpuState)| {
         let mut states = good.clone();
         change(&mut states[0]);

@@ -31,8 +31,8 @@ fn port(port: u16) -> GAS {
 
 /// The fixed description: hardware-reduced, with sleep and reset registers.
 ///
-/// Three boot architecture flags are clear. "8042 present" saves the guest a slow probe for a
-/// missing keyboard. "MSI not supported" and "CMOS RTC not present" do not apply: there is an RTC.
+/// The boot architecture flag "8042 present" is clear, which saves the guest a slow probe for a
+/// missing keyboard. "MSI not supported" and "CMOS RTC not present" are clear too: there is an RTC.
 /// There is no FACS, which only the S4 state and the global lock would need.
 pub(super) fn fadt(dsdt: u64) -> FADT {
     let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)

@@ -1,6 +1,6 @@
-//! Queue kicks without an exit to our threads. KVM ioeventfds signal an eventfd inside the kernel
-//! at a guest write to an address. Memory slots map the device's own doorbell for the guest, so the
-//! write does not exit at all.
+//! Queue kicks without an exit to our threads, in two ways. KVM ioeventfds signal an eventfd inside
+//! the kernel when the guest writes to an address. Memory slots map the device's own doorbell for
+//! the guest, so the write does not exit at all.
 //!
 //! This module owns the lists of addresses that are attached and mapped. It must not know the queue
 //! of an address.
@@ -39,7 +39,7 @@ pub struct KvmDoorbells {
     attached: Mutex<BTreeMap<u64, RawFd>>,
     /// Number of the memory slot, by address.
     mapped: Mutex<BTreeMap<u64, u32>>,
-    /// Number of unmapped doorbells.
+    /// Number of doorbells unmapped so far.
     unmapped: AtomicU64,
 }
 

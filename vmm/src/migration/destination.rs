@@ -30,8 +30,8 @@ pub trait DestinationMachine {
     /// All reasons for the refusal, at least one.
     fn prepare(&mut self, hello: &Hello) -> Result<RamImage, Vec<Refusal>>;
 
-    /// Makes the same checks for a source that only asks, then restores the state before the call,
-    /// so that a machine can still arrive. Returns the ranges that guest RAM would have.
+    /// Makes the same checks for a source that only asks, and undoes their effects, so that a
+    /// machine can still arrive. Returns the ranges that guest RAM would have.
     ///
     /// # Errors
     /// All reasons for the refusal, at least one.
@@ -131,7 +131,7 @@ pub fn greet<C: Connection>(
         }
     });
     greeted.map(|mut visitor: Visitor<C>| {
-        // By now the halt of the door ends every wait.
+        // The dropped door has set its halt, so use the caller's.
         visitor.listening.set_halt(&halt);
         visitor
     })
@@ -139,9 +139,9 @@ pub fn greet<C: Connection>(
 
 /// Receives the machine that arrives over `first`. `accept` returns the next connection to the same
 /// address. It waits briefly at most, then returns [`io::ErrorKind::WouldBlock`].
-///
 /// Returns when it is settled which host owns the guest, or when this host cannot settle it; see
-/// [`crate::migration`] for the cases. After [`Outcome::Unsettled`], `machine` holds the
+/// [`crate::migration`] for the cases. After [`Outcome::Unsettled`], `machine` holds the guest,
+/// complete and stopped. Blocks: use a dedicated thread.
 /// guest, complete and stopped. Blocks: use a dedicated thread.
 pub fn receive<C: Connection, M: DestinationMachine>(
     machine: &mut M,

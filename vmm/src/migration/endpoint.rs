@@ -198,8 +198,8 @@ impl Listener {
     /// is unauthenticated until a read has returned a byte.
     ///
     /// # Errors
-    /// [`IoErrorKind::WouldBlock`] if no connection arrives for 50 ms, or if it is closed again; the
-    /// kernel's error.
+    /// [`IoErrorKind::WouldBlock`] if no connection arrives for 50 ms, or if it is closed again;
+    /// the kernel's error.
     pub fn accept(&self) -> io::Result<Stream> {
         let fd: BorrowedFd<'_> = match &self.0 {
             Kind::Unix { listener, .. } => listener.as_fd(),

@@ -1,5 +1,5 @@
-//! One entry point to everything that a destination reads from its peer, for the fuzz target in
-//! `tests/fuzz` and for the property test below, which needs no fuzzer.
+//! One entry point to everything that a destination reads from its peer. The fuzz target in
+//! `tests/fuzz` uses it, and so does the property test below, which needs no fuzzer.
 //!
 //! The input is a list of frames: kind, length, payload. Header, sequence and CRC are valid except
 //! for those that the first byte selects, so that the fuzzer gets past them. Owns nothing else.

@@ -25,8 +25,8 @@
 //! as they were. Once the first byte of GO may be out, the source never runs again by itself,
 //! whatever it receives. The destination runs only after a whole GO with the session's number.
 //!
-//! So at most one of them runs. If the link dies at the wrong moment, neither does, and both return
-//! [`Outcome::Unsettled`]: an operator who can see both hosts has to decide.
+//! So at most one host runs the guest. If the link dies at the wrong moment, neither does, and both
+//! return [`Outcome::Unsettled`]: an operator who can see both hosts has to decide.
 //!
 //! | link dies | source | destination |
 //! |---|---|---|

@@ -33,7 +33,7 @@ pub trait SourceMachine {
     fn compat(&mut self) -> Result<Value, MachineError>;
 
     /// Starts logging: from now on [`SourceMachine::take_dirty`] sees each page that vCPUs, devices
-    /// or this process write. Dirty logs are on, and receive queues use a shadowed used ring.
+    /// or this process write. Dirty logs are on, and receive queues are mediated.
     ///
     /// # Errors
     /// The step that failed; nothing has changed.

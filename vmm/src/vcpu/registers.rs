@@ -1,7 +1,8 @@
 //! The registers of a vCPU that cannot continue, as one line for the log.
 //!
-//! Owns the format, which bug reports and the lab's tests read: `vcpu0 registers: rip=0x… rsp=0x…
-//! …`, all values in hexadecimal. It must not know why the vCPU failed, except for a triple fault.
+//! Owns the format, which bug reports and the lab's tests read, with all values in hexadecimal:
+//! `vcpu0 registers: rip=0x… rsp=0x… …`. It must not know why the vCPU failed, except for a triple
+//! fault.
 
 use std::fmt;
 

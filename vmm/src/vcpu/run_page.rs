@@ -59,8 +59,8 @@ impl RunPage {
         field.store(on.into(), Ordering::SeqCst);
     }
 
-    /// Bytes per element of the port access that caused the last exit: string instructions (`rep
-    /// outsb`) transfer many elements at once.
+    /// Bytes per element of the port access that caused the last exit: a string instruction
+    /// transfers many elements at once (`rep outsb`).
     pub(super) fn port_access_size(&self) -> usize {
         // SAFETY: needed to read a union in shared memory. The pointer is
         // inside the mapping and aligned; any bytes are a valid integer.

@@ -1,5 +1,5 @@
-//! The XSAVE area of a vCPU (x87, SSE, AVX and the processor's other components): `struct
-//! kvm_xsave`, whose length depends on the host (KVM_CAP_XSAVE2, Linux 5.17).
+//! The XSAVE area of a vCPU (x87, SSE, AVX and the processor's other components):
+//! `struct kvm_xsave`. Its length depends on the host (KVM_CAP_XSAVE2, Linux 5.17).
 //!
 //! Owns the lengths. The processor defines the area's content (Intel SDM volume 1, 13.4), and KVM
 //! checks its header.

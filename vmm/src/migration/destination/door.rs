@@ -150,7 +150,7 @@ mod tests {
             }
         });
         assert_eq!(found, 7);
-        // The door's halt does not reach the caller's.
+        // The caller's halt stays unset.
         halt.check().unwrap();
         // The others stayed open until it closed.
         let mut byte = [0];

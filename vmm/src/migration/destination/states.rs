@@ -3,7 +3,7 @@
 //! ```text
 //!   Listening ─hello─> Listening ─accept─> Accepted ─receive─> Restoring
 //!       │                  │ refuse            │                   │ ready
-//!       └──────────────────┴── error: the guest stays there ───────┤   (a TRY ends here)
+//!       └──────────────────┴── error: the source keeps the guest ──┤   (a TRY ends here)
 //!                                              ════════════════════v══ the source may send GO now
 //!                                                              AwaitingGo ─wait_go─> Go
 //! ```

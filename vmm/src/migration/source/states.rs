@@ -392,7 +392,7 @@ impl<C: Connection> Ready<C> {
     /// # Errors
     /// [`MigrationError`]; GO may or may not have arrived. The source must not run the guest.
     pub fn commit(mut self) -> Result<Committed<C>, MigrationError> {
-        // In any case, no guest at this host waits for the end any more.
+        // In any case, no guest at this host could resume sooner.
         self.control.end_at(None);
         self.control
             .send_anyway(Phase::Go, &Message::Go(self.session))?;

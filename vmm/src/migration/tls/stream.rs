@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   New ── first read or write ──> Handshaking ── certificates valid ──> Open ──> closed by drop
-//!                                      └── anything else: Broken, every call reports why <─┘
+//!                                      └── else: Broken, calls report why <─┘
 //! ```
 //!
 //! The handshake is part of its user's calls. So a peer that connects and sends nothing delays no

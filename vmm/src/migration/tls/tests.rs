@@ -186,7 +186,7 @@ fn source_refuses(source: &Tls, destination: &Tls, reason: &str) {
     assert!(matches!(there, SessionError::Ended(_)), "{there:?}");
 }
 
-/// The source's certificate is rejected by the destination.
+/// The destination rejects the source's certificate.
 fn destination_refuses(source: &Tls, destination: &Tls, reason: &str) {
     let (here, there) = exchange(source, destination);
     let (here, there) = (why(here), why(there));

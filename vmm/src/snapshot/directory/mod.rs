@@ -66,7 +66,7 @@ pub enum CreateError {
         /// The path.
         path: PathBuf,
     },
-    /// The temporary directory exists and does not belong to this user.
+    /// The temporary path exists, but is not a half-written snapshot of this user.
     #[error(
         "{} is in the way: it is not a directory of this user with a half-written snapshot; remove it",
         path.display()

@@ -380,8 +380,8 @@ fn a_full_disk_says_how_much_is_needed() {
     assert_eq!(file.metadata().unwrap().blocks(), 0);
 }
 
-/// Prints the time for 256 MiB: `cargo test --release -p vmm memory_image -- --ignored
-/// --nocapture`.
+/// Prints the time for 256 MiB:
+/// `cargo test --release -p vmm memory_image -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn how_long_it_takes() {
