@@ -7,8 +7,8 @@
 //! | register | writable |
 //! |---|---|
 //! | selectors | always |
+//! | `driver_feature` | DRIVER set, FEATURES_OK clear |
 //! | queue size, addresses, enable | FEATURES_OK, no DRIVER_OK, queue not enabled; or see below |
-//! | queue size, addresses, enable | FEATURES_OK set, DRIVER_OK clear, queue not enabled; or: see below |
 //! | `queue_reset` | RING_RESET negotiated, DRIVER_OK set, queue enabled |
 //! | vectors | always: they are re-routed at run time |
 //! | `device_status` | as in the table of [`status`](crate::virtio::status) |
