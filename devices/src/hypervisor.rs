@@ -86,7 +86,7 @@ pub unsafe trait DoorbellPage: Send + Sync + fmt::Debug {
 /// slot).
 ///
 /// Both may be at one address for a moment, while the caller changes from one to the other without
-/// a gap; which one a write then reaches is unspecified. The eventfd must not stay: on Intel hosts
+/// a gap. Which one a write then reaches is unspecified. The eventfd must not stay: on Intel hosts
 /// it would prevent the page from being used.
 pub trait Doorbells: Send + Sync + fmt::Debug {
     /// Signals `eventfd` on every guest write to guest-physical `address`, with any value and any

@@ -58,7 +58,7 @@ const VALID: u8 = 0x80;
 /// In 12-hour mode, bit 7 of the hours.
 const PM: u8 = 0x80;
 
-/// How long before the second changes the update is announced (tBUC of the MC146818): a driver that
+/// How long before the second changes the update is announced (tBUC of the MC146818). A driver that
 /// sees no update in progress has at least that long to read.
 const UPDATE_NOTICE: Duration = Duration::from_micros(244);
 

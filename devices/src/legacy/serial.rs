@@ -6,7 +6,7 @@
 //! Output. A vCPU never waits for the writer. Bytes that the writer does not take
 //! ([`std::io::ErrorKind::WouldBlock`], see [`PolledWriter`](super::output::PolledWriter)) wait in
 //! a buffer of 256 KiB. While the buffer is full the port reports a busy transmitter (THRE and TEMT
-//! of the line status clear, no transmit interrupt), like a real port with a slow line: drivers
+//! of the line status clear, no transmit interrupt). So does a real port with a slow line: drivers
 //! wait, and nothing is lost. If a driver writes in spite of that, its bytes are lost and counted
 //! (Linux's printk waits 10 ms for each).
 //!

@@ -155,8 +155,8 @@ impl Msix {
 
     /// Returns the body of the capability and the mask of its writable bits, for
     /// [`ConfigSpace::add_capability`](super::ConfigSpace::add_capability). The body is Message
-    /// Control, then the offsets of table and Pending Bit Array in BAR `bar` (0 to 5), in bytes;
-    /// both are multiples of 8.
+    /// Control, then the offsets of table and Pending Bit Array in BAR `bar` (0 to 5). Both are in
+    /// bytes and multiples of 8.
     #[must_use]
     pub fn capability(&self, bar: u8, table: u32, pending: u32) -> ([u8; 10], [u8; 10]) {
         let mut body = [0; 10];

@@ -105,7 +105,7 @@ pub struct Event {
     pub token: u16,
 }
 
-/// What the transport must do after a backend processed an event.
+/// The reaction that the transport owes to an event that a backend processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Outcome {
     /// The device configuration changed: new generation and a configuration
@@ -236,7 +236,7 @@ pub trait Backend: Send + fmt::Debug {
 /// doorbells, can fail, can be replaced, and writes without being seen. The transport gets it from
 /// [`Backend::hardware`].
 pub trait Hardware {
-    /// Returns the device's own doorbell for `queue`, an enabled queue of the active device, if the
+    /// Returns the device's own doorbell for `queue`, an enabled queue of the active device. The
     /// guest may store there instead of signalling the kick eventfd. The transport asks after each
     /// activation and restore, and releases the doorbell before [`Backend::reset`]. The kick
     /// eventfd must work all the same: the guest may be switched back to it at any time.
@@ -286,7 +286,7 @@ pub trait Hardware {
     /// it cannot. The predecessor keeps running meanwhile.
     ///
     /// # Errors
-    /// What the guest would lose.
+    /// The property that the guest would lose.
     fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), Error>;
 
     /// Checks that a driver that now relies on `features` (as [`Predecessor::features`]) can
@@ -294,7 +294,7 @@ pub trait Hardware {
     /// predecessor's place](Hardware::succeed). A device without a predecessor does not object.
     ///
     /// # Errors
-    /// As [`Hardware::succeed`]: what the guest would lose.
+    /// As [`Hardware::succeed`]: the property that the guest would lose.
     fn check_succession(&self, features: u64) -> Result<(), Error>;
 
     /// As [`Backend::save`], but for a device that replaces this one: the state leaves no chain

@@ -10,8 +10,9 @@ pub mod status;
 pub mod userspace_queue;
 pub mod vdpa;
 
-/// Returns the versions of the saved states, by unique names: the transport, each kind of backend,
-/// and the identity of a network device for another host. A program reads these versions only.
+/// Returns the versions of the saved states, by unique names. They cover the transport, each kind
+/// of backend, and the identity of a network device for another host. A program reads these
+/// versions only.
 #[must_use]
 pub fn state_versions() -> [(&'static str, u32); 5] {
     let [device, identity] = vdpa::STATE_VERSIONS;

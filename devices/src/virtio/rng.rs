@@ -1,8 +1,8 @@
 //! virtio-rng (virtio 1.3, 5.4): random bytes of the host for the guest.
 //!
 //! Owns the request queue while the driver runs. It must not know the transport. Work is bounded:
-//! [`MAX_BYTES`] for each request (the specification lets the device fill less than the buffer) and
-//! [`REQUESTS_PER_TURN`] for each turn of the event loop.
+//! [`MAX_BYTES`] for each request and [`REQUESTS_PER_TURN`] for each turn of the event loop. The
+//! specification lets the device fill less than the buffer.
 //!
 //! ```text
 //!              activate, restore

@@ -1,8 +1,8 @@
 //! One virtqueue served by this process, as the emulated devices use it.
 //!
 //! Owns a queue's eventfds and whether it is broken. The ring, with the checks of the driver's data
-//! and interrupt suppression, is [`vdpa::ring::DeviceQueue`]. It must not know what the buffers
-//! mean.
+//! and interrupt suppression, is [`vdpa::ring::DeviceQueue`]. It must not know the meaning of the
+//! buffers.
 //!
 //! ```text
 //!            pop: malformed chain, avail index ahead by more than the size; set_broken

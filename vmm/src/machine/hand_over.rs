@@ -1,9 +1,9 @@
 //! Hands a running machine to another program in the same process: a new version of Bellhop
 //! replaces the running one by `execve`.
 //!
-//! Owns what is carried over: the machine's state in a memfd, and guest RAM, which stays in place
-//! and is not copied. It must not know how the other program is started, nor how it finds the two
-//! descriptors.
+//! Owns the content of the hand-over: the machine's state in a memfd, and guest RAM, which stays in
+//! place and is not copied. It must not know how the other program is started, nor how it finds the
+//! two descriptors.
 //!
 //! ```text
 //!   running ── Handle::hand_over ──> saved, Machine::run returns Exit::HandedOver

@@ -2,7 +2,7 @@
 //!
 //! Owns the sending side of the queue (`queue.rs`) and exposes the published status (`board.rs`).
 //! Each request is a variant of [`Request`] or [`Action`], a method of [`Handle`] and an arm in
-//! `requests.rs`; each step of a migration is a closure. It must not know how a request is carried
+//! `requests.rs`. Each step of a migration is a closure. It must not know how a request is carried
 //! out.
 //!
 //! ```text

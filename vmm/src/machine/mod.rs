@@ -1,9 +1,9 @@
 //! The machine: everything that belongs to one guest, from construction to exit.
 //!
 //! [`Machine::new`] builds it, top to bottom in `build.rs`. [`Machine::run`] runs it on the
-//! caller's thread, the *vmm* thread: it serves device events, handles the guest's power-off and
-//! reset requests, detects vCPU failures and carries out the requests of the [`Handle`]. It must
-//! not know the terminal, the command line or the inside of a device.
+//! caller's thread, the *vmm* thread. That thread serves device events, handles the guest's
+//! power-off and reset requests, detects vCPU failures and carries out the requests of the
+//! [`Handle`]. It must not know the terminal, the command line or the inside of a device.
 //!
 //! The files are in layers. A file imports only files that precede it in this list:
 //!

@@ -1,7 +1,7 @@
 //! The machine itself: its parts, and the operations that every step uses.
 //!
-//! Owns the parts, the order in which they are dropped, and what is published on the board with
-//! each change. It must not know the requests to a machine, nor the order of any step.
+//! Owns the parts, the order in which they are dropped, and the update of the board with each
+//! change. It must not know the requests to a machine, nor the order of any step.
 
 use std::fmt;
 use std::sync::Arc;

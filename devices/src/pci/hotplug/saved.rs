@@ -37,7 +37,7 @@ impl PciHotplug {
     }
 
     /// Restores saved registers. Sets the interrupt, so interrupt controllers must be restored
-    /// first, and so must the functions on the bus: a guest can eject only an existing function.
+    /// first. So must the functions on the bus: a guest can eject only an existing function.
     ///
     /// # Errors
     /// The host bridge in any register, a removal that the guest may not follow, a slot to eject

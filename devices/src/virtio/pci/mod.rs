@@ -175,8 +175,8 @@ impl VirtioPciDevice {
         })
     }
 
-    /// Returns what the guest relies on, for [`VirtioPciDevice::take_place`] of a device at another
-    /// host.
+    /// Returns the properties on which the guest relies, for [`VirtioPciDevice::take_place`] of a
+    /// device at another host.
     #[must_use]
     pub fn relied(&self) -> Relied {
         self.transport.lock().relied_elsewhere()
@@ -230,7 +230,7 @@ impl VirtioPciDevice {
         self.transport.lock().log_writes(on)
     }
 
-    /// Returns what the device writes without a mark: see
+    /// Returns the areas that the device writes without a mark: see
     /// [`Hardware::always_dirty`](super::backend::Hardware::always_dirty).
     #[must_use]
     pub fn always_dirty(&self) -> Vec<(u64, u64)> {

@@ -1,7 +1,7 @@
 //! The doorbells of a vhost-vdpa device: which queues have one, and whether the guest gets it.
 //!
 //! Owns the mappings. Each is created when its queue is first started, because the negotiated
-//! features determine which queues have a doorbell, and is kept for the device's life. It must not
+//! features determine which queues have a doorbell. It is kept for the device's life. It must not
 //! know where a guest sees them.
 
 use std::sync::Arc;
@@ -45,8 +45,7 @@ pub(super) struct DeviceDoorbells {
 
 impl DeviceDoorbells {
     /// Maps no doorbell yet. With [`DoorbellMode::On`], the queues that are data queues under any
-    /// negotiation are checked now, so that a machine that cannot work as configured does not
-    /// start.
+    /// negotiation are checked now. So a machine that cannot work as configured does not start.
     ///
     /// # Errors
     /// A queue has no doorbell; with [`DoorbellMode::On`] only.

@@ -329,8 +329,8 @@ impl VdpaBackend {
     pub(super) fn reset_for_restart(&mut self) -> Result<(), Error> {
         self.finish_commands()?;
         if !self.needs_reset {
-            // A device that can suspend first completes what it has sent; if it refuses, it is
-            // reset all the same.
+            // A device that can suspend first completes the frames that it has sent; if it refuses,
+            // it is reset all the same.
             let _ = self.rings.device.suspend();
         }
         Ok(self.rings.device.reset()?)

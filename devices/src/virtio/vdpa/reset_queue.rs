@@ -1,6 +1,6 @@
 //! Reset of single queues of a running device (virtio 1.3, 2.6.1, RING_RESET).
 //!
-//! vhost-vdpa has no such operation. It is composed of others, so it is offered only if the device
+//! vhost-vdpa has no such operation. It is composed of others. So it is offered only if the device
 //! can be suspended and resumed and keeps the positions of its rings (see `offer.rs`):
 //!
 //! ```text
@@ -33,7 +33,7 @@ impl VdpaBackend {
     pub(super) fn reset_queue(&mut self, index: u16) -> Result<(), Error> {
         let negotiation = self.negotiated()?;
         if negotiation.control_queue == Some(index) {
-            // Wait for a command that the device has, at most until its deadline: its answer must
+            // Wait for a command that the device has, at most until its deadline. Its answer must
             // not be taken for the answer to the next command (virtio 1.3, 2.6.1).
             self.finish_commands()?;
             self.control.iter_mut().for_each(Control::release_guest);

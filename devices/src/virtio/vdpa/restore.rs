@@ -269,7 +269,7 @@ fn check_position(ring: Ring<'_>, position: u16) -> Result<(), Error> {
 }
 
 /// Checks a packed ring's positions. They must lie in the ring, and the used one at most a lap
-/// behind the available one: a device with more in flight than the ring has entries would use
+/// behind the available one. A device with more in flight than the ring has entries would use
 /// buffers that the guest has not made available. The guest's own position cannot be checked: used
 /// descriptors may lie over those that it made available.
 fn check_packed_base(queue: u16, base: VringBase, size: u16) -> Result<(), Error> {

@@ -17,7 +17,7 @@
 //! entries behind that index, i.e. if the old device has completed all buffers before them.
 //! `Ring::check_order` looks for signs of the contrary; if there is one the old device continues.
 //! The same holds for a device that is saved and continues elsewhere, or here. A device that cannot
-//! be suspended and resumed is checked while it works, then reset: a frame that it has sent but not
+//! be suspended and resumed is checked while it works, then reset. A frame that it has sent but not
 //! returned is sent again. A packed ring has no entries to check: its device must hold nothing.
 //!
 //! **A device that has failed** (DEVICE_NEEDS_RESET) is not used any more: it is not suspended, and
@@ -129,8 +129,9 @@ impl Rings {
         }
     }
 
-    /// Returns the positions with which the next device takes what the suspended one has not
-    /// completed. `in_order`: the device works in order, as negotiated or as checked just before.
+    /// Returns the positions with which the next device takes the buffers that the suspended one
+    /// has not completed. `in_order`: the device works in order, as negotiated or as checked just
+    /// before.
     pub(super) fn suspended_bases(&self, in_order: bool) -> Result<Vec<SavedRing>, Error> {
         let queues = self.queues.iter();
         let stopped = queues.map(|queue| Ok((queue, self.device.vring_base(queue.index)?)));
@@ -189,8 +190,8 @@ pub(super) struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Returns where the next device begins, so that it takes again what the suspended device,
-    /// which stopped at `base`, has taken and not completed.
+    /// Returns where the next device begins. It must take again the buffers that the suspended
+    /// device, which stopped at `base`, has taken and not completed.
     fn taken_again(self, base: VringBase, in_order: bool) -> Result<VringBase, Error> {
         match base {
             VringBase::Split { index: position } => {
@@ -233,9 +234,9 @@ impl Ring<'_> {
         }
     }
 
-    /// Returns the position from which another device takes what the last device of a packed ring,
-    /// now reset, has not used. `since`: the last device began there with nothing in flight; this
-    /// counts if it has used nothing.
+    /// Returns the position from which another device takes the buffers that the last device of a
+    /// packed ring, now reset, has not used. `since`: the last device began there with nothing in
+    /// flight; this counts if it has used nothing.
     fn packed_used(self, since: Option<VringBase>) -> Result<VringBase, Error> {
         let (memory, vring) = (Arc::clone(self.memory), vring_addresses(&self.addresses));
         let ring = packed::GuestRing::new(memory, self.addresses.size, vring, false)
@@ -295,7 +296,7 @@ impl Ring<'_> {
 
     /// Checks that the buffers that the device of a split ring has taken and not completed are the
     /// entries behind its used index: see [`split::GuestRing::check_order`]. `since`: check only
-    /// what was completed from there on.
+    /// the buffers completed from there on.
     fn check_order(self, since: Option<u16>) -> Result<(), Error> {
         let (memory, vring) = (Arc::clone(self.memory), vring_addresses(&self.addresses));
         let ring = split::GuestRing::new(memory, self.addresses.size, vring, false)

@@ -37,7 +37,7 @@ pub(super) struct WriteLog {
     pub(super) failed: Arc<EventFd>,
 }
 
-/// How a queue reaches the device, which determines what is unseen.
+/// How a queue reaches the device, which determines its unseen writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reach {
     Relayed,
@@ -94,8 +94,8 @@ impl WriteLog {
             .map_err(Error::relay)
     }
 
-    /// Returns what the device may write at any moment without a mark: guest-physical addresses and
-    /// lengths in bytes. `packed` gives the format of its rings.
+    /// Returns the areas that the device may write at any moment without a mark: guest-physical
+    /// addresses and lengths in bytes. `packed` gives the format of its rings.
     pub(super) fn unseen(&self, rings: &Rings, packed: bool) -> Vec<(u64, u64)> {
         self.unseen_where(rings, packed, |_| true)
     }

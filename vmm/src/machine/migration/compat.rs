@@ -253,8 +253,8 @@ impl Document {
     }
 
     /// The guest's next reboot reads these files into its memory. A source, whose guest can reboot
-    /// at will, could read any file of this host by naming it. So no file that a source names is
-    /// opened, now or later, unless the source is a process of the same user on the same host.
+    /// at will, could read any file of this host by naming it. So a file that a source names is
+    /// never opened, unless the source is a process of the same user on this host.
     fn place_boot_files(&mut self, here: &Here<'_>, refusals: &mut Vec<Refusal>) {
         let theirs = [
             Some(self.config.kernel.clone()),

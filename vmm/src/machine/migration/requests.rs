@@ -20,7 +20,7 @@ use crate::machine::program::state_versions;
 use crate::machine::saved::SavedMachine;
 use crate::memory::GuestRam;
 
-/// What an outgoing machine provides to the sending thread.
+/// The parts that an outgoing machine provides to the sending thread.
 pub(super) struct Offer {
     pub(super) document: Document,
     pub(super) ram: Arc<GuestRam>,

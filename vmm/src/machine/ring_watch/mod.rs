@@ -18,7 +18,7 @@
 //!
 //! The timer runs while vCPUs run. It alone wakes the vmm thread of an idle machine, and
 //! `ring_watch: "off"` disables it. A packed ring has no indices in memory. Its descriptors show
-//! the driver's position, but a device skips the descriptors of a chain that it uses, so they do
+//! the driver's position. But a device skips the descriptors of a chain that it uses, so they do
 //! not show the buffers in flight. Packed rings are not watched, and the state says so.
 
 pub(super) mod in_flight;

@@ -7,7 +7,7 @@
 //!
 //! | queue | complaint | when |
 //! |---|---|---|
-//! | request (transmitq, block, control) | `Stuck` | buffers are in flight and the used index stays |
+//! | request (transmitq, block, control) | `Stuck` | buffers are in flight, the used index stays |
 //! | receive | `DriverStalled` | it had buffers, all are used, and the avail index stays |
 //! | every | `Inconsistent` | more is in flight than the ring has entries |
 //!
@@ -23,7 +23,7 @@
 //! The clock starts at the first sample that shows the complaint. So events between two samples
 //! never count, and an alarm comes at most two samples late.
 //!
-//! **Limits.** Buffers in a receive queue wait for frames: a device that stopped taking them looks
+//! **Limits.** Buffers in a receive queue wait for frames. A device that stopped taking them looks
 //! the same as an idle one, so a receive queue is never `Stuck`. A driver that ignores used buffers
 //! while others are left looks idle too. A driver whose interface was taken down in the guest is
 //! `DriverStalled` when enough has arrived. If only some requests of a queue are never answered,

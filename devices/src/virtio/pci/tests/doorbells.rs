@@ -1,6 +1,6 @@
-//! Doorbells of the device in the notify part of the BAR: their targets after any order of BAR
-//! moves, decoding, resets, activations, guest reads and unplugging, compared with a naive model.
-//! Also that no kick is lost in a transition.
+//! Doorbells of the device in the notify part of the BAR. Their targets after any order of BAR
+//! moves, decoding, resets, activations, guest reads and unplugging are compared with a naive
+//! model. No kick is lost in a transition.
 
 use proptest::prelude::*;
 

@@ -416,8 +416,9 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// For every order of actions of guest, device and operator: exactly the current backend works,
-    /// exactly while the status says so, with its own doorbells, and no other backend remains.
+    /// For every order of actions of guest, device and operator, only the current backend works. It
+    /// works exactly while the status says so, with its own doorbells, and no other backend
+    /// remains.
     #[test]
     fn at_most_one_device_works(steps in prop::collection::vec(step(), 1..30)) {
         use crate::pci::PciFunction;

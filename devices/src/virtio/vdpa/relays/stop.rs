@@ -122,7 +122,7 @@ impl VdpaBackend {
                 return Err(error);
             }
             if turn == 1 && can_mediate {
-                // A mediated queue counts what the device takes and uses.
+                // A mediated queue counts the buffers that the device takes and uses.
                 self.switch(poller, &mediated)?;
             }
             poller.go()?;

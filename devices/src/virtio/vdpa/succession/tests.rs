@@ -1,4 +1,4 @@
-//! Tests, with a model, what the rings show of buffers in flight.
+//! Tests the detection of buffers in flight from the rings, with a model.
 
 use proptest::prelude::*;
 

@@ -266,8 +266,8 @@ proptest! {
         }
     }
 
-    /// For a conforming device and driver at any speed: the counters match their actions, and an
-    /// alarm is raised exactly if nothing was used for the threshold.
+    /// For a conforming device and driver at any speed, the counters match their actions. An alarm
+    /// is raised exactly if nothing was used for the threshold.
     #[test]
     fn honest_queues_are_judged_right(
         start in any::<u16>(),
