@@ -145,7 +145,7 @@ impl Clock {
                 }
             }
             REGISTER_B => registers.b,
-            // No interrupt is pending.
+            // No interrupt is ever pending.
             REGISTER_C => 0,
             REGISTER_D => VALID,
             _ => 0,

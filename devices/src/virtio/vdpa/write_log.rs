@@ -5,7 +5,7 @@
 //!   how a queue reaches the device      unseen until it is copied once more
 //!   relayed                             nothing: its relay marks before the guest can see it
 //!   directly, the device only reads     its used elements
-//!   directly, else                      all memory: the guest started it this way
+//!   directly, else                      all memory: it could not be relayed at its start
 //! ```
 //! The copier of memory asks for the unseen areas at each look, so they are not marked at each
 //! write. But bytes written **since the last look** must be marked when a queue is removed: they
