@@ -236,10 +236,10 @@ pub trait Backend: Send + fmt::Debug {
 /// doorbells, can fail, can be replaced, and writes without being seen. The transport gets it from
 /// [`Backend::hardware`].
 pub trait Hardware {
-    /// Returns the device's own doorbell for `queue`, an enabled queue of the active device. The
-    /// guest may store there instead of signalling the kick eventfd. The transport asks after each
-    /// activation and restore, and releases the doorbell before [`Backend::reset`]. The kick
-    /// eventfd must work all the same: the guest may be switched back to it at any time.
+    /// Returns the device's own doorbell for `queue`, an enabled queue of the active device, if it
+    /// has one. The guest may store there instead of signalling the kick eventfd. The transport
+    /// asks after each activation and restore, and releases the doorbell before [`Backend::reset`].
+    /// The kick eventfd must work all the same: the guest may be switched back to it at any time.
     ///
     /// None for queues that are served in userspace.
     fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>>;
