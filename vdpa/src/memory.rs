@@ -79,9 +79,9 @@ impl GuestRegion {
     }
 }
 
-// SAFETY: needed so that guest RAM can be mapped for a device. The region is one mmap of vm-memory,
-// which lives as long as any clone of its `GuestMemory`, and `memory` is such a clone; vm-memory
-// gives out no Rust references into it and accesses it volatilely.
+// SAFETY: needed so that guest RAM can be mapped for a device. The region is one mmap of vm-memory.
+// It lives as long as any clone of its `GuestMemory`, and `memory` is such a clone. vm-memory gives
+// out no Rust references into it and accesses it volatilely.
 unsafe impl DmaRegion for GuestRegion {
     fn host_address(&self) -> u64 {
         self.host_address

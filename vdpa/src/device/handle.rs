@@ -47,15 +47,15 @@ impl Handle {
 
     pub(crate) fn read<T>(&self, request: Read<T>, mut value: T) -> io::Result<T> {
         // SAFETY: there is no safe interface to ioctls. `Read<T>` is created only in `uapi`, for
-        // requests where the kernel writes one `T` (its size is part of the number) and where every
-        // bit pattern is a valid `T`; `value` is one, and exclusively borrowed during the call.
+        // requests where the kernel writes one `T` (its size is part of the number). Every bit
+        // pattern is a valid `T` there. `value` is one, and exclusively borrowed during the call.
         check(unsafe { ioctl_with_mut_ref(&*self.file, request.number(), &mut value) })?;
         Ok(value)
     }
 
     pub(crate) fn write<T>(&self, request: Write<T>, value: &T) -> io::Result<()> {
         // SAFETY: there is no safe interface to ioctls. `Write<T>` is created only in `uapi`, for
-        // requests where the kernel reads one `T`, which `value` is; none of these types holds a
+        // requests where the kernel reads one `T`, which `value` is. None of these types holds a
         // pointer into this process.
         check(unsafe { ioctl_with_ref(&*self.file, request.number(), value) })
     }

@@ -203,7 +203,7 @@ fn not_mapped(size: u64, source: MmapRegionError) -> Error {
 }
 
 // SAFETY: needed so that the buffer can be mapped for a device. `region` is one mmap that lives as
-// long as this value, its file cannot shrink, and all access in this module is volatile or atomic
+// long as this value, and its file cannot shrink. All access in this module is volatile or atomic
 // through vm-memory, which creates no references to plain data.
 unsafe impl DmaRegion for SharedBuffer {
     fn host_address(&self) -> u64 {
