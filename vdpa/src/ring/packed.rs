@@ -8,9 +8,9 @@
 //!     available                wrap  !wrap
 //!     used                     wrap   wrap
 //! ```
-//! Each side has a position in the ring with a wrap counter, which begins at 1 and changes with each
-//! lap. A chain takes as many entries as it has descriptors. Its used descriptor overwrites the entry
-//! at the used position, and skips as many. All fields are little-endian.
+//! Each side has a position in the ring with a wrap counter, which begins at 1 and changes with
+//! each lap. A chain takes as many entries as it has descriptors. Its used descriptor overwrites
+//! the entry at the used position, and skips as many. All fields are little-endian.
 //!
 //! This module has the arithmetic of positions and events, which is the same on both sides.
 
