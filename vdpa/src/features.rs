@@ -1,8 +1,8 @@
 //! Virtio feature bits: their names, and which of them a guest may have.
 //!
 //! [`pass_through`] decides bit by bit. A bit is withheld for one of a few [`Reason`]s. An unknown
-//! bit is withheld too, because its effects could be neither checked nor restored. Negotiation is
-//! handled elsewhere.
+//! bit is withheld too, because its effects could be neither checked nor restored. The caller
+//! negotiates.
 
 use std::fmt;
 

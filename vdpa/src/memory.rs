@@ -3,7 +3,7 @@
 //! The guest-memory type is in the lowest crate because every writer of guest memory must use it:
 //! it records dirty pages for migration. Writers are the control virtqueue here, and the emulated
 //! devices and the boot loader above. This module gives the address of memory and keeps it alive.
-//! The use of memory, and its mappings for a device, belong elsewhere.
+//! It does not depend on the use of the memory; [`crate::iotlb`] maps it for a device.
 
 use std::fmt;
 use std::sync::Arc;

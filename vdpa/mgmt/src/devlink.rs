@@ -11,7 +11,7 @@
 //! needs it: no traps, regions, shared buffers, line cards, flashing. Each file is one kind of
 //! object with its requests; `connection` is the path to the kernel, `uapi` has the numbers.
 //! Decoded data is untrusted: each length is checked, and only known levels of nesting are entered.
-//! The use of a port belongs elsewhere.
+//! It does not depend on the use of a port.
 //!
 //! ```no_run
 //! use vdpa_mgmt::devlink::{Cmode, Devlink, FunctionSettings, FunctionState, NewSubfunction};

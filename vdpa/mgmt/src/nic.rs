@@ -26,7 +26,7 @@
 //! [`Nics::plan_steps`] returns the steps without doing them.
 //!
 //! This module owns the order of steps, their undoing, and the records. The modules beside this one
-//! carry out the steps. The use of the device belongs elsewhere.
+//! carry out the steps. They do not depend on the use of the device.
 //!
 //! ```no_run
 //! use vdpa_mgmt::nic::{Nics, NicRequest, Store};

@@ -1,7 +1,7 @@
 //! From an opened device to one with features: takes ownership, assigns groups to address spaces,
 //! negotiates.
 //!
-//! Rings are handled elsewhere. The parent module has the diagram of the states.
+//! Rings are in `run.rs`, and the diagram of the states is in `state.rs`.
 
 use super::info::{ask, query_group};
 use super::{
@@ -69,7 +69,7 @@ impl Device {
         Ok(())
     }
 
-    /// Whether the device can read and set positions in its rings. The test uses queue 0, whose
+    /// Whether the device reports and accepts positions in its rings. The test uses queue 0, whose
     /// rings are not set up yet.
     ///
     /// # Errors

@@ -1,8 +1,7 @@
 //! Operations of a device with negotiated features: set up rings, start, suspend, switch rings,
 //! resume.
 //!
-//! Ownership and negotiation are handled elsewhere. The parent module has the diagram of the
-//! states.
+//! Ownership and negotiation are in `negotiate.rs`, and the diagram of the states is in `state.rs`.
 
 use vmm_sys_util::eventfd::EventFd;
 

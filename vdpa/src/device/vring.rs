@@ -2,7 +2,7 @@
 //!
 //! vhost-vdpa passes sizes and addresses to the parent driver unchecked. A ring outside guest
 //! memory would let a guest use the VMM's private rings. So each area must lie inside ranges that
-//! the caller allows. This module has the layout rules; how a ring is used belongs elsewhere.
+//! the caller allows. This module has the layout rules; [`crate::ring`] reads and writes rings.
 
 use std::fmt;
 
@@ -28,8 +28,8 @@ pub struct VringAddresses {
 /// The position at which a device continues in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum VringBase {
-    /// A split ring: index of the next available entry, free-running. Some parents (mlx5) read and
-    /// set the used index here.
+    /// A split ring: index of the next available entry, free-running. Some parents (mlx5) report
+    /// and accept the used index here.
     Split {
         /// The index.
         index: u16,

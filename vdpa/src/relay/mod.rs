@@ -25,7 +25,7 @@
 //! reports (virtio 1.3, 2.7.8.2), and a driver must leave descriptors alone until they are used
 //! (2.7.13). A guest that changes them in flight can only lose parts of its own memory.
 //!
-//! The content of frames and the use of the record (migration) belong elsewhere.
+//! The module does not read frames, and does not depend on migration.
 
 mod choice;
 mod dirty;

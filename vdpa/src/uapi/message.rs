@@ -73,7 +73,7 @@ pub enum IotlbMessage {
         /// Bytes.
         size: u64,
     },
-    /// Begins a batch: the changes may take effect only at [`IotlbMessage::BatchEnd`].
+    /// Begins a batch: changes need not reach the device before [`IotlbMessage::BatchEnd`].
     BatchBegin {
         /// The one address space of the batch.
         asid: u32,

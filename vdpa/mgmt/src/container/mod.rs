@@ -9,8 +9,8 @@
 //! The way back is [`super::bus::Bus::bind`] with `vhost_vdpa`: Linux deletes the interface in
 //! whatever namespace it is, up or down. Deleting a namespace does not delete it. The kernel moves
 //! it to the initial namespace, down, under its name or, if that is taken, as `devN`
-//! (`default_device_exit_net`, net/core/dev.c). This module owns the order of steps; it does
-//! not depend on containers or on the namespace's origin.
+//! (`default_device_exit_net`, net/core/dev.c). This module owns the order of steps. It does not
+//! depend on containers or on the namespace's origin.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -14,11 +14,11 @@ use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, value};
 
 numbered! {
-    /// Who steers the switch.
+    /// The mode of the switch.
     EswitchMode: u16, "mode" {
-        /// The NIC does.
+        /// The NIC forwards by itself.
         Legacy = 0 "legacy",
-        /// The kernel does, through representors.
+        /// The kernel steers it, through representors.
         Switchdev = 1 "switchdev",
     }
 }
@@ -52,7 +52,7 @@ numbered! {
 /// settings, `None` leaves a mode unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Eswitch {
-    /// Who steers it.
+    /// Its mode.
     pub mode: Option<EswitchMode>,
     /// The headers that virtual functions pass.
     pub inline_mode: Option<InlineMode>,

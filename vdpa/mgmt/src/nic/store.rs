@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A reboot clears `/run`, and the NICs with it. A record decides what root will undo. So the
-//! directory must be the user's own, and no link is followed. This module owns the directory; the
-//! meaning of the steps belongs elsewhere.
+//! directory must be the user's own, and no link is followed. This module owns the directory; it
+//! does not interpret the steps.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read as _, Write as _};

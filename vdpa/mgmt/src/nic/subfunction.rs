@@ -5,8 +5,8 @@
 //!        ──> is it a management device? ──no──> enable_vnet, reload ──> it becomes one
 //! ```
 //!
-//! Deleting the port removes address and rates, and the subfunction its parameters. So only the
-//! port and its state are steps to undo.
+//! Address and rates are deleted with the port, parameters with the subfunction. So only the port
+//! and its state are steps to undo.
 
 use super::error::NicError;
 use super::making::Making;

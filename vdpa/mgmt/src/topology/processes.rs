@@ -1,8 +1,8 @@
 //! Finds the processes that have character devices open, and the pages of them that are mapped.
 //!
 //! This module reads `/proc`: one scan of all processes for any number of devices. Text from other
-//! processes (names, command lines) is for display only, limited in size and never interpreted as
-//! instructions. A process that exits meanwhile is left out.
+//! processes (names, command lines) is for display only: it is limited in size and never acted
+//! upon. A process that exits meanwhile is left out.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -180,8 +180,8 @@ fn describe(process: &Path, pid: u32, device: &str) -> DeviceHolder {
     }
 }
 
-/// The VM of a command line, arguments each followed by a NUL, if it is `bellhop [--option …] run
-/// …`.
+/// The VM of a command line, arguments each followed by a NUL, if it is
+/// `bellhop [--option …] run …`.
 fn bellhop_run(line: &[u8], device: &str) -> Option<BellhopRun> {
     let words: Vec<String> = line
         .split(|&byte| byte == 0)

@@ -10,9 +10,9 @@
 //!   guest   makes a chain available, fence, kicks if asked to; asks for an interrupt, fence,
 //!           looks again, sleeps until an interrupt
 //! ```
-//! **Rule:** when no actor can move, all chains are back with the guest. A relay polls, so a pass
-//! that begins after everything else came to rest is allowed. Such a pass does only the work of a
-//! pass: it does not repeat interrupts and kicks that an earlier pass should have sent.
+//! **Rule:** when no actor can move, all chains are back with the guest. A relay polls, so the
+//! model includes a pass that begins after everything else came to rest. Such a pass does only the
+//! work of a pass: it does not repeat interrupts and kicks that an earlier pass should have sent.
 //!
 //! Two chains are explored, with event-idx and with flags. Removing either fence, or any other
 //! step, is shown to lose a kick or an interrupt.

@@ -1,5 +1,5 @@
 //! Tests with a model whose driver and device act between any two reads. The chains really in
-//! flight decide.
+//! flight decide whether an answer is right.
 
 use std::cell::RefCell;
 
