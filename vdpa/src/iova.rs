@@ -1,6 +1,7 @@
 //! Ranges of I/O virtual addresses.
 //!
-//! All arithmetic on addresses and lengths is here, so that every addition is checked.
+//! [`IovaRange`] checks the arithmetic on addresses and lengths, so that no other module adds them
+//! unchecked.
 
 use std::fmt;
 

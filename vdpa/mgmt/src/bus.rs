@@ -4,7 +4,7 @@
 //! ```text
 //!   vhost_vdpa   /dev/vhost-vdpa-N, for a VMM or a driver in userspace
 //!       ^ | bind: not open ──> unbind ──> bind ──> driver read back
-//!       | v                                └─fails──> the old driver again
+//!       | v                               └─fails──> the old driver again
 //!   virtio_vdpa  a virtio device of this machine, with a network interface or a disk
 //! ```
 //!
@@ -32,7 +32,7 @@ const CHARACTER_DEVICE_PREFIX: &str = "vhost-vdpa-";
 /// A device of the bus, at the time of the query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BusDevice {
-    /// The name from its creation.
+    /// Its name, set at creation.
     pub name: String,
     /// Its bus driver, such as `vhost_vdpa` or `virtio_vdpa`; none if unbound.
     pub driver: Option<String>,

@@ -3,7 +3,7 @@
 //! ```text
 //!   list ──> dump ──> compare with /sys/bus/vdpa/devices ──> get the missing ones by name
 //!   delete ──> holders of /dev/vhost-vdpa-N? ──none──> VDPA_CMD_DEV_DEL
-//!                         └─some──> refused with the PID
+//!                                            └─some──> refused with the PID
 //! ```
 //!
 //! The kernel's dump continues by position: if a device is deleted between two parts, it skips

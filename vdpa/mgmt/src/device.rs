@@ -45,7 +45,7 @@ impl MgmtDevice {
 /// A vDPA device (`VDPA_CMD_DEV_GET`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VdpaDevice {
-    /// The name from its creation.
+    /// Its name, set at creation.
     pub name: String,
     /// The management device that created it.
     pub mgmtdev: MgmtDeviceName,

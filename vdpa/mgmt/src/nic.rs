@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   Nics::make ── check, nothing changed ──> step ──> step ──> … ──> /dev/vhost-vdpa-N
-//!                                               └─fails, or interrupted──> undone, the last first
-//!   Nics::remove ── not open ──> undone, the last first
+//!                                                     └─fails, or interrupted──> undone, last first
+//!   Nics::remove ── not open ──> undone, last first
 //! ```
 //!
 //! The steps depend on the request ([`Origin`], [`Kind`]):

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   NIC driver ── bind: not in use ──> unbind ──> bind ──> driver read back
-//!   vp-vdpa     <──                                  └─fails──> old driver_override, old driver
+//!   vp-vdpa     <──                               └─fails──> old driver_override, old driver
 //!   vfio-pci
 //! ```
 //!
-//! This module owns `/sys/bus/pci`, and a function's part of `/sys/kernel/iommu_groups`.
-//! [`super::sriov`] changes the number of virtual functions. It does not use netlink.
+//! This module owns `/sys/bus/pci`, and a function's part of `/sys/kernel/iommu_groups`. It does
+//! not use netlink. [`super::sriov`] changes the number of virtual functions.
 
 mod address;
 mod bind;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Pci::set_virtual_functions ──> sriov_numvfs:  n ──(none in use)──> 0 ──> m
-//!                                                             └─fails──> n again
+//!                                                                        └─fails──> n again
 //!   Links ── RTM_GETLINK with RTEXT_FILTER_VF ──> Link, its VirtualFunctions
 //!         ── RTM_SETLINK, one setting each ─────> the NIC's driver
 //!                     └─fails──> those before it restored

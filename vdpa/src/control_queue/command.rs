@@ -169,7 +169,7 @@ pub enum Command {
     GuestOffloadsSet(u64),
 }
 
-/// The negotiated limits, which restrict commands.
+/// The limits for commands, from the negotiated features and the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// The negotiated features.

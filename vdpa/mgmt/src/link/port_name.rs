@@ -38,7 +38,7 @@ pub enum PhysPortName {
         controller: Option<u32>,
         /// The number of its physical function.
         pf: u16,
-        /// The number from its creation.
+        /// Its number, set at creation.
         sf: u32,
     },
 }
