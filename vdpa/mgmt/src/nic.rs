@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Nics::make ── check, nothing changed ──> step ──> step ──> … ──> /dev/vhost-vdpa-N
-//!                                                     └─fails, or interrupted──> undone, last first
+//!                                                     └─fails or interrupted──> undone, last first
 //!   Nics::remove ── not open ──> undone, last first
 //! ```
 //!

@@ -73,9 +73,9 @@ impl Links {
     /// restored, except those whose former value the driver does not report.
     ///
     /// # Errors
-    /// `Invalid` before anything is sent; `NotSupported` if the driver has no such setting,
-    /// `NotFound`, `NotPermitted`; `NotUndone` instead of the failure if a setting keeps its new
-    /// value; or another one.
+    /// `Invalid` before anything is sent; `NotSupported` if the driver has no such setting;
+    /// `NotFound`, `NotPermitted`, or another one. If a setting keeps its new value, `NotUndone`
+    /// replaces the failure.
     pub fn set(
         &self,
         interface: &str,
