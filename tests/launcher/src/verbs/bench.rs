@@ -13,7 +13,7 @@ use crate::setup::{Lab, Needs, Profile};
 use crate::verbs;
 use clap::{Args, Subcommand, value_parser};
 
-/// Percent of its time that a lab host may wait for this machine's processors before its
+/// If a lab host waits for this machine's processors for a larger percentage of its time, its
 /// figures are called rough.
 const DISTURBED: u128 = 15;
 
@@ -126,7 +126,7 @@ impl Bench {
     fn rig(&self) -> Rig {
         match self {
             Self::Doorbell(arguments) => arguments.rig,
-            // `rings` loads the lab NIC's module for as long as it needs it.
+            // `rings` loads the lab NIC's module only while it needs it.
             Self::Footprint(_) | Self::Mgmt(_) | Self::Migration(_) | Self::Rings(_) => Rig::Sim,
         }
     }
