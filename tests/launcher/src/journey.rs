@@ -1,7 +1,7 @@
 //! Journeys of a migrating guest: the request for a journey and the record of each migration.
 //!
 //! ```text
-//!  cargo lab soak --moves ── leg ([`Leg`], by variable) ──▶ test in the lab host (tests/moving/journey.rs)
+//!  cargo lab soak --moves ── leg ([`Leg`], by variable) ──▶ test (tests/moving/journey.rs)
 //!        ▲                                                    │
 //!        └────────────── a line for each move ([`Move`]) ─────┘
 //! ```

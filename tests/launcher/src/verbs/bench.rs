@@ -1,7 +1,7 @@
 //! `cargo lab bench WHAT [--json]`: measurements in the lab host.
 //!
-//! Owns the command line, which the program in the lab host (`lab-bench`) reads again, and the boot.
-//! A new measurement is a variant here and a module of `lab::bench`.
+//! This module owns the command line and the boot. The program in the lab host (`lab-bench`) reads
+//! the command line again. A new measurement is a variant here and a module of `lab::bench`.
 
 use crate::agent::client::{self, Streams};
 use crate::error::Result;

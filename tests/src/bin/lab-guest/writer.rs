@@ -146,7 +146,7 @@ pub(crate) fn start(mib: u64, pause: Duration) -> Result<Value> {
     Ok(json!({ "writer": "on" }))
 }
 
-/// `write-off`: ends it, looks at every page once more, and says what was found.
+/// `write-off`: ends it, checks every page once more, and returns the totals.
 pub(crate) fn stop() -> Result<Value> {
     let Writer { stop, thread } = writer()
         .take()
@@ -173,7 +173,7 @@ mod tests {
         let old: Vec<u64> = pages.words[WORDS..2 * WORDS].to_vec();
         pages.write(1);
         assert!(pages.is_whole(1) && !pages.is_whole(3));
-        // An earlier generation of itself, and another page.
+        // An earlier generation of the same page, and another page.
         let new = pages.words[WORDS..2 * WORDS].to_vec();
         pages.words[WORDS..2 * WORDS].copy_from_slice(&old);
         assert!(!pages.is_whole(1));
