@@ -1,10 +1,10 @@
 //! Leak checks: the accounts that must be equal before and after a guest has done the same thing
 //! many times.
 //!
-//! There are two independent accounts: the kernel's account of the VMM's process
-//! ([`crate::vmm_process::Cost`]), and the VMM's own log at each reset of the machine (memory
-//! slots, ioeventfds, vectors, routes, irqfds) and of a vDPA device (IOTLB). This module owns the
-//! comparison and the number of repetitions.
+//! There are two independent accounts. One is the kernel's account of the VMM's process
+//! ([`crate::vmm_process::Cost`]). The other is the VMM's own log at each reset of the machine
+//! (memory slots, ioeventfds, vectors, routes, irqfds) and of a vDPA device (IOTLB). This module
+//! owns the comparison and the number of repetitions.
 
 use crate::error::{Error, Result};
 use crate::vmm_process::Cost;

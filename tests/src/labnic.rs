@@ -1,8 +1,8 @@
 //! The lab NIC (`tests/kmod`), for tests in the lab host.
 //!
-//! This module loads the kernel module with the parameters that a test needs and unloads it when
-//! the value is dropped, so every test begins with the defaults. A parameter that is set later
-//! affects devices added later. Devices are [`SimDevice`]s: the same tools create and delete them.
+//! This module loads the kernel module with the parameters that a test needs. Dropping the value
+//! unloads it, so every test begins with the defaults. A parameter that is set later affects
+//! devices added later. Devices are [`SimDevice`]s: the same tools create and delete them.
 
 pub mod sf;
 

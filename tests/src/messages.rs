@@ -3,10 +3,10 @@
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 
-/// Messages that appear if the guest stopped while its kernel compared two clocks (it then skips
-/// the comparison, as it should, kernel/time/clocksource.c), while it served a timer
-/// (kernel/time/hrtimer.c), or for longer than its scheduler lets ordinary tasks wait
-/// (kernel/sched/deadline.c).
+/// Messages that appear if the guest stopped at a bad moment. Its kernel may have been comparing
+/// two clocks; it then skips the comparison, as it should (kernel/time/clocksource.c). It may have
+/// been serving a timer (kernel/time/hrtimer.c). Or the stop was longer than its scheduler lets
+/// ordinary tasks wait (kernel/sched/deadline.c).
 const STOOD_STILL: [&str; 3] = [
     "Long readout interval, skipping watchdog check",
     "hrtimer: interrupt took",

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// A path. It creates nothing there; dropping it removes what is there.
+/// A path. It creates nothing there; dropping it removes the file or directory at the path.
 #[derive(Debug)]
 pub struct Place(String);
 

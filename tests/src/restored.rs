@@ -1,4 +1,4 @@
-//! A kernel file whose value a test changes, restored whatever the test's outcome is.
+//! A kernel file whose value a test changes. It is restored even if the test fails.
 
 use crate::error::Result;
 use crate::{files, notice};

@@ -187,7 +187,7 @@ fn a_guest_is_used_through_a_socket() {
     assert_eq!(mode(machine.file("log")), 0o600);
     assert!(console.command("info")["cpus_online"].is_u64());
 
-    // A second client is told who holds the console.
+    // A second client receives the name of the process that holds the console.
     let mut second = machine.connect();
     let own = format!("process {} has this console", std::process::id());
     second.until(&own, SILENCE).unwrap();

@@ -1,5 +1,5 @@
-//! NICs of the node daemon fail over to their backup device: because their own device needs a
-//! reset, and because devlink reports an error of the NIC that it belongs to.
+//! NICs of the node daemon fail over to their backup device. Either their own device needs a reset,
+//! or devlink reports an error of the NIC that it belongs to.
 //!
 //! ```text
 //!   one.net0 (subfunction) ── DEVICE_NEEDS_RESET ──> one.net0~ (subfunction, created with it)

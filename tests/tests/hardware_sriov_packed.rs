@@ -1,5 +1,6 @@
 //! Guests that negotiate packed rings, on virtual functions of the SR-IOV rig that offer them (vf2,
-//! vf3): the device's data queues, and the control queue, which ends in the VMM on both sides.
+//! vf3). They use the device's data queues, and the control queue, which ends in the VMM on both
+//! sides.
 
 use lab::guest::{BellhopArguments, Guest};
 use lab::rig::FIRST_PACKED_FUNCTION;

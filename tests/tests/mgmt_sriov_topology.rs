@@ -1,4 +1,4 @@
-//! `bellhop topology` on the SR-IOV rig: virtual functions under vp_vdpa, and a guest with doorbells.
+//! `bellhop topology` on the SR-IOV rig: virtual functions under vp_vdpa, a guest with doorbells.
 
 #![expect(
     clippy::unwrap_used,

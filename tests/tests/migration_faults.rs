@@ -124,7 +124,7 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
     let (mut guest, _) = move_guest(waiting, &hosts[1], &hosts[0]);
     check_traffic(&mut guest, &devices[0]);
 
-    // The source is told to end before the location is resolved: its exit code says that it does
+    // The source receives SIGTERM before the location is resolved: its exit code says that it does
     // not know either.
     let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Go, Fault::CutInside);
     assert_eq!(status["phase"], "Unsettled", "{status}");

@@ -31,7 +31,7 @@ const OTHER_MAC: &str = "02:4c:61:62:53:4a";
 /// How long a resumed guest may take to answer; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
-/// A path for this test. Dropping it removes what is there.
+/// A path for this test. Dropping it removes the file or directory there.
 struct Place(PathBuf);
 
 impl Place {

@@ -87,7 +87,7 @@ fn begin_traffic(vm: &mut Vm) {
     vm.guest.command(&line).unwrap();
 }
 
-/// Waits until the neighbour sends frames back again, whatever the last swap's result is.
+/// Waits until the neighbour sends frames back again, after any result of the last swap.
 #[track_caller]
 fn wait_traffic(peer: &Peer) {
     let (before, started) = (peer.echoed(), Instant::now());

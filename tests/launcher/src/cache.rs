@@ -212,9 +212,9 @@ impl Cache {
 }
 
 impl Cache {
-    /// Marks an entry as used now and removes entries of the same step that are no longer in use:
-    /// those unused for a week, and all but the newest four of those unused for two hours. Other
-    /// worktrees and running labs may still need a recent one.
+    /// Marks an entry as used now and removes other entries of the same step. An entry unused for a
+    /// week is removed. Of those unused for two hours, only the newest four stay. Other worktrees
+    /// and running labs may still need a recent one.
     pub fn retire_others(&self, _lock: &CacheLock, step: &str, used: &Entry) {
         let now = SystemTime::now();
         // If the time cannot be set, the entry only looks older.

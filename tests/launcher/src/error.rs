@@ -67,9 +67,9 @@ pub enum Error {
     /// Something that the lab needs is missing.
     #[error("{what}; remedy: {remedy}")]
     Missing {
-        /// What is missing.
+        /// The missing thing.
         what: String,
-        /// What the user can do about it.
+        /// The remedy.
         remedy: String,
     },
     /// Invalid input: a recipe, a message, a table.
@@ -99,7 +99,7 @@ pub enum Error {
     /// A guest did not do what the test requested.
     #[error("the guest {what}; the end of its serial console:\n{console}")]
     Guest {
-        /// What it did instead ("did not boot in 3 attempts").
+        /// The guest's failure ("did not boot in 3 attempts").
         what: String,
         /// The last lines of its console.
         console: String,

@@ -77,7 +77,7 @@ pub fn run(execute: &Execute, timeout: Option<Duration>) -> Result<u8> {
     }
 }
 
-/// Checks for what the lab host would have: root, KVM, vhost-vdpa, the simulator.
+/// Checks for the equipment of a lab host: root, KVM, vhost-vdpa, the simulator.
 ///
 /// # Errors
 /// [`Error::Missing`] for the first missing thing.

@@ -234,8 +234,8 @@ impl LabHost {
 }
 
 impl Qemu {
-    /// Evidence that the emulation failed a boot, not the lab's own code: a crash of a known kind,
-    /// or a kernel that hangs before it starts that code.
+    /// Evidence that the emulation failed a boot, not the lab's own code. It is a crash of a known
+    /// kind, or a kernel that hangs before it starts that code.
     fn emulator_fault(&mut self, why: &str) -> Option<String> {
         let console = files::read_text(&self.console).unwrap_or_default();
         let runs = matches!(self.child.try_wait(), Ok(None));

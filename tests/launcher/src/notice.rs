@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io::Write as _;
 
-/// What a notice reports.
+/// The kind of a notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The test proves less than its claim in this run; `cargo lab soak` proves all of it.

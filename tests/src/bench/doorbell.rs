@@ -1,9 +1,9 @@
 //! `cargo lab bench doorbell`: measures the cost of a kick in VM exits.
 //!
-//! It boots the same guest twice on the same device: with `doorbell=on`, where a kick is a store in
-//! the device's page, and with `doorbell=off`, where it is an ioeventfd. The sender is paced, so
-//! that each frame is one kick (under a flood, event suppression hides kicks in both cases). Over
-//! the same frames, the benchmark counts:
+//! It boots the same guest twice on the same device. With `doorbell=on`, a kick is a store in the
+//! device's page; with `doorbell=off`, it is an ioeventfd. The sender is paced, so that each frame
+//! is one kick (under a flood, event suppression hides kicks in both cases). Over the same frames,
+//! the benchmark counts:
 //!
 //! * exits to the addresses of the notify BAR, by KVM's tracepoints;
 //! * all exits of the guest, by KVM's statistics. A command that sends no frame measures the

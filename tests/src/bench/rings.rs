@@ -2,8 +2,8 @@
 //!
 //! * Frames/s direct, mediated and shadowed, and the time of a change: two lab NICs on one switch,
 //!   with `vdpa::netdev` as the guest.
-//! * Shadow rings beside QEMU's, frames/s and processor time of a frame: two `vdpasim_net`, with
-//!   `vdpa::netdev` as one guest and the lab's guest in QEMU as the other.
+//! * Shadow rings beside QEMU's, frames/s and processor time of a frame: two `vdpasim_net`. One
+//!   guest is `vdpa::netdev`, the other the lab's guest in QEMU.
 //!
 //! `cargo bench -p vdpa --bench relay` measures the cost of a pass by itself, without a kernel.
 

@@ -64,7 +64,7 @@ fn queue(
         0 => (BUFFER, Direction::DeviceWrites),
         _ => (PACKET, Direction::DeviceReads),
     };
-    // To the broadcast address, whatever the device's address is.
+    // To the broadcast address, which every device accepts.
     memory.write(buffer + 12, &[0xff; 6])?;
     Ok(Queue {
         ring: DriverQueue::new(Arc::clone(memory), SIZE, offset, features)?,

@@ -1,8 +1,8 @@
 //! `cargo lab demo` inside the lab host: the main job, end to end.
 //!
-//! On the rig *sim*: a vDPA device on the kernel's simulator, a Linux guest with it as its NIC,
-//! 1,000 checked frames through it, and the cost of it all. On *sriov*: two guests that exchange
-//! frames (`demo/sriov.rs`). Guests run Debian's stock kernel from the lab host's root.
+//! On the rig *sim*, it creates a vDPA device on the kernel's simulator and boots a Linux guest
+//! with it as its NIC. It sends 1,000 checked frames and reports the cost. On *sriov*, two guests
+//! exchange frames (`demo/sriov.rs`). Guests run Debian's stock kernel from the lab host's root.
 
 mod sriov;
 

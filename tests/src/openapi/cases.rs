@@ -28,7 +28,7 @@ pub enum Expect {
 /// A request with the expected outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Case {
-    /// What is special about it, for human readers.
+    /// A description of the case for human readers.
     pub what: String,
     /// The request.
     pub request: Request,

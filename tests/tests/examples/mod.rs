@@ -1,4 +1,5 @@
-//! The manual's examples: every command of every `sh` block in README.md and `docs/`, run as written.
+//! The manual's examples: runs every command of every `sh` block in README.md and `docs/` as
+//! written.
 //!
 //! ```text
 //!   DOCUMENTS ─▶ blocks ─▶ commands ─▶ PLACES: where each runs ─▶ one script for each place
@@ -23,7 +24,8 @@ use lab::process::die_with_parent;
 /// How long a script may take.
 const LIMIT: Duration = Duration::from_secs(400);
 
-/// The documents, in the order in which their examples run: later ones use what earlier ones created.
+/// The documents in the order in which their examples run: later ones use what earlier ones
+/// created.
 const DOCUMENTS: &[&str] = &[
     "README.md",
     "docs/quickstart.md",

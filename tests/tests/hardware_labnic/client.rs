@@ -355,7 +355,7 @@ impl Client {
         &self.device
     }
 
-    /// Enables a queue by the plain ioctl, whatever was acknowledged.
+    /// Enables a queue by the plain ioctl, without a check of the acknowledged features.
     pub(crate) fn enable_anyway(&self, queue: u32) {
         // _IOW(0xAF, 0x75, struct vhost_vring_state)
         const SET_VRING_ENABLE: u64 = 0x4008_af75;

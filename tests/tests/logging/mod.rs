@@ -44,9 +44,9 @@ pub(crate) struct Flood<'a> {
     pub(crate) lost_between: u64,
 }
 
-/// How many frames this many resets of the device or its link may lose, whether the guest's driver
-/// or the test requests them: those in flight, and those that the next run sends before the NIC has
-/// its queues again.
+/// How many frames this many resets of the device or its link may lose. The guest's driver or the
+/// test requests the resets. Lost are the frames in flight, and those that the next run sends
+/// before the NIC has its queues again.
 pub(crate) const fn lost_by_resets(resets: u64) -> u64 {
     2 * WINDOW * resets
 }

@@ -1,4 +1,4 @@
-//! Datagrams between two network namespaces, numbered and with a checksum: each must come back whole.
+//! Sends numbered datagrams with a checksum between two network namespaces: each must return whole.
 
 use std::fs::File;
 use std::io::ErrorKind;

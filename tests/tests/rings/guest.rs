@@ -59,7 +59,7 @@ pub(crate) fn memory() -> Arc<GuestMemory> {
 }
 
 /// The target of a queue's kicks. While the device does not read the guest's ring, the VMM
-/// withdraws the doorbell, as it would remove a memory slot: when [`Notifier::withdraw`] returns,
+/// withdraws the doorbell, as it would remove a memory slot. When [`Notifier::withdraw`] returns,
 /// no store is in flight.
 #[derive(Debug)]
 pub(crate) struct Notifier {

@@ -83,7 +83,7 @@ pub struct Execute {
     /// Working directory.
     pub directory: String,
     /// Programs that the command starts often. The agent holds them open. On a writable 9p share,
-    /// the kernel drops a file that no process has open, and the next start reads it from the
+    /// the kernel drops a file that no process has open. The next start would read it from the
     /// outside again (1.5 s for Bellhop). A held program must not be replaced.
     pub held: Vec<String>,
     /// The terminal's columns and rows if the command gets a terminal of its own. Standard error
@@ -114,7 +114,7 @@ impl Ending {
     }
 }
 
-/// What a program in the lab host may request of the outside.
+/// A request of a program in the lab host to the outside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     /// Pull the cable of a link of the rig, or plug it in again.

@@ -147,8 +147,8 @@ fn cargo(
             .env(WRAPPER, "1");
     }
     for (name, _) in std::env::vars_os() {
-        // What the outer cargo set for this program must not change the
-        // fingerprints of the inner build.
+        // Variables that the outer cargo set for this program must not change the fingerprints of
+        // the inner build.
         if name
             .to_str()
             .is_some_and(|name| name.starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR")

@@ -57,7 +57,7 @@ pub enum Profile {
     Release,
 }
 
-/// What a verb needs of the lab.
+/// The parts of the lab that a verb needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Needs<'a> {
     /// How programs are built.
@@ -83,7 +83,7 @@ impl Needs<'_> {
     };
 }
 
-/// Everything that the lab host and its guests are made of.
+/// All parts of the lab host and its guests.
 #[derive(Debug, Clone)]
 pub struct Lab {
     /// The workspace.

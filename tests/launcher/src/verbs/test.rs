@@ -291,7 +291,7 @@ fn listed<'a>(built: &'a [Built], filter: &Filter) -> Result<Listed<'a>> {
             Kind::IntegrationTests => &mut all.lab,
         };
         let mut tests = libtest::list(&built.path)?;
-        // Some programs are built for every run, whatever the filter is.
+        // Some programs are built for every run, even if the filter excludes them.
         tests.retain(|test| filter.includes(&built.name, test));
         if !tests.is_empty() {
             list.push((built, tests));

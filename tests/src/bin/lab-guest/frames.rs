@@ -1,8 +1,8 @@
-//! Sends frames and verifies each that returns: from the NIC's own address to itself (a device that
-//! loops them back), or to a peer that echoes them (see [`crate::echo`]).
+//! Sends frames and verifies each that returns. They go from the NIC's own address to itself (a
+//! device that loops them back), or to a peer that echoes them (see [`crate::echo`]).
 //!
-//! A frame consists of destination and source address (6 bytes each), Ethernet type 0x88B5 (IEEE
-//! 802 local experimental), then, little-endian, the run's seed and the frame's number (8 bytes
+//! A frame begins with destination and source address (6 bytes each) and Ethernet type 0x88B5 (IEEE
+//! 802 local experimental). The run's seed and the frame's number follow, little-endian (8 bytes
 //! each), then a payload that both determine. So a received frame is checked byte by byte, and no
 //! frame from outside this run can pass as its own. A frame of another run can be checked too, and
 //! is counted separately.
@@ -239,9 +239,8 @@ pub(crate) fn paced_while(
     Ok(run.finish())
 }
 
-/// Sends `count` frames to the NIC's own address with a pause after each, and reads none of them
-/// while `goes_on` returns true: they stay where the device has written them. Then it verifies
-/// each.
+/// Sends `count` frames to the NIC's own address with a pause after each. While `goes_on` returns
+/// true, it reads none of them: they stay where the device has written them. Then it verifies each.
 ///
 /// # Errors
 /// The NIC does not take or give frames.

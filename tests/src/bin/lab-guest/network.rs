@@ -106,8 +106,8 @@ pub(crate) fn tell_address(nic: &str, address: Address) -> Result<()> {
     Request::new(nic)?.set_address(address)
 }
 
-/// Unbinds the driver from the NIC's device and binds it again, `times` times, with a few frames
-/// after each: looped back by the device, or to and from a peer that floods.
+/// Unbinds the driver from the NIC's device and binds it again, `times` times. After each bind a
+/// few frames are looped back by the device, or go to and from a peer that floods.
 pub(crate) fn rebind(nic: &str, times: u64, peer: Option<Address>) -> Result<Value> {
     let driver = Driver::of(nic)?;
     let started = Instant::now();

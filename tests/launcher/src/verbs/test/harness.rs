@@ -31,8 +31,8 @@ use crate::verbs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The time limit of one harness in the lab host, for each repetition of its tests: three times
-/// what the longest one takes in an emulated host beside another one.
+/// The time limit of one harness in the lab host, for each repetition of its tests. It is three
+/// times the longest measured time, in an emulated host beside another one.
 const LIMIT_EACH: Duration = Duration::from_secs(200);
 
 /// One call of a file of tests.
@@ -160,7 +160,7 @@ impl<'a> LabRun<'a> {
         }
     }
 
-    /// Runs a file of tests, and repeats once what a known fault of the emulation failed.
+    /// Runs a file of tests, and repeats once the tests that a known fault of the emulation failed.
     ///
     /// # Errors
     /// Those of [`LabHost::boot_beside`] and of the connection with the host.

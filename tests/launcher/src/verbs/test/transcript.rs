@@ -34,7 +34,7 @@ impl Transcript {
         }
     }
 
-    /// Prints what was kept, below a title.
+    /// Prints the kept lines below a title.
     pub(super) fn show(self, title: &str) {
         let Self::Kept(lines) = self else {
             return;
