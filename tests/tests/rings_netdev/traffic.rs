@@ -1,8 +1,7 @@
 //! Numbered frames with a checksum, sent and checked through `vdpa::netdev`.
 //!
 //! ```text
-//!  destination 6 | source 6 | 0x88b5 | queue u16 | number u32 | filling | FNV-1a of all before, u64
-//! ```
+//! destination 6 | source 6 | 0x88b5 | queue u16 | number u32 | filling | FNV-1a of all before, u64
 //! ```
 
 use std::path::Path;
