@@ -1,5 +1,5 @@
-//! Hot swap on the lab NIC: event index, doorbells, several queue pairs, buffers in flight,
-//! devices that cannot be suspended, and one that fails at the last moment.
+//! Hot swap on the lab NIC: event index, doorbells, several queue pairs and buffers in flight. Some
+//! devices cannot be suspended, and one fails at the last moment.
 //!
 //! The guest verifies each returned frame, and its neighbour on the switch records when frames
 //! arrive. The length of a gap is printed, never asserted: this host is emulated twice.

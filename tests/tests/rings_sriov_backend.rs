@@ -1,5 +1,6 @@
-//! The machine logs the writes of a device that can neither suspend nor begin in the middle of a
-//! ring. vp_vdpa is reset under its guest's driver, and stays shadowed until the driver resets it.
+//! The machine logs the writes of vp_vdpa, which can neither suspend nor begin in the middle of a
+//! ring. The device is reset under its guest's driver, and stays shadowed until the driver resets
+//! it.
 
 #![expect(
     clippy::unwrap_used,
@@ -57,7 +58,7 @@ fn logs(functions: [usize; 2], packed: bool) {
         match round % 3 {
             // Starts shadowed again at once.
             0 => drop(machine.guest.command(REBIND).unwrap()),
-            // QEMU's device breaks if it drops frames of a packed ring while its link is down: its
+            // QEMU's device breaks if it drops frames of a packed ring while its link is down. Its
             // count of chains in flight falls below zero (`virtqueue_packed_drop_all` in
             // hw/virtio/virtio.c). So a guest with packed rings keeps its link.
             1 if !packed => {

@@ -139,9 +139,9 @@ impl Registers {
     }
 
     fn read_u8(&self, field: usize) -> u8 {
-        // SAFETY: needed to read a register. `open` has checked that the
-        // common configuration lies inside the mapping and is aligned to 4
-        // bytes, and each field to its size; the mapping lives as long as `self`.
+        // SAFETY: needed to read a register. `open` has checked that the common configuration lies
+        // inside the mapping and is aligned to 4 bytes, and each field is aligned to its size. The
+        // mapping lives as long as `self`.
         unsafe { self.register::<u8>(field).read_volatile() }
     }
 

@@ -1,5 +1,5 @@
-//! A guest's network driver: 1 to 4 queue pairs of split rings in guest memory, with interrupts off
-//! while there is work (as NAPI does), and a watchdog.
+//! A guest's network driver: 1 to 4 queue pairs of split rings in guest memory, and a watchdog. As
+//! with NAPI, interrupts are off while there is work.
 //!
 //! ```text
 //!             work                         interrupts on, look again: nothing

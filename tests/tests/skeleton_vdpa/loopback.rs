@@ -61,7 +61,7 @@ fn frames_loop_back_with_shared_addresses_in_batches() {
 /// A MAC address is set and used, and commands that the device lacks are refused.
 fn commands_are_answered(rig: &mut Rig) {
     let mut execute = |command: &Command| rig.control.execute(command, ANSWER_TIMEOUT).unwrap();
-    // First, because of the simulator: if two commands come in one turn of its worker, it gives an
+    // First, because of the simulator. If two commands come in one turn of its worker, it gives an
     // unknown command the previous answer (`vdpasim_handle_cvq` sets its `status` once).
     assert_eq!(execute(&Command::VlanAdd(5)), Answer::Err);
     assert_eq!(execute(&Command::VlanDel(5)), Answer::Err);

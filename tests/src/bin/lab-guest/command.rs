@@ -1,61 +1,62 @@
 //! The guest's commands: one line in, one JSON value out. `echo`, and `flood` to a peer, first
 //! print `{"listening": NIC}` once they receive frames.
 //!
-//! * `info`: the content of `ready`, as it is now.
+//! * `info`: prints the content of `ready` as of now.
 //! * `frames N SIZE WINDOW [NIC] [to MAC]`: sends N frames to the NIC's own address, or to a peer
-//!   that echoes, with at most WINDOW in flight, and verifies each when it returns.
-//! * `echo N SECONDS [NIC]`: sends N frames back to their senders, each verified; ends after
+//!   that echoes. At most WINDOW are in flight. It verifies each when it returns.
+//! * `echo N SECONDS [NIC]`: sends N frames back to their senders, each verified. It ends after
 //!   SECONDS of silence.
 //! * `echo-on [NIC]`: sends frames back in the background, until `echo-off`.
-//! * `echo-off`: ends it; totals.
+//! * `echo-off`: ends the echo and prints the totals.
 //! * `flood SECONDS [SIZE] [NIC] [to MAC [until N [at RATE]]]`: sends frames as fast as possible,
-//!   or RATE per second; ends early when the peer has sent N.
+//!   or RATE per second. It ends early when the peer has sent N.
 //! * `pace N SIZE MICROSECONDS [NIC]`: sends N frames to the NIC's own address with a pause after
-//!   each, whatever returns.
+//!   each, without waiting for them.
 //! * `paced-on RATE [SIZE] [NIC]`: sends RATE frames per second to the NIC's own address in the
-//!   background, until `paced-off`, and verifies each when it returns.
-//! * `paced-off`: ends them; totals.
-//! * `paced-gaps FROM TO`: gaps between paced frames, by the guest's clock: those wholly in
-//!   FROM..TO (microseconds), and the longest that touches it.
+//!   background, until `paced-off`. It verifies each when it returns.
+//! * `paced-off`: ends the paced frames and prints the totals.
+//! * `paced-gaps FROM TO`: prints the gaps between paced frames, by the guest's clock: those wholly
+//!   in FROM..TO (microseconds), and the longest that touches it.
 //! * `kept-on N SIZE MICROSECONDS [NIC]`: sends N frames to the NIC's own address in the
-//!   background, with a pause after each; they stay unread until `kept-off`.
-//! * `kept-off`: reads and verifies them; totals.
-//! * `now`: the guest's monotonic clock, in microseconds.
-//! * `notify [NIC]`: the addresses of the NIC's notify part.
+//!   background, with a pause after each. They stay unread until `kept-off`.
+//! * `kept-off`: reads and verifies these frames and prints the totals.
+//! * `now`: prints the guest's monotonic clock, in microseconds.
+//! * `notify [NIC]`: prints the addresses of the NIC's notify part.
 //! * `notify-read QUEUE [NIC]`: reads a queue's notify page, past the driver (`iomem=relaxed` on
 //!   kernels with strict checks).
 //! * `flood-on [SIZE [WINDOW]] [NIC] [to MAC]`: sends frames in the background, until `flood-off`,
-//!   across resets of the driver; to a peer that echoes, with at most WINDOW in flight (16 without
+//!   across resets of the driver. To a peer that echoes, at most WINDOW are in flight (16 without
 //!   it).
-//! * `flood-off`: ends them; totals.
-//! * `rebind N [NIC] [to MAC]`: unbinds the driver from the device and binds it again, with frames
-//!   in between: looped back, or to and from a peer that floods.
-//! * `rebind-flooded N FRAMES [NIC]`: the same after each FRAMES frames of the background flood;
-//!   with 0, as fast as possible.
+//! * `flood-off`: ends the flood and prints the totals.
+//! * `rebind N [NIC] [to MAC]`: unbinds the driver from the device and binds it again. In between
+//!   it sends frames: looped back, or to and from a peer that floods.
+//! * `rebind-flooded N FRAMES [NIC]`: does the same after each FRAMES frames of the background
+//!   flood; with 0, as fast as possible.
 //! * `channels N [NIC]`: uses N queue pairs, as `ethtool -L NIC combined N` does.
 //! * `rings RX TX [NIC]`: sets the sizes of the NIC's rings, as `ethtool -G NIC rx RX tx TX` does.
-//! * `processors`: topology and features of the processors.
-//! * `memory-check MIB`: writes a pattern to this much memory and verifies it; the memory's
+//! * `processors`: prints the topology and features of the processors.
+//! * `memory-check MIB`: writes a pattern to this much memory, verifies it, and prints the memory's
 //!   location.
-//! * `write-on MIB [MICROSECONDS]`: starts to write pages in random order, each checked before it
-//!   is written again, with a pause after each.
-//! * `write-off`: ends it; how many pages had changed.
+//! * `write-on MIB [MICROSECONDS]`: starts to write pages in random order, with a pause after each.
+//!   It checks each page before it writes it again.
+//! * `write-off`: ends the writer and prints how many pages had changed.
 //! * `disk-check DEV SEED SECTORS`: writes a pattern, drops the cache, reads and verifies it.
 //! * `disk-verify DEV SEED SECTORS`: reads and verifies such a pattern, perhaps from before a
 //!   reboot.
-//! * `disk-read DEV`: reads the whole disk; size and SHA-256.
+//! * `disk-read DEV`: reads the whole disk and prints its size and SHA-256.
 //! * `rng BYTES`: reads the hardware random generator.
-//! * `link`: the NICs as `ip link` shows them.
+//! * `link`: prints the NICs as `ip link` shows them.
 //! * `up [NIC]`: brings up a NIC that was plugged in later, and waits for its link.
 //! * `mac ADDRESS [NIC]`: sets the address through the control queue.
 //! * `control-on [NIC]`: changes the address of the NIC there and back in a loop, and its filter in
-//!   between, until `control-off`; each change is at least one command on the control queue.
-//! * `control-off`: ends it; how many commands, and how many were rejected.
-//! * `promisc on|off [NIC]`: promiscuous mode.
+//!   between, until `control-off`. Each change is at least one command on the control queue.
+//! * `control-off`: ends the loop and prints how many commands there were and how many were
+//!   rejected.
+//! * `promisc on|off [NIC]`: switches promiscuous mode.
 //! * `button SECONDS`: prints `{"listening": FILE}`, then whether the power button was pressed in
 //!   that time.
-//! * `dmesg`: the kernel's warnings and errors.
-//! * `shell`: a shell on the console until it exits.
+//! * `dmesg`: prints the kernel's warnings and errors.
+//! * `shell`: runs a shell on the console until it exits.
 //! * `reboot`, `poweroff`, `panic`: end the guest.
 
 use crate::network::Address;
