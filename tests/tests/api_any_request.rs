@@ -1,5 +1,5 @@
-//! Requests of any kind, derived from the API's own description, against the real server: before
-//! the machine starts, while its guest runs and while it is paused. See `lab::openapi`.
+//! Requests of any kind, derived from the API's own description, against the real server. They are
+//! sent before the machine starts, while its guest runs and while it is paused. See `lab::openapi`.
 
 #![expect(
     clippy::unwrap_used,

@@ -8,11 +8,11 @@
 //! * The guest can spoil memory that the device may write. It then gets an error soon, and after a
 //!   reset the device works again.
 //!
-//! One property does not hold, and a test shows it: the guest can read the window. The window holds
-//! no secrets.
+//! One property does not hold, and a test shows it: the guest can read the window. Nothing in it
+//! is secret from the guest.
 //!
-//! The guest's frames go to a second machine in the same process, which represents any neighbour:
-//! the lab NIC's switch sends nothing back to its origin.
+//! The guest's frames go to a second machine in the same process, which represents any neighbour.
+//! The lab NIC's switch sends nothing back to its origin.
 
 #![expect(
     clippy::unwrap_used,

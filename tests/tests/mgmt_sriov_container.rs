@@ -1,5 +1,6 @@
-//! `vdpa_mgmt::container` and `bellhop bind … --netns`: virtual functions of the SR-IOV rig's NIC,
-//! which are on one switch, as interfaces of two containers, and back for programs.
+//! `vdpa_mgmt::container` and `bellhop bind … --netns` on virtual functions of the SR-IOV rig's
+//! NIC, which are on one switch. They become interfaces of two containers, and devices for programs
+//! again.
 
 #![expect(
     clippy::unwrap_used,

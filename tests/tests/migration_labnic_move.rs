@@ -1,5 +1,5 @@
-//! A guest on the lab NIC migrates to and fro at any moment: event index, doorbells, several queue
-//! pairs, buffers in flight, devices that cannot be suspended.
+//! A guest on the lab NIC migrates to and fro at any moment, with event index, doorbells, several
+//! queue pairs and buffers in flight. Some devices cannot be suspended.
 //!
 //! Its neighbour on the switch sends every frame back; the guest verifies each.
 

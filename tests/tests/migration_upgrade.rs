@@ -23,7 +23,7 @@ const MAC: &str = "52:54:5e:11:58:01";
 /// How long an upgrade may take to show; the guest is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
-/// Upgrades of one machine, one after the other: the first ones under a flood, the others under
+/// Upgrades of one machine, one after the other. The first ones run under a flood, the others under
 /// frames at an even pace, whose gaps are measured.
 const UPGRADES: u64 = 20;
 const FLOODED: u64 = 10;

@@ -1,5 +1,5 @@
 //! Relays on virtual functions behind vp_vdpa, which can neither suspend nor report or accept a
-//! ring's position: every change is a reset, and rings begin at 0.
+//! ring's position. So every change is a reset, and rings begin at 0.
 
 #![expect(
     clippy::unwrap_used,

@@ -103,7 +103,7 @@ fn pairs(ports: usize) -> Result<Vec<OwnedFd>> {
     Ok(sockets)
 }
 
-/// Creates taps and a bridge in a thread of its own: a namespace belongs to a thread, and this
+/// Creates taps and a bridge in a separate thread. A namespace belongs to a thread, and this
 /// process must stay in the machine's network.
 fn switch(root: &Root, ports: usize, queue_pairs: usize) -> Result<Vec<Vec<OwnedFd>>> {
     std::thread::scope(|scope| {

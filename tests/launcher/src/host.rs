@@ -62,8 +62,8 @@ const NUMA: &str = "numa=fake=2";
 /// skips the check.
 const TIMER: &str = "no_timer_check";
 
-/// An emulated host on a busy machine compares its clocks late, marks the TSC as unstable and then
-/// reads a slow clock, as do its guests. The emulated TSC is as good as this machine's.
+/// An emulated host on a busy machine compares its clocks late and marks the TSC as unstable. It
+/// and its guests then read a slow clock. The emulated TSC is as good as this machine's.
 const CLOCK: &str = "tsc=nowatchdog";
 
 /// A lab host that has greeted.
@@ -498,8 +498,8 @@ fn console_name() -> String {
     format!("console-{}-{number}", std::process::id())
 }
 
-/// The lab host's memory in MiB, 2 to 6 GiB: half of this machine's memory for one host, an equal
-/// share of three quarters for several.
+/// The lab host's memory in MiB, 2 to 6 GiB. One host gets half of this machine's memory; several
+/// hosts get equal shares of three quarters.
 fn memory_mib(hosts: u8) -> u64 {
     let machine = machine_memory() >> 20;
     let part = match hosts {

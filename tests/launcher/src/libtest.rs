@@ -1,6 +1,6 @@
 //! Rust's test harness: lists a program's tests and reads their results.
 //!
-//! Results come from the line of each test (`test one ... ok`), not from the summary: a test that
+//! Results come from the line of each test (`test one ... ok`), not from the summary. A test that
 //! starts a harness itself prints a second summary. A test without a line has failed.
 
 use crate::error::Result;

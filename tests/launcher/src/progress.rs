@@ -1,6 +1,6 @@
 //! Shows progress of long work on standard error: one display for all steps that run at once.
 //!
-//! On a terminal each step has a line with its elapsed time and its latest output, and a last line
+//! On a terminal each step has a line with its elapsed time and its latest output. A last line
 //! shows the total and the estimate. Elsewhere a line every five seconds shows all of it, and each
 //! step that took longer than a second prints a line when it ends. Output printed through
 //! [`around`] never mixes with the display.

@@ -27,8 +27,8 @@ const IOTLB_ENTRIES: u32 = 1 << 20;
 /// Links of the SR-IOV rig: QEMU's names for the network ends of the virtual functions.
 const LINKS: [&str; VIRTUAL_FUNCTIONS] = ["vf0", "vf1", "vf2", "vf3"];
 
-/// PCI slot of NICs that no test can use: on `sim` one without an IOMMU, on `sriov` two functions
-/// (0 and 1) in one IOMMU group.
+/// PCI slot of NICs that no test can use. On `sim` it holds one without an IOMMU, on `sriov` two
+/// functions (0 and 1) in one IOMMU group.
 pub const PLAIN_SLOT: u8 = 0x10;
 
 /// The first virtual function that offers packed rings. Earlier ones have only split rings, so that

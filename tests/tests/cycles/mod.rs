@@ -1,5 +1,5 @@
 //! A guest rebinds its driver, loses its link and reboots repeatedly while its peer sends it
-//! frames, on either rig: nothing leaks, and traffic continues afterwards.
+//! frames, on either rig. Nothing leaks, and traffic continues afterwards.
 //!
 //! The peer sends a steady 1,000 frames per second: many per rebind. Frames at full speed starve an
 //! emulated guest.

@@ -178,8 +178,8 @@ impl Desk {
         std::os::unix::fs::symlink(target, self.0.join(name)).unwrap();
     }
 
-    /// Runs all examples of a place, with `words` replaced by names of this machine, then
-    /// `afterwards`, in which `$daemon` is the process of the place's node daemon. The console's
+    /// Runs all examples of a place, then `afterwards`, in which `$daemon` is the process of the
+    /// place's node daemon. Each of `words` is replaced by a name of this machine. The console's
     /// user exits each guest at once. Returns the script's output.
     #[track_caller]
     pub(crate) fn run(&self, place: Place, words: &[(&str, &str)], afterwards: &str) -> String {

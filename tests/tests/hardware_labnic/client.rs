@@ -162,8 +162,8 @@ impl Queue {
         head
     }
 
-    /// Makes a frame of any length available, in a chain of several pieces that lie in all of the
-    /// queue's buffers: no other chain may be outstanding.
+    /// Makes a frame of any length available, in a chain of several pieces. The pieces lie in all
+    /// of the queue's buffers, so no other chain may be outstanding.
     pub(crate) fn offer_large(&mut self, frame: &[u8]) {
         let bytes = [&[0; HEADER], frame].concat();
         self.buffers.write(0, &bytes).unwrap();

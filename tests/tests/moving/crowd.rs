@@ -35,7 +35,7 @@ const VMM: &str = "bellhop";
 /// late.
 const NICE: i32 = 19;
 
-/// The nice value of the load: it runs well ahead of serving threads and well behind the threads
+/// The nice value of the load. It runs well ahead of serving threads and well behind the threads
 /// that migrate a guest, which must not take longer.
 const CROWD_NICE: i32 = 10;
 

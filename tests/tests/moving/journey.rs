@@ -72,7 +72,7 @@ enum Moment {
     Flooded,
     /// It sends only commands to the control queue, at the highest possible rate.
     Commands,
-    /// Frames to and fro and commands, on a host with CPU load: the threads that serve its rings
+    /// Frames to and fro and commands, on a host with CPU load. The threads that serve its rings
     /// are late and find many buffers in flight.
     Crowded,
     /// Its driver is unbound from the device and bound again.
@@ -159,8 +159,8 @@ fn report_thinned(moments: &[Moment], leg: Leg) {
     }
 }
 
-/// Migrates a guest once at each moment of a leg: the requested leg, or else all moments in the
-/// full run and `leg` in the gate.
+/// Migrates a guest once at each moment of a leg: the requested leg, else all moments in the full
+/// run and `leg` in the gate.
 pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArguments, leg: Leg) {
     let moments: Vec<Moment> = Moment::ALL
         .into_iter()

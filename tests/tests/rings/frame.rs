@@ -1,5 +1,5 @@
-//! Frames that identify themselves: a queue pair, a number, and a payload that follows from both,
-//! so that a wrong, foreign or stale frame is detected.
+//! Frames that identify themselves: a queue pair, a number, and a payload that follows from both.
+//! So a wrong, foreign or stale frame is detected.
 
 /// `struct virtio_net_hdr_v1`.
 pub(crate) const HEADER: usize = 12;

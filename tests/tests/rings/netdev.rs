@@ -10,10 +10,10 @@
 //! frames **to** a NIC may be lost if they were in flight between the reset and the NIC's restart;
 //! [`Relayed::windows`] keeps their numbers. Frames **from** a NIC that is reset are neither lost
 //! nor repeated. QEMU takes a frame from the ring, writes it to the tap and puts it into the used
-//! ring in one step, under the lock that the reset also takes. So the used index shows exactly
-//! which frames were sent, and relays give the rest to the device again. With one queue, QEMU has
-//! read at most one frame ahead. With several, the tap also drops frames that wait in the queues
-//! that a reset switches off.
+//! ring in one step. It does so under the lock that the reset also takes. So the used index shows
+//! exactly which frames were sent, and relays give the rest to the device again. With one queue,
+//! QEMU has read at most one frame ahead. With several, the tap also drops frames that wait in the
+//! queues that a reset switches off.
 
 use std::mem;
 use std::os::fd::AsFd;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// All packages. Each build names all of them: cargo selects the features of shared dependencies by
-/// the packages of a build, and another selection would build them again.
+/// the packages of a build. Another selection would build them again.
 pub const PACKAGES: [&str; 11] = [
     "vdpa",
     "vdpa-mgmt",

@@ -1,5 +1,5 @@
-//! Shadow rings on the kernel's simulator, which sends frames back to their own address: ours
-//! beside QEMU's, in turn, on two devices of the same kind.
+//! Shadow rings on the kernel's simulator, which sends frames back to their own address. Ours and
+//! QEMU's run in turn, on two devices of the same kind.
 //!
 //! ```text
 //!   a round:  QEMU all it can -> QEMU one by one  ->  ours all it can -> ours one by one

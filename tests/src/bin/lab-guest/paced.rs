@@ -1,5 +1,5 @@
-//! Sends frames at an even pace and records the gaps between those that return: traffic for
-//! measurements of a guest that migrates, or whose device changes.
+//! Sends frames at an even pace and records the gaps between those that return. The traffic serves
+//! to measure a guest that migrates, or whose device changes.
 //!
 //! ```text
 //!            paced-on             a frame each 1/RATE s to the NIC's own address

@@ -98,8 +98,8 @@ fn idle_machine() -> Result<(VmFd, VcpuFd)> {
     made.map_err(|error| Error::system("keep KVM in use")(failed(error)))
 }
 
-/// Loads a module of the stock kernel. A later `modprobe` of it takes the same parameters: a test
-/// may unload the module, and the tests after it must not run with the kernel's defaults.
+/// Loads a module of the stock kernel. A later `modprobe` of it takes the same parameters. A test
+/// may unload the module, and later tests must not run with the kernel's defaults.
 fn modprobe(name: &str, parameters: &[String]) -> Result<()> {
     if !parameters.is_empty() {
         let options = format!("options {name} {}\n", parameters.join(" "));

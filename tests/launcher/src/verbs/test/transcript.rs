@@ -1,6 +1,6 @@
 //! The output of a file of tests. If several files run at once, the output is kept until the file
-//! has ended and then printed whole, so that lines of two files never mix. If one runs alone, each
-//! line is printed as it arrives.
+//! has ended and then printed whole. So lines of two files never mix. If one runs alone, each line
+//! is printed as it arrives.
 
 use crate::agent::client::Printed;
 use crate::progress;
