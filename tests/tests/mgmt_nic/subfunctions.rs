@@ -110,7 +110,7 @@ fn nics_of_one_vlan_reach_each_other_and_no_others() {
     assert_eq!(heard((&mut a, MACS[0]), &mut c), 0);
     assert_eq!(heard((&mut c, MACS[2]), &mut a), 0);
 
-    // The list shows changes by others, and which parts remain.
+    // A change by another tool takes effect, and the removal still works.
     let told: Value = serde_json::from_str(&printed(&bellhop(&["nic", "list", "-j"]))).unwrap();
     let of = |name: &str, key: &str| told["nic"][name][key].as_str().unwrap().to_owned();
     assert_eq!(of(NAMES[2], "state"), "made");
