@@ -1,6 +1,6 @@
 //! The deb in the lab host, under a real systemd: installation, reload, upgrade, removal and purge.
 //!
-//! The package holds the lab's build of `bellhop`; the recipe is that of releases. dpkg needs no
+//! The package holds the lab's build of `bellhop`; releases use the same recipe. dpkg needs no
 //! network for it.
 
 #![expect(
@@ -23,14 +23,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use systemd::Systemd;
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:59:01";
 const UNIT: &str = "bellhop.service";
 const SOCKET: &str = "/run/bellhop/node.socket";
 /// A user and a group without rights.
 const UNPRIVILEGED: &str = "65534";
 
-/// The packages that the test installs. Its end purges them, also where the test failed.
+/// The packages that the test installs. Dropping it purges them, also after a failure.
 struct Packages {
     directory: PathBuf,
 }
@@ -70,7 +70,7 @@ impl Packages {
 
 impl Drop for Packages {
     fn drop(&mut self) {
-        // systemd is gone by now, and with it all processes of the package.
+        // systemd has ended by now, and with it all processes of the package.
         let _ = dpkg(&["--purge", "bellhop"]).stderr(Stdio::null()).status();
         let _ = fs::remove_dir_all(&self.directory);
         let mut delete = Command::new("vdpa");
