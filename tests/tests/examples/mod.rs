@@ -35,6 +35,7 @@ const DOCUMENTS: &[&str] = &[
     "docs/cli.md",
     "docs/compatibility.md",
     "docs/decisions.md",
+    "docs/first-vm.md",
     "docs/injected-faults.md",
     "docs/migration.md",
     "docs/performance.md",
