@@ -15,6 +15,7 @@ mod plan;
 mod progress;
 mod signals;
 mod terminal;
+mod units;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
