@@ -156,7 +156,7 @@ fn without_a_daemon_commands_say_so_and_a_report_comes() {
         "report",
         "--state-dir",
         node.directory.to_str().unwrap(),
-        "--output",
+        "--file",
         file_name,
     ];
     let (said, errors) = node.says(&words, 0);
@@ -216,6 +216,9 @@ fn a_nic_moves_to_another_device_in_the_words_of_the_command_line() {
     until("its driver has the NIC", || {
         node.done(&["vm", "show", "web"]).contains("queue 0: ")
     });
+    let words = ["vm", "stats", "web", "-o", "csv", "--columns", "nic,queue"];
+    let queues = node.done(&words);
+    assert!(queues.starts_with("NIC,QUEUE\nnet0,0\n"), "{queues}");
     let paths = || {
         let shown = node.done(&["vm", "show", "web", "-o", "json"]);
         let vm: Value = serde_json::from_str(&shown).unwrap();
@@ -323,7 +326,24 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     assert!(made.starts_with("web: ") && made.contains("pid "), "{made}");
     until("it runs", || node.done(&["vm", "list"]).contains("Running"));
     let vms: Value = serde_json::from_str(&node.done(&["vm", "list", "-o", "json"])).unwrap();
-    assert_eq!(vms[0]["name"], "web", "{vms}");
+    assert_eq!(
+        (&vms[0]["name"], &vms[0]["vcpus"]),
+        (&"web".into(), &1.into()),
+        "{vms}"
+    );
+    assert_eq!(node.done(&["vm", "list", "-o", "name"]), "web\n");
+    let words = [
+        "vm",
+        "list",
+        "-o",
+        "csv",
+        "--columns",
+        "name,state",
+        "--no-headers",
+    ];
+    assert_eq!(node.done(&words), "web,Running\n");
+    let yaml = node.done(&["vm", "list", "-o", "yaml"]);
+    assert!(yaml.contains("  phase: Running\n"), "{yaml}");
     // The name is taken, also for the same VM; and one that runs is not replaced.
     let (_, errors) = node.says(&create, 10);
     assert!(
@@ -379,7 +399,7 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     let state = node.state();
     let words = [
         "report",
-        "--output",
+        "--file",
         report.to_str().unwrap(),
         "--state-dir",
         state.to_str().unwrap(),
@@ -392,9 +412,15 @@ fn a_machines_life_in_the_words_of_the_command_line() {
 
     let (_, errors) = node.says(&["vm", "delete", "web"], 10);
     assert!(errors.contains("bellhop vm stop web"), "{errors}");
+    for button in ["nmi", "reset"] {
+        let pressed = node.done(&["vm", button, "web", "-o", "name"]);
+        assert_eq!(pressed, "web\n");
+    }
+    let (_, errors) = node.says(&["vm", "migration", "show", "web"], 5);
+    assert!(errors.starts_with("error: "), "{errors}");
     // With the guest's consent or without it: the small one need not listen to its power button.
     let stopped = node
-        .command(&["vm", "stop", "web", "--time-limit", "5"])
+        .command(&["vm", "stop", "web", "--timeout", "5s"])
         .output()
         .unwrap();
     match stopped.status.code() {
@@ -420,8 +446,10 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     until("it runs again", || {
         node.done(&["vm", "list"]).contains("Running")
     });
-    node.done(&["vm", "delete", "web", "--force"]);
-    let (_, errors) = node.says(&["vm", "show", "web"], 5);
-    assert!(errors.contains("web"), "{errors}");
+    let deleted = node.done(&["vm", "delete", "web", "--force", "-j"]);
+    assert_eq!(deleted, "{\"deleted\":true,\"name\":\"web\"}\n");
+    let (_, errors) = node.says(&["vm", "show", "web", "-j"], 5);
+    let error: Value = serde_json::from_str(&errors).unwrap();
+    assert_eq!(error["code"], "no_such_vm", "{error}");
     assert_eq!(node.done(&["vm", "list", "-j"]).trim(), "[]");
 }

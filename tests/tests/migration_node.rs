@@ -4,7 +4,7 @@
 //! ```text
 //!   POST …/migration ── 202 ──> daemon killed, sooner or later ──> guest at the destination,
 //!        │                                                         source process gone
-//!        └──> daemon again: moved, or location unknown ──> --settle there ──> stopped
+//!        └──> daemon again: moved, or location unknown ──> settled there ──> stopped
 //! ```
 
 #![expect(
@@ -69,7 +69,7 @@ fn settle_there(node: &Node) {
         let refused = node.api.ask("PATCH", "/v1/vms/web", Some(&start)).unwrap();
         assert_eq!(refused.status, 409, "{}", refused.body);
         let remedy = refused.body["message"].as_str().unwrap();
-        assert!(remedy.contains("--settle there"), "{remedy}");
+        assert!(remedy.contains("settle web there"), "{remedy}");
         let there = json!({ "settle": "There" });
         node.api
             .done("PATCH", "/v1/vms/web/migration", Some(&there))

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
-use bellhop_common::listing;
-use bellhop_diagnostics::probe as table;
+use bellhop_common::listing::{self, Format};
+use bellhop_common::table::Table;
+use bellhop_diagnostics::probe as shown;
 use vdpa::conformance;
 use vdpa::probe::{self, ProbeOptions};
 use vdpa_mgmt::bus::Bus;
 use vmm::config::MacAddress;
 
 use crate::progress::ProgressLine;
+use crate::units::seconds;
 
 /// Show what a vDPA device is and offers, and try whether it works, without a VM
 ///
@@ -36,8 +38,8 @@ it is written. It opens and resets the device many times. For NIC vendors and ke
 Examples:
   bellhop probe /dev/vhost-vdpa-0
   bellhop probe nic0
-  bellhop probe /dev/vhost-vdpa-0 --peer 52:54:00:12:34:56 --seconds 10
-  bellhop probe /dev/vhost-vdpa-0 --json | jq .checks
+  bellhop probe /dev/vhost-vdpa-0 --peer 52:54:00:12:34:56 --timeout 10s
+  bellhop probe /dev/vhost-vdpa-0 -j | jq .checks
   bellhop probe /dev/vhost-vdpa-0 --conformance
 
 The exit code is 0 if nothing failed.")]
@@ -46,13 +48,15 @@ pub(crate) struct Arguments {
     #[arg(value_name = "DEV")]
     device: PathBuf,
 
-    /// Print JSON instead of a table
-    #[arg(long)]
-    json: bool,
-
-    /// How long frames are sent at most
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    seconds: u64,
+    /// How long frames are sent at most, such as 10s or 2m; without a unit in seconds
+    #[arg(
+        long,
+        alias = "seconds",
+        value_name = "DURATION",
+        default_value_t = 3,
+        value_parser = seconds(1..=3600)
+    )]
+    timeout: u32,
 
     /// Send frames to this address, where something sends them back
     #[arg(long, value_name = "MAC", conflicts_with = "conformance")]
@@ -64,28 +68,28 @@ pub(crate) struct Arguments {
 }
 
 /// Probes and prints.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let device = character_device(&Bus::default(), &arguments.device)?;
     let mut progress = ProgressLine::new();
-    let (text, good) = if arguments.conformance {
+    let is_good = if arguments.conformance {
         let report =
             conformance::report(&device, &mut |what| progress.show(format_args!("{what} …")))?;
-        let text = arguments.show(&report, table::conformance)?;
-        (text, report.is_good())
+        drop(progress);
+        show(&report, format, shown::conformance, shown::rules)?;
+        report.is_good()
     } else {
         let options = ProbeOptions {
             peer: arguments.peer.map(MacAddress::bytes),
-            traffic: Duration::from_secs(arguments.seconds),
+            traffic: Duration::from_secs(arguments.timeout.into()),
         };
         let report = probe::probe(&device, &options, &mut |what| {
             progress.show(format_args!("{what} …"))
         })?;
-        let text = arguments.show(&report, table::probe)?;
-        (text, report.is_good())
+        drop(progress);
+        show(&report, format, shown::probe, shown::checks)?;
+        report.is_good()
     };
-    drop(progress);
-    listing::print(text.as_bytes())?;
-    Ok(if good { Code::Success } else { Code::Failed })
+    Ok(if is_good { Code::Success } else { Code::Failed })
 }
 
 /// The character device of a vDPA device that is named by its file or by its own name.
@@ -104,17 +108,16 @@ fn character_device(bus: &Bus, device: &Path) -> Result<PathBuf, Error> {
     })
 }
 
-impl Arguments {
-    fn show<T: serde::Serialize>(
-        &self,
-        report: &T,
-        table: impl FnOnce(&T) -> String,
-    ) -> Result<String, Error> {
-        if !self.json {
-            return Ok(table(report));
-        }
-        let text = serde_json::to_string_pretty(report);
-        Ok(text.map_err(Error::context("cannot write the result"))? + "\n")
+fn show<T: serde::Serialize>(
+    report: &T,
+    format: Format,
+    text: impl FnOnce(&T) -> String,
+    table: impl FnOnce(&T) -> Table,
+) -> Result<Code, Error> {
+    if format.is_text() {
+        listing::print(text(report).as_bytes())
+    } else {
+        format.print_table(report, || table(report))
     }
 }
 

@@ -34,8 +34,9 @@ fn running(pid: u32) -> Value {
     made_up::vm(&json!({
         "pid": pid, "version": "0.1.0", "api": 1, "adopted": true, "restarts": 2,
         "last_end": {"reason": "Crashed", "detail": "triple fault"},
-        "nics": [{"id": "net0", "device": "web.net0", "path": "/dev/vhost-vdpa-3"}],
-        "uptime_s": 11_520, "of a later version": [1],
+        "nics": [{"id": "net0", "device": "web.net0", "path": "/dev/vhost-vdpa-3",
+                  "mac": "52:54:00:12:34:56"}],
+        "vcpus": 2, "memory": "1G", "uptime_s": 11_520, "of a later version": [1],
     }))
 }
 
@@ -108,6 +109,10 @@ fn a_file_goes_as_it_is_with_paths_from_the_root_on() {
     // For the daemon to refuse, in its words.
     assert_eq!(made["unknown"], 1);
     assert_eq!(made["restart"], "Never");
+    for restart in ["on-failure", "OnFailure", "ONFAILURE"] {
+        let made = body(&["web", "--file", path, "--restart", restart], HERE).unwrap();
+        assert_eq!(made["restart"], "OnFailure");
+    }
     assert_eq!(made.get("state"), None);
     assert!(parse::<create::Arguments>(&["web", "--file", path, "--kernel", "k"]).is_err());
     std::fs::write(&file, "kernel = ").unwrap();
@@ -213,7 +218,7 @@ fn a_stop_is_one_request_which_waits_for_the_guest() {
         assert_eq!(code, Code::Success);
         assert_eq!(made_up.asked(), [format!("PATCH /v1/vms/web {body}")]);
     }
-    for wrong in ["--time-limit=0", "--time-limit=86401"] {
+    for wrong in ["--timeout=0", "--time-limit=86401"] {
         assert!(parse::<stop::Arguments>(&["web", wrong]).is_err());
     }
 }
@@ -291,7 +296,8 @@ fn nics_are_ready_when_their_drivers_run() {
     let made_up = MadeUp::default()
         .answer(200, &running(7))
         .answer(409, &not_running);
-    assert_eq!(wait(&["--timeout=0"], &made_up).unwrap(), Code::TimedOut);
+    let error = wait(&["--timeout=0"], &made_up).unwrap_err();
+    assert_eq!(error.code(), Code::TimedOut);
 }
 
 #[test]
@@ -326,13 +332,13 @@ fn a_log_is_followed_from_position_to_position() {
 fn what_runs_is_deleted_with_force_only() {
     let arguments = parse::<delete::Arguments>(&["web"]).unwrap();
     let made_up = refuses("vm_runs");
-    let error = delete::execute(&arguments, &made_up.node()).unwrap_err();
+    let error = delete::execute(&arguments, &made_up.node(), format(&[])).unwrap_err();
     let hint = error.refusal().unwrap().hint().unwrap();
     assert!(hint.contains("bellhop vm stop web"), "{hint}");
     assert_eq!(made_up.asked(), ["DELETE /v1/vms/web"]);
     let forced = parse::<delete::Arguments>(&["web", "--force"]).unwrap();
     let made_up = MadeUp::default().answer(204, &Value::Null);
-    delete::execute(&forced, &made_up.node()).unwrap();
+    delete::execute(&forced, &made_up.node(), format(&[])).unwrap();
     assert_eq!(made_up.asked(), ["DELETE /v1/vms/web?force=true"]);
 }
 
@@ -365,13 +371,13 @@ fn a_missing_machine_is_deleted_if_that_is_said() {
         .answer(204, &Value::Null);
     let words = ["web", "db", "--force", "--if-exists"];
     let arguments = parse::<delete::Arguments>(&words).unwrap();
-    let code = delete::execute(&arguments, &made_up.node()).unwrap();
+    let code = delete::execute(&arguments, &made_up.node(), format(&[])).unwrap();
     assert_eq!(code, Code::Success);
     assert!(made_up.asked()[1].starts_with("DELETE /v1/vms/db"));
 
     let arguments = parse::<delete::Arguments>(&["web", "--force"]).unwrap();
     let made_up = MadeUp::default().answer(404, &none);
-    let error = delete::execute(&arguments, &made_up.node()).unwrap_err();
+    let error = delete::execute(&arguments, &made_up.node(), format(&[])).unwrap_err();
     assert_eq!(error.code(), Code::NotThere);
 }
 
@@ -424,7 +430,7 @@ fn another_program_goes_on_with_a_machine() {
         .answer(200, &stopped());
     let error = upgrade::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap_err();
     assert!(error.refusal().is_some(), "{error}");
-    let hasty = parse::<upgrade::Arguments>(&["web", "--time-limit=1"]).unwrap();
+    let hasty = parse::<upgrade::Arguments>(&["web", "--timeout=1s"]).unwrap();
     let mut made_up = MadeUp::default()
         .answer(200, &watch("0.1.0", 0, Value::Null))
         .answer(202, &Value::Null);
@@ -447,7 +453,7 @@ fn another_program_goes_on_with_a_machine() {
 fn elsewhere() -> Value {
     made_up::vm(
         &json!({"phase": "MayBeElsewhere", "pid": null, "may_be_elsewhere":
-        {"destination": "unix:/b", "reason": "its guest may run there", "remedy": "say `--settle there`"}}),
+        {"destination": "unix:/b", "reason": "its guest may run there", "remedy": "say `migration settle web there`"}}),
     )
 }
 
@@ -464,7 +470,7 @@ fn a_machine_that_is_gone_while_it_moves_is_said_to_be() {
         migrate::execute(&arguments, &local, &made_up.node(), format(&[]))
     };
     let error = after(&elsewhere()).unwrap_err().to_string();
-    assert!(error.contains("--settle there"), "{error}");
+    assert!(error.contains("migration settle web there"), "{error}");
     let mut moved = stopped();
     moved["last_end"] = json!({"reason": "Moved"});
     assert_eq!(after(&moved).unwrap(), Code::Success);
@@ -481,19 +487,81 @@ fn a_machine_that_is_gone_while_it_moves_is_said_to_be() {
         "{text}"
     );
     assert!(text.contains("its guest may run there\n"), "{text}");
-    assert!(text.contains("└── say `--settle there`"), "{text}");
+    assert!(
+        text.contains("└── say `migration settle web there`"),
+        "{text}"
+    );
+}
+
+/// Runs a subcommand of `vm migration`.
+fn migration(words: &[&str], made_up: &MadeUp) -> Result<Code, Error> {
+    let arguments = parse::<migration::Arguments>(words).unwrap();
+    migration::execute(&arguments, &made_up.node(), format(&["-j"]))
 }
 
 #[test]
 fn where_a_guest_is_is_said_to_the_daemon() {
-    let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
     for (place, body) in [("here", "Here"), ("there", "There")] {
-        let arguments = parse::<migrate::Arguments>(&["web", "--settle", place]).unwrap();
         let made_up = MadeUp::default().answer(204, &Value::Null);
-        migrate::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap();
+        migration(&["settle", "web", place], &made_up).unwrap();
         let asked = format!(r#"PATCH /v1/vms/web/migration {{"settle":"{body}"}}"#);
         assert_eq!(made_up.asked(), [asked]);
     }
+}
+
+#[test]
+fn a_migration_is_started_shown_followed_and_cancelled() {
+    let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
+    let status = |phase: &str| {
+        json!({
+            "direction": "Send", "peer": "unix:/b", "phase": phase, "rounds": 1, "elapsed_ms": 2,
+            "ram_bytes": 4096, "sent_bytes": 1, "pages": 1, "zero_pages": 0, "left_bytes": 0,
+            "bytes_per_second": 1, "dirty_bytes_per_second": 1, "throttle_percent": 0,
+        })
+    };
+    let words = ["web", "--to", "unix:/b", "--detach"];
+    let arguments = parse::<migrate::Arguments>(&words).unwrap();
+    let made_up = MadeUp::default().answer(202, &status("Offer"));
+    migrate::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(made_up.asked().len(), 1);
+
+    let made_up = MadeUp::default().answer(200, &status("Copy"));
+    assert_eq!(
+        migration(&["show", "web"], &made_up).unwrap(),
+        Code::Success
+    );
+    let made_up = MadeUp::default()
+        .answer(200, &status("Copy"))
+        .answer(200, &status("Copy"))
+        .answer(200, &status("Moved"));
+    assert_eq!(
+        migration(&["watch", "web"], &made_up).unwrap(),
+        Code::Success
+    );
+    let made_up = MadeUp::default()
+        .answer(200, &status("Stayed"))
+        .answer(200, &status("Stayed"));
+    migration(&["watch", "web"], &made_up).unwrap_err();
+    let made_up = MadeUp::default().answer(202, &Value::Null);
+    migration(&["cancel", "web"], &made_up).unwrap();
+    assert_eq!(made_up.asked(), ["DELETE /v1/vms/web/migration"]);
+}
+
+#[test]
+fn buttons_of_several_machines_are_pressed() {
+    let made_up = MadeUp::default()
+        .answer(204, &Value::Null)
+        .answer(204, &Value::Null)
+        .answer(204, &Value::Null);
+    let arguments = parse::<reset::Arguments>(&["a", "b"]).unwrap();
+    reset::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+    reset::press(&["a".to_owned()], "nmi", &made_up.node(), format(&["-j"])).unwrap();
+    let asked = [
+        "POST /v1/vms/a/reset",
+        "POST /v1/vms/b/reset",
+        "POST /v1/vms/a/nmi",
+    ];
+    assert_eq!(made_up.asked(), asked);
 }
 
 #[test]
@@ -512,19 +580,13 @@ fn refusals_end_commands_with_their_codes() {
 
 #[test]
 fn machines_are_listed_as_far_as_they_are_known() {
-    let spec = json!({"kernel": "/k", "cpus": 2, "memory": {"size": "1G"}});
-    let gone = json!({"code": "no_such_vm", "message": "no"});
-    let made_up = MadeUp::default().answer(200, &spec).answer(404, &gone);
-    let node = made_up.node();
-    let rows = [running(7), stopped()].map(|vm| list::row(read(&vm).unwrap(), &node).unwrap());
-    assert_eq!(made_up.asked(), ["GET /v1/vms/web/spec"; 2]);
-    let text = list::table(&rows);
+    let vms = [running(7), stopped()].map(|vm| read(&vm).unwrap());
     let wanted = "\
-NAME  STATE    PID  VCPUS  MEMORY  NICS  HEALTH  UPTIME  RESTARTS
-web   Running  7    2      1G      1     ok      3h12m   2
-web   Stopped  -    -      -       0     -       -       0
+NAME  STATE    PID  VCPUS  MEMORY  NICS  HEALTH  UPTIME  RESTARTS  RESTART    VERSION  MACS
+web   Running  7    2      1G      1     ok      3h12m   2         OnFailure  0.1.0    52:54:00:12:34:56
+web   Stopped  -    1      512M    0     -       -       0         OnFailure  -
 ";
-    assert_eq!(text, wanted);
+    assert_eq!(list::table(&vms).draw(true), wanted);
     assert!(read::<VmInfo>(&json!({"name": "a"})).is_err());
     for (seconds, text) in [(59, "59s"), (60, "1m0s"), (3600, "1h0m"), (90_000, "1d1h")] {
         assert_eq!(time(Duration::from_secs(seconds)), text);
