@@ -142,9 +142,16 @@ fn json(spec: &VmSpec) -> Result<Value, Error> {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use serde_json::json;
 
+    use super::super::condition::tag;
+    use super::super::record::Step;
+    use super::super::spec::Restart;
     use super::*;
+    use crate::paths::Paths;
+    use crate::peers::Peers;
+    use crate::store::Store;
 
     fn spec() -> VmSpec {
         let spec = json!({
@@ -254,12 +261,10 @@ mod tests {
         record.change_spec(larger.clone());
         assert_eq!(record.pending(), Vec::<String>::new(), "it does not run");
         let mut record = Record::new(spec());
-        record
-            .steps_mut()
-            .push(super::super::record::Step::Process {
-                identity: None,
-                boot: "b".to_owned(),
-            });
+        record.steps_mut().push(Step::Process {
+            identity: None,
+            boot: "b".to_owned(),
+        });
         record.change_spec(larger);
         record.change_spec(next(json!({ "memory": { "size": "2G" }, "cpus": 2 })));
         assert_eq!(record.pending(), ["/cpus", "/memory/size"]);
@@ -273,6 +278,59 @@ mod tests {
         let mut kept = kept;
         kept.forget_process();
         assert_eq!(kept.running, None);
+    }
+
+    #[tokio::test]
+    async fn a_patch_is_recorded_with_its_generation_or_changes_nothing() {
+        let name = format!("node-spec-patch-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let paths = Paths::new(&directory.join("state"), &directory.join("run"));
+        paths.make().unwrap();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let listener = said.clone();
+        let machines = Machines::open(
+            Store::open(&paths.store()).unwrap(),
+            paths,
+            "boot".to_owned(),
+            "info".to_owned(),
+            None,
+            Peers::default(),
+            Arc::new(move |_: &VmName, change: Change| listener.lock().push(change)),
+        )
+        .unwrap();
+        let vm: VmName = "web".parse().unwrap();
+        let spec = json!({ "kernel": "/nonexistent", "state": "Stopped" });
+        let spec = serde_json::from_value(spec).unwrap();
+        machines.put(&vm, Condition::Absent, spec).await.unwrap();
+        let patch = |condition: Condition, patch: Value, dry_run| {
+            let patch = patch.as_object().cloned().unwrap_or_default();
+            machines.patch_spec(&vm, condition, patch, dry_run)
+        };
+        let at = |generation: u64| Condition::At(vec![tag(generation)]);
+
+        let always = json!({ "restart": "Always" });
+        let trial = patch(at(1), always.clone(), true).await.unwrap();
+        assert_eq!((trial.generation, trial.changes.len()), (1, 1));
+        let changed = patch(at(1), always.clone(), false).await.unwrap();
+        assert_eq!(changed.generation, 2);
+        assert_eq!(changed.changes, trial.changes);
+        let again = patch(Condition::None, always.clone(), false).await.unwrap();
+        assert_eq!((again.generation, again.changes.len()), (2, 0));
+        for (condition, wanted, code) in [
+            (at(1), always, "generation_conflict"),
+            (at(2), json!({ "cpus": 2 }), "unusable"),
+            (at(2), json!({ "kernel": "k" }), "invalid_body"),
+        ] {
+            let error = patch(condition, wanted.clone(), false).await.unwrap_err();
+            assert_eq!(error.answer().1, code, "{wanted}: {error}");
+        }
+        let record = machines.show(&vm).unwrap().record.unwrap();
+        assert_eq!(record.generation, 2);
+        assert_eq!(record.spec.restart, Restart::Always);
+        let fields = vec!["/restart".to_owned()];
+        assert_eq!(*said.lock(), [Change::Created, Change::SpecChanged(fields)]);
+        drop(machines);
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
