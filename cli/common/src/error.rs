@@ -19,6 +19,8 @@ pub enum ErrorKind {
     WrongCommandLine,
     /// A file does not exist.
     Absent,
+    /// There is no object as it was named.
+    NotThere,
     /// The state of the named object does not allow the command.
     Conflict,
     /// A value in a file is wrong.
@@ -77,6 +79,12 @@ impl Error {
     #[must_use]
     pub fn wrong(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::WrongCommandLine, message)
+    }
+
+    /// There is no object as it was named.
+    #[must_use]
+    pub fn not_there(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::NotThere, message)
     }
 
     /// The state of the named object does not allow the command.
@@ -148,6 +156,7 @@ impl Error {
             ErrorKind::WrongCommandLine => Code::WrongCommandLine,
             ErrorKind::NoDaemon => Code::NoDaemon,
             ErrorKind::TimedOut => Code::TimedOut,
+            ErrorKind::NotThere => Code::NotThere,
             ErrorKind::Conflict => Code::Conflict,
             ErrorKind::InvalidInput => Code::InvalidInput,
             ErrorKind::Refused(refusal) => refusal.exit_code(),

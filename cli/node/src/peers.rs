@@ -22,7 +22,7 @@ use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 use vmm::migration::tls::TlsFiles;
 
 use super::error::{Error, ErrorKind};
-use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode, VmSpec};
+use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode};
 
 /// What a socket's path begins with where a daemon on this host is meant.
 const LOCAL: &str = "node:";
@@ -114,7 +114,7 @@ impl Peers {
     ///
     /// # Errors
     /// Nothing is left there then, or it goes by itself.
-    pub(crate) fn receive(&self, peer: &Peer, spec: VmSpec) -> Result<Endpoint, Error> {
+    pub(crate) fn receive(&self, peer: &Peer, wanted: ReceiveFromNode) -> Result<Endpoint, Error> {
         let address = address(&peer.node)?;
         let far = matches!(address, Address::Https { .. });
         if far && self.road.is_none() {
@@ -122,7 +122,6 @@ impl Peers {
         }
         let failed = |error| failed(peer, error);
         let node = self.connect(peer, &address)?;
-        let wanted = ReceiveFromNode { spec };
         let body = NodeMigrationRequest::Receive(Box::new(wanted));
         let sent = node.send(Method::POST, &migration_of(peer), &body, MAKING);
         let (_, answer) = sent.map_err(failed)?;
@@ -285,7 +284,11 @@ mod tests {
         let refused = peers.place(None).unwrap_err();
         assert!(matches!(refused.kind(), ErrorKind::NoCertificates));
         let spec = serde_json::from_value(serde_json::json!({ "kernel": "/k" })).unwrap();
-        let refused = peers.receive(&peer(), spec).unwrap_err();
+        let wanted = ReceiveFromNode {
+            spec,
+            running: None,
+        };
+        let refused = peers.receive(&peer(), wanted).unwrap_err();
         assert!(matches!(refused.kind(), ErrorKind::NoCertificates));
     }
 }

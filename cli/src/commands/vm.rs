@@ -3,12 +3,14 @@
 //! Each subcommand that takes more than a name is one file. What they have in common is here: the
 //! daemon that is asked, the state that is wanted, and how an error ends the command.
 
+mod apply;
 mod arguments;
 mod compat;
 mod console;
 mod create;
 mod delete;
 mod disk;
+mod edit;
 mod list;
 mod logs;
 mod migrate;
@@ -17,8 +19,11 @@ pub(crate) mod nic;
 pub(crate) mod removal;
 mod replace;
 mod reset;
+mod selection;
+mod set;
 mod show;
 mod snapshot;
+mod spec_patch;
 mod stats;
 mod stop;
 mod upgrade;
@@ -40,11 +45,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use arguments::absolute;
+use selection::Selection;
 
 /// Between two looks at what a machine does.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// Create, show, start, stop, replace and delete virtual machines of this node
+/// Create, show, start, stop, change, replace and delete virtual machines of this node
 ///
 /// The node daemon (`bellhop serve`) runs each in a process of its own, with the NICs that it makes for it, starts it
 /// again if it crashes or the host was rebooted, and takes everything back with it.
@@ -54,8 +60,9 @@ Examples:
   bellhop vm create web --kernel /boot/vmlinuz --initramfs /boot/initrd.img --memory 1G \\
       --nic from=pci/0000:01:00.0,bridge=br0,vlan=100
   bellhop vm create web --file web.toml
-  bellhop vm list
+  bellhop vm list -l tier=web
   bellhop vm show web
+  bellhop vm set web memory=2G restart=always
   bellhop vm wait web --for running
   bellhop vm console web                     Ctrl-A X leaves, the VM goes on
   bellhop vm nic add web from=pci/0000:01:00.0
@@ -82,6 +89,10 @@ pub(crate) struct Arguments {
 enum Command {
     Create(create::Arguments),
     Replace(replace::Arguments),
+    Apply(apply::ApplyArguments),
+    Diff(apply::DiffArguments),
+    Set(set::Arguments),
+    Edit(edit::Arguments),
     /// Start a VM that is stopped
     ///
     /// From now on it is to run: also after it has crashed, by its restart policy, and after a reboot of the host.
@@ -90,8 +101,9 @@ A VM that runs is left alone; one that is paused goes on. One that may run elsew
 `bellhop vm migration settle NAME here|there` says first where it is.
 
 Examples:
-  bellhop vm start web db")]
-    Start(Names),
+  bellhop vm start web db
+  bellhop vm start -l tier=web")]
+    Start(Selection),
     /// Park a VM's vCPUs
     ///
     /// Devices go on with what they have to do; their interrupts wait.
@@ -99,14 +111,14 @@ Examples:
 Examples:
   bellhop vm pause web
   bellhop vm resume web")]
-    Pause(Names),
+    Pause(Selection),
     /// Let a VM that is paused go on
     #[command(after_long_help = "\
 A VM that is stopped is not started: that is `bellhop vm start`.
 
 Examples:
   bellhop vm resume web")]
-    Resume(Names),
+    Resume(Selection),
     Stop(stop::Arguments),
     Reset(reset::Arguments),
     /// Send a non-maskable interrupt to VMs
@@ -117,7 +129,7 @@ The first vCPU gets it; a paused one when it resumes.
 
 Examples:
   bellhop vm nmi web")]
-    Nmi(Names),
+    Nmi(Selection),
     List(list::Arguments),
     Show(show::Arguments),
     Stats(stats::Arguments),
@@ -134,14 +146,6 @@ Examples:
     Delete(delete::Arguments),
 }
 
-// A doc comment here would take the place of the subcommands' own.
-#[derive(Debug, clap::Args)]
-struct Names {
-    /// The VMs
-    #[arg(value_name = "NAME", required = true)]
-    names: Vec<String>,
-}
-
 /// Does what was asked.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let which = &arguments.node;
@@ -152,20 +156,25 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
             arguments.confirm()?;
             replace::execute(arguments, which, &node, format)
         }
-        Command::Start(vms) => each(&vms.names, |name| {
+        Command::Apply(arguments) => apply::apply(arguments, which, &node, format),
+        Command::Diff(arguments) => apply::diff(arguments, which, &node, format),
+        Command::Set(arguments) => set::execute(arguments, which, &node, format),
+        Command::Edit(arguments) => edit::execute(arguments, &node, format),
+        Command::Start(vms) => each(&vms.names(&node)?, |name| {
             change_state(&node, name, WantedState::Running, format)
         }),
-        Command::Pause(vms) => each(&vms.names, |name| {
+        Command::Pause(vms) => each(&vms.names(&node)?, |name| {
             change_state(&node, name, WantedState::Paused, format)
         }),
-        Command::Resume(vms) => each(&vms.names, |name| resume(&node, name, format)),
+        Command::Resume(vms) => each(&vms.names(&node)?, |name| resume(&node, name, format)),
         Command::Stop(arguments) => {
-            arguments.confirm()?;
-            stop::execute(arguments, &node, format)
+            let names = arguments.selection.names(&node)?;
+            arguments.confirm(&names)?;
+            stop::execute(arguments, &names, &node, format)
         }
         Command::Reset(arguments) => reset::execute(arguments, &node, format),
-        Command::Nmi(vms) => reset::press(&vms.names, "nmi", &node, format),
-        Command::List(_) => list::execute(&node, format),
+        Command::Nmi(vms) => reset::press(&vms.names(&node)?, "nmi", &node, format),
+        Command::List(arguments) => list::execute(arguments, &node, format),
         Command::Show(arguments) => show::execute(arguments, &node, format),
         Command::Stats(arguments) => stats::execute(arguments, &node, format),
         Command::Nic(arguments) => nic::execute(arguments, which, &node, format),
@@ -179,8 +188,9 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         Command::Compat(arguments) => compat::execute(arguments, &node, format),
         Command::Upgrade(arguments) => upgrade::execute(arguments, which, &node, format),
         Command::Delete(arguments) => {
-            arguments.confirm()?;
-            delete::execute(arguments, &node, format)
+            let names = arguments.selection.names(&node)?;
+            arguments.confirm(&names)?;
+            delete::execute(arguments, &names, &node, format)
         }
     }
 }

@@ -180,10 +180,10 @@ fn read(whole: &Value, template: &str, method: &str, operation: &Value) -> Resul
     }
     let body = &operation["requestBody"];
     if !body.is_null() {
-        let schema = &body["content"]["application/json"]["schema"];
-        if schema.is_null() {
-            return Err(wrong("a body that is not JSON".into()));
-        }
+        let types = ["application/json", "application/merge-patch+json"];
+        let schemas = types.map(|one| &body["content"][one]["schema"]);
+        let schema = schemas.into_iter().find(|schema| !schema.is_null());
+        let schema = schema.ok_or_else(|| wrong("a body that is not JSON".into()))?;
         found.body = Some(schema.clone());
     }
     Ok(found)

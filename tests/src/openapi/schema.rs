@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use serde_json::Value;
 
 /// Keywords that constrain a value and that are understood here.
-const UNDERSTOOD: [&str; 18] = [
+const UNDERSTOOD: [&str; 19] = [
     "$ref",
     "type",
     "enum",
@@ -25,6 +25,7 @@ const UNDERSTOOD: [&str; 18] = [
     "required",
     "properties",
     "additionalProperties",
+    "maxProperties",
     "allOf",
     "oneOf",
     "anyOf",
@@ -187,6 +188,11 @@ pub fn conforms(whole: &Value, schema: &Value, value: &Value) -> std::result::Re
                 if !fields.contains_key(name) {
                     return Err(format!("{name} is missing"));
                 }
+            }
+            if let Some(most) = schema["maxProperties"].as_u64()
+                && u64::try_from(fields.len()).unwrap_or(u64::MAX) > most
+            {
+                return Err(format!("{} members", fields.len()));
             }
             for (name, field) in fields {
                 let known = schema["properties"].get(name);

@@ -37,6 +37,7 @@ mod error;
 pub mod host_port;
 mod items;
 pub mod machine;
+pub mod merge_patch;
 pub mod node;
 pub mod responses;
 

@@ -2,7 +2,9 @@
 
 mod device_id;
 mod event;
+mod labels;
 mod nic;
+mod spec_change;
 mod vm;
 
 use std::fmt;
@@ -16,10 +18,14 @@ use crate::machine::{SendConfig, TlsFiles};
 
 pub use device_id::{BadDeviceId, DeviceId};
 pub use event::{Event, EventChange};
+pub use labels::{
+    BadLabel, Labels, Selector, annotations_schema, check_annotations, check_labels, labels_schema,
+};
 pub use nic::{NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
+pub use spec_change::{Applied, SpecChange, SpecChanges};
 pub use vm::{
-    AfterGrace, ConsolePaths, Desired, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, MayBeElsewhere, Restart,
-    StopMode, VmInfo, VmNic, VmPhase, VmStateChange,
+    AfterGrace, BadPhase, ConsolePaths, Desired, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S,
+    MayBeElsewhere, Restart, StopMode, VmInfo, VmNic, VmPhase, VmStateChange,
 };
 
 /// The daemon.
@@ -52,6 +58,22 @@ pub struct EventQuery {
     pub since: Option<u64>,
     /// `false`: end after the events that have happened
     pub follow: Option<bool>,
+}
+
+/// Which virtual machines a list has: those that fit each member.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct VmQuery {
+    /// Only those with these labels: `KEY=VALUE`, or `KEY` with any value, with commas between
+    #[param(
+        pattern = "^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}(=[A-Za-z0-9._/-]{0,63})?(,[A-Za-z0-9][A-Za-z0-9._/-]{0,62}(=[A-Za-z0-9._/-]{0,63})?){0,31}$",
+        example = "tier=web"
+    )]
+    pub label: Option<String>,
+    /// Only those in this phase
+    #[param(value_type = Option<VmPhase>)]
+    pub phase: Option<String>,
 }
 
 described! {

@@ -6,6 +6,7 @@ use std::io;
 use std::time::Duration;
 
 use hyper::body::Bytes;
+use hyper::header::CONTENT_TYPE;
 use hyper::{Request as HttpRequest, Response};
 use tokio::runtime::Runtime;
 use vmm::http::client::{Client, ClientError as HttpError, Pieces, Streamed};
@@ -71,7 +72,10 @@ fn in_http(request: &Request) -> Result<HttpRequest<Bytes>, Error> {
     let mut builder = HttpRequest::builder()
         .method(request.method.clone())
         .uri(&request.path);
-    if let Some(condition) = request.condition {
+    if request.is_merge_patch {
+        builder = builder.header(CONTENT_TYPE, "application/merge-patch+json");
+    }
+    if let Some(condition) = &request.condition {
         let (name, value) = condition.header();
         builder = builder.header(name, value);
     }

@@ -77,7 +77,7 @@ impl MadeUp {
         let script = self.0.lock();
         let line = |request: &Request| {
             let body = request.body.as_deref().map(String::from_utf8_lossy);
-            let condition = request.condition.map(|condition| {
+            let condition = request.condition.as_ref().map(|condition| {
                 let (name, value) = condition.header();
                 format!("{name}: {value} ")
             });

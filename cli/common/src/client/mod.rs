@@ -142,6 +142,23 @@ impl Node {
         self.ask(&request.json(body)?)?.read()
     }
 
+    /// Changes what is at `path` by a merge patch, within `time` and only if `condition` holds.
+    ///
+    /// # Errors
+    /// The daemon cannot be asked, refuses, or answers something else.
+    pub fn merge_patch(
+        &self,
+        path: &str,
+        condition: Option<Condition>,
+        patch: &Value,
+        time: Duration,
+    ) -> Result<Value, Error> {
+        let mut request = Request::new(Method::PATCH, path, time).json(patch)?;
+        request.is_merge_patch = true;
+        request.condition = condition;
+        self.ask(&request)?.read()
+    }
+
     fn ask(&self, request: &Request) -> Result<Answer, Error> {
         let answer = self.transport.exchange(request)?;
         if answer.status.is_success() {
@@ -159,6 +176,22 @@ pub fn path<'a>(segments: impl IntoIterator<Item = &'a str>) -> String {
     for segment in segments {
         path.push('/');
         push_encoded(&mut path, segment);
+    }
+    path
+}
+
+/// A path with those of these query parameters that have a value.
+pub fn with_query<'a>(
+    path: &str,
+    values: impl IntoIterator<Item = (&'a str, Option<String>)>,
+) -> String {
+    let mut path = path.to_owned();
+    let values = values.into_iter();
+    for (key, value) in values.filter_map(|(key, value)| Some((key, value?))) {
+        path.push(if path.contains('?') { '&' } else { '?' });
+        path.push_str(key);
+        path.push('=');
+        push_encoded(&mut path, &value);
     }
     path
 }

@@ -23,6 +23,8 @@ pub struct Request {
     pub path: String,
     /// JSON.
     pub body: Option<Vec<u8>>,
+    /// The body is a merge patch (RFC 7396).
+    pub is_merge_patch: bool,
     /// How long the whole exchange may take; of a stream, how long until it begins.
     pub time: Duration,
     /// The condition on which the daemon carries it out.
@@ -31,20 +33,23 @@ pub struct Request {
 
 /// A condition on the object that a request names: if it does not hold, the daemon refuses the
 /// request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Condition {
     /// It does not exist.
     Absent,
     /// It exists.
     Present,
+    /// It has this entity tag.
+    At(String),
 }
 
 impl Condition {
     /// The header that says so.
-    pub(super) fn header(self) -> (HeaderName, &'static str) {
+    pub(super) fn header(&self) -> (HeaderName, &str) {
         match self {
             Self::Absent => (IF_NONE_MATCH, "*"),
             Self::Present => (IF_MATCH, "*"),
+            Self::At(tag) => (IF_MATCH, tag),
         }
     }
 }
@@ -55,6 +60,7 @@ impl Request {
             method,
             path: path.to_owned(),
             body: None,
+            is_merge_patch: false,
             time,
             condition: None,
         }

@@ -87,7 +87,7 @@ pub(super) async fn begin(
     let passed = match wanted {
         Wanted::Ours(NodeMigrationRequest::Receive(wanted)) => {
             let near = peer.is_some();
-            let awaited = node.machines.receive(&name, wanted.spec, near).await?;
+            let awaited = node.machines.receive(&name, *wanted, near).await?;
             return Ok((StatusCode::CREATED, Json(awaited)).into_response());
         }
         Wanted::Ours(NodeMigrationRequest::Send(wanted)) => {

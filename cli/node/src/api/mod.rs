@@ -23,6 +23,7 @@ mod vm_disks;
 mod vm_logs;
 mod vm_nics;
 mod vm_path;
+mod vm_spec;
 mod vms;
 
 use std::sync::Arc;
@@ -76,7 +77,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(version::show))
         .routes(routes!(vms::list))
         .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
-        .routes(routes!(vm::spec))
+        .routes(routes!(vm_spec::show, vm_spec::change))
         .routes(routes!(vm_logs::show))
         .routes(routes!(
             vm_nics::show,
@@ -129,6 +130,8 @@ async fn openapi() -> Response {
 const EVALUATED: &[Evaluated] = &[
     ("/v1/vms/{name}", "if-match"),
     ("/v1/vms/{name}", "if-none-match"),
+    ("/v1/vms/{name}/spec", "if-match"),
+    ("/v1/vms/{name}/spec", "if-none-match"),
 ];
 
 /// All of them, over `node`, for those whom `access` lets through.

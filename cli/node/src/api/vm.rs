@@ -53,21 +53,6 @@ pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Re
     Ok(tagged(&node, &name)?.into_response())
 }
 
-/// Read the configuration of a virtual machine
-///
-/// As it was created, with all changes since.
-#[utoipa::path(get, path = "/v1/vms/{name}/spec", operation_id = "get_vm_spec",
-    params(VmPath), responses(
-    (status = 200, description = "As it was asked for, with what was changed since", body = VmSpec,
-        headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
-    NameErrors,
-))]
-pub(super) async fn spec(State(node): Api, VmPath { name }: VmPath) -> Result<Response, Error> {
-    let record = node.machines.show(&name)?.record;
-    let record = record.ok_or_else(|| no_vm(&name))?;
-    Ok((etag(record.generation), Json(record.spec)).into_response())
-}
-
 /// Make a virtual machine, with its NICs
 ///
 /// All of it, or nothing: a step that fails undoes those before it. The same again changes nothing,

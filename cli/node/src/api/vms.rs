@@ -1,13 +1,18 @@
 //! `/v1/vms`: all virtual machines, and how one is shown.
 
+use std::fmt;
+
 use axum::Json;
 use axum::extract::State;
 use bellhop_api::Items;
 use bellhop_api::machine::VmState;
-use bellhop_api::node::{ConsolePaths, MayBeElsewhere, VmInfo, VmNic, VmPhase};
+use bellhop_api::node::{ConsolePaths, MayBeElsewhere, Selector, VmInfo, VmNic, VmPhase, VmQuery};
+use vmm::http::parameters::Parameters;
+use vmm::http::{ErrorBody, HttpError};
 
 use super::state::Api;
 use crate::context::Node;
+use crate::error::Error;
 use crate::machines::View;
 use crate::machines::departure::remedy;
 use crate::machines::record::{Phase, Record};
@@ -48,6 +53,9 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
         phase,
         state: record.spec.state,
         restart: record.spec.restart,
+        labels: record.spec.labels.clone(),
+        annotations: record.spec.annotations.clone(),
+        pending: record.pending(),
         pid: process.and_then(|(identity, _)| Some(identity?.pid)),
         uptime_s: process.and_then(|(identity, _)| Some(identity?.age_s())),
         version: live.as_ref().and_then(|live| live.version.clone()),
@@ -95,12 +103,81 @@ fn phase(record: &Record, live: Option<(Option<u32>, Option<VmState>)>) -> VmPha
 
 /// List virtual machines
 ///
-/// By name, with their state.
-#[utoipa::path(get, path = "/v1/vms", operation_id = "list_vms", responses(
-    (status = 200, description = "All virtual machines", body = Items<VmInfo>),
+/// By name, with their state. The parameters select some.
+#[utoipa::path(get, path = "/v1/vms", operation_id = "list_vms", params(VmQuery), responses(
+    (status = 200, description = "The virtual machines", body = Items<VmInfo>),
+    (status = 400, description = "Invalid parameter", body = ErrorBody),
 ))]
-pub(super) async fn list(State(node): Api) -> Json<Items<VmInfo>> {
+pub(super) async fn list(
+    State(node): Api,
+    Parameters(query): Parameters<VmQuery>,
+) -> Result<Json<Items<VmInfo>>, Error> {
+    let filter = Filter::of(&query)?;
     let all = node.machines.list().into_iter();
     let all = all.filter_map(|(name, view)| info(&node, &name, view));
-    Json(all.collect())
+    Ok(Json(all.filter(|vm| filter.fits(vm)).collect()))
+}
+
+/// Which machines are listed.
+#[derive(Debug)]
+struct Filter {
+    labels: Option<Selector>,
+    phase: Option<VmPhase>,
+}
+
+impl Filter {
+    fn of(query: &VmQuery) -> Result<Self, HttpError> {
+        let wrong = |name: &str, why: &dyn fmt::Display| {
+            HttpError::Parameter(format!("the query parameter `{name}`: {why}"))
+        };
+        let labels = query.label.as_deref().map(str::parse::<Selector>);
+        let phase = query.phase.as_deref().map(str::parse::<VmPhase>);
+        Ok(Self {
+            labels: labels.transpose().map_err(|why| wrong("label", &why))?,
+            phase: phase.transpose().map_err(|why| wrong("phase", &why))?,
+        })
+    }
+
+    fn fits(&self, vm: &VmInfo) -> bool {
+        let labels = self.labels.as_ref();
+        labels.is_none_or(|labels| labels.selects(&vm.labels))
+            && self.phase.is_none_or(|phase| phase == vm.phase)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_list_has_what_fits_all_parameters() {
+        let vm = json!({
+            "name": "web", "phase": "Running", "state": "Running", "restart": "Never", "nics": [],
+            "labels": { "tier": "web" }, "console": { "socket": "/s", "log": "/l" }, "log": "/v",
+        });
+        let vm: VmInfo = serde_json::from_value(vm).unwrap();
+        let query = |label: Option<&str>, phase: Option<&str>| VmQuery {
+            label: label.map(str::to_owned),
+            phase: phase.map(str::to_owned),
+        };
+        for (label, phase, fits) in [
+            (None, None, true),
+            (Some("tier=web"), Some("running"), true),
+            (Some("tier=web"), Some("Paused"), false),
+            (Some("tier=db"), Some("Running"), false),
+        ] {
+            let filter = Filter::of(&query(label, phase)).unwrap();
+            assert_eq!(filter.fits(&vm), fits, "{label:?} {phase:?}");
+        }
+        for (label, phase) in [
+            (Some(""), None),
+            (Some("a=b c"), None),
+            (None, Some("Runing")),
+        ] {
+            let error = Filter::of(&query(label, phase)).unwrap_err();
+            assert!(matches!(error, HttpError::Parameter(_)), "{error}");
+        }
+    }
 }

@@ -14,6 +14,8 @@ pub(crate) enum Change {
     Created,
     /// It is another one by the same name.
     Replaced,
+    /// Its spec has changed: these members, as JSON pointers.
+    SpecChanged(Vec<String>),
     /// It runs.
     Started,
     /// It was found running by this daemon.
@@ -90,6 +92,7 @@ impl Change {
         Some(match self {
             Self::Created => event(EventChange::Created),
             Self::Replaced => event(EventChange::Replaced),
+            Self::SpecChanged(fields) => event(EventChange::Changed).detail(fields.join(", ")),
             Self::Started => event(EventChange::Started),
             Self::Adopted => event(EventChange::Adopted),
             Self::State(VmState::Paused) => event(EventChange::Paused),

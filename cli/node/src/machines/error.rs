@@ -55,6 +55,11 @@ pub(super) fn deleting(vm: &VmName) -> Error {
     Error::conflict("deleting", message)
 }
 
+pub(super) fn migrating(vm: &VmName) -> Error {
+    let message = format!("{vm} is being migrated: change it when the migration has ended");
+    Error::conflict("migrating", message)
+}
+
 pub(super) fn not_running(vm: &VmName) -> Error {
     let message = format!("{vm} does not run: start it first");
     Error::conflict("not_running", message)

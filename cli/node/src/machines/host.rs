@@ -192,6 +192,24 @@ pub(super) fn check_disk(disk: &DiskConfig) -> Result<(), Error> {
     }
 }
 
+/// Whether a machine can be created with these files.
+pub(super) fn check_files(machine: &VmConfig) -> Result<(), Error> {
+    let source = BootSource {
+        kernel: &machine.kernel,
+        initramfs: machine.initramfs.as_deref(),
+        cmdline: &machine.cmdline,
+    };
+    boot::check(machine.memory.size.bytes(), &source)
+        .map_err(|error| Error::transparent(UNUSABLE, error))?;
+    for disk in &machine.disks {
+        disk.path.metadata().map_err(|source| {
+            let message = format!("cannot use the disk {}", disk.path.display());
+            Error::new(UNUSABLE, message).because(source)
+        })?;
+    }
+    Ok(())
+}
+
 fn make_directory(path: &Path) -> Result<(), Error> {
     DirBuilder::new()
         .recursive(true)
@@ -261,20 +279,7 @@ impl Host for Machines {
     }
 
     fn check(&self, vm: &VmName, spec: &VmSpec) -> Result<(), Error> {
-        let machine = spec.machine();
-        let source = BootSource {
-            kernel: &machine.kernel,
-            initramfs: machine.initramfs.as_deref(),
-            cmdline: &machine.cmdline,
-        };
-        boot::check(machine.memory.size.bytes(), &source)
-            .map_err(|error| Error::transparent(UNUSABLE, error))?;
-        for disk in &machine.disks {
-            disk.path.metadata().map_err(|source| {
-                let message = format!("cannot use the disk {}", disk.path.display());
-                Error::new(UNUSABLE, message).because(source)
-            })?;
-        }
+        check_files(spec.machine())?;
         spec.nics()
             .iter()
             .try_for_each(|nic| self.check_nic(vm, nic))
@@ -474,7 +479,7 @@ impl Host for Machines {
             Error::failed("there is no place where it is waited for").because(error)
         })?;
         let tls = self.peers.tls(&listen).cloned();
-        let machine = record.spec.machine();
+        let machine = record.running();
         let wanted = MigrationRequest::Receive(ReceiveConfig {
             listen,
             vdpa,

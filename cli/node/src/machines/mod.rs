@@ -46,6 +46,7 @@ mod requests;
 mod settle;
 mod slot;
 pub(crate) mod spec;
+mod spec_patch;
 pub(crate) mod steps;
 pub(crate) mod stop;
 mod supervisor;

@@ -21,7 +21,7 @@ use super::arrival::{Arrival, Coming};
 use super::error::{arriving, has_come, no_vm, unfinished};
 use super::record::{Phase, Record};
 use super::slot::Slot;
-use super::spec::{Desired, VmName, VmSpec};
+use super::spec::{Desired, ReceiveFromNode, VmName, VmSpec};
 use super::steps::{Host as _, Passed, SendRequest};
 use super::vmm::malformed;
 use super::{Change, Machines};
@@ -69,10 +69,13 @@ impl Machines {
     pub(crate) async fn receive(
         self: &Arc<Self>,
         vm: &VmName,
-        spec: VmSpec,
+        wanted: ReceiveFromNode,
         near: bool,
     ) -> Result<Awaited, Error> {
-        spec.check(vm)?;
+        wanted.spec.check(vm)?;
+        if let Some(running) = &wanted.running {
+            wanted.spec.with_machine(running).check(vm)?;
+        }
         let slot = self.place(vm);
         // Said without the lock: it may be held by who asks, here or crosswise at the other node.
         if let Some(record) = slot.record().filter(|record| !is_done_with(record)) {
@@ -81,7 +84,7 @@ impl Machines {
         // To its end also if who asked goes: what waits has to be watched.
         let machines = self.clone();
         let received = tokio::spawn(async move {
-            let work = move |machines: &Self, slot: &Slot| machines.receive_now(slot, spec, near);
+            let work = move |machines: &Self, slot: &Slot| machines.receive_now(slot, wanted, near);
             machines.request(slot, work).await
         });
         received.await.map_err(unfinished)?
@@ -120,7 +123,11 @@ impl Machines {
         let spec = record.spec.elsewhere(wanted.from.as_deref(), |nic| {
             self.net_config(vm, &record.nic_now(vm, nic))
         })?;
-        let endpoint = match self.peers.receive(&peer, spec) {
+        let wanted_there = ReceiveFromNode {
+            spec,
+            running: record.running.as_deref().cloned(),
+        };
+        let endpoint = match self.peers.receive(&peer, wanted_there) {
             Ok(endpoint) => endpoint,
             Err(error) => {
                 if matches!(error.kind(), ErrorKind::UnclearThere(_)) {
@@ -164,15 +171,26 @@ impl Machines {
         Ok(about(&peer, sent?))
     }
 
-    fn receive_now(&self, slot: &Slot, mut spec: VmSpec, near: bool) -> Result<Awaited, Error> {
+    fn receive_now(
+        &self,
+        slot: &Slot,
+        wanted: ReceiveFromNode,
+        near: bool,
+    ) -> Result<Awaited, Error> {
         let vm = slot.name();
+        let ReceiveFromNode { mut spec, running } = wanted;
         // Its guest runs where it comes from.
         spec.state = Desired::Running;
         let mut former = slot.record();
         if let Some(record) = former.take_if(|record| !is_done_with(record)) {
             return Err(taken(vm, &record));
         }
-        if let Some((what, path)) = spec.boot_files().find(|(_, path)| !path.is_file()) {
+        let now = running.as_ref().map(|running| spec.with_machine(running));
+        let missing = spec
+            .boot_files()
+            .chain(now.iter().flat_map(VmSpec::boot_files))
+            .find(|(_, path)| !path.is_file());
+        if let Some((what, path)) = missing {
             let shown = path.display();
             let message = format!("its {what} {shown} is not on this host: copy it there");
             return Err(Error::new(UNUSABLE, message));
@@ -191,7 +209,9 @@ impl Machines {
         let arrival = Arrival {
             listen: listen.clone(),
         };
-        self.life(slot).receive(spec, arrival, former)?;
+        let mut record = Record::coming(spec, arrival);
+        record.running = running.map(Box::new);
+        self.life(slot).receive(record, former)?;
         self.tell(vm, Change::Created);
         Ok(Awaited { listen })
     }

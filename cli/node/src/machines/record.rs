@@ -12,7 +12,9 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use bellhop_api::config::VmConfig;
 use bellhop_api::machine::{End, EndReason};
+use bellhop_api::merge_patch;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::arrival::Arrival;
@@ -98,6 +100,9 @@ pub(crate) struct Record {
     /// see [`Self::finds_device`].
     #[serde(serialize_with = "without_devices")]
     steps: Vec<Step>,
+    /// The machine without devices as its process runs it, where `spec` has changed since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) running: Option<Box<VmConfig>>,
     /// How often it was started again by the node.
     pub(crate) restarts: u64,
     /// How it ended the last time.
@@ -163,6 +168,7 @@ impl Record {
             generation: first_generation(),
             phase: Phase::Creating,
             steps: Vec::new(),
+            running: None,
             restarts: 0,
             last_end: None,
             departure: None,
@@ -174,6 +180,41 @@ impl Record {
             on_stand_by: BTreeSet::new(),
             former: None,
         }
+    }
+
+    /// Of one whose guest is to come from another node.
+    pub(crate) fn coming(spec: VmSpec, arrival: Arrival) -> Self {
+        Self {
+            arrival: Some(arrival),
+            ..Self::new(spec)
+        }
+    }
+
+    /// Changes its spec. Its process keeps the machine that it runs.
+    pub(crate) fn change_spec(&mut self, spec: VmSpec) {
+        let former = std::mem::replace(&mut self.spec, spec);
+        if self.process().is_some() {
+            let running = self.running.take();
+            let running = running.unwrap_or_else(|| Box::new(former.fixed()));
+            self.running = Some(running).filter(|running| **running != self.spec.fixed());
+        }
+    }
+
+    /// The machine as its process runs it; its disks are those of the spec.
+    pub(crate) fn running(&self) -> &VmConfig {
+        self.running.as_deref().unwrap_or(self.spec.machine())
+    }
+
+    /// Members of the spec, as JSON pointers, that its process gets at its next start.
+    pub(crate) fn pending(&self) -> Vec<String> {
+        let pending = self.running.as_ref().and_then(|running| {
+            let running = serde_json::to_value(running).ok()?;
+            let next = serde_json::to_value(self.spec.fixed()).ok()?;
+            Some(merge_patch::pointers(&merge_patch::between(
+                &running, &next,
+            )))
+        });
+        pending.unwrap_or_default()
     }
 
     /// Counts a change of the spec since the record of this name that was kept last.
@@ -472,6 +513,7 @@ impl Record {
 
     /// Its guest has nothing any more.
     pub(crate) fn guest_ended(&mut self) {
+        self.running = None;
         self.giving_up.clear();
         self.removed_disks.clear();
     }

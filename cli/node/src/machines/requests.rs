@@ -405,7 +405,7 @@ fn check_here(vm: &VmName, record: &Record) -> Result<(), Error> {
 }
 
 /// Fails if the guest of a machine without a process may run elsewhere.
-fn check_whereabouts(vm: &VmName, record: &Record) -> Result<(), Error> {
+pub(super) fn check_whereabouts(vm: &VmName, record: &Record) -> Result<(), Error> {
     match record.may_be_elsewhere() {
         None => Ok(()),
         Some(departure) => {

@@ -14,12 +14,18 @@ use std::path::PathBuf;
 
 use bellhop_api::node::SendToNode;
 pub(crate) use bellhop_api::node::{Desired, DeviceId, NicId, Restart};
+use bellhop_api::node::{
+    Labels, annotations_schema, check_annotations, check_labels, labels_schema,
+};
 use serde::de::{self, DeserializeOwned, Deserializer};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::openapi::RefOr;
-use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
+use utoipa::openapi::schema::{
+    AdditionalProperties, AnyOfBuilder, ArrayBuilder, Object, ObjectBuilder, Schema, SchemaType,
+    Type,
+};
 use utoipa::{PartialSchema, ToSchema};
 use vdpa_mgmt::NetConfig;
 use vmm::config::{DiskConfig, VmConfig};
@@ -45,6 +51,9 @@ pub(crate) struct VmSpec {
     pub(crate) state: Desired,
     /// What happens when it ends by itself.
     pub(crate) restart: Restart,
+    /// Few and short, as [`check_labels`] and [`check_annotations`] say.
+    pub(crate) labels: Labels,
+    pub(crate) annotations: Labels,
 }
 
 /// The machine as it is to be here.
@@ -53,6 +62,10 @@ pub(crate) struct VmSpec {
 pub(crate) struct ReceiveFromNode {
     /// As for `PUT /v1/vms/{name}`. Its boot files are of this host, and its NICs are created here.
     pub(crate) spec: VmSpec,
+    /// The machine as its process runs it, without devices, where that differs from `spec`: changes
+    /// that wait for the next start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) running: Option<VmConfig>,
 }
 
 /// Which way a machine is to go.
@@ -88,9 +101,29 @@ impl VmSpec {
         &self.machine
     }
 
+    /// The machine without devices. A process keeps it until it ends; devices come and go.
+    pub(crate) fn fixed(&self) -> VmConfig {
+        VmConfig {
+            disks: Vec::new(),
+            ..self.machine.clone()
+        }
+    }
+
+    /// The same with another machine.
+    pub(crate) fn with_machine(&self, machine: &VmConfig) -> Self {
+        Self {
+            machine: machine.clone(),
+            ..self.clone()
+        }
+    }
+
     /// Whether it is the same but for what it is to do.
     pub(crate) fn is_same_machine(&self, other: &Self) -> bool {
-        (&self.machine, &self.nics, self.restart) == (&other.machine, &other.nics, other.restart)
+        let state = other.state;
+        Self {
+            state,
+            ..self.clone()
+        } == *other
     }
 
     /// With one more NIC.
@@ -231,6 +264,10 @@ impl Serialize for VmSpec {
             nics: &'a [NicSpec],
             state: Desired,
             restart: Restart,
+            #[serde(skip_serializing_if = "Labels::is_empty")]
+            labels: &'a Labels,
+            #[serde(skip_serializing_if = "Labels::is_empty")]
+            annotations: &'a Labels,
         }
         let machine = serde_json::to_value(&self.machine);
         let mut machine = machine.map_err(serde::ser::Error::custom)?;
@@ -242,6 +279,8 @@ impl Serialize for VmSpec {
             nics: &self.nics,
             state: self.state,
             restart: self.restart,
+            labels: &self.labels,
+            annotations: &self.annotations,
         }
         .serialize(serializer)
     }
@@ -255,6 +294,21 @@ impl VmSpec {
             _ => Vec::new(),
         }
     }
+
+    /// Fails if one of these is the name of no field.
+    pub(crate) fn check_fields<E: de::Error>(fields: &Map<String, Value>) -> Result<(), E> {
+        if fields.contains_key(VDPA) {
+            return Err(de::Error::custom("unknown field `vdpa`: give `nics`"));
+        }
+        let known = Self::fields();
+        match fields.keys().find(|&field| !known.contains(field)) {
+            None => Ok(()),
+            Some(field) => Err(de::Error::custom(format_args!(
+                "unknown field `{field}`, expected one of `{}`",
+                known.join("`, `")
+            ))),
+        }
+    }
 }
 
 /// The field of [`VmConfig`] that is not for clients of the node.
@@ -264,19 +318,14 @@ impl<'de> Deserialize<'de> for VmSpec {
     // By hand: serde's `flatten` neither refuses unknown fields nor tells where a value is wrong.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut fields = Map::deserialize(deserializer)?;
-        if fields.contains_key(VDPA) {
-            return Err(de::Error::custom("unknown field `vdpa`: give `nics`"));
-        }
-        let known = Self::fields();
-        if let Some(field) = fields.keys().find(|&field| !known.contains(field)) {
-            let known = known.join("`, `");
-            return Err(de::Error::custom(format_args!(
-                "unknown field `{field}`, expected one of `{known}`"
-            )));
-        }
+        Self::check_fields(&fields)?;
         let nics: Vec<NicSpec> = take(&mut fields, "nics")?;
         let state = take(&mut fields, "state")?;
         let restart = take(&mut fields, "restart")?;
+        let labels: Labels = take(&mut fields, "labels")?;
+        check_labels(&labels).map_err(|error| wrong("labels", error))?;
+        let annotations: Labels = take(&mut fields, "annotations")?;
+        check_annotations(&annotations).map_err(|error| wrong("annotations", error))?;
         let mut ids = BTreeSet::new();
         if let Some(nic) = nics.iter().find(|nic| !ids.insert(nic.id())) {
             return Err(de::Error::custom(two_nics(nic.id())));
@@ -291,8 +340,15 @@ impl<'de> Deserialize<'de> for VmSpec {
             nics,
             state,
             restart,
+            labels,
+            annotations,
         })
     }
+}
+
+/// An error about the value of a field.
+fn wrong<E: de::Error>(field: &str, why: impl fmt::Display) -> E {
+    E::custom(format_args!("{field}: {why}"))
 }
 
 fn take<T: DeserializeOwned + Default, E: de::Error>(
@@ -328,10 +384,12 @@ impl PartialSchema for VmSpec {
         let nics = ArrayBuilder::new()
             .items(NicSpec::schema())
             .description(Some("Its NICs, in the order of their PCI slots"));
-        let fields: [(&str, RefOr<Schema>); 3] = [
+        let fields: [(&str, RefOr<Schema>); 5] = [
             ("nics", RefOr::T(Schema::Array(nics.build()))),
             ("state", Desired::schema()),
             ("restart", Restart::schema()),
+            ("labels", RefOr::T(labels_schema().into())),
+            ("annotations", RefOr::T(annotations_schema().into())),
         ];
         for (name, schema) in fields {
             object.properties.insert(name.to_owned(), schema);
@@ -349,6 +407,55 @@ impl ToSchema for VmSpec {
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
         <VmConfig as ToSchema>::schemas(schemas);
         <NicSpec as ToSchema>::schemas(schemas);
+    }
+}
+
+/// Labels in a patch: null removes one.
+fn removable(mut labels: Object) -> RefOr<Schema> {
+    if let Some(AdditionalProperties::RefOr(RefOr::T(Schema::Object(value)))) =
+        labels.additional_properties.as_deref_mut()
+    {
+        value.schema_type = SchemaType::Array(vec![Type::String, Type::Null]);
+    }
+    labels.into()
+}
+
+/// The body of `PATCH /v1/vms/{name}/spec`, for the description.
+pub(crate) enum VmSpecPatch {}
+
+impl PartialSchema for VmSpecPatch {
+    fn schema() -> RefOr<Schema> {
+        let mut schema = VmSpec::schema();
+        if let RefOr::T(Schema::Object(object)) = &mut schema {
+            // It has requests of its own.
+            object.properties.remove("state");
+            for (name, labels) in [
+                ("labels", labels_schema()),
+                ("annotations", annotations_schema()),
+            ] {
+                object.properties.insert(name.to_owned(), removable(labels));
+            }
+            let required = std::mem::take(&mut object.required);
+            let optional = object.properties.iter_mut();
+            for (_, field) in optional.filter(|(name, _)| !required.contains(name)) {
+                let null = ObjectBuilder::new().schema_type(SchemaType::new(Type::Null));
+                let either = AnyOfBuilder::new().item(field.clone()).item(null);
+                *field = RefOr::T(Schema::AnyOf(either.build()));
+            }
+            let about = "A merge patch (RFC 7396) for a `VmSpec`: null restores the default";
+            object.description = Some(about.to_owned());
+        }
+        schema
+    }
+}
+
+impl ToSchema for VmSpecPatch {
+    fn name() -> Cow<'static, str> {
+        Cow::Borrowed("VmSpecPatch")
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        VmSpec::schemas(schemas);
     }
 }
 

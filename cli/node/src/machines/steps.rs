@@ -317,6 +317,22 @@ impl Life<'_> {
         })
     }
 
+    /// Changes the spec of a machine. Its process, if there is one, keeps the machine that it runs.
+    ///
+    /// # Errors
+    /// The record cannot be kept; it is as before then.
+    pub(crate) fn change_spec(&self, record: &mut Record, spec: VmSpec) -> Result<(), Error> {
+        let mut next = record.clone();
+        next.change_spec(spec);
+        if let Err(error) = self.keep(&next) {
+            // It may have been kept.
+            self.note(record);
+            return Err(error);
+        }
+        *record = next;
+        Ok(())
+    }
+
     /// Ends the machine's process, if there is one.
     ///
     /// # Errors

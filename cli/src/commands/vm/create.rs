@@ -51,8 +51,9 @@ pub(crate) struct VmArguments {
     )]
     nics: Vec<NicSettings>,
 
-    /// Take everything from this TOML or JSON file instead
+    /// Take everything from this TOML or JSON file instead; - is standard input
     #[arg(
+        short,
         long,
         value_name = "FILE",
         conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "nics", "disks"]
@@ -63,9 +64,18 @@ pub(crate) struct VmArguments {
     #[arg(long, value_enum, ignore_case = true)]
     restart: Option<RestartWord>,
 
+    /// A label, by which commands select VMs with -l (may be repeated)
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    labels: Vec<(String, String)>,
+
     /// Make it, with its NICs, but do not start it
     #[arg(long)]
     stopped: bool,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').ok_or("give KEY=VALUE")?;
+    Ok((parts.0.to_owned(), parts.1.to_owned()))
 }
 
 /// As the API's `Restart`.
@@ -101,7 +111,7 @@ Keys of --nic, and of [[nics]] in a file:
                    or failover.device = NAME
 
 In a file, keys are the options' names with _ for -; --nic and --disk are [[nics]] and [[disks]], and there
-are state = \"Running\" or \"Stopped\" and restart. Paths are this machine's.
+are name, state = \"Running\" or \"Stopped\", restart, [labels] and [annotations]. Paths are this machine's.
 
 Examples:
   bellhop vm create web --kernel /boot/vmlinuz --initramfs /boot/initrd.img --cpus 2 --memory 1G \\
@@ -148,7 +158,13 @@ fn not_a_table() -> Error {
 /// The body that asks for the machine. Paths are this command's, so they are sent from the root on.
 pub(super) fn body(arguments: &VmArguments, node: &Address) -> Result<Value, Error> {
     let mut body = match &arguments.file {
-        Some(file) => of_file(file, node)?,
+        Some(file) => {
+            let (named, body) = of_file(file, node)?;
+            if let Some(named) = named.filter(|named| *named != arguments.name) {
+                return Err(other_name(&named, &arguments.name));
+            }
+            body
+        }
         None => of_options(arguments, node)?,
     };
     if arguments.stopped {
@@ -157,13 +173,46 @@ pub(super) fn body(arguments: &VmArguments, node: &Address) -> Result<Value, Err
     if let Some(restart) = arguments.restart {
         body.insert("restart".to_owned(), json!(restart));
     }
+    for (key, value) in &arguments.labels {
+        let labels = body.entry("labels").or_insert_with(|| json!({}));
+        // The daemon refuses a file with something else.
+        if let Some(labels) = labels.as_object_mut() {
+            labels.insert(key.clone(), json!(value));
+        }
+    }
     Ok(Value::Object(body))
 }
 
-fn of_file(file: &Path, node: &Address) -> Result<Map<String, Value>, Error> {
+/// A file is about another VM than the command line.
+pub(super) fn other_name(in_file: &str, name: &str) -> Error {
+    Error::invalid_input(format!("the file describes the VM {in_file}, not {name}"))
+}
+
+/// The VM that a file describes, and its name if the file has that.
+pub(super) fn of_file(
+    file: &Path,
+    node: &Address,
+) -> Result<(Option<String>, Map<String, Value>), Error> {
     let Value::Object(mut body) = config_file::read(file)? else {
         return Err(not_a_table());
     };
+    make_paths_absolute(&mut body, node)?;
+    let name = match body.remove("name") {
+        Some(Value::String(name)) => Some(name),
+        Some(other) => {
+            let message = format!("`name` in the file is {other}, which is no text");
+            return Err(Error::invalid_input(message));
+        }
+        None => None,
+    };
+    Ok((name, body))
+}
+
+/// Paths in a description are this command's, so they are sent from the root on.
+pub(super) fn make_paths_absolute(
+    body: &mut Map<String, Value>,
+    node: &Address,
+) -> Result<(), Error> {
     for key in ["kernel", "initramfs"] {
         if let Some(value) = body.get_mut(key) {
             make_absolute(value, node)?;
@@ -177,7 +226,7 @@ fn of_file(file: &Path, node: &Address) -> Result<Map<String, Value>, Error> {
             }
         }
     }
-    Ok(body)
+    Ok(())
 }
 
 fn of_options(arguments: &VmArguments, node: &Address) -> Result<Map<String, Value>, Error> {

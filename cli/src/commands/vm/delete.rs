@@ -7,6 +7,7 @@ use bellhop_common::listing::Format;
 use hyper::Method;
 use serde_json::json;
 
+use super::selection::Selection;
 use super::{each, of_vm};
 use crate::confirm::Confirmation;
 
@@ -22,12 +23,12 @@ If something cannot be undone the command says what, and can be run again.
 Examples:
   bellhop vm stop web && bellhop vm delete web
   bellhop vm delete web db --force
-  bellhop vm delete web --if-exists"
+  bellhop vm delete web --if-exists
+  bellhop vm delete -l env=test --force"
 )]
 pub(crate) struct Arguments {
-    /// The VMs
-    #[arg(value_name = "NAME", required = true)]
-    names: Vec<String>,
+    #[command(flatten)]
+    pub(super) selection: Selection,
 
     /// Succeed if there is no such VM
     #[arg(long)]
@@ -43,15 +44,20 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     /// Asks the user.
-    pub(super) fn confirm(&self) -> Result<(), Error> {
-        let names = self.names.join(", ");
+    pub(super) fn confirm(&self, names: &[String]) -> Result<(), Error> {
+        let names = names.join(", ");
         let question = format!("Delete {names} and the NICs made for them?");
         self.confirmation.ask(question)
     }
 }
 
-pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
-    each(&arguments.names, |name| {
+pub(super) fn execute(
+    arguments: &Arguments,
+    names: &[String],
+    node: &Node,
+    format: Format,
+) -> Result<Code, Error> {
+    each(names, |name| {
         let deleted = match delete(arguments, name, node) {
             Err(error)
                 if arguments.if_exists && error.refusal().is_some_and(Refusal::is_not_there) =>

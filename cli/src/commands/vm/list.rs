@@ -1,8 +1,8 @@
 //! `bellhop vm list`.
 
 use bellhop_api::Items;
-use bellhop_api::node::VmInfo;
-use bellhop_common::client::Node;
+use bellhop_api::node::{Selector, VmInfo, VmPhase};
+use bellhop_common::client::{Node, with_query};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
@@ -33,12 +33,26 @@ Columns:
 
 Examples:
   bellhop vm list
+  bellhop vm list -l tier=web --phase running
   bellhop vm list -o json | jq -r '.[] | select(.phase == \"Stopped\") | .name'"
 )]
-pub(crate) struct Arguments {}
+pub(crate) struct Arguments {
+    /// Only those with these labels, such as tier=web,env
+    ///
+    /// KEY=VALUE, or KEY with any value, with commas between.
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    selector: Option<Selector>,
 
-pub(super) fn execute(node: &Node, format: Format) -> Result<Code, Error> {
-    let answer: Items<Value> = node.get("/v1/vms")?;
+    /// Only those in this state
+    #[arg(long, value_name = "STATE")]
+    phase: Option<VmPhase>,
+}
+
+pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
+    let label = arguments.selector.as_ref().map(ToString::to_string);
+    let phase = arguments.phase.as_ref().map(ToString::to_string);
+    let at = with_query("/v1/vms", [("label", label), ("phase", phase)]);
+    let answer: Items<Value> = node.get(&at)?;
     let vms = answer.items.iter().map(read);
     let vms = vms.collect::<Result<Vec<VmInfo>, _>>()?;
     format.print_table(&answer.items, || table(&vms))

@@ -7,7 +7,8 @@ use bellhop_common::listing::Format;
 use hyper::Method;
 use serde_json::json;
 
-use super::{Names, each};
+use super::each;
+use super::selection::Selection;
 use crate::confirm::Confirmation;
 
 /// Reset VMs: their guests boot again in place, without being asked
@@ -21,14 +22,14 @@ Examples:
   bellhop vm reset web db --yes")]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    vms: Names,
+    selection: Selection,
 
     #[command(flatten)]
     confirmation: Confirmation,
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
-    let names = &arguments.vms.names;
+    let names = &arguments.selection.names(node)?;
     let question = format!("Reset {} without asking its guest?", names.join(", "));
     arguments.confirmation.ask(question)?;
     press(names, "reset", node, format)

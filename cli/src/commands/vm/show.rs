@@ -10,6 +10,7 @@ use bellhop_common::tree::{Lines, Node as Branch};
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
+use super::spec_patch::dotted;
 use super::view::uptime;
 use super::{of_vm, vm};
 
@@ -102,6 +103,18 @@ fn tree(all: &All) -> Branch {
         policy.push_str(&format!(", last end {}: {}", end.reason, end.detail));
     }
     children.push(Branch::new(policy));
+    for (what, values) in [("labels", &view.labels), ("annotations", &view.annotations)] {
+        let pairs = values.iter().map(|(key, value)| format!("{key}={value}"));
+        let pairs: Vec<_> = pairs.collect();
+        if !pairs.is_empty() {
+            children.push(Branch::new(format!("{what} {}", pairs.join(", "))));
+        }
+    }
+    let pending: Vec<_> = view.pending.iter().map(|field| dotted(field)).collect();
+    if !pending.is_empty() {
+        let pending = pending.join(", ");
+        children.push(Branch::new(format!("changed at the next start: {pending}")));
+    }
     for (nic, details) in &all.nics {
         children.push(nic_branch(nic, details, spec));
     }

@@ -10,12 +10,14 @@ use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use hyper::Method;
 
+use super::selection::Selection;
 use super::{each, of_vm, say};
 use crate::confirm::Confirmation;
 use crate::units::seconds;
 
 /// Have a VM's guest power off, or with --force end the VM without asking it
 ///
+/// Several VMs are stopped one after the other.
 /// The VM and its NICs stay, and it does not run again until `bellhop vm start`, also after a reboot of the host.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
@@ -26,11 +28,11 @@ stop back while the guest still runs.
 
 Examples:
   bellhop vm stop web
+  bellhop vm stop -l tier=web
   bellhop vm stop web --timeout 5m || bellhop vm stop web --force")]
 pub(crate) struct Arguments {
-    /// The VMs, stopped one after the other
-    #[arg(value_name = "NAME", required = true)]
-    names: Vec<String>,
+    #[command(flatten)]
+    pub(super) selection: Selection,
 
     /// Do not ask the guest
     #[arg(long)]
@@ -53,18 +55,23 @@ pub(crate) struct Arguments {
 
 impl Arguments {
     /// Asks the user if the guest is not asked.
-    pub(super) fn confirm(&self) -> Result<(), Error> {
+    pub(super) fn confirm(&self, names: &[String]) -> Result<(), Error> {
         if !self.force {
             return Ok(());
         }
-        let names = self.names.join(", ");
+        let names = names.join(", ");
         let question = format!("End {names} without asking its guest, like a power cut?");
         self.confirmation.ask(question)
     }
 }
 
-pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
-    each(&arguments.names, |name| stop(arguments, name, node, format))
+pub(super) fn execute(
+    arguments: &Arguments,
+    names: &[String],
+    node: &Node,
+    format: Format,
+) -> Result<Code, Error> {
+    each(names, |name| stop(arguments, name, node, format))
 }
 
 fn stop(arguments: &Arguments, name: &str, node: &Node, format: Format) -> Result<Code, Error> {

@@ -14,7 +14,7 @@ use super::console::{End, connect};
 use super::view::time;
 use super::*;
 
-fn format(words: &[&str]) -> Format {
+pub(super) fn format(words: &[&str]) -> Format {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
@@ -189,6 +189,11 @@ fn a_vm_is_replaced_only_where_there_is_one() {
     assert!(parse::<replace::Arguments>(&["web", "--kernel=/k", "--if-not-exists"]).is_err());
 }
 
+/// The names of one VM.
+fn web() -> Vec<String> {
+    vec!["web".to_owned()]
+}
+
 /// A daemon that refuses the one request.
 fn refuses(code: &str) -> MadeUp {
     let body = json!({"code": code, "message": "no", "causes": [], "request_id": "1",
@@ -214,7 +219,8 @@ fn a_stop_is_one_request_which_waits_for_the_guest() {
     ] {
         let arguments = parse::<stop::Arguments>(&words).unwrap();
         let made_up = MadeUp::default().answer(200, &stopped());
-        let code = stop::execute(&arguments, &made_up.node(), format(&["-o", "json"])).unwrap();
+        let code =
+            stop::execute(&arguments, &web(), &made_up.node(), format(&["-o", "json"])).unwrap();
         assert_eq!(code, Code::Success);
         assert_eq!(made_up.asked(), [format!("PATCH /v1/vms/web {body}")]);
     }
@@ -232,7 +238,7 @@ fn a_guest_that_does_not_power_off_is_said_to_run_on() {
         ("arriving", Code::Conflict, "a request"),
     ] {
         let made_up = refuses(code);
-        let error = stop::execute(&arguments, &made_up.node(), format(&[])).unwrap_err();
+        let error = stop::execute(&arguments, &web(), &made_up.node(), format(&[])).unwrap_err();
         assert_eq!(error.code(), ends);
         let hint = error.refusal().unwrap().hint().unwrap();
         assert!(hint.contains(words), "{hint}");
@@ -332,13 +338,13 @@ fn a_log_is_followed_from_position_to_position() {
 fn what_runs_is_deleted_with_force_only() {
     let arguments = parse::<delete::Arguments>(&["web"]).unwrap();
     let made_up = refuses("vm_runs");
-    let error = delete::execute(&arguments, &made_up.node(), format(&[])).unwrap_err();
+    let error = delete::execute(&arguments, &web(), &made_up.node(), format(&[])).unwrap_err();
     let hint = error.refusal().unwrap().hint().unwrap();
     assert!(hint.contains("bellhop vm stop web"), "{hint}");
     assert_eq!(made_up.asked(), ["DELETE /v1/vms/web"]);
     let forced = parse::<delete::Arguments>(&["web", "--force"]).unwrap();
     let made_up = MadeUp::default().answer(204, &Value::Null);
-    delete::execute(&forced, &made_up.node(), format(&[])).unwrap();
+    delete::execute(&forced, &web(), &made_up.node(), format(&[])).unwrap();
     assert_eq!(made_up.asked(), ["DELETE /v1/vms/web?force=true"]);
 }
 
@@ -350,7 +356,8 @@ fn several_machines_have_their_turns_also_if_one_fails() {
         .answer(404, &none)
         .answer(200, &stopped());
     let arguments = parse::<stop::Arguments>(&["--force", "a", "b", "c"]).unwrap();
-    let code = stop::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+    let names = arguments.selection.names(&made_up.node()).unwrap();
+    let code = stop::execute(&arguments, &names, &made_up.node(), format(&[])).unwrap();
     assert_eq!(code, Code::NotThere);
     for (asked, vm) in made_up.asked().iter().zip(["a", "b", "c"]) {
         assert!(
@@ -359,8 +366,97 @@ fn several_machines_have_their_turns_also_if_one_fails() {
         );
     }
     assert!(parse::<stop::Arguments>(&["--force"]).is_err());
-    assert!(parse::<Names>(&[]).is_err());
-    assert_eq!(parse::<Names>(&["a", "b"]).unwrap().names, ["a", "b"]);
+}
+
+#[test]
+fn machines_are_selected_by_name_label_or_all() {
+    let names = |words: &[&str], made_up: &MadeUp| {
+        let selection = parse::<Selection>(words).unwrap();
+        selection.names(&made_up.node())
+    };
+    let two = json!({"items": [running(7), made_up::vm(&json!({"name": "db"}))]});
+    let none = MadeUp::default();
+    assert_eq!(names(&["a", "b"], &none).unwrap(), ["a", "b"]);
+    assert!(none.asked().is_empty());
+    for (words, asked) in [
+        (
+            vec!["-l", "tier=web,env"],
+            "GET /v1/vms?label=tier%3Dweb%2Cenv",
+        ),
+        (vec!["--all"], "GET /v1/vms"),
+    ] {
+        let made_up = MadeUp::default().answer(200, &two);
+        assert_eq!(names(&words, &made_up).unwrap(), ["web", "db"]);
+        assert_eq!(made_up.asked(), [asked]);
+    }
+    let empty = MadeUp::default()
+        .answer(200, &json!({"items": []}))
+        .answer(200, &json!({"items": []}));
+    let error = names(&["-l", "tire=web"], &empty).unwrap_err();
+    assert_eq!(error.code(), Code::NotThere);
+    assert_eq!(names(&["--all"], &empty).unwrap(), Vec::<String>::new());
+    for wrong in [
+        &[][..],
+        &["a", "--all"],
+        &["a", "-l", "b"],
+        &["-l", "b", "--all"],
+        &["-l", "b c"],
+    ] {
+        assert!(parse::<Selection>(wrong).is_err(), "{wrong:?}");
+    }
+    let arguments = parse::<list::Arguments>(&["-l", "a=b", "--phase", "running"]).unwrap();
+    let made_up = MadeUp::default().answer(200, &json!({"items": []}));
+    list::execute(&arguments, &made_up.node(), format(&["-j"])).unwrap();
+    assert_eq!(made_up.asked(), ["GET /v1/vms?label=a%3Db&phase=Running"]);
+    assert!(parse::<list::Arguments>(&["--phase", "runing"]).is_err());
+}
+
+#[test]
+fn a_file_changes_the_vm_that_is_there_and_makes_one_that_is_not() {
+    let which = parse::<NodeArguments>(&["--node", HERE]).unwrap();
+    let file = std::env::temp_dir().join(format!("bellhop-apply-{}.toml", std::process::id()));
+    let text = "name = 'web'\nkernel = '/k'\nstate = 'Stopped'\n[labels]\ntier = 'web'\n";
+    std::fs::write(&file, text).unwrap();
+    let path = file.to_str().unwrap();
+    let patch = r#"{"kernel":"/k","labels":{"tier":"web"}}"#;
+    let changes = json!({"generation": 2, "changes": [
+        {"field": "/kernel", "from": "/j", "to": "/k", "applied": "next_start"}]});
+    let apply = |words: &[&str], made_up: &MadeUp| {
+        let arguments = parse::<apply::ApplyArguments>(words).unwrap();
+        apply::apply(&arguments, &which, &made_up.node(), format(&[]))
+    };
+    let there = MadeUp::default().answer(200, &changes);
+    assert_eq!(apply(&["-f", path], &there).unwrap(), Code::Success);
+    assert_eq!(there.asked(), [format!("PATCH /v1/vms/web/spec {patch}")]);
+
+    let none = json!({"code": "no_such_vm", "message": "no"});
+    let absent = MadeUp::default().answer(404, &none).answer(201, &stopped());
+    assert_eq!(apply(&["web", "-f", path], &absent).unwrap(), Code::Success);
+    let made = r#"{"kernel":"/k","labels":{"tier":"web"},"state":"Stopped"}"#;
+    let made = format!("PUT /v1/vms/web if-none-match: * {made}");
+    assert_eq!(absent.asked()[1], made);
+
+    let arguments = parse::<apply::DiffArguments>(&["-f", path]).unwrap();
+    let made_up = MadeUp::default().answer(200, &changes);
+    apply::diff(&arguments, &which, &made_up.node(), format(&[])).unwrap();
+    let asked = format!("PATCH /v1/vms/web/spec?dry_run=true {patch}");
+    assert_eq!(made_up.asked(), [asked]);
+
+    let error = apply(&["db", "-f", path], &MadeUp::default()).unwrap_err();
+    assert_eq!(error.code(), Code::InvalidInput);
+    std::fs::write(&file, "kernel = '/k'").unwrap();
+    let error = apply(&["-f", path], &MadeUp::default()).unwrap_err();
+    assert_eq!(error.code(), Code::WrongCommandLine);
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn devices_of_what_runs_have_commands_of_their_own() {
+    let made_up = refuses("vm_runs");
+    let error = spec_patch::send(&made_up.node(), "web", None, &json!({"nics": []}), false);
+    let error = error.unwrap_err();
+    let hint = error.refusal().unwrap().hint().unwrap();
+    assert!(hint.contains("bellhop vm nic"), "{hint}");
 }
 
 #[test]
@@ -371,13 +467,14 @@ fn a_missing_machine_is_deleted_if_that_is_said() {
         .answer(204, &Value::Null);
     let words = ["web", "db", "--force", "--if-exists"];
     let arguments = parse::<delete::Arguments>(&words).unwrap();
-    let code = delete::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+    let names = arguments.selection.names(&made_up.node()).unwrap();
+    let code = delete::execute(&arguments, &names, &made_up.node(), format(&[])).unwrap();
     assert_eq!(code, Code::Success);
     assert!(made_up.asked()[1].starts_with("DELETE /v1/vms/db"));
 
     let arguments = parse::<delete::Arguments>(&["web", "--force"]).unwrap();
     let made_up = MadeUp::default().answer(404, &none);
-    let error = delete::execute(&arguments, &made_up.node(), format(&[])).unwrap_err();
+    let error = delete::execute(&arguments, &web(), &made_up.node(), format(&[])).unwrap_err();
     assert_eq!(error.code(), Code::NotThere);
 }
 
@@ -646,6 +743,22 @@ web: Running
 ";
     assert_eq!(text, wanted);
     assert_eq!(made_up.asked()[2], "GET /v1/vms/web/nics/net0");
+
+    // Labels, and what waits for the next start.
+    let changed = made_up::vm(&json!({"labels": {"a": "", "tier": "web"},
+        "annotations": {"note": "x"}, "pending": ["/memory/size", "/cpus"]}));
+    let made_up = MadeUp::default()
+        .answer(200, &changed)
+        .answer(200, &spec)
+        .answer(200, &json!({"items": []}));
+    let text = show::text(&made_up.node(), "web").unwrap();
+    for line in [
+        "├── labels a=, tier=web\n",
+        "├── annotations note=x\n",
+        "├── changed at the next start: memory.size, cpus\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
 
     // Nothing is known of one that does not run but what the daemon knows.
     let disks = json!({"items": [{"id": "disk0", "path": "/d", "state": "Configured"}]});

@@ -72,7 +72,7 @@ described! {
         Bound,
         /// A driver was unbound from a vDPA device.
         Unbound,
-        /// The object changed.
+        /// The object changed; of a virtual machine its spec: `detail` has the members.
         Changed,
         /// A devlink parameter was set, or is gone: `parameter`.
         Parameter,

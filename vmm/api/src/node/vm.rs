@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::Labels;
 use crate::config::{CpuCount, MacAddress, MemorySize};
 use crate::machine::{AlarmInfo, End, WantedState};
 
@@ -57,6 +59,21 @@ impl VmPhase {
 impl fmt::Display for VmPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
+    }
+}
+
+/// Not the name of a phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no such phase: give Running, Paused, Stopped or another one that `vm list` shows")]
+pub struct BadPhase;
+
+impl FromStr for VmPhase {
+    type Err = BadPhase;
+
+    /// Upper and lower case are the same.
+    fn from_str(text: &str) -> Result<Self, BadPhase> {
+        let named = |phase: &Self| phase.to_string().eq_ignore_ascii_case(text);
+        Self::ALL.into_iter().find(named).ok_or(BadPhase)
     }
 }
 
@@ -189,6 +206,19 @@ pub struct VmInfo {
     pub state: Desired,
     /// What happens when it ends by itself.
     pub restart: Restart,
+    /// Its labels, for selectors.
+    #[serde(default)]
+    #[schema(required, schema_with = super::labels_schema)]
+    pub labels: Labels,
+    /// Its annotations.
+    #[serde(default)]
+    #[schema(required, schema_with = super::annotations_schema)]
+    pub annotations: Labels,
+    /// Members of its spec, as JSON pointers, whose changes take effect when its process is
+    /// started next.
+    #[serde(default)]
+    #[schema(required)]
+    pub pending: Vec<String>,
     /// Its process; null while it has none.
     #[schema(required)]
     pub pid: Option<u32>,

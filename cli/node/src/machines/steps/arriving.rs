@@ -13,27 +13,24 @@
 
 use bellhop_api::machine::End;
 
-use super::super::arrival::{Arrival, AtEnd, Coming, at_end};
+use super::super::arrival::{AtEnd, Coming, at_end};
 use super::super::departure::Departure;
 use super::super::record::Record;
-use super::super::spec::VmSpec;
 use super::{Life, NOT_STOPPED};
 use crate::error::Error;
 
 impl Life<'_> {
-    /// Makes all of a machine but its guest, and a process that waits for that. `former` is the one of its name that left this
-    /// node, if there is one: what was made for it goes, and it is remembered until the guest is here.
+    /// Makes all of a machine but its guest, and a process that waits for that, where the record
+    /// says. `former` is the one of its name that left this node, if there is one: what was made for
+    /// it goes, and it is remembered until the guest is here.
     ///
     /// # Errors
     /// What failed. All is undone then, but for what the error names; that is in the record.
     pub(crate) fn receive(
         &self,
-        spec: VmSpec,
-        arrival: Arrival,
+        mut record: Record,
         former: Option<Record>,
     ) -> Result<Record, Error> {
-        let mut record = Record::new(spec);
-        record.arrival = Some(arrival);
         if let Some(former) = former {
             record.takes_place_of(former);
         }

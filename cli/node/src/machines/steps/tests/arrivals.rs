@@ -28,7 +28,7 @@ fn what_waits_for_a_machine_is_there_as_a_whole_or_not_at_all() {
             let spec = spec(2, false, Restart::Always);
             let life = daemon.life();
             let done = catch_unwind(AssertUnwindSafe(|| {
-                life.receive(spec, arrival(), None).is_ok()
+                life.receive(Record::coming(spec, arrival()), None).is_ok()
             }));
             fake.plan(Vec::new());
             let settled = daemon.settles();
@@ -64,7 +64,7 @@ fn a_machine_that_is_waited_for_is_taken_back_kept_or_left_open_by_what_its_proc
         let daemon = Daemon::new(&fake, &vm);
         let life = daemon.life();
         let spec = spec(1, false, Restart::Always);
-        let mut record = life.receive(spec, arrival(), None).unwrap();
+        let mut record = life.receive(Record::coming(spec, arrival()), None).unwrap();
         assert_eq!(fake.world().devices.len(), 1);
         fake.world().processes.clear();
         life.stop(&mut record).unwrap();
@@ -98,7 +98,10 @@ fn a_daemon_that_starts_leaves_what_waits_and_knows_what_has_come() {
         let vm: VmName = "web".parse().unwrap();
         let mut daemon = Daemon::new(&fake, &vm);
         let spec = spec(1, false, Restart::Always);
-        daemon.life().receive(spec, arrival(), None).unwrap();
+        daemon
+            .life()
+            .receive(Record::coming(spec, arrival()), None)
+            .unwrap();
         fake.world().coming = Some(coming);
         assert_eq!(daemon.settles(), settled, "{coming:?}");
         // A guest that has come is found by who looks for it.
@@ -210,7 +213,9 @@ fn who_only_asks_whether_a_machine_could_come_back_leaves_what_is_remembered_of_
             let life = daemon.life();
             let asked = catch_unwind(AssertUnwindSafe(|| {
                 let coming = spec(1, false, Restart::Never);
-                let mut record = life.receive(coming, arrival(), Some(left.clone())).ok()?;
+                let mut record = life
+                    .receive(Record::coming(coming, arrival()), Some(left.clone()))
+                    .ok()?;
                 life.call_off(&record).ok()?;
                 life.delete(&mut record).ok()?;
                 Some(record)
@@ -255,7 +260,9 @@ fn a_machine_that_has_come_back_is_remembered_once() {
     let life = daemon.life();
     let left = one_that_left(&life);
     let coming = spec(1, false, Restart::Never);
-    let mut record = life.receive(coming, arrival(), Some(left)).unwrap();
+    let mut record = life
+        .receive(Record::coming(coming, arrival()), Some(left))
+        .unwrap();
     fake.world().coming = Some(Coming::Arrived);
     assert_eq!(life.look_for_arrival(&mut record), Coming::Arrived);
     life.delete(&mut record).unwrap();

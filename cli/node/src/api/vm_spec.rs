@@ -1,0 +1,82 @@
+//! `/v1/vms/{name}/spec`: the configuration of a virtual machine, read and changed.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use bellhop_api::node::SpecChanges;
+use bellhop_api::responses::{NameErrors, NamedChangeErrors};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::IntoParams;
+use vmm::http::ErrorBody;
+use vmm::http::body::JsonBody;
+use vmm::http::parameters::Parameters;
+
+use super::precondition::{Precondition, etag};
+use super::state::Api;
+use super::vm_path::VmPath;
+use crate::error::Error;
+use crate::machines::error::no_vm;
+use crate::machines::spec::{VmSpec, VmSpecPatch};
+
+/// Read the configuration of a virtual machine
+///
+/// As it was created, with all changes since.
+#[utoipa::path(get, path = "/v1/vms/{name}/spec", operation_id = "get_vm_spec",
+    params(VmPath), responses(
+    (status = 200, description = "As it was asked for, with all changes since", body = VmSpec,
+        headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
+    NameErrors,
+))]
+pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Response, Error> {
+    let record = node.machines.show(&name)?.record;
+    let record = record.ok_or_else(|| no_vm(&name))?;
+    Ok((etag(record.generation), Json(record.spec)).into_response())
+}
+
+/// Whether something is changed.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Trial {
+    /// `true`: check the patch and answer its changes, without making them
+    dry_run: Option<bool>,
+}
+
+/// Change the configuration of a virtual machine
+///
+/// By a JSON merge patch (RFC 7396). It may run: `restart`, `labels` and `annotations` have effect
+/// at once, all else when its process is started next. A reset of the guest is no such start. The
+/// answer says it for each member, and `pending` of the machine has those that wait.
+///
+/// NICs and disks are lists, which a patch replaces as a whole, and only while the machine is
+/// stopped. With other NICs it is replaced as by PUT: if that fails, the former one is put back.
+/// `state` cannot be changed here.
+#[utoipa::path(patch, path = "/v1/vms/{name}/spec", operation_id = "patch_vm_spec",
+    params(VmPath, Trial, Precondition),
+    request_body(content = VmSpecPatch, content_type = "application/merge-patch+json"),
+    responses(
+    (status = 200, description = "It is recorded", body = SpecChanges,
+        headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
+    NamedChangeErrors,
+    (status = 409, description = "NICs or disks of a machine that runs would change; or it is \
+        being migrated, or may run elsewhere", body = ErrorBody),
+    (status = 412, description = "The condition does not hold", body = ErrorBody),
+    (status = 500, description = "Internal error: the host failed", body = ErrorBody),
+    (status = 503, description = "This daemon ends", body = ErrorBody),
+))]
+pub(super) async fn change(
+    State(node): Api,
+    VmPath { name }: VmPath,
+    Parameters(Trial { dry_run }): Parameters<Trial>,
+    precondition: Precondition,
+    JsonBody(patch): JsonBody<Map<String, Value>>,
+) -> Result<Response, Error> {
+    let condition = precondition.condition()?;
+    let dry_run = dry_run == Some(true);
+    let changed = node
+        .machines
+        .patch_spec(&name, condition, patch, dry_run)
+        .await?;
+    Ok((etag(changed.generation), Json(changed)).into_response())
+}

@@ -1,0 +1,353 @@
+//! Changes of a machine's spec, also while it runs.
+//!
+//! ```text
+//!   spec ─> JSON ─> merge patch ─> read and checked as a new one ─> recorded ─> [NICs made anew]
+//! ```
+//! Restart policy, labels and annotations are read from the record whenever they are needed. The
+//! machine's process has all other members, and gets them at its start: until then the record keeps
+//! the machine that it runs. NICs and disks of a machine that runs have requests of their own.
+//!
+//! Owns which member can change when. It must not know the form of a request.
+
+use std::sync::Arc;
+
+use bellhop_api::merge_patch;
+use bellhop_api::node::{Applied, SpecChange, SpecChanges};
+use serde_json::{Map, Value};
+use vmm::http::HttpError;
+use vmm::http::body::invalid;
+
+use super::condition::Condition;
+use super::error::{migrating, vm_runs};
+use super::host::check_files;
+use super::record::Record;
+use super::requests::check_whereabouts;
+use super::slot::Slot;
+use super::spec::{Desired, VmName, VmSpec};
+use super::steps::Host as _;
+use super::{Change, Machines};
+use crate::error::Error;
+
+/// Members that are read from the record.
+const NOW: [&str; 3] = ["restart", "labels", "annotations"];
+
+impl Machines {
+    /// Changes a machine's spec by a merge patch. With `dry_run` the changes are only returned.
+    ///
+    /// # Errors
+    /// The machine is as before then.
+    pub(crate) async fn patch_spec(
+        self: &Arc<Self>,
+        vm: &VmName,
+        condition: Condition,
+        patch: Map<String, Value>,
+        dry_run: bool,
+    ) -> Result<SpecChanges, Error> {
+        let work =
+            move |machines: &Self, slot: &Slot| machines.patch_spec_now(slot, patch, dry_run);
+        self.request_if(self.find(vm)?, condition, work).await
+    }
+
+    fn patch_spec_now(
+        &self,
+        slot: &Slot,
+        patch: Map<String, Value>,
+        dry_run: bool,
+    ) -> Result<SpecChanges, Error> {
+        let vm = slot.name();
+        let mut record = self.changeable(slot)?;
+        check_whereabouts(vm, &record)?;
+        if record.departure.is_some() {
+            return Err(migrating(vm));
+        }
+        let (spec, changes) = patched(&record.spec, patch)?;
+        spec.check(vm)?;
+        let has_other_nics = spec.nics() != record.spec.nics();
+        check_devices(vm, &record, &spec)?;
+        if has_other_nics {
+            self.check(vm, &spec)?;
+            self.reserve(slot, &spec)?;
+        } else if spec.machine() != record.spec.machine() {
+            check_files(spec.machine())?;
+        }
+        if !dry_run && !changes.is_empty() {
+            if has_other_nics {
+                self.life(slot).replace(&mut record, spec)?;
+            } else {
+                self.life(slot).change_spec(&mut record, spec)?;
+            }
+            let fields = changes.iter().map(|change| change.field.clone()).collect();
+            self.tell(vm, Change::SpecChanged(fields));
+        }
+        let generation = slot.view().record.as_ref().map(|record| record.generation);
+        Ok(SpecChanges {
+            generation: generation.unwrap_or(record.generation),
+            changes,
+        })
+    }
+}
+
+/// Fails if NICs or disks are to change that a process has, or is about to have.
+fn check_devices(vm: &VmName, record: &Record, spec: &VmSpec) -> Result<(), Error> {
+    let same_nics = spec.nics() == record.spec.nics();
+    let same_disks = spec.machine().disks == record.spec.machine().disks;
+    let is_off = record.process().is_none() && record.spec.state == Desired::Stopped;
+    if is_off || (same_nics && same_disks) {
+        return Ok(());
+    }
+    let hint = "PUT and DELETE /v1/vms/{name}/nics/{id} and /v1/vms/{name}/disks/{id} add and \
+                remove them while it runs";
+    Err(vm_runs(vm, "change NICs or disks in the spec of", hint))
+}
+
+/// The patched spec, and its changes.
+fn patched(spec: &VmSpec, patch: Map<String, Value>) -> Result<(VmSpec, Vec<SpecChange>), Error> {
+    // A member that is null is known, too.
+    VmSpec::check_fields(&patch).map_err(|error: serde_json::Error| HttpError::Invalid {
+        at: String::new(),
+        reason: error.to_string(),
+    })?;
+    if patch.contains_key("state") {
+        let reason = "PATCH /v1/vms/{name} starts and stops it".to_owned();
+        let at = "/state".to_owned();
+        return Err(HttpError::Invalid { at, reason }.into());
+    }
+    let before = json(spec)?;
+    let mut after = before.clone();
+    merge_patch::apply(&mut after, &Value::Object(patch));
+    let next = serde_path_to_error::deserialize::<_, VmSpec>(after).map_err(invalid)?;
+    let after = json(&next)?;
+    let fields = merge_patch::pointers(&merge_patch::between(&before, &after));
+    let change = |field: String| {
+        let value = |of: &Value| of.pointer(&field).cloned().unwrap_or_default();
+        let member = field.split('/').nth(1).unwrap_or_default();
+        let applied = if NOW.contains(&member) {
+            Applied::Now
+        } else {
+            Applied::NextStart
+        };
+        SpecChange {
+            from: value(&before),
+            to: value(&after),
+            applied,
+            field,
+        }
+    };
+    Ok((next, fields.into_iter().map(change).collect()))
+}
+
+fn json(spec: &VmSpec) -> Result<Value, Error> {
+    serde_json::to_value(spec).map_err(Error::context("the spec cannot be written as JSON"))
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use serde_json::json;
+
+    use super::super::condition::tag;
+    use super::super::record::Step;
+    use super::super::spec::Restart;
+    use super::*;
+    use crate::paths::Paths;
+    use crate::peers::Peers;
+    use crate::store::Store;
+
+    fn spec() -> VmSpec {
+        let spec = json!({
+            "kernel": "/k", "memory": { "size": "1G", "hugepages": "2M" }, "restart": "Never",
+            "labels": { "tier": "web" }, "disks": [{ "path": "/d" }],
+            "nics": [{ "id": "net0", "from": "eth0" }],
+        });
+        serde_json::from_value(spec).unwrap()
+    }
+
+    fn patch(patch: Value) -> Result<(VmSpec, Vec<SpecChange>), Error> {
+        let Value::Object(patch) = patch else {
+            panic!("no object");
+        };
+        patched(&spec(), patch)
+    }
+
+    /// The changes in a line each.
+    fn lines(wanted: Value) -> Vec<String> {
+        let (_, changes) = patch(wanted).unwrap();
+        let line = |change: &SpecChange| {
+            let SpecChange {
+                field, from, to, ..
+            } = change;
+            format!("{field} {from} {to} {:?}", change.applied)
+        };
+        changes.iter().map(line).collect()
+    }
+
+    #[test]
+    fn each_changed_member_is_named_with_its_time() {
+        let wanted = json!({
+            "memory": { "size": "2G" }, "restart": "always", "initramfs": "/i",
+            "labels": { "tier": null, "a/b": "c" }, "annotations": { "note": "x" },
+        });
+        let changes = [
+            r#"/annotations/note null "x" Now"#,
+            r#"/initramfs null "/i" NextStart"#,
+            r#"/labels/a~1b null "c" Now"#,
+            r#"/labels/tier "web" null Now"#,
+            r#"/memory/size "1G" "2G" NextStart"#,
+            r#"/restart "Never" "Always" Now"#,
+        ];
+        let mut found = lines(wanted);
+        found.sort();
+        assert_eq!(found, changes);
+        // The last one makes the object of labels empty, which goes with it.
+        let gone = lines(json!({ "labels": { "tier": null } }));
+        assert_eq!(gone, [r#"/labels {"tier":"web"} null Now"#]);
+    }
+
+    #[test]
+    fn what_means_the_same_is_no_change() {
+        for same in [
+            json!({}),
+            json!({ "memory": { "size": "1024M" }, "cmdline": null, "cpus": 1 }),
+            json!({ "disks": [{ "path": "/d", "readonly": false }] }),
+            json!({ "nics": [{ "id": "net0", "from": "eth0" }], "labels": { "x": null } }),
+        ] {
+            assert_eq!(lines(same.clone()), Vec::<String>::new(), "{same}");
+        }
+        let (size_alone, _) = patch(json!({ "memory": "2G" })).unwrap();
+        assert_eq!(size_alone.machine().memory.hugepages, None);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_at_its_place() {
+        let many: Map<String, Value> = (0..33)
+            .map(|number| (format!("a{number}"), json!("")))
+            .collect();
+        for (wrong, place, words) in [
+            (json!({ "vcpus": 2 }), "", "unknown field `vcpus`"),
+            (json!({ "vcpus": null }), "", "unknown field `vcpus`"),
+            (json!({ "vdpa": null }), "", "give `nics`"),
+            (json!({ "kernel": null }), "", "missing field `kernel`"),
+            (json!({ "cpus": 0 }), "/cpus", "0 vCPUs"),
+            (json!({ "memory": { "size": "x" } }), "/memory/size", ""),
+            (
+                json!({ "state": "Stopped" }),
+                "/state",
+                "PATCH /v1/vms/{name}",
+            ),
+            (json!({ "restart": "Often" }), "/restart", "Often"),
+            (json!({ "labels": { "tier": 1 } }), "/labels/tier", "string"),
+            (json!({ "labels": { "a b": "c" } }), "/labels", "is no key"),
+            (json!({ "labels": many }), "/labels", "too many"),
+            (json!({ "labels": "web" }), "/labels", "map"),
+            (
+                json!({ "annotations": { "a": "x".repeat(1025) } }),
+                "/annotations",
+                "512",
+            ),
+        ] {
+            let error = patch(wrong.clone()).unwrap_err();
+            let fields = vmm::http::Problem::fields(&error);
+            let message = error.to_string();
+            assert_eq!(fields[0].pointer, place, "{wrong}: {message}");
+            assert!(message.contains(words), "{wrong}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_process_keeps_what_it_was_started_with() {
+        let mut record = Record::new(spec());
+        let next = |wanted: Value| patch(wanted).unwrap().0;
+        let larger = next(json!({ "memory": { "size": "2G" }, "labels": { "tier": "db" } }));
+        record.change_spec(larger.clone());
+        assert_eq!(record.pending(), Vec::<String>::new(), "it does not run");
+        let mut record = Record::new(spec());
+        record.steps_mut().push(Step::Process {
+            identity: None,
+            boot: "b".to_owned(),
+        });
+        record.change_spec(larger);
+        record.change_spec(next(json!({ "memory": { "size": "2G" }, "cpus": 2 })));
+        assert_eq!(record.pending(), ["/cpus", "/memory/size"]);
+        assert_eq!(record.running(), &spec().fixed());
+        // It survives the daemon, and ends with the process.
+        let kept = serde_json::to_value(&record).unwrap();
+        let kept: Record = serde_json::from_value(kept).unwrap();
+        assert_eq!(kept.running, record.running);
+        record.change_spec(spec());
+        assert_eq!(record.running, None, "as it runs");
+        let mut kept = kept;
+        kept.forget_process();
+        assert_eq!(kept.running, None);
+    }
+
+    #[tokio::test]
+    async fn a_patch_is_recorded_with_its_generation_or_changes_nothing() {
+        let name = format!("node-spec-patch-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let paths = Paths::new(&directory.join("state"), &directory.join("run"));
+        paths.make().unwrap();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let listener = said.clone();
+        let machines = Machines::open(
+            Store::open(&paths.store()).unwrap(),
+            paths,
+            "boot".to_owned(),
+            "info".to_owned(),
+            None,
+            Peers::default(),
+            Arc::new(move |_: &VmName, change: Change| listener.lock().push(change)),
+        )
+        .unwrap();
+        let vm: VmName = "web".parse().unwrap();
+        let spec = json!({ "kernel": "/nonexistent", "state": "Stopped" });
+        let spec = serde_json::from_value(spec).unwrap();
+        machines.put(&vm, Condition::Absent, spec).await.unwrap();
+        let patch = |condition: Condition, patch: Value, dry_run| {
+            let patch = patch.as_object().cloned().unwrap_or_default();
+            machines.patch_spec(&vm, condition, patch, dry_run)
+        };
+        let at = |generation: u64| Condition::At(vec![tag(generation)]);
+
+        let always = json!({ "restart": "Always" });
+        let trial = patch(at(1), always.clone(), true).await.unwrap();
+        assert_eq!((trial.generation, trial.changes.len()), (1, 1));
+        let changed = patch(at(1), always.clone(), false).await.unwrap();
+        assert_eq!(changed.generation, 2);
+        assert_eq!(changed.changes, trial.changes);
+        let again = patch(Condition::None, always.clone(), false).await.unwrap();
+        assert_eq!((again.generation, again.changes.len()), (2, 0));
+        for (condition, wanted, code) in [
+            (at(1), always, "generation_conflict"),
+            (at(2), json!({ "cpus": 2 }), "unusable"),
+            (at(2), json!({ "kernel": "k" }), "invalid_body"),
+        ] {
+            let error = patch(condition, wanted.clone(), false).await.unwrap_err();
+            assert_eq!(error.answer().1, code, "{wanted}: {error}");
+        }
+        let record = machines.show(&vm).unwrap().record.unwrap();
+        assert_eq!(record.generation, 2);
+        assert_eq!(record.spec.restart, Restart::Always);
+        let fields = vec!["/restart".to_owned()];
+        assert_eq!(*said.lock(), [Change::Created, Change::SpecChanged(fields)]);
+        drop(machines);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn devices_of_what_runs_stay() {
+        let vm: VmName = "web".parse().unwrap();
+        let mut record = Record::new(spec());
+        let other = |wanted: Value| patch(wanted).unwrap().0;
+        let nics = other(json!({ "nics": [] }));
+        let disks = other(json!({ "disks": [] }));
+        for spec in [&nics, &disks] {
+            // It is to run, though it does not.
+            let error = check_devices(&vm, &record, spec).unwrap_err();
+            assert_eq!(error.answer().1, "vm_runs");
+        }
+        check_devices(&vm, &record, &other(json!({ "cpus": 2 }))).unwrap();
+        record.spec.state = Desired::Stopped;
+        check_devices(&vm, &record, &nics).unwrap();
+        check_devices(&vm, &record, &disks).unwrap();
+    }
+}

@@ -1,0 +1,107 @@
+//! `bellhop vm apply` and `bellhop vm diff`.
+
+use std::path::PathBuf;
+
+use bellhop_common::client::{Condition, MAKING, Node, NodeArguments, Refusal};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+use serde_json::{Map, Value};
+
+use super::create::{of_file, other_name};
+use super::spec_patch::{send, show};
+use super::watch::Watch;
+use super::{of_vm, say};
+
+/// Create a VM, or change it, so that it is as a file describes
+///
+/// The VM may run. Keys that the file lacks keep their values: `bellhop vm replace` resets them.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Each value that was changed is printed, and when it takes effect: restart policy, labels and
+annotations at once, all else when the VM is started next. Lists (nics, disks) are changed as a
+whole, and only while the VM is stopped. `state` in the file is for a VM that is created: start and
+stop change it later.
+
+Examples:
+  bellhop vm apply --file web.toml              with name = \"web\" in the file
+  bellhop vm apply web --file - < web.json
+  bellhop vm diff web --file web.toml && bellhop vm apply web --file web.toml")]
+pub(crate) struct ApplyArguments {
+    #[command(flatten)]
+    file: FileArguments,
+}
+
+/// Print the changes that `bellhop vm apply` would make
+///
+/// Nothing is changed. The daemon checks the new values as it does for a change.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  bellhop vm diff web --file web.toml
+  bellhop vm diff web --file web.toml -o json | jq '.changes | length'")]
+pub(crate) struct DiffArguments {
+    #[command(flatten)]
+    file: FileArguments,
+}
+
+// A doc comment here would take the place of the subcommands' own.
+#[derive(Debug, clap::Args)]
+struct FileArguments {
+    /// The VM (default: `name` in the file)
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+
+    /// TOML or JSON with the keys of `bellhop vm create --file`; - is standard input
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+}
+
+impl FileArguments {
+    /// The VM's name, and its description.
+    fn read(&self, which: &NodeArguments) -> Result<(String, Map<String, Value>), Error> {
+        let (named, spec) = of_file(&self.file, which.address())?;
+        let name = match (&self.name, named) {
+            (Some(name), Some(named)) if *name != named => return Err(other_name(&named, name)),
+            (Some(name), _) => name.clone(),
+            (None, Some(named)) => named,
+            (None, None) => {
+                let message = "no VM is named: give NAME, or `name` in the file";
+                return Err(Error::wrong(message));
+            }
+        };
+        Ok((name, spec))
+    }
+}
+
+/// The merge patch that a file is for a VM that exists.
+fn patch(mut spec: Map<String, Value>) -> Value {
+    spec.remove("state");
+    spec.into()
+}
+
+pub(super) fn apply(
+    arguments: &ApplyArguments,
+    which: &NodeArguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, Error> {
+    let (name, spec) = arguments.file.read(which)?;
+    match send(node, &name, None, &patch(spec.clone()), false) {
+        Err(error) if error.refusal().is_some_and(Refusal::is_not_there) => {}
+        answer => return show(&name, &answer?, format),
+    }
+    let _watch = Watch::start(which, &name);
+    let made = node.put(&of_vm(&name), Condition::Absent, &spec, MAKING)?;
+    say(&made, format)
+}
+
+pub(super) fn diff(
+    arguments: &DiffArguments,
+    which: &NodeArguments,
+    node: &Node,
+    format: Format,
+) -> Result<Code, Error> {
+    let (name, spec) = arguments.file.read(which)?;
+    show(&name, &send(node, &name, None, &patch(spec), true)?, format)
+}

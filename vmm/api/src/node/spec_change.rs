@@ -1,0 +1,43 @@
+//! The answer to a change of a virtual machine's spec.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+described! {
+    /// When a change of a member takes effect.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Applied {
+        /// It has effect already.
+        Now,
+        /// When the process of the virtual machine is started next. A reset of the guest is no
+        /// such start.
+        NextStart,
+    }
+}
+
+/// A member of a spec that was changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SpecChange {
+    /// The member, as a JSON pointer (RFC 6901): `/memory/size`.
+    #[schema(format = "json-pointer")]
+    pub field: String,
+    /// Its former value; null if it had none.
+    #[schema(required)]
+    pub from: Value,
+    /// Its value; null if it has none.
+    #[schema(required)]
+    pub to: Value,
+    /// When the change takes effect.
+    pub applied: Applied,
+}
+
+/// The result of a change of a spec.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SpecChanges {
+    /// The generation of the virtual machine after the change.
+    pub generation: u64,
+    /// The members that were changed.
+    pub changes: Vec<SpecChange>,
+}
