@@ -3,6 +3,7 @@
 mod device_id;
 mod event;
 mod nic;
+mod operation;
 mod vm;
 
 use std::fmt;
@@ -17,6 +18,10 @@ use crate::machine::{SendConfig, TlsFiles};
 pub use device_id::{BadDeviceId, DeviceId};
 pub use event::{Event, EventChange};
 pub use nic::{NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
+pub use operation::{
+    OPERATION_WAIT_MAX_S, Operation, OperationKind, OperationPhase, OperationProgress,
+    OperationQuery, OperationResult, OperationWait, UpgradeInfo,
+};
 pub use vm::{
     AfterGrace, ConsolePaths, Desired, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, MayBeElsewhere, Restart,
     StopMode, VmInfo, VmNic, VmPhase, VmStateChange,
