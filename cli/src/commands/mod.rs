@@ -11,6 +11,7 @@ pub(crate) mod mgmtdev;
 mod migration_tls;
 pub(crate) mod nic;
 mod node;
+mod operation;
 pub(crate) mod port;
 mod probe;
 mod report;
@@ -34,6 +35,7 @@ pub(crate) enum Command {
     Run(run::Arguments),
     Vm(vm::Arguments),
     Events(events::Arguments),
+    Operation(operation::Arguments),
     Serve(serve::Arguments),
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
@@ -72,6 +74,7 @@ impl Command {
             Self::Run(arguments) => run::execute(arguments),
             Self::Vm(arguments) => vm::execute(&arguments),
             Self::Events(arguments) => events::execute(&arguments),
+            Self::Operation(arguments) => operation::execute(&arguments),
             Self::Serve(arguments) => serve::execute(&arguments),
             Self::Probe(arguments) => probe::execute(&arguments),
             Self::Mgmtdev(arguments) => mgmtdev::execute(&arguments),

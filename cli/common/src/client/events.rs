@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use bellhop_api::node::EventQuery;
 use serde_json::Value;
 
-use super::{Node, Piece, STRANGE, Stream, push_encoded};
+use super::{Node, Piece, STRANGE, Stream, with_query};
 use crate::error::{Error, ErrorKind};
 
 /// The daemon says something every 15 s.
@@ -38,16 +38,7 @@ fn path(query: &EventQuery) -> String {
         ("since", query.since.map(|since| since.to_string())),
         ("follow", query.follow.map(|follow| follow.to_string())),
     ];
-    let mut path = "/v1/events".to_owned();
-    for (key, value) in values {
-        if let Some(value) = value {
-            path.push(if path.contains('?') { '&' } else { '?' });
-            path.push_str(key);
-            path.push('=');
-            push_encoded(&mut path, &value);
-        }
-    }
-    path
+    with_query("/v1/events", values)
 }
 
 /// A part of the stream that matters to readers.

@@ -163,6 +163,24 @@ pub fn path<'a>(segments: impl IntoIterator<Item = &'a str>) -> String {
     path
 }
 
+/// A path with a query, of those values that there are.
+#[must_use]
+pub fn with_query<'a>(
+    path: &str,
+    values: impl IntoIterator<Item = (&'a str, Option<String>)>,
+) -> String {
+    let mut path = path.to_owned();
+    for (key, value) in values {
+        if let Some(value) = value {
+            path.push(if path.contains('?') { '&' } else { '?' });
+            path.push_str(key);
+            path.push('=');
+            push_encoded(&mut path, &value);
+        }
+    }
+    path
+}
+
 /// Adds a segment of a path, or a value of a query.
 fn push_encoded(to: &mut String, text: &str) {
     for byte in text.bytes() {

@@ -4,30 +4,28 @@ pub(super) mod trial;
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bellhop_api::machine::{
-    CONNECTIONS, DOWNTIME_MS, DowntimeParts, EndReason, MigrationPhase, MigrationStatus, Place,
-    SettleRequest, TIMEOUT_S,
+    CONNECTIONS, DOWNTIME_MS, DowntimeParts, MigrationPhase, MigrationStatus, Place, SettleRequest,
+    TIMEOUT_S,
 };
-use bellhop_api::node::SendToNode;
-use bellhop_common::client::{MAKING, Node, NodeArguments, Refusal};
+use bellhop_api::node::{Operation, SendToNode};
+use bellhop_common::client::{MAKING, Node, NodeArguments};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
-use bellhop_common::listing::{self, Format};
+use bellhop_common::listing::Format;
 use bellhop_common::text::printable;
 use hyper::Method;
 use serde::Serialize;
-use serde_json::Value;
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
-use super::{PERIOD, absolute, of_vm, read, vm};
+use super::{absolute, of_vm};
 use crate::commands::migration_tls::TlsArguments;
+use crate::commands::operation;
 use crate::confirm::Confirmation;
 use crate::progress::ProgressLine;
 
-/// How long a process may take to end that does not answer any more.
-const ENDING: Duration = Duration::from_secs(5);
 /// Characters of the bar.
 const BAR: u64 = 30;
 
@@ -285,98 +283,26 @@ fn migrate(
     if arguments.dry_run {
         return trial::execute(node, &at, &wanted, format);
     }
-    node.send(Method::POST, &at, &wanted, MAKING)?;
-    let answer = match follow(node, &at, name) {
-        Err(error) if error.refusal().is_some() => {
-            return gone(node, name, destination, error);
-        }
-        answer => answer?,
-    };
-    let status: MigrationStatus = read(&answer)?;
-    match status.phase {
-        MigrationPhase::Moved => {
-            format.print(&answer, || summary(name, &destination.to_string(), &status))
-        }
-        MigrationPhase::Unsettled => {
-            let why = why(&status);
-            Err(Error::failed(format!(
-                "it is not settled where {name} is, so it stands still here: {why}. Look at the \
-                 destination; if it runs there, say `bellhop vm migrate {name} --settle there`, \
-                 else `bellhop vm migrate {name} --settle here`"
-            )))
-        }
-        _ => {
-            let why = why(&status);
-            Err(Error::failed(format!(
-                "{name} did not move, it stays here: {why}"
-            )))
-        }
-    }
-}
-
-/// The process does not answer any more: what the daemon knows of it.
-fn gone(node: &Node, name: &str, destination: &Destination, error: Error) -> Result<Code, Error> {
-    let start = Instant::now();
-    let view = loop {
-        let view = match vm(node, name) {
-            // The other node has all of it.
-            Err(error)
-                if error.refusal().is_some_and(Refusal::is_not_there)
-                    && matches!(destination, Destination::Node(_)) =>
-            {
-                return say_moved(name, destination);
-            }
-            view => view?.0,
-        };
-        if view.pid.is_none() || start.elapsed() >= ENDING {
-            break view;
-        }
-        std::thread::sleep(PERIOD);
-    };
-    if let Some(departure) = view.may_be_elsewhere {
-        let why = printable(&format!("{}; {}", departure.reason, departure.remedy));
-        return Err(Error::failed(format!("nothing answers for {name}: {why}")));
-    }
-    let moved = view.pid.is_none()
-        && view
-            .last_end
-            .is_some_and(|end| end.reason == EndReason::Moved);
-    if !moved {
-        return Err(error);
-    }
-    say_moved(name, destination)
-}
-
-fn say_moved(name: &str, destination: &Destination) -> Result<Code, Error> {
-    let line = format!(
-        "{} runs at {} now; its process here ended before it could say how long it stood still\n",
-        printable(name),
-        printable(&destination.to_string()),
-    );
-    listing::print(line.as_bytes())
-}
-
-fn why(status: &MigrationStatus) -> String {
-    let why = status.error.as_deref().unwrap_or("no reason is given");
-    printable(why)
-}
-
-/// Looks until it is over, and shows how far it is where somebody can see it.
-fn follow(node: &Node, at: &str, name: &str) -> Result<Value, Error> {
     let mut progress = ProgressLine::new();
-    loop {
-        let started = Instant::now();
-        let answer: Value = node.get(at)?;
-        let status: MigrationStatus = read(&answer)?;
-        progress.show(line(name, &status));
-        if matches!(
-            status.phase,
-            MigrationPhase::Moved | MigrationPhase::Stayed | MigrationPhase::Unsettled
-        ) {
-            return Ok(answer);
+    let look = |operation: &Operation| {
+        let state = operation.result.as_ref();
+        if let Some(status) = state.and_then(|state| state.migration.as_ref()) {
+            progress.show(line(name, status));
         }
-        std::thread::sleep(PERIOD.saturating_sub(started.elapsed()));
-    }
+    };
+    let moved = operation::carry_through(node, &at, &wanted, MAKING, Duration::MAX, look);
+    drop(progress);
+    let moved = moved?;
+    let destination = destination.to_string();
+    let text = || match &moved.migration {
+        Some(status) => summary(name, &destination, status),
+        None => format!(
+            "{} runs at {} now; its process here ended before it could say how long it stood still\n",
+            printable(name),
+            printable(&destination),
+        ),
+    };
+    format.print(&moved.migration, text)
 }
 
 /// One line: a bar over the memory of this round.
@@ -435,7 +361,7 @@ mod tests {
             "downtime_ms": 12.3, "downtime_parts_ms": { "stop": 1.5, "memory": 8.0, "state": null },
             "error": null, "direction": "Send", "peer": "tcp:b:1",
         });
-        read(&answer).unwrap()
+        serde_json::from_value(answer).unwrap()
     }
 
     #[test]
