@@ -183,7 +183,7 @@ fn follow(
     }
 }
 
-/// What an operation came to.
+/// The result of an operation.
 fn result(operation: Operation) -> Result<OperationResult, Error> {
     let what = format!("the {} of {}", operation.kind, printable(&operation.target));
     match (operation.phase, operation.error) {

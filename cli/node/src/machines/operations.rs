@@ -70,12 +70,12 @@ pub(crate) struct Requested {
     pub(crate) request_id: String,
 }
 
-/// What a machine was sent elsewhere with.
+/// The answer to a request to send a machine elsewhere.
 #[derive(Debug)]
 pub(crate) enum Sent {
     /// It is in progress.
     Begun(Box<Operation>),
-    /// The machine refuses, or was only asked whether it could.
+    /// The machine refuses, or reports only whether it could be sent.
     Answered(Passed),
 }
 
@@ -313,7 +313,7 @@ fn end_of(vm: &VmName, status: &MigrationStatus) -> Option<Result<(), Error>> {
     }
 }
 
-/// What an operation comes to.
+/// The end of an operation.
 type End = Result<Option<OperationResult>, Error>;
 
 impl Machines {
@@ -551,7 +551,7 @@ impl Machines {
     /// Creates or replaces a machine as an operation.
     ///
     /// # Errors
-    /// What is wrong at once, and nothing began.
+    /// The spec or the condition is wrong, or too many operations run; nothing began.
     pub(crate) async fn begin_put(
         self: &Arc<Self>,
         vm: &VmName,
