@@ -25,8 +25,8 @@ const WEB: &str = "/v1/vms/web";
 const MIGRATION: &str = "/v1/vms/web/migration";
 /// A machine whose return shows that restart policies have acted.
 const WITNESS: &str = "/v1/vms/witness";
-/// Longer than the daemon waits with a look of its own after a client has asked. No event tells of that look.
-const OWN_LOOK: Duration = Duration::from_millis(3500);
+/// Longer than the daemon waits between two looks of its own. No event tells of such a look.
+const OWN_LOOK: Duration = Duration::from_millis(2500);
 
 /// A path of this test's own.
 fn place(name: &str) -> PathBuf {
@@ -211,7 +211,7 @@ fn a_machine_that_stayed_is_started_again_by_its_policy() {
             let vm = daemon.api.get(MIGRATION);
             vm["phase"] == "Stayed"
         });
-        // By the daemon's own look, which follows the client's.
+        // By the daemon's own look.
         std::thread::sleep(OWN_LOOK);
         daemon.kill_machines();
         restarts += 1;

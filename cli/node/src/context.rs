@@ -19,3 +19,30 @@ pub(super) struct Node {
     /// Its virtual machines.
     pub(super) machines: Arc<Machines>,
 }
+
+#[cfg(test)]
+impl Node {
+    /// One with its files below this directory.
+    pub(super) fn below(directory: &std::path::Path) -> Arc<Self> {
+        use super::machines::Change;
+        use super::machines::spec::VmName;
+
+        let paths = Paths::new(&directory.join("state"), &directory.join("run"));
+        paths.make().unwrap();
+        let machines = Machines::open(
+            super::store::Store::open(&paths.store()).unwrap(),
+            paths.clone(),
+            "boot".to_owned(),
+            "info".to_owned(),
+            None,
+            super::peers::Peers::default(),
+            Arc::new(|_: &VmName, _: Change| {}),
+        );
+        Arc::new(Self {
+            paths,
+            events: Arc::default(),
+            turns: Turns::default(),
+            machines: machines.unwrap(),
+        })
+    }
+}

@@ -11,6 +11,7 @@ pub(crate) mod mgmtdev;
 mod migration_tls;
 pub(crate) mod nic;
 mod node;
+mod operation;
 pub(crate) mod port;
 mod probe;
 mod report;
@@ -35,6 +36,7 @@ pub(crate) enum Command {
     Run(run::Arguments),
     Vm(vm::Arguments),
     Events(events::Arguments),
+    Operation(operation::Arguments),
     Serve(serve::Arguments),
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
@@ -73,6 +75,7 @@ impl Command {
             Self::Run(arguments) => run::execute(arguments),
             Self::Vm(arguments) => vm::execute(&arguments, format),
             Self::Events(arguments) => events::execute(&arguments, format),
+            Self::Operation(arguments) => operation::execute(&arguments, format),
             Self::Serve(arguments) => serve::execute(&arguments),
             Self::Probe(arguments) => probe::execute(&arguments, format),
             Self::Mgmtdev(arguments) => mgmtdev::execute(&arguments, format),

@@ -40,6 +40,8 @@ described! {
         CannotAnnounce,
         /// The state of a device cannot be saved.
         CannotBeSaved,
+        /// Operations of this kind cannot be cancelled.
+        CannotCancel,
         /// Writes of a device cannot be tracked.
         CannotFollowWrites,
         /// The device cannot be moved while its driver uses it.
@@ -78,6 +80,8 @@ described! {
         IncompleteBody,
         /// Internal error.
         Internal,
+        /// The daemon ended before the result of the operation was known.
+        Interrupted,
         /// The body has an invalid or unknown member.
         InvalidBody,
         /// The body is not JSON.
@@ -112,6 +116,8 @@ described! {
         NoSuchDevice,
         /// The virtual machine has no log of this name.
         NoSuchLog,
+        /// The operation does not exist, or ended long ago.
+        NoSuchOperation,
         /// The path does not exist.
         NoSuchPath,
         /// The virtual machine does not exist.
@@ -128,14 +134,20 @@ described! {
         NotArrived,
         /// The object does not exist.
         NotFound,
+        /// The virtual machine was not migrated and continues to run.
+        NotMoved,
         /// The driver has not negotiated what this needs.
         NotNegotiated,
         /// The daemon lacks the right to do it.
         NotPermitted,
         /// The virtual machine does not run.
         NotRunning,
+        /// The virtual machine keeps its program.
+        NotUpgraded,
         /// Exactly one of `path` and `device` is needed.
         OneDevice,
+        /// The operation has ended.
+        OperationEnded,
         /// The process of the virtual machine has another API level.
         OtherApiLevel,
         /// Another virtual machine of this name runs.

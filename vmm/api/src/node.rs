@@ -4,6 +4,7 @@ mod device_id;
 mod event;
 mod labels;
 mod nic;
+mod operation;
 mod spec_change;
 mod vm;
 
@@ -22,6 +23,10 @@ pub use labels::{
     BadLabel, Labels, Selector, annotations_schema, check_annotations, check_labels, labels_schema,
 };
 pub use nic::{NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
+pub use operation::{
+    OPERATION_WAIT_MAX_S, Operation, OperationKind, OperationPhase, OperationProgress,
+    OperationQuery, OperationResult, OperationWait, UpgradeInfo,
+};
 pub use spec_change::{Applied, SpecChange, SpecChanges};
 pub use vm::{
     AfterGrace, BadPhase, ConsolePaths, Desired, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S,

@@ -22,9 +22,8 @@ pub trait Problem: std::error::Error {
         Vec::new()
     }
 
-    /// The response. Its body travels as an extension until the request's name is known: see
-    /// [`super::request_id`].
-    fn to_response(&self) -> Response
+    /// The body, without the ID of the request.
+    fn to_body(&self) -> ErrorBody
     where
         Self: Sized,
     {
@@ -36,7 +35,7 @@ pub trait Problem: std::error::Error {
             cause = error.source();
         }
         let message = self.to_string();
-        let body = ErrorBody {
+        ErrorBody {
             kind: format!("urn:bellhop:error:{code}"),
             title: ErrorCode::of(code).title(),
             status: status.as_u16(),
@@ -47,9 +46,17 @@ pub trait Problem: std::error::Error {
             hint: self.hint().map(str::to_owned),
             errors: self.fields(),
             ..ErrorBody::default()
-        };
-        let mut response = status.into_response();
-        response.extensions_mut().insert(body);
+        }
+    }
+
+    /// The response. Its body travels as an extension until the request's name is known: see
+    /// [`super::request_id`].
+    fn to_response(&self) -> Response
+    where
+        Self: Sized,
+    {
+        let mut response = self.kind().0.into_response();
+        response.extensions_mut().insert(self.to_body());
         response
     }
 }

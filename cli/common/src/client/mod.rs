@@ -181,6 +181,7 @@ pub fn path<'a>(segments: impl IntoIterator<Item = &'a str>) -> String {
 }
 
 /// A path with those of these query parameters that have a value.
+#[must_use]
 pub fn with_query<'a>(
     path: &str,
     values: impl IntoIterator<Item = (&'a str, Option<String>)>,

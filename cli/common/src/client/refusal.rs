@@ -101,6 +101,7 @@ impl Refusal {
         }
         match self.body.code.as_str() {
             "no_such_vm" => Some("`bellhop vm list` lists them"),
+            "no_such_operation" => Some("`bellhop operation list` lists them"),
             "no_such_path" | "method_not_allowed" => {
                 Some("the daemon may have another version: `bellhop version` shows both")
             }

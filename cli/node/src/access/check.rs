@@ -18,10 +18,14 @@ use super::Access;
 use super::caller::{Peer, refusal};
 use super::role::{self, Role};
 
+/// Who sent a request, as in the audit: an extension of the request.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestedBy(pub(crate) String);
+
 /// Lets a request through to its endpoint, or answers that it is not allowed.
 pub(crate) async fn check(
     State(access): State<Arc<Access>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let mut line = Line::about(&request);
@@ -34,7 +38,11 @@ pub(crate) async fn check(
             caller.may(needed)
         });
     let response = match allowed {
-        Ok(()) => next.run(request).await,
+        Ok(()) => {
+            let by = RequestedBy(line.requested_by());
+            request.extensions_mut().insert(by);
+            next.run(request).await
+        }
         Err(refused) => {
             line.refused = true;
             refusal(refused)
@@ -70,6 +78,13 @@ impl Line {
             request_id: id.map(|id| id.0.clone()).unwrap_or_default(),
             refused: false,
             outcome: None,
+        }
+    }
+
+    fn requested_by(&self) -> String {
+        match &self.token {
+            Some(token) => format!("token {token}, {}", self.peer),
+            None => self.peer.to_string(),
         }
     }
 

@@ -35,7 +35,7 @@ use parking_lot::RwLock;
 use tokio_rustls::rustls::ServerConfig;
 
 pub use certificates::CertificateFiles;
-pub(crate) use check::check;
+pub(crate) use check::{RequestedBy, check};
 #[cfg(test)]
 pub(crate) use describe::{describe, faults};
 pub(crate) use listener::TlsListener;

@@ -19,19 +19,14 @@ use vmm::http::request_rules::testing::unenforced;
 use vmm::http::server::UnixPeer;
 
 use super::vm_path::VmPath;
-use super::{EVALUATED, Turns, proxy, registered, router};
+use super::{EVALUATED, proxy, registered, router};
 use crate::access::{self, Access};
 use crate::context::Node;
-use crate::machines::spec::VmName;
-use crate::machines::{Change, Machines};
-use crate::paths::Paths;
-use crate::peers::Peers;
-use crate::store::Store;
 
 /// The copy in the repository.
 const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
 
-const TAGS: [Tag; 6] = [
+const TAGS: [Tag; 7] = [
     Tag {
         name: "node",
         about: "The daemon: its version, its events, metrics and this description.",
@@ -53,6 +48,11 @@ const TAGS: [Tag; 6] = [
             "/v1/mgmtdevs",
             "/v1/vdpa-devices",
         ],
+    },
+    Tag {
+        name: "operations",
+        about: "Long work of the daemon: its progress and its result.",
+        paths: &["/v1/operations"],
     },
     Tag {
         name: "vms",
@@ -207,23 +207,7 @@ fn everything_described_is_complete() {
 async fn every_operation_refuses_what_it_would_ignore() {
     let name = format!("node-rules-{}", std::process::id());
     let directory = std::env::temp_dir().join(name);
-    let paths = Paths::new(&directory.join("state"), &directory.join("run"));
-    paths.make().unwrap();
-    let machines = Machines::open(
-        Store::open(&paths.store()).unwrap(),
-        paths.clone(),
-        "boot".to_owned(),
-        "info".to_owned(),
-        None,
-        Peers::default(),
-        Arc::new(|_: &VmName, _: Change| {}),
-    );
-    let node = Arc::new(Node {
-        paths,
-        events: Arc::default(),
-        turns: Turns::default(),
-        machines: machines.unwrap(),
-    });
+    let node = Node::below(&directory);
     let root = UnixPeer { uid: 0, pid: None };
     let router = router(node, Arc::new(Access::new(None).unwrap())).layer(Extension(root));
     // The process of a machine checks what is passed on to it.

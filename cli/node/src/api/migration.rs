@@ -10,23 +10,23 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::{MigrationStatus, MigrationTrial, Place, SettleRequest};
-use bellhop_api::node::Awaited;
+use bellhop_api::node::{Awaited, Operation};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use serde_json::Value;
 use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
-use vmm::http::request_id::RequestId;
 use vmm::http::server::UnixPeer;
 
+use super::operations::accepted;
 use super::proxy;
 use super::state::Api;
 use super::vm_path::VmPath;
 use crate::error::Error;
-use crate::machines::departure::Account;
+use crate::machines::operations::{Requested, Sent};
 use crate::machines::spec::NodeMigrationRequest;
-use crate::machines::steps::SendRequest;
+use crate::machines::steps::{Passed, SendRequest};
 use crate::machines::vmm::no_answer;
 use crate::peers;
 
@@ -59,8 +59,9 @@ impl<'de> Deserialize<'de> for Wanted {
 ///
 /// `send` to `https://HOST:PORT` or `node:/PATH` asks the daemon of that node to create the NICs
 /// and a receiving process. The guest is migrated, and then the devices here are deleted. If it
-/// stays, the devices there are deleted. `GET` reports progress. A destination that is a process
-/// (`unix:/PATH`, `tcp:HOST:PORT`) is passed to the process of the machine.
+/// stays, the devices there are deleted. The operation has the progress and the result. A
+/// destination that is a process (`unix:/PATH`, `tcp:HOST:PORT`) is passed to the process of the
+/// machine.
 ///
 /// `receive` is the request of another daemon. The virtual machine is in the phase Receiving until
 /// its guest has come, and is deleted if it does not come.
@@ -69,7 +70,8 @@ impl<'de> Deserialize<'de> for Wanted {
     (status = 200, description = "With `dry_run`: whether it could be migrated; without sizes and \
         times if the other node does not even wait for it", body = MigrationTrial),
     (status = 201, description = "It is waited for", body = Awaited),
-    (status = 202, description = "It is in progress", body = MigrationStatus),
+    (status = 202, description = "It is in progress", body = Operation,
+        headers(("Location" = String, description = "The operation"))),
     NamedChangeErrors, ProcessErrors,
     (status = 409, description = "It does not run, or is being migrated already; the other node \
         refuses it; its name or a device is in use here; or this daemon has no certificates for \
@@ -79,20 +81,18 @@ impl<'de> Deserialize<'de> for Wanted {
 pub(super) async fn begin(
     State(node): Api,
     VmPath { name }: VmPath,
-    id: Option<Extension<RequestId>>,
+    by: Requested,
     peer: Option<Extension<UnixPeer>>,
     JsonBody(wanted): JsonBody<Wanted>,
 ) -> Result<Response, Error> {
-    let request_id = id.map(|Extension(RequestId(id))| id);
-    let passed = match wanted {
+    let sent = match wanted {
         Wanted::Ours(NodeMigrationRequest::Receive(wanted)) => {
             let near = peer.is_some();
             let awaited = node.machines.receive(&name, *wanted, near).await?;
             return Ok((StatusCode::CREATED, Json(awaited)).into_response());
         }
         Wanted::Ours(NodeMigrationRequest::Send(wanted)) => {
-            let sent = node.machines.send_to_node(&name, wanted, request_id);
-            sent.await?
+            node.machines.send_to_node(&name, wanted, by).await?
         }
         Wanted::Machines(wanted) => {
             let destination = wanted
@@ -102,14 +102,19 @@ pub(super) async fn begin(
             let request = SendRequest {
                 destination: destination.to_owned(),
                 body: Bytes::from(wanted.to_string()),
-                request_id,
+                request_id: by.request_id.clone(),
                 peer: None,
             };
-            node.machines.send(&name, request).await?
+            node.machines.send(&name, request, by).await?
         }
     };
-    let json = [(CONTENT_TYPE, "application/json")];
-    Ok((passed.status, json, passed.body).into_response())
+    Ok(match sent {
+        Sent::Begun(operation) => accepted(&operation),
+        Sent::Answered(Passed { status, body }) => {
+            let json = [(CONTENT_TYPE, "application/json")];
+            (status, json, body).into_response()
+        }
+    })
 }
 
 /// Cancel a migration
@@ -124,20 +129,20 @@ pub(super) async fn begin(
     (status = 404, description = "Not found: the VM, or a migration", body = ErrorBody),
     (status = 500, description = "A step could not be undone: delete the VM", body = ErrorBody),
 ))]
-pub(super) async fn cancel(
-    api: Api,
-    VmPath { name }: VmPath,
-    request: Request,
-) -> Result<Response, Error> {
-    match api.0.machines.call_off(&name).await? {
-        Some(()) => Ok(StatusCode::NO_CONTENT.into_response()),
-        None => proxy::forward(api, VmPath { name }, request).await,
+pub(super) async fn cancel(State(node): Api, VmPath { name }: VmPath) -> Result<StatusCode, Error> {
+    match node.machines.call_off(&name).await? {
+        Some(()) => Ok(StatusCode::NO_CONTENT),
+        None => {
+            node.machines.cancel_migration(&name).await?;
+            Ok(StatusCode::ACCEPTED)
+        }
     }
 }
 
 /// Read the state of the last migration
 ///
-/// As the process of the machine reports it. It ends with that process.
+/// As the process of the machine reports it, or as it was when the guest left this node. The
+/// operation of the migration has it, too.
 #[utoipa::path(get, path = "/v1/vms/{name}/migration", operation_id = "get_vm_migration",
     params(VmPath), responses(
     (status = 200, description = "Its state", body = MigrationStatus),
@@ -146,17 +151,21 @@ pub(super) async fn cancel(
 ))]
 pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Response, Error> {
     let (machines, name) = (api.0.machines.clone(), vm.name.clone());
-    let asked = machines.asks_migration(&name);
-    let answer = proxy::forward(api, vm, request).await?;
+    let asked = machines.process_of(&name);
+    let answer = match proxy::forward(api, vm, request).await {
+        Ok(answer) => answer,
+        Err(error) => {
+            let left = machines.last_departure(&name);
+            return Ok(Json(left.ok_or(error)?).into_response());
+        }
+    };
     let (head, body) = answer.into_parts();
     let body = to_bytes(body, ACCOUNT_MAX).await;
     let body = body.map_err(|error| {
         no_answer("the machine's process did not answer as a whole").because(error)
     })?;
     if let Ok(status) = serde_json::from_slice::<MigrationStatus>(&body) {
-        machines
-            .hears_migration(&name, asked, Account::from(&status))
-            .await;
+        machines.hears_migration(&name, asked, status).await;
     }
     Ok(Response::from_parts(head, Body::from(body)))
 }

@@ -10,6 +10,7 @@ mod metrics;
 mod mgmtdevs;
 mod migration;
 mod nics;
+mod operations;
 mod ports;
 mod precondition;
 mod proxy;
@@ -93,6 +94,10 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
             migration::cancel,
             migration::settle
         ))
+        .routes(routes!(operations::list))
+        .routes(routes!(operations::show, operations::cancel))
+        .routes(routes!(operations::snapshot))
+        .routes(routes!(operations::upgrade))
         .routes(routes!(openapi))
         .routes(routes!(events::follow))
         .routes(routes!(metrics::show))

@@ -11,7 +11,6 @@ use axum::extract::{Request, State};
 use axum::http::header::{ACCEPT, ALLOW, CONNECTION, CONTENT_TYPE, HOST};
 use axum::http::{HeaderName, HeaderValue, Uri};
 use axum::response::Response;
-use bellhop_api::machine::SNAPSHOT_TIME;
 use vmm::http::request_id::{REQUEST_ID, RequestId};
 
 use super::state::Api;
@@ -38,10 +37,6 @@ pub(super) async fn forward(
     let vmm = node.machines.vmm(&name)?;
     let (head, body) = request.into_parts();
     let target = target(&head.uri).ok_or_else(|| no_vm(&name))?;
-    let limit = match target.as_str() {
-        "/v1/vm/snapshot" => SNAPSHOT_TIME,
-        _ => ANSWER_TIME,
-    };
     let mut builder = Request::builder()
         .method(head.method)
         .uri(target)
@@ -56,8 +51,8 @@ pub(super) async fn forward(
         }
     }
     let passed = builder.body(body).map_err(unformed)?;
-    let answer = tokio::time::timeout(limit, vmm.send(passed)).await;
-    let answer = answer.map_err(|_| not_in_time(limit))??;
+    let answer = tokio::time::timeout(ANSWER_TIME, vmm.send(passed)).await;
+    let answer = answer.map_err(|_| not_in_time(ANSWER_TIME))??;
     let (head, body) = answer.into_parts();
     let mut response = Response::new(Body::new(body));
     *response.status_mut() = head.status;

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bellhop_api::machine::WantedState;
 use bellhop_api::node::{
-    AfterGrace, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, StopMode, VmInfo, VmStateChange,
+    AfterGrace, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, Operation, StopMode, VmInfo, VmStateChange,
 };
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors};
 use serde::Deserialize;
@@ -17,6 +17,7 @@ use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::Parameters;
 
+use super::operations::accepted;
 use super::precondition::{Precondition, etag};
 use super::state::Api;
 use super::vm_path::VmPath;
@@ -25,6 +26,7 @@ use crate::context::Node;
 use crate::error::Error;
 use crate::machines::Put;
 use crate::machines::error::no_vm;
+use crate::machines::operations::Requested;
 use crate::machines::spec::{VmName, VmSpec};
 use crate::machines::stop::Stop;
 
@@ -61,24 +63,32 @@ pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Re
 /// put back with its NICs.
 ///
 /// `If-None-Match: *` only creates, `If-Match` only replaces. 412 has the code `vm_exists`,
-/// `no_such_vm` or `generation_conflict`.
+/// `no_such_vm` or `generation_conflict`. With `wait=false` it is an operation.
 #[utoipa::path(put, path = "/v1/vms/{name}", operation_id = "put_vm",
-    params(VmPath, Precondition), request_body = VmSpec, responses(
+    params(VmPath, Waiting, Precondition), request_body = VmSpec, responses(
     (status = 200, description = "It was there already; or was stopped, and is replaced",
         body = VmInfo,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
     (status = 201, description = "It is made, and runs if it is to", body = VmInfo,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
+    (status = 202, description = "With `wait=false`: it is in progress", body = Operation,
+        headers(("Location" = String, description = "The operation"))),
     NamedChangeErrors, ProcessErrors,
     (status = 412, description = "The condition does not hold", body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(node): Api,
     VmPath { name }: VmPath,
+    Parameters(Waiting { wait }): Parameters<Waiting>,
     precondition: Precondition,
+    by: Requested,
     JsonBody(spec): JsonBody<VmSpec>,
 ) -> Result<Response, Error> {
     let condition = precondition.condition()?;
+    if wait == Some(false) {
+        let begun = node.machines.begin_put(&name, condition, spec, by);
+        return Ok(accepted(&begun.await?));
+    }
     let status = match node.machines.put(&name, condition, spec).await? {
         Put::Created => StatusCode::CREATED,
         Put::Same | Put::Replaced => StatusCode::OK,
@@ -91,8 +101,8 @@ pub(super) async fn put(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Waiting {
-    /// Whether the answer to a graceful stop waits for the guest: `true` where it is not given
-    wait: Option<bool>,
+    /// Whether the answer waits for the result: `true` where it is not given
+    pub(super) wait: Option<bool>,
 }
 
 /// Whether a virtual machine that runs is deleted.

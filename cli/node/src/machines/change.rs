@@ -3,7 +3,7 @@
 //! Owns those words. It must not know how anything of it is done.
 
 use bellhop_api::machine::{AlarmInfo, End, Place, VmState};
-use bellhop_api::node::{DeviceId, Event, EventChange, NicId};
+use bellhop_api::node::{DeviceId, Event, EventChange, NicId, OperationKind, OperationPhase};
 
 use super::spec::VmName;
 
@@ -63,6 +63,17 @@ pub(crate) enum Change {
         is_nic: bool,
         /// Whether it is new.
         raised: bool,
+    },
+    /// Long work began or ended.
+    Operation {
+        /// Which.
+        id: String,
+        /// What it does.
+        kind: OperationKind,
+        /// Whether it began, or how it ended.
+        phase: OperationPhase,
+        /// Why it failed.
+        reason: Option<String>,
     },
     /// It is gone.
     Deleted,
@@ -161,6 +172,27 @@ impl Change {
                     ..event(change).detail(format!("{device}, queue {queue}: {alarm:?}"))
                 }
             }
+            Self::Operation {
+                id,
+                kind,
+                phase,
+                reason,
+            } => {
+                let change = if phase.is_end() {
+                    EventChange::OperationEnded
+                } else {
+                    EventChange::OperationStarted
+                };
+                let cause = reason.as_ref().map(|why| format!(": {why}"));
+                let cause = cause.unwrap_or_default();
+                Event {
+                    operation: Some(id.clone()),
+                    kind: Some(*kind),
+                    phase: Some(*phase),
+                    reason: reason.clone(),
+                    ..event(change).detail(format!("{kind} {id} {phase}{cause}"))
+                }
+            }
             Self::DiskAdded(id) => of_disk(EventChange::DiskAdded, id),
             Self::DiskRemoved(id) => of_disk(EventChange::DiskRemoved, id),
             Self::Deleted => event(EventChange::Deleted),
@@ -227,6 +259,16 @@ mod tests {
                 Change::Settled { here: false },
                 json!({"change": "settled", "place": "There",
                     "detail": "its guest runs elsewhere"}),
+            ),
+            (
+                Change::Operation {
+                    id: "7".to_owned(),
+                    kind: OperationKind::Migration,
+                    phase: OperationPhase::Failed,
+                    reason: Some("why".to_owned()),
+                },
+                json!({"change": "operation_ended", "operation": "7", "kind": "migration",
+                    "phase": "failed", "reason": "why", "detail": "migration 7 failed: why"}),
             ),
             (
                 Change::DiskAdded("data".parse().unwrap()),

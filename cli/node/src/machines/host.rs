@@ -31,6 +31,7 @@ use super::steps::{Found, Host, Passed, SendRequest};
 use super::vmm::{MIGRATION, SOON, START, Vmm};
 use crate::error::{Error, UNUSABLE};
 use crate::peers::Peer;
+use crate::store::VMS;
 
 /// How long a process may take to listen.
 const LISTEN: Duration = Duration::from_secs(20);
@@ -251,7 +252,7 @@ impl Host for Machines {
         if let Some(slot) = &slot {
             record.count_change(slot.view().record.as_ref());
         }
-        self.store.put(vm.as_str(), &record)?;
+        self.store.put(VMS, vm.as_str(), &record)?;
         if let Some(slot) = slot {
             slot.shows(Some(&record));
         }
@@ -259,7 +260,7 @@ impl Host for Machines {
     }
 
     fn forget(&self, vm: &VmName) -> Result<(), Error> {
-        let forgotten = self.store.remove(vm.as_str());
+        let forgotten = self.store.remove(VMS, vm.as_str());
         // Nothing is left of it, whatever the store says: a record without steps does no harm.
         if let Some(slot) = self.slots().get(vm) {
             slot.shows(None);
@@ -458,9 +459,16 @@ impl Host for Machines {
     }
 
     fn migration(&self, vm: &VmName, identity: Identity) -> Account {
-        self.asked(vm, identity, Account::Silent, async |vmm| {
+        let status = self.asked(vm, identity, Err(Account::Silent), async |vmm| {
             vmm.migration().await
-        })
+        });
+        match status {
+            Ok(status) => {
+                self.migration_reports(vm, &status);
+                Account::from(&status)
+            }
+            Err(account) => account,
+        }
     }
 
     fn await_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error> {

@@ -39,6 +39,7 @@ mod failing;
 pub(crate) mod health;
 pub(crate) mod host;
 pub(crate) mod observer;
+pub(crate) mod operations;
 pub(crate) mod pairing;
 pub(crate) mod process;
 pub(crate) mod record;
@@ -59,7 +60,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ::vmm::api::API_LEVEL;
 use ::vmm::config::DiskConfig;
-use bellhop_api::machine::WantedState;
+use bellhop_api::machine::{MigrationStatus, WantedState};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 
@@ -69,17 +70,18 @@ use self::departure::Account;
 use self::error::{no_vm, not_running, unfinished};
 use self::health::InError;
 use self::observer::StepObserver;
+use self::operations::{Operations, Requested, Sent};
 use self::process::Identity;
 use self::record::Record;
 use self::slot::Slot;
 pub(crate) use self::slot::View;
 use self::spec::{DeviceId, ExistingDevice, NicId, NicSpec, VmName, VmSpec, owned_by};
-use self::steps::{Life, Passed, SendRequest};
+use self::steps::{Life, SendRequest};
 use self::vmm::Vmm;
 use super::error::Error;
 use super::paths::Paths;
 use super::peers::Peers;
-use super::store::Store;
+use super::store::{Store, VMS};
 
 /// Whether this daemon can talk to a process with this level of the API: its own, and the one before.
 pub(crate) fn speaks(level: u32) -> bool {
@@ -93,6 +95,8 @@ pub(crate) type Listener = Arc<dyn Fn(&VmName, Change) + Send + Sync>;
 pub(crate) struct Machines {
     paths: Paths,
     store: Store,
+    /// Long work, and how it ended.
+    pub(crate) operations: Operations,
     /// Which boot of the host this is.
     boot: String,
     /// What a machine's process logs at.
@@ -190,16 +194,18 @@ impl Machines {
         listener: Listener,
     ) -> Result<Arc<Self>, Error> {
         let mut slots = BTreeMap::new();
-        for (name, record) in store.vms::<Record>()? {
+        for (name, record) in store.all::<Record>(VMS)? {
             let Ok(name) = name.parse::<VmName>() else {
                 tracing::error!(name, "a record of no machine's name is left alone");
                 continue;
             };
             slots.insert(name.clone(), Arc::new(Slot::new(name, Some(record))));
         }
+        let operations = Operations::read(&store)?;
         let machines = Self {
             paths,
             store,
+            operations,
             boot,
             log_level,
             observer,
@@ -221,6 +227,7 @@ impl Machines {
                 record.finds_device(&vm, id, &device);
             }
         }
+        machines.end_interrupted();
         Ok(Arc::new(machines))
     }
 
@@ -426,27 +433,22 @@ impl Machines {
     }
 
     /// Has a running machine leave for another process. From before it is asked until it says that its guest is here, nobody
-    /// starts it again. The answer is the machine's, whatever it is.
+    /// starts it again. A refusal is the machine's, whatever it is.
     pub(crate) async fn send(
         self: &Arc<Self>,
         vm: &VmName,
         request: SendRequest,
-    ) -> Result<Passed, Error> {
+        by: Requested,
+    ) -> Result<Sent, Error> {
         self.request(self.find(vm)?, move |machines, slot| {
-            let sent = machines.send_now(slot, &request);
-            slot.is_sent();
-            sent
+            machines.send_as_operation(slot, by, || machines.send_now(slot, &request))
         })
         .await
     }
 
-    /// A client asks a machine how its migration goes. Its process ends once somebody knows that the guest is gone: that is
-    /// to be the client.
-    /// Returns which process that is.
-    pub(crate) fn asks_migration(&self, vm: &VmName) -> Option<Identity> {
-        let slot = self.find(vm).ok()?;
-        slot.asks();
-        slot.record()?.process()?.0
+    /// The process of a machine.
+    pub(crate) fn process_of(&self, vm: &VmName) -> Option<Identity> {
+        self.find(vm).ok()?.record()?.process()?.0
     }
 
     /// A client is about to read how a machine's migration goes, by the account of this process.
@@ -454,18 +456,18 @@ impl Machines {
         self: &Arc<Self>,
         vm: &VmName,
         process: Option<Identity>,
-        account: Account,
+        status: MigrationStatus,
     ) {
         let Ok(slot) = self.find(vm) else {
             return;
         };
-        match account {
+        match Account::from(&status) {
             // It is asked again, so that an answer to an earlier request is not taken for one to a later.
-            Account::Here => slot.has_heard(),
+            Account::Here => slot.migration.notify_one(),
             Account::There => {
                 // It ends now, and this may have been its last word.
                 let noted = self.locked(&slot, move |machines, slot| {
-                    machines.hears_moved(slot, process);
+                    machines.hears_moved(slot, process, &status);
                 });
                 if let Err(error) = noted.await {
                     tracing::debug!(%vm, %error, "that it has moved is not noted");

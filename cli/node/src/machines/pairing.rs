@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use super::arrival::{Arrival, Coming};
 use super::error::{arriving, has_come, no_vm, unfinished};
+use super::operations::{Requested, Sent};
 use super::record::{Phase, Record};
 use super::slot::Slot;
 use super::spec::{Desired, ReceiveFromNode, VmName, VmSpec};
@@ -52,12 +53,12 @@ impl Machines {
         self: &Arc<Self>,
         vm: &VmName,
         wanted: SendToNode,
-        request_id: Option<String>,
-    ) -> Result<Passed, Error> {
+        by: Requested,
+    ) -> Result<Sent, Error> {
         self.request(self.find(vm)?, move |machines, slot| {
-            let sent = machines.send_to_node_now(slot, &wanted, request_id);
-            slot.is_sent();
-            sent
+            let request_id = by.request_id.clone();
+            let send = || machines.send_to_node_now(slot, &wanted, request_id);
+            machines.send_as_operation(slot, by, send)
         })
         .await
     }
@@ -106,7 +107,7 @@ impl Machines {
         &self,
         slot: &Slot,
         wanted: &SendToNode,
-        request_id: Option<String>,
+        request_id: String,
     ) -> Result<Passed, Error> {
         let vm = slot.name();
         let mut record = self.sendable(slot)?;

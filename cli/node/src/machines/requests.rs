@@ -3,7 +3,7 @@
 //! Owns which request is possible when. It must not know who holds the lock, nor who watches
 //! processes.
 
-use bellhop_api::machine::WantedState;
+use bellhop_api::machine::{MigrationStatus, WantedState};
 use vmm::config::DiskConfig;
 
 use super::departure::remedy;
@@ -87,6 +87,7 @@ impl Machines {
             let hint = "stop it first (PATCH it with `state: Stopped`), or add `?force=true`";
             return Err(vm_runs(slot.name(), "delete", hint));
         }
+        self.migration_deleted(slot.name());
         record.forget_former();
         self.life(slot).delete(&mut record)?;
         self.tell(slot.name(), Change::Deleted);
@@ -167,7 +168,12 @@ impl Machines {
     }
 
     /// This process has said that the guest runs elsewhere.
-    pub(super) fn hears_moved(&self, slot: &Slot, process: Option<Identity>) {
+    pub(super) fn hears_moved(
+        &self,
+        slot: &Slot,
+        process: Option<Identity>,
+        status: &MigrationStatus,
+    ) {
         let Some(mut record) = slot.record() else {
             return;
         };
@@ -175,6 +181,7 @@ impl Machines {
             .process()
             .is_some_and(|(identity, _)| identity == process)
         {
+            self.migration_reports(slot.name(), status);
             self.life(slot).departed(&mut record);
         }
     }

@@ -38,6 +38,9 @@ impl Machines {
                 };
                 let life = machines.life(slot);
                 let settled = life.settle(&mut record)?;
+                if record.process().is_none() {
+                    machines.process_gone(slot);
+                }
                 if settled == Settled::Running {
                     life.settle_nics(&mut record);
                     life.settle_disks(&mut record);

@@ -4,7 +4,7 @@
 //! what the steps are.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bellhop_api::machine::{Handshake, VmState, VmStatus};
 use parking_lot::{Mutex, MutexGuard};
@@ -73,8 +73,6 @@ pub(crate) struct Slot {
     pub(crate) migration: Notify,
     /// Wakes all who wait for another record.
     pub(super) record_changed: Notify,
-    /// When a client asked last how its migration goes.
-    asked: Mutex<Option<Instant>>,
     view: Mutex<View>,
 }
 
@@ -85,7 +83,6 @@ impl Slot {
             steps: Arc::default(),
             migration: Notify::new(),
             record_changed: Notify::new(),
-            asked: Mutex::default(),
             view: Mutex::new(View {
                 record,
                 ..View::default()
@@ -111,32 +108,6 @@ impl Slot {
         view.record = record.cloned();
         drop(view);
         self.record_changed.notify_waiters();
-    }
-
-    /// It was asked to leave: that client polls the result.
-    pub(super) fn is_sent(&self) {
-        self.asks();
-        self.migration.notify_one();
-    }
-
-    /// A client asks how its migration goes.
-    pub(crate) fn asks(&self) {
-        *self.asked() = Some(Instant::now());
-    }
-
-    /// Whether a client has asked how its migration goes within this time.
-    pub(crate) fn has_asked(&self, within: Duration) -> bool {
-        self.asked().is_some_and(|when| when.elapsed() < within)
-    }
-
-    /// How its migration goes is not for the client any more.
-    pub(crate) fn has_heard(&self) {
-        *self.asked() = None;
-        self.migration.notify_one();
-    }
-
-    fn asked(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.asked.lock()
     }
 
     pub(crate) fn record(&self) -> Option<Record> {

@@ -59,8 +59,8 @@ pub(crate) struct SendRequest {
     pub(crate) destination: String,
     /// As the machine gets it.
     pub(crate) body: Bytes,
-    /// Its name, if it has one.
-    pub(crate) request_id: Option<String>,
+    /// Its name.
+    pub(crate) request_id: String,
     /// The node that waits for it, if it is one.
     pub(crate) peer: Option<Peer>,
 }

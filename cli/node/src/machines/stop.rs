@@ -178,7 +178,9 @@ impl Machines {
         if !runs {
             return Ok(());
         }
-        match self.life(slot).stopped(&mut record)? {
+        let stopped = self.life(slot).stopped(&mut record);
+        self.process_gone(slot);
+        match stopped? {
             Some(end) => {
                 self.tell(vm, Change::Ended(end));
                 self.tell_whereabouts(vm, &record);

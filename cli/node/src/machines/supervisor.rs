@@ -52,9 +52,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// How often a machine that was sent elsewhere is asked how that went.
 const MIGRATION: Duration = Duration::from_secs(1);
-/// How long nobody else asks it after a client has: the process of a guest that is gone ends once somebody knows it, and the
-/// client wants to.
-const CLIENTS: Duration = Duration::from_secs(3);
+/// The same while its operation runs.
+const OPERATION: Duration = Duration::from_millis(200);
 
 /// Watches this process; without one, starts it first.
 pub(super) fn begin(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Option<Identity>) {
@@ -159,7 +158,9 @@ fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next
         tracing::warn!(vm = %slot.name(), error, "what a machine's process left stays");
     }
     let why = end.detail.clone();
-    let end = match life.ends(&mut record, end) {
+    let ended = life.ends(&mut record, end);
+    machines.process_gone(slot);
+    let end = match ended {
         Ok(Some(end)) => end,
         Ok(None) => {
             if awaited {
@@ -355,11 +356,15 @@ async fn attend(machines: &Arc<Machines>, slot: &Arc<Slot>) -> Infallible {
             news.await;
             continue;
         }
-        // Whoever has news: it is looked at by the same question.
-        let _ = tokio::time::timeout(MIGRATION, news).await;
+        // News and time are followed by the same question.
+        let period = match machines.operations.migration_of(slot.name()) {
+            Some(_) => OPERATION,
+            None => MIGRATION,
+        };
+        let _ = tokio::time::timeout(period, news).await;
         if awaited {
             let _ = machines.locked(slot, Machines::look_for_arrival).await;
-        } else if !slot.has_asked(CLIENTS) {
+        } else {
             // If this daemon ends the next one does it.
             let _ = machines.locked(slot, Machines::look_for_guest).await;
         }

@@ -12,7 +12,8 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use bellhop_api::machine::{
-    Handshake, MigrationStatus, NicInfo, Place, SettleRequest, VmChange, VmStatus, WantedState,
+    Handshake, MigrationStatus, NicInfo, Place, SNAPSHOT_TIME, SettleRequest, SnapshotInfo,
+    SnapshotRequest, UpgradeRequest, VmChange, VmStatus, WantedState,
 };
 use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
@@ -41,7 +42,7 @@ pub(crate) const MIGRATION: &str = "/v1/vm/migration";
 const WATCH_SECONDS: u64 = 30;
 
 /// Words of the machine's API that pass as they are.
-const CODES: [&str; 19] = [
+const CODES: [&str; 23] = [
     "unusable",
     "no_room",
     "host_failed",
@@ -61,6 +62,10 @@ const CODES: [&str; 19] = [
     "settled",
     "no_migration",
     "migrating",
+    "saving",
+    "cannot_be_saved",
+    "cannot_follow_writes",
+    "crashed",
 ];
 /// The hint about a process that does not answer.
 const ENDED: &str = "GET the virtual machine: it may have ended";
@@ -158,14 +163,13 @@ impl Vmm {
 
     /// Asks the machine to leave for another process; what it answers, whatever that is.
     pub(crate) async fn leave(&self, request: &SendRequest) -> Result<Passed, Error> {
-        let mut builder = Request::builder()
+        let request = Request::builder()
             .method(Method::POST)
             .uri(MIGRATION)
-            .header(header::CONNECTION, HeaderValue::from_static("close"));
-        if let Some(id) = &request.request_id {
-            builder = builder.header(REQUEST_ID, id);
-        }
-        let request = builder.body(request.body.clone()).map_err(unformed)?;
+            .header(header::CONNECTION, HeaderValue::from_static("close"))
+            .header(REQUEST_ID, &request.request_id)
+            .body(request.body.clone())
+            .map_err(unformed)?;
         let answer = self.client(ANSWER).send(request, &[]).await?;
         Ok(Passed {
             status: answer.status(),
@@ -174,12 +178,36 @@ impl Vmm {
     }
 
     /// What the machine says of its last migration. A machine that has moved may end once it was asked.
-    pub(crate) async fn migration(&self) -> Account {
-        match self.get::<MigrationStatus>(MIGRATION, SOON).await {
-            Ok(status) => Account::from(&status),
-            Err(error) if error.is_refused(StatusCode::NOT_FOUND) => Account::None,
-            Err(_) => Account::Silent,
-        }
+    pub(crate) async fn migration(&self) -> Result<MigrationStatus, Account> {
+        let status = self.get(MIGRATION, SOON).await;
+        status.map_err(|error: Error| {
+            if error.is_refused(StatusCode::NOT_FOUND) {
+                Account::None
+            } else {
+                Account::Silent
+            }
+        })
+    }
+
+    /// Cancels the migration that is in progress.
+    pub(crate) async fn cancel_migration(&self) -> Result<(), Error> {
+        self.ask(Method::DELETE, MIGRATION, None::<&()>, SOON)
+            .await
+            .map(drop)
+    }
+
+    /// Writes a snapshot.
+    pub(crate) async fn snapshot(&self, wanted: &SnapshotRequest) -> Result<SnapshotInfo, Error> {
+        let path = "/v1/vm/snapshot";
+        let body = self.ask(Method::POST, path, Some(wanted), SNAPSHOT_TIME);
+        serde_json::from_slice(&body.await?).map_err(malformed)
+    }
+
+    /// Begins an upgrade; the status has its result.
+    pub(crate) async fn upgrade(&self, wanted: &UpgradeRequest) -> Result<(), Error> {
+        self.ask(Method::POST, "/v1/vm/upgrade", Some(wanted), ANSWER)
+            .await
+            .map(drop)
     }
 
     /// What the machine's process says that waits for it to come.

@@ -4,6 +4,7 @@
 //!   /var/lib/bellhop/node.redb   0600, in a directory 0700
 //!     meta   "schema" ──> the version below
 //!     vms    NAME     ──> JSON of a record
+//!     operations  ID  ──> the same
 //! ```
 //! A record is written as a whole, and is on the disk when [`Store::put`] returns. What is read in
 //! it is its owner's business, but for one rule: **fields may come with a new schema
@@ -30,14 +31,20 @@ use super::error::Error;
 /// The version of what this program writes. 2: a machine's record tells that it was sent elsewhere; a program that does not
 /// know it would start it again. 3: it tells of the machine that had its place before. 4: it no longer tells of devices that were
 /// made for its NICs, which have records of their own. 5: it has a generation, and tells of the
-/// machine that it replaces.
-const SCHEMA: u64 = 5;
+/// machine that it replaces. 6: there are operations.
+const SCHEMA: u64 = 6;
 /// Memory for pages of the file, in bytes: all of a large node's records.
 const CACHE: usize = 4 << 20;
 
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const SCHEMA_KEY: &str = "schema";
-const VMS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("vms");
+
+/// Records of one kind, by name.
+pub(crate) type Table = TableDefinition<'static, &'static str, &'static [u8]>;
+/// Virtual machines, by name.
+pub(crate) const VMS: Table = TableDefinition::new("vms");
+/// Operations, by ID.
+pub(crate) const OPERATIONS: Table = TableDefinition::new("operations");
 
 /// The node's memory cannot be used.
 fn failed(message: impl Into<String>) -> Error {
@@ -73,15 +80,15 @@ impl Store {
         Ok(store)
     }
 
-    /// All records, by name.
+    /// All records of a table, by name.
     ///
     /// # Errors
     /// A record cannot be decoded; those of reading.
-    pub(crate) fn vms<T: DeserializeOwned>(&self) -> Result<Vec<(String, T)>, Error> {
+    pub(crate) fn all<T: DeserializeOwned>(&self, of: Table) -> Result<Vec<(String, T)>, Error> {
         let mut records = Vec::new();
         let raw = self.with(|database| {
             let transaction = database.begin_read()?;
-            let table = transaction.open_table(VMS)?;
+            let table = transaction.open_table(of)?;
             let mut raw = Vec::new();
             for entry in table.iter()? {
                 let (name, record) = entry?;
@@ -107,13 +114,13 @@ impl Store {
     ///
     /// # Errors
     /// The record has no JSON; those of writing. The former record is still there then.
-    pub(crate) fn put<T: Serialize>(&self, name: &str, record: &T) -> Result<(), Error> {
+    pub(crate) fn put(&self, to: Table, name: &str, record: &impl Serialize) -> Result<(), Error> {
         let json = serde_json::to_vec(record).map_err(|source| {
             failed(format!("the record of {name} cannot be written")).because(source)
         })?;
         self.with(|database| {
             let transaction = database.begin_write()?;
-            transaction.open_table(VMS)?.insert(name, json.as_slice())?;
+            transaction.open_table(to)?.insert(name, json.as_slice())?;
             transaction.commit()?;
             Ok(())
         })
@@ -123,10 +130,10 @@ impl Store {
     ///
     /// # Errors
     /// Those of writing.
-    pub(crate) fn remove(&self, name: &str) -> Result<(), Error> {
+    pub(crate) fn remove(&self, from: Table, name: &str) -> Result<(), Error> {
         self.with(|database| {
             let transaction = database.begin_write()?;
-            transaction.open_table(VMS)?.remove(name)?;
+            transaction.open_table(from)?.remove(name)?;
             transaction.commit()?;
             Ok(())
         })
@@ -247,7 +254,9 @@ fn prepare(database: &Database, fresh: bool) -> Result<Option<u64>, redb::Error>
     }
     let transaction = database.begin_write()?;
     transaction.open_table(META)?.insert(SCHEMA_KEY, SCHEMA)?;
-    transaction.open_table(VMS)?;
+    for table in [VMS, OPERATIONS] {
+        transaction.open_table(table)?;
+    }
     transaction.commit()?;
     Ok(Some(SCHEMA))
 }

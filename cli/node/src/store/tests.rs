@@ -35,18 +35,21 @@ fn records_are_there_after_a_restart() {
     let directory = Directory::new("restart");
     {
         let store = directory.open().unwrap();
-        assert!(store.vms::<Value>().unwrap().is_empty());
-        store.put("b", &json!({ "a": 1 })).unwrap();
-        store.put("a", &json!(2)).unwrap();
-        store.put("c", &json!(3)).unwrap();
-        store.put("a", &json!(4)).unwrap();
-        store.remove("c").unwrap();
-        store.remove("c").unwrap();
+        assert!(store.all::<Value>(VMS).unwrap().is_empty());
+        store.put(VMS, "b", &json!({ "a": 1 })).unwrap();
+        store.put(VMS, "a", &json!(2)).unwrap();
+        store.put(VMS, "c", &json!(3)).unwrap();
+        store.put(VMS, "a", &json!(4)).unwrap();
+        store.remove(VMS, "c").unwrap();
+        store.remove(VMS, "c").unwrap();
+        store.put(OPERATIONS, "c", &json!(5)).unwrap();
     }
     let store = directory.open().unwrap();
-    let all: Vec<(String, Value)> = store.vms().unwrap();
+    let all: Vec<(String, Value)> = store.all(VMS).unwrap();
     let expected = [("a", json!(4)), ("b", json!({ "a": 1 }))];
     assert_eq!(all, expected.map(|(name, value)| (name.to_owned(), value)));
+    let all: Vec<(String, Value)> = store.all(OPERATIONS).unwrap();
+    assert_eq!(all, [("c".to_owned(), json!(5))]);
     let mode = fs::metadata(directory.file()).unwrap().mode() & 0o777;
     assert_eq!(mode, 0o600);
 }
@@ -96,9 +99,13 @@ fn an_older_schema_is_read_and_is_this_programs_from_then_on() {
         transaction.commit().unwrap();
         found
     };
-    directory.open().unwrap().put("web", &json!(1)).unwrap();
+    directory
+        .open()
+        .unwrap()
+        .put(VMS, "web", &json!(1))
+        .unwrap();
     assert_eq!(schema(Some(1)), 1);
-    let all: Vec<(String, Value)> = directory.open().unwrap().vms().unwrap();
+    let all: Vec<(String, Value)> = directory.open().unwrap().all(VMS).unwrap();
     assert_eq!(all, [("web".to_owned(), json!(1))]);
     assert_eq!(schema(None), SCHEMA);
 }
@@ -127,8 +134,8 @@ fn rubbish_is_refused_with_the_remedy() {
 fn a_record_that_cannot_be_read_is_named() {
     let directory = Directory::new("record");
     let store = directory.open().unwrap();
-    store.put("web", &json!({ "a": 1 })).unwrap();
-    let error = store.vms::<Vec<u8>>().unwrap_err();
+    store.put(VMS, "web", &json!({ "a": 1 })).unwrap();
+    let error = store.all::<Vec<u8>>(VMS).unwrap_err();
     assert!(error.to_string().contains("the record of web"), "{error}");
 }
 

@@ -4,11 +4,12 @@ pub(super) mod trial;
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use bellhop_api::machine::{
     CONNECTIONS, DOWNTIME_MS, DowntimeParts, MigrationPhase, MigrationStatus, TIMEOUT_S,
 };
-use bellhop_api::node::SendToNode;
+use bellhop_api::node::{Operation, OperationResult, SendToNode};
 use bellhop_common::client::{MAKING, Node, NodeArguments};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -18,8 +19,10 @@ use hyper::Method;
 use serde::Serialize;
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
-use super::{absolute, migration, of_vm};
+use super::{absolute, of_vm};
 use crate::commands::migration_tls::TlsArguments;
+use crate::commands::operation;
+use crate::progress::ProgressLine;
 use crate::units::{milliseconds, seconds};
 
 /// Characters of the bar.
@@ -235,8 +238,8 @@ fn migrate(
     if arguments.dry_run {
         return trial::execute(node, &at, &wanted, format);
     }
-    let (_, answer) = node.send(Method::POST, &at, &wanted, MAKING)?;
     if arguments.detach {
+        let (_, answer) = node.send(Method::POST, &at, &wanted, MAKING)?;
         let text = || {
             format!(
                 "{}: `bellhop vm migration watch {0}` follows it\n",
@@ -245,7 +248,41 @@ fn migrate(
         };
         return format.print(&answer, text);
     }
-    migration::wait(node, name, Some(destination), format)
+    let destination = destination.to_string();
+    followed(name, Some(&destination), format, |look| {
+        operation::carry_through(node, &at, &wanted, MAKING, Duration::MAX, look)
+    })
+}
+
+/// Shows the progress of a migration that `follow` follows to its end, and prints the result.
+pub(super) fn followed(
+    name: &str,
+    destination: Option<&str>,
+    format: Format,
+    follow: impl FnOnce(&mut dyn FnMut(&Operation)) -> Result<OperationResult, Error>,
+) -> Result<Code, Error> {
+    let mut progress = if format.is_text() {
+        ProgressLine::with_lines()
+    } else {
+        ProgressLine::new()
+    };
+    let moved = follow(&mut |operation| {
+        let state = operation.result.as_ref();
+        if let Some(status) = state.and_then(|state| state.migration.as_ref()) {
+            progress.show(line(name, status));
+        }
+    });
+    drop(progress);
+    let moved = moved?;
+    let text = || match &moved.migration {
+        Some(status) => summary(name, destination.unwrap_or(&status.peer), status),
+        None => format!(
+            "{} runs at {} now; its process here ended before it could say how long it stood still\n",
+            printable(name),
+            printable(destination.unwrap_or("its destination")),
+        ),
+    };
+    format.print(&moved.migration, text)
 }
 
 /// One line: a bar over the memory of this round.
@@ -305,7 +342,7 @@ mod tests {
             "downtime_ms": 12.3, "downtime_parts_ms": { "stop": 1.5, "memory": 8.0, "state": null },
             "error": null, "direction": "Send", "peer": "tcp:b:1",
         });
-        read(&answer).unwrap()
+        serde_json::from_value(answer).unwrap()
     }
 
     #[test]

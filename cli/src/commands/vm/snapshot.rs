@@ -1,20 +1,16 @@
 //! `bellhop vm snapshot`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use bellhop_api::machine::{SNAPSHOT_TIME, SnapshotInfo, SnapshotRequest};
-use bellhop_common::client::Node;
+use bellhop_api::machine::{SNAPSHOT_TIME, SnapshotRequest};
+use bellhop_common::client::{MAKING, Node, STRANGE};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use bellhop_common::text::printable;
-use hyper::Method;
 
-use super::{of_vm, read};
-
-/// How much longer than the daemon this command waits: the daemon's answer names the cause.
-const MARGIN: Duration = Duration::from_secs(60);
+use super::of_vm;
+use crate::commands::operation;
 
 /// Write a VM into a directory: its memory, processors and devices
 ///
@@ -41,12 +37,14 @@ pub(crate) struct Arguments {
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
-    let at = format!("{}/snapshot", of_vm(&arguments.name));
+    let at = format!("{}/snapshot?wait=false", of_vm(&arguments.name));
     let body = SnapshotRequest {
         path: arguments.directory.clone(),
     };
-    let (_, answer) = node.send(Method::POST, &at, &body, SNAPSHOT_TIME + MARGIN)?;
-    let written: SnapshotInfo = read(&answer)?;
+    // The daemon ends one that takes as long.
+    let limit = 2 * SNAPSHOT_TIME;
+    let result = operation::carry_through(node, &at, &body, MAKING, limit, |_| ())?;
+    let written = result.snapshot.ok_or_else(|| Error::failed(STRANGE))?;
     let text = || {
         format!(
             "{}: {} MiB of memory; the VM stood still for {} ms\n",
@@ -55,5 +53,5 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             written.paused_ms,
         )
     };
-    format.print(&answer, text)
+    format.print(&written, text)
 }

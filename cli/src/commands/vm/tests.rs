@@ -486,58 +486,52 @@ fn what_is_stopped_is_not_resumed() {
     assert_eq!(error.code(), Code::Conflict);
 }
 
+/// An operation of the machine web.
+fn operation(phase: &str, more: &Value) -> Value {
+    let mut operation = json!({
+        "id": "17", "kind": "upgrade", "target": "web", "phase": phase, "created_ms": 1,
+        "requested_by": "uid 0", "request_id": "r",
+    });
+    let fields = operation.as_object_mut().unwrap();
+    fields.extend(more.as_object().unwrap().clone());
+    operation
+}
+
 #[test]
 fn another_program_goes_on_with_a_machine() {
-    let watch = |version: &str, upgrades: u64, error: Value| {
-        json!({
-            "state": "Running", "generation": 1, "boots": 1, "pid": 7, "api": 1,
-            "version": version, "upgrades": upgrades, "upgrade_error": error, "upgrade_downtime_ms": 93.5,
-        })
-    };
-    let away = json!({"code": "no_answer", "message": "no"});
     let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
     let arguments = parse::<upgrade::Arguments>(&["web", "--program", "/new/bellhop"]).unwrap();
+    let result = json!({"upgrade": {"before": "0.1.0", "after": "0.2.0", "downtime_ms": 93.5}});
     let made_up = MadeUp::default()
-        .answer(200, &watch("0.1.0", 3, json!("an earlier one")))
-        .answer(202, &Value::Null)
-        .answer(200, &watch("0.1.0", 3, Value::Null))
-        .answer(502, &away)
-        .answer(200, &running(7))
-        .answer(200, &watch("0.2.0", 4, Value::Null));
+        .answer(202, &operation("running", &json!({})))
+        .answer(200, &operation("running", &json!({})))
+        .answer(200, &operation("done", &json!({ "result": result })));
     let code = upgrade::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap();
     assert_eq!(code, Code::Success);
     let asked = made_up.asked();
-    assert_eq!(asked[0], "GET /v1/vms/web/watch?since=0&timeout_s=0");
     assert_eq!(
-        asked[1],
+        asked[0],
         r#"POST /v1/vms/web/upgrade {"program":"/new/bellhop"}"#
     );
+    assert_eq!(asked[1], "GET /v1/operations/17");
 
-    // It does not take the machine; the machine is gone; it says nothing.
+    // It does not take the machine; it says nothing.
+    let error = json!({"code": "not_upgraded", "message": "no such device", "status": 502});
     let made_up = MadeUp::default()
-        .answer(200, &watch("0.1.0", 0, Value::Null))
-        .answer(202, &Value::Null)
-        .answer(200, &watch("0.1.0", 0, json!("no such device")));
+        .answer(202, &operation("running", &json!({})))
+        .answer(200, &operation("failed", &json!({ "error": error })));
     let error = upgrade::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap_err();
     assert!(error.to_string().contains("no such device"), "{error}");
-    let made_up = MadeUp::default()
-        .answer(200, &watch("0.1.0", 0, Value::Null))
-        .answer(202, &Value::Null)
-        .answer(409, &away)
-        .answer(200, &stopped());
-    let error = upgrade::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap_err();
-    assert!(error.refusal().is_some(), "{error}");
+    assert_eq!(error.code(), Code::Failed);
     let hasty = parse::<upgrade::Arguments>(&["web", "--timeout=1s"]).unwrap();
-    let mut made_up = MadeUp::default()
-        .answer(200, &watch("0.1.0", 0, Value::Null))
-        .answer(202, &Value::Null);
+    let mut made_up = MadeUp::default();
     for _ in 0..20 {
-        made_up = made_up.answer(200, &watch("0.1.0", 0, Value::Null));
+        made_up = made_up.answer(200, &operation("running", &json!({})));
     }
-    let code = upgrade::execute(&hasty, &local, &made_up.node(), format(&[])).unwrap();
-    assert_eq!(code, Code::TimedOut);
+    let error = upgrade::execute(&hasty, &local, &made_up.node(), format(&[])).unwrap_err();
+    assert_eq!(error.code(), Code::TimedOut);
     let own = std::env::current_exe().unwrap();
-    assert!(made_up.asked()[1].contains(own.to_str().unwrap()));
+    assert!(made_up.asked()[0].contains(own.to_str().unwrap()));
 
     // This command's own program is none on another host.
     let far = parse::<NodeArguments>(&["--node", ELSEWHERE]).unwrap();
@@ -555,24 +549,28 @@ fn elsewhere() -> Value {
 }
 
 #[test]
-fn a_machine_that_is_gone_while_it_moves_is_said_to_be() {
+fn how_a_machine_moved_is_said_by_its_operation() {
     let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
     let arguments = parse::<migrate::Arguments>(&["web", "--to", "unix:/b"]).unwrap();
-    let gone = json!({"code": "not_running", "message": "it does not run"});
-    let after = |view: &Value| {
+    let after = |phase: &str, more: &Value| {
         let made_up = MadeUp::default()
-            .answer(202, &Value::Null)
-            .answer(409, &gone)
-            .answer(200, view);
+            .answer(202, &operation("running", &json!({})))
+            .answer(200, &operation(phase, more));
         migrate::execute(&arguments, &local, &made_up.node(), format(&[]))
     };
-    let error = after(&elsewhere()).unwrap_err().to_string();
-    assert!(error.contains("migration settle web there"), "{error}");
-    let mut moved = stopped();
-    moved["last_end"] = json!({"reason": "Moved"});
-    assert_eq!(after(&moved).unwrap(), Code::Success);
-    let error = after(&stopped()).unwrap_err();
-    assert!(error.refusal().is_some(), "{error}");
+    let lost = json!({"error": {"code": "may_be_elsewhere", "message": "say `migration settle web there`",
+        "status": 409}});
+    let error = after("failed", &lost).unwrap_err();
+    assert!(
+        error.to_string().contains("migration settle web there"),
+        "{error}"
+    );
+    let stays = json!({"error": {"code": "not_moved", "message": "it stays", "status": 502}});
+    assert_eq!(after("failed", &stays).unwrap_err().code(), Code::Failed);
+    let error = after("cancelled", &json!({})).unwrap_err();
+    assert!(error.to_string().contains("cancelled"), "{error}");
+    // Its process ended without a report.
+    assert_eq!(after("done", &json!({})).unwrap(), Code::Success);
 
     let made_up = MadeUp::default()
         .answer(200, &elsewhere())

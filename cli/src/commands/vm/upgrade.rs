@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bellhop_api::machine::{UpgradeRequest, VmStatus};
-use bellhop_common::client::{Address, MAKING, Node, NodeArguments, path};
+use bellhop_api::machine::UpgradeRequest;
+use bellhop_api::node::UpgradeInfo;
+use bellhop_common::client::{Address, MAKING, Node, NodeArguments, STRANGE, path};
 use bellhop_common::error::Error;
-use bellhop_common::exit::{Code, Report};
+use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use bellhop_common::text::printable;
-use hyper::Method;
 use serde_json::json;
 
-use super::{absolute, of_vm, until, vm};
+use super::{absolute, of_vm};
+use crate::commands::operation;
 use crate::units::seconds;
 
 /// Have another version of Bellhop go on with a running VM
@@ -54,30 +55,26 @@ pub(super) fn execute(
 ) -> Result<Code, Error> {
     let name = &arguments.name;
     let program = program(arguments.program.clone(), which.address())?;
-    let before = look(node, name)?;
     let at = format!("{}{}", of_vm(name), path(["upgrade"]));
-    node.send(Method::POST, &at, &UpgradeRequest { program }, MAKING)?;
+    let body = UpgradeRequest { program };
     let limit = Duration::from_secs(arguments.timeout.into());
-    let Some(after) = follow(node, name, &before, limit)? else {
-        let message = format!(
-            "the VM {name} has not said within {} s that another program goes on with it",
-            arguments.timeout
-        );
-        let hint = format!("`bellhop vm show {name}` shows which version runs it");
-        Report::from_messages([message]).hint(hint).print();
-        return Ok(Code::TimedOut);
-    };
-    let downtime = after.upgrade_downtime_ms;
+    let result = operation::carry_through(node, &at, &body, MAKING, limit, |_| ())?;
+    let upgrade = result.upgrade.ok_or_else(|| Error::failed(STRANGE))?;
+    let UpgradeInfo {
+        before,
+        after,
+        downtime_ms,
+    } = &upgrade;
     let answer = json!({
-        "name": name, "before": before.version, "after": after.version, "downtime_ms": downtime,
+        "name": name, "before": before, "after": after, "downtime_ms": downtime_ms,
     });
     let text = || {
-        let stood = downtime.map(|ms| format!("; its guest stood still for {ms:.0} ms"));
+        let stood = downtime_ms.map(|ms| format!("; its guest stood still for {ms:.0} ms"));
         format!(
             "{}: bellhop {} goes on with it, before it was {}{}\n",
             printable(name),
-            printable(&after.version),
-            printable(&before.version),
+            printable(after),
+            printable(before),
             stood.unwrap_or_default()
         )
     };
@@ -95,32 +92,4 @@ fn program(given: Option<PathBuf>, node: &Address) -> Result<PathBuf, Error> {
             "the node is another host: name the program there with --program",
         )),
     }
-}
-
-/// The machine by its own account.
-fn look(node: &Node, name: &str) -> Result<VmStatus, Error> {
-    let at = format!("{}{}?since=0&timeout_s=0", of_vm(name), path(["watch"]));
-    node.get(&at)
-}
-
-/// Looks until another program runs it, at most so long. Its API is away while it is taken over.
-fn follow(
-    node: &Node,
-    name: &str,
-    before: &VmStatus,
-    limit: Duration,
-) -> Result<Option<VmStatus>, Error> {
-    until(limit, || match look(node, name) {
-        Ok(now) if now.upgrades > before.upgrades => Ok(Some(now)),
-        Ok(VmStatus {
-            upgrade_error: Some(why),
-            ..
-        }) => Err(Error::failed(format!(
-            "the VM {name} keeps its present program: {}",
-            printable(&why)
-        ))),
-        Ok(_) => Ok(None),
-        Err(error) if error.refusal().is_none() || vm(node, name)?.0.pid.is_none() => Err(error),
-        Err(_) => Ok(None),
-    })
 }

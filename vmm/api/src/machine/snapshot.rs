@@ -22,7 +22,7 @@ pub struct SnapshotRequest {
 }
 
 /// A snapshot that was written.
-#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct SnapshotInfo {
     /// Its directory.
     #[schema(value_type = String)]

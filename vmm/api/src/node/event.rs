@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::{OperationKind, OperationPhase};
 use crate::machine::{AlarmKind, EndReason, Place};
 
 described! {
@@ -64,6 +65,10 @@ described! {
         AlarmRaised,
         /// A queue has no such alarm any more: `nic` or `disk`, `queue`, `alarm`.
         AlarmCleared,
+        /// Long work began: `operation`, `kind`.
+        OperationStarted,
+        /// Long work ended: `operation`, `kind`, `phase`, and `reason` if it failed.
+        OperationEnded,
         /// A device appeared on the vDPA bus.
         Added,
         /// A device or port disappeared.
@@ -134,6 +139,15 @@ pub struct Event {
     /// Where a virtual machine is expected: `unix:/PATH` or `tcp:HOST:PORT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listen: Option<String>,
+    /// The ID of the operation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<String>,
+    /// What the operation does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<OperationKind>,
+    /// How the operation ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<OperationPhase>,
     /// The driver of the vDPA bus.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
@@ -166,6 +180,9 @@ impl Event {
             end: None,
             place: None,
             listen: None,
+            operation: None,
+            kind: None,
+            phase: None,
             driver: None,
             parameter: None,
             reporter: None,

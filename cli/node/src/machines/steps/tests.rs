@@ -285,7 +285,7 @@ impl<'a> Daemon<'a> {
                     let request = SendRequest {
                         destination: "unix:/b".to_owned(),
                         body: Bytes::new(),
-                        request_id: None,
+                        request_id: String::new(),
                         peer: None,
                     };
                     let sent = life.send(record, &request);

@@ -188,7 +188,7 @@ fn a_machine_that_ends_unsettled_is_started_by_nobody_and_keeps_its_nics() {
             let request = SendRequest {
                 destination: "unix:/b".to_owned(),
                 body: Bytes::new(),
-                request_id: None,
+                request_id: String::new(),
                 peer: None,
             };
             life.send(&mut record, &request).unwrap();

@@ -1,0 +1,361 @@
+//! `bellhop operation`: long work of the node daemon; and how other subcommands follow it.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bellhop_api::Items;
+use bellhop_api::node::{Operation, OperationKind, OperationPhase, OperationResult};
+use bellhop_common::client::{Node, NodeArguments, Refusal, STRANGE, path, with_query};
+use bellhop_common::error::{Error, ErrorKind};
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+use bellhop_common::table::Table;
+use bellhop_common::text::{printable, utc};
+use hyper::{Method, StatusCode};
+use serde::Deserialize as _;
+use serde_json::{Value, json};
+
+use crate::units::seconds;
+
+/// Between two looks at an operation.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// List, show, wait for and cancel long work of the node daemon
+///
+/// Migrations, snapshots and upgrades of VMs are operations, and so is a creation by the API with
+/// `wait=false`. The daemon keeps the last 1000 that have ended.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  bellhop operation list --vm web --phase running
+  bellhop operation show 1795297500123456
+  bellhop operation wait 1795297500123456 --timeout 60s
+  bellhop operation cancel 1795297500123456")]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    node: NodeArguments,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// List operations, the oldest first
+    #[command(
+        visible_alias = "ls",
+        after_long_help = "\
+Examples:
+  bellhop operation list
+  bellhop operation list --kind migration --phase failed -o json"
+    )]
+    List(List),
+    /// Show an operation, its progress and its result
+    #[command(
+        visible_alias = "get",
+        after_long_help = "\
+Examples:
+  bellhop operation show 1795297500123456"
+    )]
+    Show(Id),
+    /// Wait for the end of an operation
+    #[command(after_long_help = "\
+Exits with 0 if it is done, and with 6 after the time limit. For one that failed it exits with the
+code of its error, and for a cancelled one with 1.
+
+Examples:
+  bellhop operation wait 1795297500123456 --timeout 10m")]
+    Wait(Wait),
+    /// Cancel an operation
+    ///
+    /// Only a migration can be cancelled, until the guest is handed over.
+    #[command(after_long_help = "\
+Examples:
+  bellhop operation cancel 1795297500123456 && bellhop operation wait 1795297500123456")]
+    Cancel(Id),
+}
+
+#[derive(Debug, clap::Args)]
+struct List {
+    /// Only those of this kind: migration, snapshot, upgrade or create
+    #[arg(long, value_name = "KIND")]
+    kind: Option<String>,
+
+    /// Only those of this VM
+    #[arg(long, value_name = "NAME")]
+    vm: Option<String>,
+
+    /// Only those in this phase: running, done, failed or cancelled
+    #[arg(long, value_name = "PHASE")]
+    phase: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Id {
+    /// The operation
+    #[arg(value_name = "ID")]
+    id: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct Wait {
+    #[command(flatten)]
+    id: Id,
+
+    /// How long, such as 90s or 10m; without a unit in seconds
+    #[arg(
+        long,
+        alias = "time-limit",
+        value_name = "DURATION",
+        default_value_t = 3600,
+        value_parser = seconds(0..=86_400)
+    )]
+    timeout: u32,
+}
+
+/// Does what was asked.
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
+    let node = arguments.node.connect()?;
+    carry_out(&arguments.command, &node, format)
+}
+
+fn carry_out(command: &Command, node: &Node, format: Format) -> Result<Code, Error> {
+    match command {
+        Command::List(List { kind, vm, phase }) => {
+            let values = [("kind", kind), ("target", vm), ("phase", phase)];
+            let values = values.map(|(key, value)| (key, value.clone()));
+            let all: Items<Value> = node.get(&with_query("/v1/operations", values))?;
+            let rows = all.items.iter().map(|one| read(one).map(|one| row(&one)));
+            let rows = rows.collect::<Result<Vec<_>, _>>()?;
+            format.print_table(&all.items, || table(rows))
+        }
+        Command::Show(Id { id }) => {
+            let answer: Value = node.get(&of(id))?;
+            let operation = read(&answer)?;
+            format.print(&answer, || text(&operation))
+        }
+        Command::Wait(Wait { id, timeout }) => {
+            let limit = Duration::from_secs((*timeout).into());
+            let operation = follow(node, &id.id, limit, |_| ())?;
+            result(operation.clone())?;
+            format.print(&operation, || text(&operation))
+        }
+        Command::Cancel(Id { id }) => {
+            node.change(Method::DELETE, &of(id))?;
+            format.print_done(&json!({ "id": id, "cancelled": true }))
+        }
+    }
+}
+
+fn of(id: &str) -> String {
+    path(["v1", "operations", id])
+}
+
+fn read(answer: &Value) -> Result<Operation, Error> {
+    Operation::deserialize(answer).map_err(Error::context(STRANGE))
+}
+
+/// Has the daemon begin an operation at `path`, and follows it to its end.
+pub(crate) fn carry_through(
+    node: &Node,
+    path: &str,
+    body: &impl serde::Serialize,
+    begin: Duration,
+    limit: Duration,
+    look: impl FnMut(&Operation),
+) -> Result<OperationResult, Error> {
+    let (_, begun) = node.send(Method::POST, path, body, begin)?;
+    result(follow(node, &read(&begun)?.id, limit, look)?)
+}
+
+/// Follows the last migration of a VM to its end.
+pub(crate) fn follow_migration(
+    node: &Node,
+    vm: &str,
+    look: impl FnMut(&Operation),
+) -> Result<OperationResult, Error> {
+    let query = [("kind", "migration"), ("target", vm)];
+    let query = query.map(|(key, value)| (key, Some(value.to_owned())));
+    let all: Items<Operation> = node.get(&with_query("/v1/operations", query))?;
+    let none = || Error::not_there(format!("the daemon knows of no migration of {vm}"));
+    let last = all.items.last().ok_or_else(none)?;
+    result(follow(node, &last.id, Duration::MAX, look)?)
+}
+
+/// Follows an operation to its end, at most so long. `look` sees each state.
+fn follow(
+    node: &Node,
+    id: &str,
+    limit: Duration,
+    mut look: impl FnMut(&Operation),
+) -> Result<Operation, Error> {
+    let start = Instant::now();
+    loop {
+        let operation: Operation = node.get(&of(id))?;
+        look(&operation);
+        if operation.phase.is_end() || start.elapsed() >= limit {
+            return Ok(operation);
+        }
+        thread::sleep(PERIOD);
+    }
+}
+
+/// The result of an operation.
+fn result(operation: Operation) -> Result<OperationResult, Error> {
+    let what = format!("the {} of {}", operation.kind, printable(&operation.target));
+    match (operation.phase, operation.error) {
+        (OperationPhase::Done, _) => Ok(operation.result.unwrap_or_default()),
+        (OperationPhase::Failed, Some(body)) => {
+            let status = StatusCode::from_u16(body.status);
+            let refusal = Refusal {
+                status: status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+                body: Box::new(body),
+            };
+            Err(refusal.into())
+        }
+        (OperationPhase::Cancelled, _) => Err(Error::failed(format!("{what} was cancelled"))),
+        _ => {
+            let message = format!(
+                "{what} has not ended within the time limit: `bellhop operation wait {}` waits \
+                 longer",
+                printable(&operation.id)
+            );
+            Err(Error::new(ErrorKind::TimedOut, message))
+        }
+    }
+}
+
+fn progress(operation: &Operation) -> Option<String> {
+    let progress = operation.progress.as_ref()?;
+    let percent = u128::from(progress.done.min(progress.total)) * 100;
+    Some(format!("{} %", percent.checked_div(progress.total.into())?))
+}
+
+fn row(operation: &Operation) -> [String; 6] {
+    [
+        operation.id.clone(),
+        operation.kind.to_string(),
+        operation.target.clone(),
+        operation.phase.to_string(),
+        progress(operation).unwrap_or_else(|| "-".to_owned()),
+        utc(operation.created_ms / 1000),
+    ]
+}
+
+fn table(rows: Vec<[String; 6]>) -> Table {
+    Table::new(["ID", "KIND", "VM", "PHASE", "PROGRESS", "BEGAN"], rows)
+}
+
+fn text(operation: &Operation) -> String {
+    let Operation {
+        id,
+        kind,
+        target,
+        phase,
+        ..
+    } = operation;
+    let mut lines = vec![
+        format!("{id}: {kind} of {target}: {phase}"),
+        format!("  requested by {}", operation.requested_by),
+        format!("  began {}", utc(operation.created_ms / 1000)),
+    ];
+    let ended = operation.ended_ms.map(|ended| utc(ended / 1000));
+    lines.extend(ended.map(|ended| format!("  ended {ended}")));
+    if *kind == OperationKind::Migration {
+        lines.extend(progress(operation).map(|done| format!("  memory copied: {done}")));
+    }
+    if let Some(error) = &operation.error {
+        lines.push(format!("  error: {}", error.message));
+        lines.extend(error.causes.iter().map(|cause| format!("    {cause}")));
+    }
+    let lines = lines.iter().map(|line| printable(line) + "\n");
+    lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use bellhop_common::client::made_up::MadeUp;
+    use clap::Parser as _;
+    use serde_json::json;
+
+    use super::*;
+
+    fn operation(phase: &str, more: &Value) -> Value {
+        let mut operation = json!({
+            "id": "17", "kind": "migration", "target": "web", "phase": phase,
+            "progress": { "done": 30, "total": 40, "unit": "bytes" },
+            "created_ms": 1_795_297_500_123_u64, "ended_ms": null,
+            "requested_by": "uid 0\u{1b}", "request_id": "r", "of a later version": 1,
+        });
+        let fields = operation.as_object_mut().unwrap();
+        fields.extend(more.as_object().unwrap().clone());
+        operation
+    }
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        format: Format,
+
+        #[command(subcommand)]
+        command: Command,
+    }
+
+    fn ran(words: &[&str], made_up: &MadeUp) -> Result<Code, Error> {
+        let line = Line::try_parse_from(std::iter::once(&"x").chain(words)).unwrap();
+        carry_out(&line.command, &made_up.node(), line.format)
+    }
+
+    #[test]
+    fn operations_are_listed_by_filters_and_shown() {
+        let one = operation("running", &json!({}));
+        let made_up = MadeUp::default().answer(200, &json!({ "items": [one] }));
+        let words = ["ls", "--vm", "web&x", "--phase", "running"];
+        assert_eq!(ran(&words, &made_up).unwrap(), Code::Success);
+        let asked = "GET /v1/operations?target=web%26x&phase=running";
+        assert_eq!(made_up.asked(), [asked]);
+        let one = read(&one).unwrap();
+        let text = table(vec![row(&one)]).draw(true);
+        let line = "17  migration  web  running  75 %      2026-11-21T21:45:00Z";
+        assert_eq!(text.lines().nth(1), Some(line), "{text}");
+        let text = super::text(&one);
+        assert!(
+            text.starts_with("17: migration of web: running\n"),
+            "{text}"
+        );
+        assert!(text.contains("  requested by uid 0?\n"), "{text}");
+        let later = operation(
+            "of a later version",
+            &json!({ "kind": "of a later version" }),
+        );
+        assert_eq!(row(&read(&later).unwrap())[3], "unknown");
+    }
+
+    #[test]
+    fn an_end_is_waited_for_and_decides_the_exit_code() {
+        let error = json!({ "code": "not_moved", "message": "it stays", "status": 409 });
+        for (phase, more, code) in [
+            ("done", json!({}), None),
+            ("failed", json!({ "error": error }), Some(Code::Conflict)),
+            ("cancelled", json!({}), Some(Code::Failed)),
+        ] {
+            let made_up = MadeUp::default()
+                .answer(200, &operation("running", &json!({})))
+                .answer(200, &operation(phase, &more));
+            let ended = ran(&["wait", "17"], &made_up);
+            assert_eq!(ended.err().map(|error| error.code()), code, "{phase}");
+            assert_eq!(made_up.asked(), ["GET /v1/operations/17"; 2]);
+        }
+        let made_up = MadeUp::default().answer(200, &operation("running", &json!({})));
+        let late = ran(&["wait", "17", "--timeout", "0"], &made_up).unwrap_err();
+        assert_eq!(late.code(), Code::TimedOut);
+        assert!(late.to_string().contains("operation wait 17"), "{late}");
+    }
+
+    #[test]
+    fn a_migration_is_cancelled() {
+        let made_up = MadeUp::default().answer(202, &operation("running", &json!({})));
+        assert_eq!(ran(&["cancel", "17"], &made_up).unwrap(), Code::Success);
+        assert_eq!(made_up.asked(), ["DELETE /v1/operations/17"]);
+    }
+}
