@@ -9,6 +9,7 @@ use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
+use bellhop_api::PROBLEM_JSON;
 use bellhop_api::machine::{MigrationStatus, MigrationTrial, Place, SettleRequest};
 use bellhop_api::node::Awaited;
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
@@ -26,7 +27,7 @@ use super::vm_path::VmPath;
 use crate::error::Error;
 use crate::machines::departure::Account;
 use crate::machines::spec::NodeMigrationRequest;
-use crate::machines::steps::SendRequest;
+use crate::machines::steps::{Passed, SendRequest};
 use crate::machines::vmm::no_answer;
 use crate::peers;
 
@@ -108,8 +109,17 @@ pub(super) async fn begin(
             node.machines.send(&name, request).await?
         }
     };
-    let json = [(CONTENT_TYPE, "application/json")];
-    Ok((passed.status, json, passed.body).into_response())
+    Ok(answered(passed))
+}
+
+/// The answer of a machine's process to a client of the daemon.
+fn answered(passed: Passed) -> Response {
+    let kind = if passed.status.is_success() {
+        "application/json"
+    } else {
+        PROBLEM_JSON
+    };
+    (passed.status, [(CONTENT_TYPE, kind)], passed.body).into_response()
 }
 
 /// Cancel a migration
@@ -181,4 +191,21 @@ pub(super) async fn settle(
     let here = change.settle == Place::Here;
     node.machines.say_where(&name, here).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_of_the_machines_process_is_a_problem() {
+        for (status, kind) in [
+            (StatusCode::ACCEPTED, "application/json"),
+            (StatusCode::UNPROCESSABLE_ENTITY, "application/problem+json"),
+        ] {
+            let body = Bytes::from_static(b"{}");
+            let answer = answered(Passed { status, body });
+            assert_eq!(answer.headers()[CONTENT_TYPE], kind);
+        }
+    }
 }
