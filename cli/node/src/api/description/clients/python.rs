@@ -66,7 +66,7 @@ fn method(operation: &Operation<'_>) -> String {
     for (_, schema) in &operation.answers {
         kinds.insert(kind(schema, "", &mut nested));
     }
-    if operation.may_be_empty {
+    if operation.may_be_empty || kinds.is_empty() {
         kinds.insert("None".to_owned());
     }
     assert!(nested.is_empty(), "{}: name its schemas", operation.id);
@@ -110,7 +110,12 @@ fn parameter(parameter: &Parameter<'_>) -> String {
 }
 
 fn variable(name: &str) -> String {
-    name.to_ascii_lowercase().replace('-', "_")
+    let name = name.to_ascii_lowercase().replace('-', "_");
+    if KEYWORDS.contains(&name.as_str()) {
+        name + "_"
+    } else {
+        name
+    }
 }
 
 /// Items between `start` and `end`: in one line, or each in a line of its own.
@@ -264,8 +269,12 @@ fn kinds(schema: &Value, place: &str, classes: &mut Vec<Class>) -> Vec<String> {
         Some("null") => "None".to_owned(),
         Some("array") => format!("list[{}]", kind(&schema["items"], place, classes)),
         Some("object") if schema["properties"].is_object() => {
-            class(place, schema, classes);
-            place.to_owned()
+            let taken = |name: &String| classes.iter().any(|class| class.name == *name);
+            let mut names = (2..).map(|number| format!("{place}{number}"));
+            let name = Some(place.to_owned()).filter(|name| !taken(name));
+            let name = name.or_else(|| names.find(|name| !taken(name))).unwrap();
+            class(&name, schema, classes);
+            name
         }
         Some("object") if schema["additionalProperties"].is_object() => {
             let values = kind(&schema["additionalProperties"], place, classes);
