@@ -77,8 +77,9 @@ fn the_rust_client_calls_each_operation() {
     assert_eq!(vm.name, "rust");
     let again = client.put_vm("rust", &spec).only_if_absent().send();
     assert!(again.unwrap_err().refusal().unwrap().is_there_already());
+    node.await_phase("rust", "Running").unwrap();
     let described = described(&node);
-    // Reads of what is there, changes of what is not.
+    // Reads of the VM, changes of objects that do not exist.
     let argument = |operation: &str, parameter: &str| {
         let reads = ["get_", "list_", "watch_"]
             .iter()

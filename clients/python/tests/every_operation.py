@@ -48,7 +48,7 @@ class Caller:
         return answer
 
     def harmlessly(self, name: str):
-        """A read of what is there, or a change of nothing."""
+        """A read of the VM and its host, or a change of an object that does not exist."""
         method, _ = self.operations[name]
         arguments = {}
         for parameter in inspect.signature(getattr(self.node, name)).parameters.values():
@@ -68,7 +68,7 @@ def main(socket: str, spec: dict) -> None:
     assert created["name"] == VM, created
     assert call("put_vm", VM, spec, if_none_match="*") is None, "it exists"
     assert [vm["name"] for vm in call("list_vms")["items"]] == [VM]
-    # All reads, while it runs; then all changes, of what is not there.
+    # All reads, while it runs; then all changes, of objects that do not exist.
     for method in ["get", "put", "patch", "post", "delete"]:
         for name in call.operations:
             if call.operations[name][0] == method and name not in call.called:
