@@ -1,7 +1,7 @@
 //! Address decoding for port and memory-mapped I/O.
 //!
-//! A [`Bus`] owns the map from address ranges to devices. It must not know
-//! what a device is, nor who issues the access (a vCPU, a test, a fuzzer).
+//! A [`Bus`] owns the map from address ranges to devices. It must not know the type of a device,
+//! nor who issues the access (a vCPU, a test, a fuzzer).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,15 +11,15 @@ use parking_lot::RwLock;
 
 use crate::Error;
 
-/// Something that answers accesses at offsets inside a range of a [`Bus`].
+/// A device that answers accesses at offsets inside a range of a [`Bus`].
 ///
-/// Accesses come from any vCPU thread at any time, hence `&self`. `data` is
-/// 1, 2, 4 or 8 bytes, little-endian as the guest sees it; an implementation
-/// must take any other length without panicking.
+/// Accesses come from any vCPU thread at any time, hence `&self`. `data` is 1, 2, 4 or 8 bytes,
+/// little-endian as the guest sees it. An implementation must accept any other length without
+/// panicking.
 pub trait BusDevice: Send + Sync {
-    /// Fills `data` with what the device shows at `offset` from the range's base.
+    /// Fills `data` with the value at `offset` from the range's base.
     fn read(&self, offset: u64, data: &mut [u8]);
-    /// Takes `data` written at `offset` from the range's base.
+    /// Takes a write of `data` at `offset` from the range's base.
     fn write(&self, offset: u64, data: &[u8]);
 }
 
@@ -44,7 +44,7 @@ impl fmt::Debug for Bus {
 }
 
 impl Bus {
-    /// An empty bus.
+    /// Creates an empty bus.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -53,7 +53,7 @@ impl Bus {
     /// Adds a device at `base..base + len` (bytes).
     ///
     /// # Errors
-    /// The range is empty or wraps, or an address of it is taken.
+    /// The range is empty or wraps, or overlaps another one.
     pub fn insert(&self, base: u64, len: u64, device: Arc<dyn BusDevice>) -> Result<(), Error> {
         let last = len
             .checked_sub(1)
@@ -71,24 +71,24 @@ impl Bus {
         Ok(())
     }
 
-    /// Takes away the range that begins at `base`; `true` if there was one.
+    /// Removes the range that begins at `base`. Returns `true` if there was one.
     pub fn remove(&self, base: u64) -> bool {
         let mut ranges = self.ranges.write();
         ranges.remove(&base).is_some()
     }
 
-    /// The device that covers all of `address..address + len`, and the offset in it.
+    /// Returns the device that covers all of `address..address + len`, and the offset in it.
     fn find(&self, address: u64, len: usize) -> Option<(Arc<dyn BusDevice>, u64)> {
         let ranges = self.ranges.read();
         let (base, range) = ranges.range(..=address).next_back()?;
         let offset = address - base;
         let end = offset.checked_add(u64::try_from(len).ok()?)?;
-        // The lock is dropped before the device runs: an access may change the
-        // map itself (a BAR is moved by a configuration write).
+        // The lock is dropped before the device runs: an access may change the map itself (a
+        // configuration write moves a BAR).
         (end <= range.len).then(|| (Arc::clone(&range.device), offset))
     }
 
-    /// Reads; all ones where nothing answers, as on a real bus.
+    /// Reads; returns all ones if no device answers, as on a real bus.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         match self.find(address, data.len()) {
             Some((device, offset)) => device.read(offset, data),
@@ -96,7 +96,7 @@ impl Bus {
         }
     }
 
-    /// Writes; dropped where nothing answers.
+    /// Writes; dropped if no device answers.
     pub fn write(&self, address: u64, data: &[u8]) {
         if let Some((device, offset)) = self.find(address, data.len()) {
             device.write(offset, data);
@@ -154,7 +154,7 @@ mod tests {
         let mut data = [0u8; 4];
         bus.read(0x100c, &mut data);
         assert_eq!(data, [0; 4]);
-        // The access runs over the end of the range: nobody answers all of it.
+        // The access exceeds the end of the range: no device covers all of it.
         bus.read(0x100e, &mut data);
         assert_eq!(data, [0xff; 4]);
         bus.write(u64::MAX, &data);

@@ -1,8 +1,8 @@
-//! The one error of all devices: a kind for code, a message with the remedy for the user.
+//! The error type of all devices: a kind for code, a message with the remedy for the user.
 
 use std::error::Error as StdError;
 
-/// The cases that code decides on. The error's text has the rest.
+/// The cases that code distinguishes. The error's text has the details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The new device lacks features that the guest's driver uses.
@@ -22,7 +22,7 @@ pub enum ErrorKind {
         /// Index of the queue.
         queue: u16,
     },
-    /// The device holds chains, and the rings do not say which. It may have used them soon.
+    /// The device holds chains, and the rings do not show which. It may use them soon.
     InFlightUnknown,
     /// Any other failure.
     Other,
@@ -34,7 +34,7 @@ vdpa::opaque_error! {
 }
 
 impl Error {
-    /// An error that no code decides on.
+    /// Creates an error that code does not distinguish.
     pub(crate) fn other(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Other, message)
     }
@@ -47,7 +47,7 @@ impl Error {
         move |source| Self::other(message).because(source)
     }
 
-    /// For `map_err` of an error that keeps its text.
+    /// For `map_err` of an error that keeps its own text.
     pub(crate) fn as_it_is(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::transparent(ErrorKind::Other, source)
     }
@@ -57,7 +57,7 @@ impl Error {
         Self::other("the ring cannot be served").because(source)
     }
 
-    /// For `map_err` where a queue reaches the device in another way.
+    /// For `map_err` where the strategy of a queue changes.
     pub(crate) fn relay(source: vdpa::Error) -> Self {
         let kind = match source.kind() {
             vdpa::ErrorKind::BrokenByGuest { queue: Some(queue) } => {
@@ -70,7 +70,7 @@ impl Error {
         Self::new(kind, message).because(source)
     }
 
-    /// A queue that is broken tells the user so first.
+    /// Puts a message about the broken queue first, if a queue is broken.
     pub(crate) fn or_broken_ring(self) -> Self {
         let ErrorKind::BrokenRing { queue } = self.kind() else {
             return self;
@@ -82,19 +82,19 @@ impl Error {
         Self::new(self.kind(), message).because(self)
     }
 
-    /// The case that code decides on.
+    /// Returns the case that code distinguishes.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Whether a ring is broken, which only a reset by the driver mends.
+    /// Whether a ring is broken, which only a reset by the driver fixes.
     pub(crate) fn is_broken_ring(&self) -> bool {
         matches!(self.kind(), ErrorKind::BrokenRing { .. })
     }
 }
 
-/// What a device refuses. Other errors of `vdpa` get a context where they are met.
+/// A refusal by a device. Other errors of `vdpa` get a context where they occur.
 impl From<vdpa::Error> for Error {
     fn from(source: vdpa::Error) -> Self {
         Self::other("the device does not work as asked").because(source)

@@ -1,4 +1,4 @@
-//! What the guest sees: buses, PCI, the virtio devices and the few legacy ones.
+//! The devices that the guest sees: buses, PCI, the virtio devices and a few legacy ones.
 //!
 //! Must not know KVM, HTTP, or files of the host other than a device's own backing.
 

@@ -1,14 +1,14 @@
-//! What can be wrong with the saved state of a platform device.
+//! Errors of the saved states of platform devices.
 //!
-//! The states themselves are next to their devices. Each comes from a file or from a peer and
-//! is trusted no more than a guest: a device takes only what a guest could have brought about with its
-//! registers, and changes nothing otherwise.
+//! The states themselves are next to their devices. Each comes from a file or from a peer and is
+//! trusted no more than a guest. A device accepts only a state that a guest could have reached
+//! through its registers, and otherwise changes nothing.
 
 use std::io;
 
 use crate::Error;
 
-/// An error unless a guest can have brought the state about.
+/// Fails unless a guest can have reached the state.
 pub(crate) fn ensure(possible: bool, device: &str, what: &str) -> Result<(), Error> {
     if possible {
         return Ok(());
@@ -18,12 +18,12 @@ pub(crate) fn ensure(possible: bool, device: &str, what: &str) -> Result<(), Err
     )))
 }
 
-/// The state was taken, but the device's interrupt does not follow.
+/// The error for a restored state whose interrupt cannot be set.
 pub(crate) fn interrupt_failed(device: &str, source: io::Error) -> Error {
     Error::other(format!("the interrupt of the {device} cannot be set")).because(source)
 }
 
-/// Encodes and decodes a state as a snapshot does; for tests.
+/// Encodes and decodes a state like a snapshot; for tests.
 #[cfg(test)]
 pub(crate) fn through_a_file<T>(state: &T) -> T
 where

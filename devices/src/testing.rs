@@ -1,5 +1,5 @@
-//! Stand-ins for the hypervisor, for the tests of this crate: plain eventfds
-//! and maps that a test can look into.
+//! Fakes of the hypervisor for the tests of this crate: plain eventfds and maps that a test can
+//! inspect.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,7 +33,7 @@ impl FakeVector {
         *self.route.lock()
     }
 
-    /// What KVM would have injected since the last call.
+    /// Returns the message that KVM would have injected since the last call.
     pub(crate) fn delivered(&self) -> Option<MsiMessage> {
         let route = self.route()?;
         self.eventfd.read().ok().map(|_| route)
@@ -100,19 +100,19 @@ impl MsiVectors for FakeVectors {
     }
 }
 
-/// A page of no device, at no address.
+/// A page without a device, at no address.
 #[derive(Debug)]
 pub(crate) struct FakePage(pub(crate) u16);
 
-// SAFETY: needed so that tests have pages. The address is used by nobody:
-// `FakeDoorbells` shows pages to no guest.
+// SAFETY: needed so that tests have pages. The address is never accessed: `FakeDoorbells` maps
+// pages into no guest.
 unsafe impl DoorbellPage for FakePage {
     fn host_address(&self) -> u64 {
         u64::from(self.0) * 4096
     }
 }
 
-/// What a guest write at an address reaches.
+/// The target of a guest write at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reached {
     Eventfd(u64),
@@ -133,19 +133,19 @@ pub(crate) enum Operation {
 pub(crate) struct FakeDoorbells {
     attached: Mutex<BTreeMap<u64, EventFd>>,
     mapped: Mutex<BTreeMap<u64, Arc<dyn DoorbellPage>>>,
-    /// An address where everything is refused.
+    /// An address at which every operation is refused.
     pub(crate) refused: Mutex<Option<u64>>,
-    /// What was done, successfully, since the last look.
+    /// The successful operations since the last look.
     pub(crate) done: Mutex<Vec<Operation>>,
 }
 
 impl FakeDoorbells {
-    /// Addresses of the eventfds.
+    /// Returns the addresses of the eventfds.
     pub(crate) fn addresses(&self) -> Vec<u64> {
         self.attached.lock().keys().copied().collect()
     }
 
-    /// All that is there, by address.
+    /// Returns all targets by address.
     pub(crate) fn all(&self) -> Vec<Reached> {
         let pages = self.mapped.lock();
         let pages = pages
@@ -159,7 +159,7 @@ impl FakeDoorbells {
         all
     }
 
-    /// A guest write; `false` if it would exit to us.
+    /// Makes a guest write. Returns `false` if it would exit to the VMM.
     pub(crate) fn ring(&self, address: u64) -> bool {
         let attached = self.attached.lock();
         let found = attached.get(&address);
@@ -220,7 +220,7 @@ impl Doorbells for FakeDoorbells {
     }
 }
 
-/// A level-triggered input that a test can look at.
+/// A level-triggered input that a test can inspect.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FakeLevel(pub(crate) Arc<Mutex<bool>>);
 

@@ -2,15 +2,15 @@
 /*
  * labnic: the control queue (virtio 1.3, 5.1.6.5). Called under labnic_plane.
  *
- * A command without its feature, with the wrong length or with a value that
- * can't be is answered with VIRTIO_NET_ERR and changes nothing.
+ * A command without its feature, with the wrong length or with an invalid
+ * value is answered with VIRTIO_NET_ERR and changes nothing.
  */
 #include <linux/etherdevice.h>
 #include <linux/mm.h>
 
 #include "labnic.h"
 
-/* More than the longest command: a MAC table of this module's size. */
+/* Longer than the longest command: a MAC table of this module's size. */
 #define LABNIC_COMMAND_MAX	SZ_4K
 
 static u8 *labnic_command;
@@ -26,7 +26,7 @@ void labnic_ctrl_exit(void)
 	kvfree(labnic_command);
 }
 
-/* As after a reset: everything is received until the driver says otherwise. */
+/* As after a reset: all frames are received until the driver sets a filter. */
 void labnic_filter_reset(struct labnic_filter *filter)
 {
 	memset(filter, 0, sizeof(*filter));
@@ -206,7 +206,7 @@ static virtio_net_ctrl_ack execute(struct labnic_vq *vq)
 
 void labnic_ctrl(struct labnic_vq *vq)
 {
-	/* More at once than the ring has come after a kick of their own. */
+	/* Commands beyond the size of the ring have a kick of their own. */
 	unsigned int budget = vq->num;
 	virtio_net_ctrl_ack ack;
 	u16 head;

@@ -5,10 +5,10 @@
  *   devlink dev info platform/labnic.0
  *   devlink dev eswitch set platform/labnic.0 mode switchdev
  *
- * It hangs on a platform device because devlink names an instance by its bus,
- * which the device behind the management device "labnic" (mgmt.c) has not.
- * The eswitch mode decides only whether there can be subfunctions: the
- * devices of "labnic" have their own switch in either mode.
+ * Its parent is a platform device because devlink names an instance by its
+ * bus, and the device of the management device "labnic" (mgmt.c) has none.
+ * The eswitch mode decides only whether subfunctions can exist: the devices of
+ * "labnic" have their own switch in either mode.
  */
 #include <linux/etherdevice.h>
 #include <linux/platform_device.h>
@@ -153,12 +153,12 @@ static void remove(struct platform_device *device)
 	struct devlink *devlink = pf->devlink;
 
 	devl_lock(devlink);
-	/* No command comes any more. */
+	/* No more commands arrive. */
 	devl_unregister(devlink);
 	labnic_sf_remove_all(pf);
 	uplink_remove(pf);
 	devl_unlock(devlink);
-	/* A report in progress takes devl_lock: it is waited for without. */
+	/* A report in progress takes devl_lock: wait for it without that. */
 	labnic_health_remove(pf);
 	devlink_free(devlink);
 }
@@ -191,7 +191,7 @@ int labnic_pf_init(void)
 		ret = PTR_ERR(labnic_platform_device);
 		goto err_driver;
 	}
-	/* A device without its driver would be a NIC without its instance. */
+	/* Without its driver, the device would be a NIC without an instance. */
 	if (!platform_get_drvdata(labnic_platform_device)) {
 		ret = -ENODEV;
 		goto err_device;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * labnic: doorbell pages, one per queue, and the thread that looks at them.
+ * labnic: doorbell pages, one per queue, and the thread that polls them.
  *
  * A driver stores its queue's number at the beginning of the page. The thread
- * exchanges it for a value that no store can have, and kicks the queue: a store
- * is either seen by the exchange or by the next look.
+ * exchanges it for a value that no store can have, and kicks the queue: either
+ * the exchange or the next poll sees a store.
  *
  * vhost maps the pages uncached, but for memory x86 takes the cache attribute
  * that the page already has (track_pfn_insert()), so both sides see the same
- * lines. The control queue has a page, since which queue is the control queue
- * changes with the features, but it is said to be empty, so it can't be mapped
- * as long as it is that.
+ * lines. Which queue is the control queue changes with the features, so every
+ * queue has a page. The page of the control queue is reported as empty and
+ * therefore cannot be mapped.
  */
 #include <linux/delay.h>
 #include <linux/gfp.h>
@@ -20,11 +20,11 @@
 #include "labnic.h"
 
 #define LABNIC_DOORBELL_IDLE	U32_MAX
-/* Looks without a store before the thread looks less often. */
+/* Polls without a store before the thread polls less often. */
 #define LABNIC_PATIENCE		2000
 #define LABNIC_REST_US		1000
 
-/* One look at one page. */
+/* Polls one page once. */
 static bool look(struct labnic_vq *vq)
 {
 	u32 *doorbell = vq->doorbell;
@@ -102,7 +102,7 @@ int labnic_doorbell_alloc(struct labnic *nic)
 	return 0;
 }
 
-/* May be called twice; nobody has a page mapped any more. */
+/* May be called twice; no process has a page mapped any more. */
 void labnic_doorbell_free(struct labnic *nic)
 {
 	unsigned int i;
@@ -124,7 +124,7 @@ void labnic_doorbell_start(struct labnic *nic)
 	wake_up(&nic->poller_wait);
 }
 
-/* Under labnic_plane; what was stored before the reset is void. */
+/* Under labnic_plane; stores from before the reset are void. */
 void labnic_doorbell_stop(struct labnic *nic)
 {
 	if (!nic->poller)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * labnic: the NIC's health reporter, "fw", whose errors are raised by tests.
+ * labnic: the NIC's health reporter, "fw"; tests raise its errors.
  *
  *   echo TEXT >/sys/kernel/debug/labnic/health_report
  *   echo Y    >/sys/kernel/debug/labnic/health_stuck      recovery fails
@@ -23,7 +23,7 @@ struct labnic_health {
 	struct work_struct test;
 	bool stuck;
 	u32 reports;
-	char text[LABNIC_HEALTH_TEXT];	/* of the last one; under devl_lock */
+	char text[LABNIC_HEALTH_TEXT];	/* of the last error; under devl_lock */
 };
 
 static int recover(struct devlink_health_reporter *reporter, void *context,
@@ -136,7 +136,7 @@ int labnic_health_add(struct labnic_pf *pf)
 		kfree(health);
 		return ret;
 	}
-	/* Without debugfs there are no files, and nothing else is missing. */
+	/* Without debugfs only the files are missing. */
 	health->directory = debugfs_create_dir("labnic", NULL);
 	debugfs_create_file("health_report", 0200, health->directory, health,
 			    &report_fops);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * labnic: whether somebody uses a vDPA device.
+ * labnic: finds out whether a vDPA device is in use.
  *
- * vhost_vdpa does not say it: its file may be open with the device's status
- * still 0. So besides the status the files of all processes are looked at, as
- * fuser(1) does. What it can't see is a doorbell that stays mapped after the
- * file was closed, and a file that is on its way through a socket; then the
- * deletion waits until they are gone.
+ * vhost_vdpa does not report it: its file may be open with the device's status
+ * still 0. So besides the status, the files of all processes are searched, as
+ * fuser(1) does. The search cannot see a doorbell that stays mapped after the
+ * file was closed, nor a file in transit through a socket. The deletion then
+ * waits until they are gone.
  */
 #include <linux/fdtable.h>
 #include <linux/fs.h>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * labnic: address spaces, what is mapped in them, and which queue uses which.
+ * labnic: address spaces, their mappings, and the spaces that queues use.
  *
- * Nothing is mapped in a new device: there is no passage to physical memory
- * for a driver that forgets to map.
+ * A new device has no mappings: a driver that forgets to map cannot reach
+ * physical memory.
  */
 #include "labnic.h"
 
-/* Per address space: guest RAM in single pages, if it must be. */
+/* Per address space: enough for guest RAM in single pages. */
 #define LABNIC_MAPS_MAX		(1U << 22)
 
 unsigned int labnic_group(const struct labnic *nic, u16 index)

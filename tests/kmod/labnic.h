@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * labnic: a vDPA network device that can be what any vendor's card is.
+ * labnic: a vDPA network device that can behave like any vendor's card.
  *
  * Every ability is a module parameter (params.c), read when a device is added.
  * Devices of the management device "labnic" are the ports of one learning
  * switch inside the module (switch.c). Devices of subfunctions are not: each
  * has a representor in the host (sf.h has that half of the NIC and its locks).
- * Rings are worked on with vringh; memory is reached through the device's own
- * IOTLB in physical addresses, so mapped memory is pinned by vhost.
+ * vringh accesses the rings. The device reaches memory through its own IOTLB
+ * in physical addresses, so vhost pins mapped memory.
  *
  * Locking
  * -------
@@ -19,8 +19,8 @@
  * device's ring to another's without a second lock.
  *
  *   labnic_plane (mutex)
- *     -> iotlb_lock (spinlock, per device): what vringh takes when it
- *        translates; only uncontended, since maps change under the mutex
+ *     -> iotlb_lock (spinlock, per device): vringh takes it to translate;
+ *        never contended, since maps change under the mutex
  *
  * Outside of it:
  *   kicked, kicks, doorbells   atomic; set by kicks in any context
@@ -107,7 +107,7 @@ enum labnic_cvq {
 enum labnic_fault {
 	LABNIC_FAULT_WRONG_BASE,	/* GET_VRING_BASE is one too high */
 	LABNIC_FAULT_SILENT_MAP,	/* maps are acknowledged and ignored */
-	LABNIC_FAULT_LARGE_CONFIG,	/* config space is said to be larger */
+	LABNIC_FAULT_LARGE_CONFIG,	/* config space is reported larger */
 	LABNIC_FAULT_SUSPEND_RUNS_ON,	/* suspend succeeds and does nothing */
 	LABNIC_FAULT_USED_ID,		/* used elements name no descriptor */
 	LABNIC_FAULT_USED_LENGTH,	/* used elements are too long */
@@ -115,7 +115,7 @@ enum labnic_fault {
 	LABNIC_FAULTS,
 };
 
-/* What a device can; a copy of the parameters at its creation. */
+/* A device's abilities: a copy of the parameters at its creation. */
 struct labnic_abilities {
 	bool suspend;
 	bool resume;
@@ -156,7 +156,7 @@ struct labnic_buffer {
 	u16 head;
 };
 
-/* A transmitted chain that the driver has not been given back yet. */
+/* A transmitted chain that is not yet returned to the driver. */
 struct labnic_pending {
 	unsigned long due;		/* jiffies */
 	u16 head;
@@ -181,7 +181,7 @@ struct labnic_vq {
 	struct labnic *nic;
 	u16 index;
 
-	/* As programmed. */
+	/* As the driver programmed it. */
 	u64 desc;
 	u64 driver;
 	u64 device;
@@ -192,7 +192,7 @@ struct labnic_vq {
 	bool ready;
 	struct vdpa_callback cb;
 
-	/* As taken over: see labnic_ring_latch(). */
+	/* As latched: see labnic_ring_latch(). */
 	bool live;
 	struct vringh vring;		/* translates by the rings' space */
 	struct vringh buffers;		/* translates by the buffers' space */
@@ -236,7 +236,7 @@ struct labnic_filter {
 struct labnic_counters {
 	u64 link_down;			/* sent or received with the link down */
 	u64 filtered;			/* the receiver's filter or no receiver */
-	u64 ignored_enables;		/* queues enabled when they can't be */
+	u64 ignored_enables;		/* queues enabled at a forbidden time */
 	atomic64_t bad_doorbells;	/* stores of another queue's number */
 };
 
@@ -303,7 +303,7 @@ static inline bool labnic_fault(const struct labnic *nic, enum labnic_fault faul
 	return nic->can.faults & BIT(fault);
 }
 
-/* The driver has started the device and it is not broken; maybe suspended. */
+/* Started by the driver and not broken; it may be suspended. */
 static inline bool labnic_started(const struct labnic *nic)
 {
 	return (nic->status & VIRTIO_CONFIG_S_DRIVER_OK) &&
@@ -320,7 +320,7 @@ static inline void labnic_schedule(struct labnic *nic)
 	mod_delayed_work(labnic_workqueue, &nic->work, 0);
 }
 
-/* A kick or a doorbell has come, unless it is one of those to be lost. */
+/* Records a kick or a doorbell, unless it is one of those to be lost. */
 static inline void labnic_kicked(struct labnic_vq *vq)
 {
 	struct labnic *nic = vq->nic;
@@ -364,7 +364,7 @@ enum labnic_fetch {
 	LABNIC_FETCH_NONE,		/* nothing is available */
 	LABNIC_FETCH_CHAIN,
 	LABNIC_FETCH_BAD,		/* a chain that breaks the rules */
-	LABNIC_FETCH_BROKEN,		/* the ring itself can't be read */
+	LABNIC_FETCH_BROKEN,		/* the ring itself cannot be read */
 };
 
 int labnic_ring_alloc(struct labnic_vq *vq);
@@ -385,7 +385,7 @@ void labnic_ring_signal(struct labnic_vq *vq);
 enum labnic_credit {
 	LABNIC_CREDIT,			/* there is room for the frame */
 	LABNIC_CREDIT_NONE,		/* buffers are missing */
-	LABNIC_CREDIT_SMALL,		/* the buffers can't take the frame */
+	LABNIC_CREDIT_SMALL,		/* the buffers cannot take the frame */
 };
 
 enum labnic_credit labnic_rx_reserve(struct labnic_vq *vq, size_t length);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * labnic: the management device, and the life of the devices that it makes.
+ * labnic: the management device, and the life of the devices it creates.
  *
  *   vdpa dev add name NAME mgmtdev labnic [mac M] [mtu N] [max_vqp N]
  *                                         [device_features F]
  *
- * Management devices of subfunctions (sf_device.c) make theirs here, too.
+ * Management devices of subfunctions (sf_device.c) create theirs here, too.
  *
  * Adding: read the parameters, allocate, join the switch, register. Deleting:
  * unregister, which waits until the driver has let go, leave the switch, free.
@@ -69,7 +69,7 @@ static int refuse(const char *why)
 	return -EINVAL;
 }
 
-/* A subfunction's address, where it was given one; else a random one. */
+/* A subfunction's address, if it is set; else a random one. */
 static void default_mac(u8 *mac, struct labnic_sf *sf)
 {
 	bool given = false;
@@ -84,7 +84,7 @@ static void default_mac(u8 *mac, struct labnic_sf *sf)
 		eth_random_addr(mac);
 }
 
-/* What was asked for, against what the parameters allow. */
+/* Checks the request against the parameters. */
 static int configure(struct labnic *nic, const struct vdpa_dev_set_config *config,
 		     struct labnic_sf *sf)
 {
@@ -149,7 +149,7 @@ static int allocate_queues(struct labnic *nic)
 	return labnic_doorbell_alloc(nic);
 }
 
-/* sf: whose device it is, or NULL for one on the switch. */
+/* sf: the device's subfunction, or NULL for a device on the switch. */
 int labnic_device_add(struct vdpa_mgmt_dev *mdev, const char *name,
 		      const struct vdpa_dev_set_config *config,
 		      struct labnic_sf *sf)

@@ -2,16 +2,16 @@
 /*
  * labnic: the netdevs of the NIC.
  *
- * A representor is the host's end of a subfunction: what the function's vDPA
- * device sends is received here, what is sent here the device receives, and
- * nothing else. The link of the device follows the administrative state of the
- * representor, as mlx5 does it. What is sent to the uplink is dropped and
+ * A representor is the host's end of a subfunction: it receives the frames that
+ * the function's vDPA device sends, and the device receives the frames sent
+ * here, and no others. The link of the device follows the administrative state
+ * of the representor, as with mlx5. Frames sent to the uplink are dropped and
  * counted: nothing is connected to the NIC.
  *
  *   device --tx queue--> labnic_netdev_receive() --> netif_rx()
  *   ndo_start_xmit --> queue --> work --credits--> device's rx queue
  *
- * ndo_start_xmit can't sleep, so the work takes labnic_plane. A full queue
+ * ndo_start_xmit cannot sleep, so the work takes labnic_plane. A full queue
  * stops the netdev; the qdisc holds frames back then, and drops. Frames for a
  * device that has no buffers wait in the queue as long as they would in the
  * switch (switch.c). No offloads: the stack segments and computes checksums.
@@ -22,7 +22,7 @@
 #include "sf.h"
 
 #define LABNIC_NETDEV_QUEUE	512
-/* Frames before other queues have their turn. */
+/* Frames of one queue before others have their turn. */
 #define LABNIC_NETDEV_BUDGET	64
 
 static struct labnic_netdev *of_dev(struct net_device *dev)
@@ -44,7 +44,7 @@ static int netdev_open(struct net_device *dev)
 	return 0;
 }
 
-/* Nothing is being sent any more: the core has stopped the queue. */
+/* No frame is being sent: the core has stopped the queue. */
 static int netdev_stop(struct net_device *dev)
 {
 	struct labnic_netdev *netdev = of_dev(dev);
@@ -81,7 +81,7 @@ static netdev_tx_t netdev_xmit(struct sk_buff *skb, struct net_device *dev)
 	skb_queue_tail(&netdev->queue, skb);
 	if (skb_queue_len_lockless(&netdev->queue) >= LABNIC_NETDEV_QUEUE) {
 		netif_stop_queue(dev);
-		/* Pairs with the work, which takes frames and then looks. */
+		/* Pairs with the work, which takes frames and then checks. */
 		smp_mb__after_atomic();
 		if (skb_queue_len_lockless(&netdev->queue) < LABNIC_NETDEV_QUEUE)
 			netif_start_queue(dev);
@@ -108,7 +108,7 @@ static void netdev_finish(struct labnic_netdev *netdev, struct sk_buff *skb,
 		netif_wake_queue(netdev->dev);
 }
 
-/* The first frame of the queue; false when there is no more to do now. */
+/* Delivers the first frame; false when there is no more to do now. */
 static bool deliver_one(struct labnic_netdev *netdev)
 {
 	struct sk_buff *skb = skb_peek(&netdev->queue);
@@ -182,7 +182,7 @@ void labnic_netdev_receive(struct labnic_netdev *netdev, const void *frame,
 	skb_put_data(skb, frame, length);
 	skb->protocol = eth_type_trans(skb, dev);
 	dev_sw_netstats_rx_add(dev, length);
-	/* Counts by itself what the backlog has no room for. */
+	/* Counts frames itself that the backlog has no room for. */
 	netif_rx(skb);
 }
 
@@ -218,8 +218,8 @@ static void netdev_setup(struct net_device *dev)
 }
 
 /*
- * Registers a netdev; sf: whose representor it is, or NULL for the uplink. The
- * port is registered already. Takes rtnl.
+ * Registers a netdev; sf: its subfunction, or NULL for the uplink. The port is
+ * already registered. Takes rtnl.
  */
 struct labnic_netdev *labnic_netdev_add(struct device *parent,
 					struct devlink_port *port,

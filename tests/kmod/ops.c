@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * labnic: what a vDPA driver asks of the device, except for memory (iotlb.c),
- * doorbells (doorbell.c) and statistics (stats.c).
+ * labnic: a vDPA driver's operations on the device, except for memory
+ * (iotlb.c), doorbells (doorbell.c) and statistics (stats.c).
  *
- * An ability that is off is an operation that is not there, as with a vendor's
- * driver that never had it: each device has a table of its own.
+ * For an ability that is off, the operation is missing, as with a vendor's
+ * driver that never had it: each device has its own table.
  */
 #include <linux/etherdevice.h>
 #include <uapi/linux/vhost_types.h>
@@ -22,7 +22,7 @@ static struct labnic_vq *queue(struct vdpa_device *vdpa, u16 index)
 
 /*
  * With MQ the control queue is the last one, without it the third one. Before
- * the features are fixed, it is where they will put it if all are accepted.
+ * the features are fixed, its place is that of a driver that accepts all.
  */
 bool labnic_is_cvq(const struct labnic *nic, u16 index)
 {
@@ -37,7 +37,7 @@ bool labnic_is_cvq(const struct labnic *nic, u16 index)
 	return index == 2;
 }
 
-/* The device's own link, and that to the host: under labnic_plane. */
+/* Both the device's own link and that to the host. Under labnic_plane. */
 bool labnic_link(const struct labnic *nic)
 {
 	return nic->link && (!nic->sf || nic->sf->representor->up);
@@ -70,7 +70,7 @@ static void set_vq_num(struct vdpa_device *vdpa, u16 index, u32 num)
 	struct labnic_vq *vq = queue(vdpa, index);
 
 	mutex_lock(&labnic_plane);
-	/* There is no way to say no; what is not taken does not work. */
+	/* There is no way to refuse; a size that is not taken does not work. */
 	if (num <= vq->nic->can.queue_size) {
 		vq->num = num;
 		vq->modified = true;
@@ -266,12 +266,12 @@ static void set_status(struct vdpa_device *vdpa, u8 status)
 
 	mutex_lock(&labnic_plane);
 	old = nic->status;
-	/* Refused: a start without features, and getting well by itself. */
+	/* Refused: a start without features, and recovery without a reset. */
 	if (!(status & VIRTIO_CONFIG_S_FEATURES_OK))
 		status &= ~VIRTIO_CONFIG_S_DRIVER_OK;
 	status |= old & VIRTIO_CONFIG_S_NEEDS_RESET;
 	WRITE_ONCE(nic->status, status);
-	/* Which queue is the control queue may be another one now. */
+	/* The control queue may now be another queue. */
 	if ((status ^ old) & VIRTIO_CONFIG_S_FEATURES_OK)
 		labnic_iotlb_bind(nic);
 	if ((status & ~old) & VIRTIO_CONFIG_S_DRIVER_OK) {
@@ -304,7 +304,7 @@ static int do_reset(struct labnic *nic, bool clear_maps)
 	labnic_doorbell_stop(nic);
 	bitmap_zero(nic->kicked, LABNIC_QUEUES_MAX);
 	labnic_switch_credit(nic);
-	/* Opening the device's file begins with a reset, and so fails. */
+	/* To open the device's file begins with a reset, and so fails. */
 	if (nic->sf && nic->sf->closing)
 		ret = -ENODEV;
 	mutex_unlock(&labnic_plane);
@@ -397,7 +397,7 @@ static void get_config(struct vdpa_device *vdpa, unsigned int offset, void *data
 static void set_config(struct vdpa_device *vdpa, unsigned int offset,
 		       const void *data, unsigned int length)
 {
-	/* Nothing can be written: the MAC address is not, with VERSION_1. */
+	/* Nothing is writable: with VERSION_1 the MAC address is not either. */
 }
 
 static u32 get_generation(struct vdpa_device *vdpa)
@@ -428,7 +428,7 @@ void labnic_free(struct vdpa_device *vdpa)
 	labnic_iotlb_clear(nic);
 }
 
-/* All that there is; labnic_ops_adapt() takes away. */
+/* All operations; labnic_ops_adapt() removes some. */
 const struct vdpa_config_ops labnic_ops = {
 	.set_vq_address		= set_vq_address,
 	.set_vq_num		= set_vq_num,
@@ -471,7 +471,7 @@ const struct vdpa_config_ops labnic_ops = {
 	.free			= labnic_free,
 };
 
-/* Gives the device its own table, without what it can't. */
+/* Gives the device its own table, without the operations it lacks. */
 void labnic_ops_adapt(struct labnic *nic)
 {
 	const struct labnic_abilities *can = &nic->can;

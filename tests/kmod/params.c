@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * labnic: the module parameters, and a device's abilities made of them.
+ * labnic: the module parameters, and a device's abilities derived from them.
  *
  * All are writable under /sys/module/labnic/parameters and are read when a
  * device is added: write, add, write again, add again, and two devices differ.
@@ -192,8 +192,8 @@ static int abilities_check(const struct labnic_abilities *can)
 		return -EINVAL;
 	}
 	/*
-	 * A used index says where to go on only if buffers before it are used
-	 * and buffers behind it are not.
+	 * A used index shows where to resume only if buffers before it are
+	 * used and buffers after it are not.
 	 */
 	if (can->ring_state == LABNIC_RING_STATE_USED &&
 	    can->completion == LABNIC_COMPLETION_REORDERED) {

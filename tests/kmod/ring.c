@@ -2,11 +2,11 @@
 /*
  * labnic: one split ring on vringh.
  *
- * A ring is programmed in pieces and taken over as a whole ("latched"). What
- * vringh does not have is here: publishing several used elements with one
- * index update, which merged receive buffers need, and the batches of
- * IN_ORDER. Both write elements ahead of the index and then move vringh's own
- * count before its last completion, which writes the index atomically.
+ * A ring is programmed in pieces and taken over as a whole ("latched"). This
+ * file adds to vringh: publishing several used elements with one index update,
+ * which merged receive buffers need, and the batches of IN_ORDER. Both write
+ * elements ahead of the index and then move vringh's own count before its last
+ * completion, which writes the index atomically.
  */
 #include <linux/bottom_half.h>
 #include <linux/slab.h>
@@ -77,7 +77,7 @@ u16 labnic_ring_used(const struct labnic_vq *vq)
 
 /*
  * Takes the programmed ring over, under labnic_plane. Buffers in flight stay
- * so, unless the driver names another place to go on.
+ * in flight, unless the driver sets another position.
  */
 void labnic_ring_latch(struct labnic_vq *vq)
 {
@@ -107,7 +107,7 @@ void labnic_ring_suspend(struct labnic_vq *vq)
 	if (!vq->live)
 		return;
 	labnic_tx_flush(vq, true);
-	/* What waits goes on after resume, maybe on another device: with kicks. */
+	/* Waiting work resumes with kicks, maybe on another device. */
 	if (vq->waiting)
 		vringh_notify_enable_iotlb(&vq->vring);
 	if (vq->slots && vq->nic->can.ring_state == LABNIC_RING_STATE_USED)
@@ -127,7 +127,7 @@ enum labnic_fetch labnic_ring_fetch(struct labnic_vq *vq,
 
 	*head = none;
 	/*
-	 * No warning: an indirect table of the driver's may ask for more
+	 * No warning: an indirect table of the driver may need more
 	 * pieces than can be allocated, and that is the driver's fault.
 	 */
 	ret = vringh_getdesc_iotlb(&vq->vring, readable, writable, head,
@@ -180,7 +180,7 @@ static void complete_last(struct labnic_vq *vq, struct labnic_element element,
 	}
 }
 
-/* Gives chains back to the driver, all with one change of the used index. */
+/* Returns chains to the driver, all with one change of the used index. */
 void labnic_ring_publish(struct labnic_vq *vq,
 			 const struct labnic_element *elements, unsigned int n)
 {
@@ -218,7 +218,7 @@ void labnic_ring_publish_batch(struct labnic_vq *vq, u16 last, unsigned int n)
 	complete_last(vq, element, n - 1);
 }
 
-/* Interrupts the driver if it asked for it since the last call. */
+/* Interrupts the driver if it has requested so since the last call. */
 void labnic_ring_signal(struct labnic_vq *vq)
 {
 	if (vringh_need_notify_iotlb(&vq->vring) <= 0)

@@ -12,7 +12,7 @@
  */
 #include "labnic.h"
 
-/* Buffers held at least, where there are so many, to have a choice. */
+/* The least number of buffers to hold, if available, to have a choice. */
 #define LABNIC_REORDER_DEPTH	4
 
 static bool reorders(const struct labnic_vq *vq)
@@ -51,8 +51,8 @@ static void remove_last(struct labnic_vq *vq)
 }
 
 /*
- * Forgets all held buffers; give_back: they are available again, which needs
- * that they were taken in order.
+ * Forgets all held buffers; give_back: they become available again, which
+ * requires that they were taken in order.
  */
 void labnic_rx_drop_held(struct labnic_vq *vq, bool give_back)
 {
@@ -62,7 +62,7 @@ void labnic_rx_drop_held(struct labnic_vq *vq, bool give_back)
 		remove_last(vq);
 }
 
-/* Takes one more buffer. A chain against the rules is one without room. */
+/* Takes one more buffer. An invalid chain counts as one without room. */
 static bool fetch(struct labnic_vq *vq)
 {
 	unsigned int slot = find_first_zero_bit(vq->slots_taken, LABNIC_HELD_MAX);
@@ -87,7 +87,7 @@ static bool fetch(struct labnic_vq *vq)
 	return true;
 }
 
-/* As fetch; if there is nothing, the driver will kick when there is. */
+/* Like fetch; if there is none, the driver will kick for the next one. */
 static bool fetch_or_arm(struct labnic_vq *vq)
 {
 	if (fetch(vq))
@@ -125,8 +125,8 @@ static size_t capacity(struct labnic_vq *vq)
 }
 
 /*
- * Holds buffers for a frame of so many bytes, virtio's header included. To be
- * followed by labnic_rx_deliver() or labnic_rx_release().
+ * Holds buffers for a frame of length bytes, including virtio's header. Call
+ * labnic_rx_deliver() or labnic_rx_release() afterwards.
  */
 enum labnic_credit labnic_rx_reserve(struct labnic_vq *vq, size_t length)
 {
@@ -143,7 +143,7 @@ enum labnic_credit labnic_rx_reserve(struct labnic_vq *vq, size_t length)
 			swap(vq->held[0], vq->held[1]);
 	}
 	for (;;) {
-		/* A driver could make empty ones faster than they are used up. */
+		/* A driver could post empty ones faster than this uses them. */
 		while (use_up_empty(vq))
 			if (++empty == LABNIC_QUEUE_SIZE_MAX)
 				return LABNIC_CREDIT_SMALL;
@@ -183,7 +183,7 @@ void labnic_rx_deliver(struct labnic_vq *vq, void *frame, size_t length)
 		done += part;
 	}
 	if (failed) {
-		/* A buffer is not mapped: it goes back, the frame is lost. */
+		/* A buffer is not mapped: it is returned, the frame is lost. */
 		for (i = 0; i < n; i++)
 			elements[i].length = 0;
 		vq->stats.errors++;
@@ -197,7 +197,7 @@ void labnic_rx_deliver(struct labnic_vq *vq, void *frame, size_t length)
 	labnic_ring_signal(vq);
 }
 
-/* Gives buffers back that were taken for a frame that doesn't come. */
+/* Releases the buffers of a frame that does not come. */
 void labnic_rx_release(struct labnic_vq *vq)
 {
 	if (reorders(vq))
@@ -208,7 +208,7 @@ void labnic_rx_release(struct labnic_vq *vq)
 	}
 }
 
-/* Takes buffers in advance. */
+/* Prefetches buffers. */
 void labnic_rx_prefetch(struct labnic_vq *vq)
 {
 	while (vq->nheld < vq->nic->can.rx_prefetch && fetch(vq))

@@ -18,7 +18,7 @@ static struct workqueue_struct *labnic_sf_workqueue;
 
 int labnic_sf_init(void)
 {
-	/* Not ordered: one that waits for its device does not stop others. */
+	/* Not ordered: a work that waits for its device stops no others. */
 	labnic_sf_workqueue = alloc_workqueue("labnic-sf", WQ_UNBOUND, 0);
 	return labnic_sf_workqueue ? 0 : -ENOMEM;
 }
@@ -34,9 +34,9 @@ static struct labnic_sf *of_port(struct devlink_port *port)
 }
 
 /*
- * Sees to it that the vDPA device can be deleted without waiting for its user;
- * then no new one comes and the present one can't be opened, until as many
- * calls of labnic_sf_stay(), or until the function is activated anew.
+ * Ensures that the vDPA device can be deleted without waiting for its user.
+ * From then on, no new device can be added and the present one cannot be
+ * opened, until as many calls of labnic_sf_stay() or a new activation.
  */
 int labnic_sf_leave(struct labnic_sf *sf, struct netlink_ext_ack *extack)
 {
@@ -44,7 +44,7 @@ int labnic_sf_leave(struct labnic_sf *sf, struct netlink_ext_ack *extack)
 	bool in_use;
 	int pass;
 
-	/* Only who opens between the two looks finds the device closing. */
+	/* Only an open between the two checks finds the device closing. */
 	for (pass = 0; pass < 2; pass++) {
 		mutex_lock(&labnic_plane);
 		sf->closing += pass;
@@ -74,7 +74,7 @@ void labnic_sf_stay(struct labnic_sf *sf)
 	mutex_unlock(&labnic_plane);
 }
 
-/* The function's driver came or went. */
+/* The function's driver was bound or unbound. */
 void labnic_sf_bound(struct labnic_sf *sf, bool bound)
 {
 	mutex_lock(&labnic_plane);
@@ -132,7 +132,7 @@ static int activate(struct labnic_sf *sf, struct netlink_ext_ack *extack)
 	return ret;
 }
 
-/* The function is on its way out; the device can't be in use (any more). */
+/* The function is leaving; the device cannot be in use (any more). */
 static void deactivate(struct labnic_sf *sf)
 {
 	mutex_lock(&labnic_plane);
@@ -188,7 +188,7 @@ static int hw_addr_get(struct devlink_port *port, u8 *address, int *length,
 	return 0;
 }
 
-/* Counts for vDPA devices that are added from now on. */
+/* Applies to vDPA devices that are added from now on. */
 static int hw_addr_set(struct devlink_port *port, const u8 *address, int length,
 		       struct netlink_ext_ack *extack)
 {
@@ -226,7 +226,7 @@ static int roce_set(struct devlink_port *port, bool enable,
 	return 0;
 }
 
-/* The core keeps the value and tells it; nothing is shaped. */
+/* The core keeps the value and reports it; nothing is shaped. */
 int labnic_rate_set(struct devlink_rate *rate, void *priv, u64 value,
 		    struct netlink_ext_ack *extack)
 {

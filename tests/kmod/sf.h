@@ -22,8 +22,8 @@
  *      +------------------------|-- leaving <----------------+
  *               is gone
  *
- * The steps to and from attached are made by a work, so a command returns
- * before they are done, as with hardware.
+ * A work does the steps to and from attached, so a command returns before they
+ * are done, as with hardware.
  *
  * Locking, outermost first
  * ------------------------
@@ -40,16 +40,16 @@
  *       -> labnic_plane               innermost: everything of struct
  *                                     labnic_sf and labnic_netdev is under it
  *
- * rtnl is never taken below a subfunction's work. devlink asks the getters of
- * a port function also under rtnl alone, when it tells of a netdev, so they
- * take nothing but labnic_plane. Nothing below takes the devl_lock of
- * labnic.0: a nested instance tells its parent through a work of devlink's.
+ * rtnl is never taken below a subfunction's work. devlink also calls the
+ * getters of a port function under rtnl alone, when it reports a netdev, so
+ * they take only labnic_plane. Nothing below takes the devl_lock of labnic.0: a
+ * nested instance notifies its parent through a work of devlink.
  *
  * A vDPA device whose file is open is deleted only when it is closed, and the
- * vdpa core waits for that with vdpa_dev_lock held. So whatever would delete
- * one (state inactive, port del, reload) is refused with EBUSY while somebody
- * uses it; and from the check on nobody can open it any more, because its
- * reset fails (labnic_sf_leave()).
+ * vdpa core waits for that with vdpa_dev_lock held. So a command that would
+ * delete one (state inactive, port del, reload) is refused with EBUSY while the
+ * device is in use. From the check on it cannot be opened any more, because
+ * its reset fails (labnic_sf_leave()).
  */
 #ifndef LABNIC_SF_H
 #define LABNIC_SF_H

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * labnic: an active subfunction: its auxiliary device and the driver of that.
+ * labnic: an active subfunction: its auxiliary device and that device's driver.
  *
  *   devlink dev param set auxiliary/labnic.sf.M name enable_vnet value true \
  *           cmode driverinit
  *   devlink dev reload auxiliary/labnic.sf.M
  *   vdpa dev add name NAME mgmtdev auxiliary/labnic.sf.M
  *
- * M is never the sfnum, so that nobody takes one for the other; the device's
- * attribute sfnum tells it, as mlx5's does. The management device exists while
- * the driver runs with enable_vnet, and takes one vDPA device. There is no
- * netdev on this side, so enable_eth can only be false.
+ * M is never the sfnum, so that a mix-up of the two shows. The device's
+ * attribute sfnum has the number, as with mlx5. The management device exists
+ * while the driver runs with enable_vnet, and accepts one vDPA device. There is
+ * no netdev on this side, so enable_eth can only be false.
  */
 #include <linux/idr.h>
 #include <linux/rcupdate.h>
@@ -200,7 +200,7 @@ static int probe(struct auxiliary_device *auxiliary,
 					DEVLINK_PARAM_GENERIC_ID_ENABLE_ETH, off);
 	devl_param_driverinit_value_set(devlink,
 					DEVLINK_PARAM_GENERIC_ID_ENABLE_VNET, off);
-	/* Before it is told of: who hears of it finds the function attached. */
+	/* Before the notification: its receivers find the function attached. */
 	labnic_sf_bound(device->sf, true);
 	devl_register(devlink);
 	devl_unlock(devlink);
@@ -248,7 +248,7 @@ int labnic_sf_driver_register(void)
 void labnic_sf_driver_unregister(void)
 {
 	auxiliary_driver_unregister(&sf_driver);
-	/* devlink gives its reference back in a work, after a grace period. */
+	/* devlink drops its reference in a work, after a grace period. */
 	wait_event(labnic_sf_released, !atomic_read(&labnic_sf_devices));
 	/* And until the last release() has returned from this module's code. */
 	synchronize_rcu_tasks();
@@ -293,7 +293,7 @@ static int identifier(u32 sfnum)
 	return other;
 }
 
-/* Returns NULL if it can't be, with a line in the kernel's log. */
+/* On failure returns NULL and writes a line to the kernel's log. */
 struct labnic_sf_device *labnic_sf_device_add(struct labnic_sf *sf)
 {
 	struct labnic_sf_device *device;

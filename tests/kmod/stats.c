@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * labnic: what can be read and set from outside.
+ * labnic: statistics and attributes for tests.
  *
  *   vdpa dev vstats show NAME qidx N    counts of one queue
  *   /sys/bus/vdpa/devices/NAME/labnic/  link, needs_reset, counts of the port
@@ -147,7 +147,7 @@ static ssize_t needs_reset_store(struct device *dev, struct device_attribute *at
 }
 static DEVICE_ATTR_WO(needs_reset);
 
-/* Writing N has the next N kicks and doorbells of transmit queues lost. */
+/* Writing N loses the next N kicks and doorbells of transmit queues. */
 static ssize_t drop_kicks_show(struct device *dev, struct device_attribute *attr,
 			       char *text)
 {

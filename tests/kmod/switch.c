@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * labnic: the switch that all devices but those of subfunctions are ports of,
- * and pacing, which is the same for all. Under labnic_plane.
+ * labnic: the switch, whose ports are all devices except those of
+ * subfunctions, and pacing, which is the same for all. Under labnic_plane.
  *
- * It learns by source address, floods broadcast, multicast and what it does
- * not know, and honours the receivers' filters. The queue that a frame was
- * sent on is the queue that it is received on, modulo the receiver's pairs, so
- * that flows stay in order.
+ * It learns by source address, floods broadcast, multicast and unknown
+ * addresses, and honours the receivers' filters. A frame is received on the
+ * queue number that it was sent on, modulo the receiver's pairs, so that flows
+ * stay in order.
  *
  * Pacing by credits: a frame leaves its transmit queue only when every receiver
  * has buffers for it. A receive queue without buffers starves:
@@ -17,9 +17,9 @@
  *      |                       |                                 | are dropped,
  *      +------- a buffer ------+---------------------------------+ and counted
  *
- * so a peer that never posts buffers delays others once, for a bounded time.
- * A port that is not started receives nothing and delays nobody. A suspended
- * one is one without buffers.
+ * So a peer that never posts buffers delays others once, for a bounded time.
+ * A port that is not started receives nothing and delays no other. A suspended
+ * port counts as one without buffers.
  */
 #include <linux/etherdevice.h>
 #include <linux/hash.h>
@@ -38,7 +38,7 @@ struct labnic_entry {
 
 LIST_HEAD(labnic_ports);
 
-/* One entry per hash: a newer address takes an older one's place. */
+/* One entry per hash: a newer address replaces an older one. */
 static struct labnic_entry labnic_table[1 << LABNIC_TABLE_BITS];
 static unsigned int labnic_nports;
 
@@ -69,7 +69,7 @@ static struct labnic *find(const u8 *mac)
 	return entry->nic;
 }
 
-/* Forgets what was learned from a port. */
+/* Forgets the addresses that were learned from a port. */
 void labnic_switch_forget(const struct labnic *nic)
 {
 	unsigned int i;
@@ -79,7 +79,7 @@ void labnic_switch_forget(const struct labnic *nic)
 			labnic_table[i].nic = NULL;
 }
 
-/* Connects a device with its subfunction, which takes one. */
+/* Connects a device with its subfunction, which accepts only one. */
 static int attach_to_sf(struct labnic *nic, struct labnic_sf *sf)
 {
 	if (sf->closing)
@@ -92,7 +92,7 @@ static int attach_to_sf(struct labnic *nic, struct labnic_sf *sf)
 	return 0;
 }
 
-/* sf: whose device it is, or NULL for one of the switch's. */
+/* sf: the device's subfunction, or NULL for a device on the switch. */
 int labnic_switch_attach(struct labnic *nic, struct labnic_sf *sf)
 {
 	int ret = -ENOSPC;
@@ -130,7 +130,7 @@ void labnic_switch_detach(struct labnic *nic)
 	cancel_delayed_work_sync(&nic->work);
 }
 
-/* A port has credit again, or is none any more: who waits looks again. */
+/* A port has credit again, or is gone: waiting queues check again. */
 void labnic_switch_credit(const struct labnic *port)
 {
 	struct labnic *nic;
@@ -246,9 +246,9 @@ static bool worth_waiting(struct labnic_vq *vq)
 }
 
 /*
- * Passes a frame on to where it belongs. The frame begins with virtio's
- * header, which is overwritten. False: it has to wait for buffers, and is to
- * be tried again at the latest at *retry_at.
+ * Forwards a frame to its receivers. The frame begins with virtio's header,
+ * which is overwritten. False: the frame must wait for buffers; retry it at
+ * *retry_at at the latest.
  */
 bool labnic_switch_forward(struct labnic_vq *from, void *frame, size_t length,
 			   unsigned long *retry_at)
@@ -294,7 +294,7 @@ bool labnic_switch_forward(struct labnic_vq *from, void *frame, size_t length,
 
 /*
  * Offers a frame to one device, which the caller has chosen: a subfunction's.
- * As labnic_switch_forward(), but frames that nobody takes are told apart.
+ * Like labnic_switch_forward(), but it reports frames without a receiver.
  */
 enum labnic_offer labnic_switch_offer(struct labnic *nic, unsigned int pair,
 				      void *frame, size_t length,

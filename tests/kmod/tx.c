@@ -2,8 +2,8 @@
 /*
  * labnic: transmit queues, and the work that serves all queues of a device.
  *
- * A queue is looked at only when it was kicked, so that a kick that a VMM
- * loses is not hidden by another one. Work runs under labnic_plane.
+ * A queue is served only after its own kick, so that another kick does not
+ * hide one that a VMM loses. Work runs under labnic_plane.
  */
 #include <linux/jiffies.h>
 #include <linux/mm.h>
@@ -15,7 +15,7 @@
 /* Chains that out-of-order completion collects before it reverses them. */
 #define LABNIC_REORDER_BATCH	8
 
-/* The frame that is on its way; under labnic_plane. */
+/* The frame in flight; under labnic_plane. */
 void *labnic_frame;
 
 int labnic_tx_init(void)
@@ -29,7 +29,7 @@ void labnic_tx_exit(void)
 	kvfree(labnic_frame);
 }
 
-/* Has the work run again at that time, or earlier. */
+/* Schedules the work again at that time, or earlier. */
 static void look_again(struct labnic *nic, unsigned long at)
 {
 	if (!nic->again || time_before(at, nic->again_at))
@@ -44,7 +44,7 @@ static void publish_one(struct labnic_vq *vq, u16 head)
 	labnic_ring_publish(vq, &element, 1);
 }
 
-/* Gives transmitted chains back that are due, or all. */
+/* Returns transmitted chains that are due, or all. */
 void labnic_tx_flush(struct labnic_vq *vq, bool all)
 {
 	bool reorder = vq->nic->can.completion == LABNIC_COMPLETION_REORDERED;
@@ -84,7 +84,7 @@ static void complete_chain(struct labnic_vq *vq, u16 head)
 	vq->npending++;
 }
 
-/* Reads a frame; its length, or 0 if the chain is none. */
+/* Reads a frame; returns its length, or 0 for an invalid chain. */
 static size_t read_frame(struct labnic_vq *vq)
 {
 	size_t length = vringh_kiov_length(&vq->read_iov);
@@ -97,7 +97,7 @@ static size_t read_frame(struct labnic_vq *vq)
 	return read > 0 && (size_t)read == length ? length : 0;
 }
 
-/* One chain; false when there is no more to do now. */
+/* Transmits one chain; false when there is no more to do now. */
 static bool transmit_one(struct labnic_vq *vq)
 {
 	struct labnic *nic = vq->nic;
@@ -193,7 +193,7 @@ void labnic_work(struct work_struct *work)
 		for (i = 0; i < nic->nvqs; i++)
 			if (nic->vqs[i].live)
 				serve_queue(&nic->vqs[i]);
-	/* If it is queued already, it will find the time by itself. */
+	/* If it is already queued, it will find the time itself. */
 	if (nic->again)
 		queue_delayed_work(labnic_workqueue, &nic->work,
 				   time_after(nic->again_at, jiffies) ?

@@ -1,7 +1,7 @@
 //! A client of Bellhop's APIs: HTTP/1.1 on a Unix socket, one connection for each request.
 //!
-//! Owns the few lines of HTTP that this takes. It must not know what is asked, and it
-//! shares no code with the server that it tries.
+//! It writes the few lines of HTTP itself. It does not interpret requests, and it shares no code
+//! with the server that it tests.
 
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -10,29 +10,29 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long an answer may take: opening a device in the emulated lab host takes its time, and
-/// so does a watch.
+/// How long an answer may take. To open a device in the emulated lab host takes time, and so does a
+/// watch.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// An API on a socket.
+/// A client of the API on one socket.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
 }
 
-/// What came back.
+/// The response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     /// The status code.
     pub status: u16,
-    /// The headers as they came, each on a line.
+    /// The headers as received, each on a line.
     pub headers: String,
-    /// The body as JSON; text that is none as a string, nothing as null.
+    /// The body as JSON. Text that is not JSON becomes a string, an empty body null.
     pub body: Value,
 }
 
 impl Client {
-    /// For the API on this socket, which need not be there yet.
+    /// A client of the API on this socket, which need not exist yet.
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_path_buf(),
@@ -44,10 +44,10 @@ impl Client {
         &self.socket
     }
 
-    /// Asks, and waits for the whole answer.
+    /// Sends a request and waits for the whole answer.
     ///
     /// # Errors
-    /// [`Error::File`] if nobody answers; [`Error::Invalid`] for what is no HTTP.
+    /// [`Error::File`] if no server answers; [`Error::Invalid`] for an answer that is not HTTP.
     pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Answer> {
         let failed = |what| Error::file(what, &self.socket);
         let mut stream = UnixStream::connect(&self.socket).map_err(failed("connect to"))?;
@@ -72,7 +72,7 @@ impl Client {
         })
     }
 
-    /// Asks, and expects a status of success; the body.
+    /// Sends a request, expects a status of success and returns the body.
     ///
     /// # Errors
     /// As [`Self::ask`]; [`Error::Invalid`] with the answer for any other status.
@@ -87,7 +87,7 @@ impl Client {
         ))
     }
 
-    /// What is at `path`.
+    /// Returns the resource at `path`.
     ///
     /// # Errors
     /// As [`Self::done`].
@@ -96,7 +96,7 @@ impl Client {
     }
 }
 
-/// Takes an answer of a connection that was closed behind it apart.
+/// Parses an answer whose end is the end of the connection.
 fn parse(answer: &[u8]) -> Option<Answer> {
     let text = std::str::from_utf8(answer).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;

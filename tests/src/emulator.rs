@@ -1,36 +1,36 @@
-//! Known faults of the emulation in the evidence that was taken of a guest.
+//! Recognises known faults of the emulation in the evidence about a guest.
 //!
-//! QEMU's emulation of nested virtualization runs a guest's processor with the lab host's registers
-//! now and then (tests/README.md). Two signatures are known:
-//! * the vCPU never gets anywhere: KVM counts exits without end, one emulated instruction or one
-//!   injected exception for each, and no interrupt reaches the guest ([`crate::kvm_glimpse`]);
-//! * the vCPU triple-faults: Bellhop logs the registers, and either CR3 is outside of any guest's
-//!   memory, or KVM has reset the registers, as it does where the VMCB is lost.
+//! QEMU's emulation of nested virtualization sometimes runs a guest's processor with the lab host's
+//! registers (tests/README.md). Two signatures are known:
+//! * The vCPU makes no progress. KVM counts exits without end, one emulated instruction or one
+//!   injected exception for each, and no interrupt reaches the guest ([`crate::kvm_glimpse`]).
+//! * The vCPU triple-faults. Bellhop logs the registers. Either CR3 is outside any guest's memory,
+//!   or KVM has reset the registers, as it does when the VMCB is lost.
 //!
-//! Must not look at a test's name or result.
+//! This module must not look at a test's name or result.
 
 use crate::files;
 use crate::notice::{self, Kind};
 use std::path::Path;
 
-/// Fewer exits in the moment of a glimpse are no endless loop.
+/// Fewer exits during a glimpse are no endless loop.
 const MANY: u64 = 500;
 
-/// No guest of the lab has so much memory.
+/// More memory than any guest of the lab has.
 const BEYOND_MEMORY: u64 = 1 << 40;
 
-/// The signature of a known fault in the text, in one line; none on a host that is not emulated.
+/// The signature of a known fault in the text, in one line; `None` on a host that is not emulated.
 pub fn fault(text: &str) -> Option<String> {
     is_emulated().then(|| signature(text)).flatten()
 }
 
-/// The line that tells the test runner of a known fault in the text; empty without one.
+/// The line that reports a known fault in the text to the test runner; empty without one.
 pub fn marked(text: &str) -> String {
     let line = |fault: String| format!("\n{}", notice::line(Kind::EmulatorFault, fault));
     fault(text).map(line).unwrap_or_default()
 }
 
-/// Whether the lab host's processor is QEMU's emulation.
+/// True if the lab host's processor is QEMU's emulation.
 fn is_emulated() -> bool {
     files::read_text(Path::new("/proc/cpuinfo")).is_ok_and(|text| text.contains("QEMU TCG CPU"))
 }
@@ -39,7 +39,7 @@ fn signature(text: &str) -> Option<String> {
     endless_exits(text).or_else(|| text.lines().find_map(lost_registers))
 }
 
-/// In the two lines of counters of [`crate::kvm_glimpse::glimpse`].
+/// Looks for endless exits in the two lines of counters of [`crate::kvm_glimpse::glimpse`].
 fn endless_exits(text: &str) -> Option<String> {
     let counters = |prefix: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(prefix));
@@ -50,7 +50,7 @@ fn endless_exits(text: &str) -> Option<String> {
             .collect::<Vec<_>>()
     };
     let after = counters("and then ");
-    // Events of the moment: `{"kvm_exit": 12, "kvm_inj_exception": 12}`.
+    // Events of the glimpse: `{"kvm_exit": 12, "kvm_inj_exception": 12}`.
     let event = |name: &str| {
         let (_, rest) = text.split_once(&format!("\"{name}\": "))?;
         let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
@@ -78,14 +78,14 @@ fn endless_exits(text: &str) -> Option<String> {
         })
 }
 
-/// The number behind a counter's name: `exits 12`.
+/// The number after a counter's name: `exits 12`.
 fn value(counters: &str, name: &str) -> Option<u64> {
     let mut words = counters.split_whitespace();
     words.find(|word| *word == name)?;
     words.next()?.parse().ok()
 }
 
-/// In Bellhop's line `vcpu0 registers: rip=0x… … cr3=0x…`.
+/// Looks for lost registers in Bellhop's line `vcpu0 registers: rip=0x… … cr3=0x…`.
 fn lost_registers(line: &str) -> Option<String> {
     let (_, registers) = line.split_once(" registers: rip=")?;
     let cr3 = registers

@@ -1,10 +1,10 @@
-//! Nothing leaks: the accounts that must be the same before and after a guest
-//! has done the same thing many times.
+//! Leak checks: the accounts that must be equal before and after a guest has done the same thing
+//! many times.
 //!
-//! Two authors: the kernel's account of the VMM's process
-//! ([`crate::vmm_process::Cost`]), and what the VMM itself logs at each reset of
-//! the machine (memory slots, ioeventfds, vectors, routes, irqfds) and of a vDPA
-//! device (IOTLB). Owns the judgement, and how many times "many" is.
+//! There are two independent accounts. One is the kernel's account of the VMM's process
+//! ([`crate::vmm_process::Cost`]). The other is the VMM's own log at each reset of the machine
+//! (memory slots, ioeventfds, vectors, routes, irqfds) and of a vDPA device (IOTLB). This module
+//! owns the comparison and the number of repetitions.
 
 use crate::error::{Error, Result};
 use crate::vmm_process::Cost;
@@ -12,13 +12,13 @@ use std::collections::BTreeSet;
 
 pub use launcher::endurance::{CYCLES, DEFAULT_CYCLES, SOAK, cycles, soak};
 
-/// How much a VMM's own memory ([`Cost::own_kib`]) may grow after the first time, in KiB. The allocator keeps a little
-/// more or less of what it had each time (16 pages); what is lost at each of 3 times shows from 22 KiB on, at each of
-/// 100 times from 656 bytes on.
+/// How much a VMM's own memory ([`Cost::own_kib`]) may grow after the first cycle, in KiB. From
+/// cycle to cycle, the allocator keeps a little more or less (16 pages). A leak shows from 22 KiB
+/// per cycle with 3 cycles, and from 656 bytes per cycle with 100.
 pub const GROWTH: u64 = 64;
 
-/// What the kernel says that the VMM has is the same; but for its own memory, which
-/// may have grown by [`GROWTH`], and for pages of files, which are not its own.
+/// Compares the kernel's accounts of the VMM. Its own memory may have grown by [`GROWTH`]. Pages of
+/// files, which are not its own, are ignored.
 ///
 /// # Errors
 /// [`Error::Invalid`] with both accounts.
@@ -37,18 +37,18 @@ pub fn same_cost(before: &Cost, after: &Cost) -> Result<()> {
     Ok(())
 }
 
-/// Lines of the VMM's log that must all be the same.
+/// Lines of the VMM's log that must all be equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SteadyLine<'a> {
     /// A part of the line.
     pub what: &'a str,
-    /// How many there are at first that may be different.
+    /// How many of the first ones may differ.
     pub skipped: usize,
-    /// How many there are at least.
+    /// The least number of lines.
     pub least: usize,
 }
 
-/// Each kind of line says the same each time, and nothing is a warning or worse.
+/// Checks that each kind of line is the same each time, and that no line is a warning or worse.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the lines that differ or complain.

@@ -1,7 +1,8 @@
-//! What a VMM does that does not answer or end: its threads as the kernel sees them, and what KVM does with its vCPUs.
+//! Evidence about a VMM that does not answer or end: its threads as the kernel sees them, and KVM's
+//! events for its vCPUs.
 //!
-//! Owns the text that a test's error carries. Taking it costs a moment of KVM's tracepoints, so it is for a guest that
-//! is given up (see [`crate::kvm_glimpse`]).
+//! This module owns the text that a test's error carries. It enables KVM's tracepoints for a
+//! moment, so it is only for a guest that the test gives up (see [`crate::kvm_glimpse`]).
 
 use crate::emulator;
 use crate::error::report;
@@ -10,14 +11,14 @@ use crate::kvm_glimpse;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// Of the process `pid`, in lines; what cannot be read is named in its place.
+/// Collects evidence about the process `pid`, in lines. An unreadable item is named in its place.
 pub fn of(pid: u32) -> String {
     let kvm = kvm_glimpse::glimpse().unwrap_or_else(|error| report(&error));
     let fault = emulator::marked(&kvm);
     format!("the threads of the VMM:\n{}\n{kvm}{fault}", threads(pid))
 }
 
-/// One line for each thread: id, name, state, where the kernel has it sleep, its system call, its kernel stack.
+/// One line for each thread: ID, name, state, kernel wait channel, system call, kernel stack.
 fn threads(pid: u32) -> String {
     let tasks = match files::list(&PathBuf::from(format!("/proc/{pid}/task"))) {
         Ok(tasks) => tasks,
@@ -25,7 +26,7 @@ fn threads(pid: u32) -> String {
     };
     let mut all = String::new();
     for task in &tasks {
-        // A thread may end while it is looked at.
+        // A thread may exit during the scan.
         let id = task.file_name().unwrap_or_default().display();
         let _ = writeln!(
             all,
@@ -40,7 +41,7 @@ fn threads(pid: u32) -> String {
     all
 }
 
-/// A file's lines in one, or why it cannot be read.
+/// A file's lines joined into one, or the reason why it cannot be read.
 fn line_of(task: &Path, file: &str) -> String {
     match files::read_text(&task.join(file)) {
         Ok(text) => text.trim().replace('\n', " < "),
@@ -51,7 +52,7 @@ fn line_of(task: &Path, file: &str) -> String {
 /// The letter of proc(5), such as R or D.
 fn state(task: &Path) -> String {
     let stat = files::read_text(&task.join("stat")).unwrap_or_default();
-    // The name before it may hold anything, also parentheses.
+    // The name before it may contain anything, even parentheses.
     let state = stat
         .rsplit_once(')')
         .and_then(|(_, rest)| rest.split_whitespace().next());

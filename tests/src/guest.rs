@@ -8,8 +8,8 @@
 //!    the emulation    └───┘                     (gone)
 //! ```
 //!
-//! Owns the VMM's process, its serial console and the console's log. Speaks
-//! with the guest's init (`lab-guest`), one command at a time.
+//! It owns the VMM's process, its serial console and the console's log. It sends commands to the
+//! guest's init (`lab-guest`), one at a time.
 
 mod arguments;
 mod console;
@@ -37,30 +37,30 @@ use std::time::{Duration, Instant};
 /// Bellhop's exit code when a vCPU cannot continue.
 const CRASHED: i32 = 3;
 
-/// A guest that was waited for this long is given up: evidence is taken of it. A test that waits for less may expect
-/// silence.
+/// After a wait of this length the test gives a guest up and takes evidence of it. A test that
+/// waits for less may expect silence.
 const GIVEN_UP: Duration = Duration::from_secs(10);
 
-/// A boot may take so many times the silence that is allowed in it.
+/// A boot may take this many times the allowed silence.
 const BOOT_LIMITS: u32 = 2;
 
 /// Lines of the console in an error.
 const SHOWN: usize = 30;
 
-/// A running guest; killed when dropped, unless it is somebody else's.
+/// A running guest. Dropping it kills it, unless another process owns its VMM.
 #[derive(Debug)]
 pub struct Guest {
-    /// None: its VMM is not this process's child.
+    /// `None`: its VMM is not this process's child.
     child: Option<Child>,
     pid: u32,
     input: Input,
     /// The init's lines without their mark.
     lines: Receiver<String>,
-    /// Those that it said to another VMM before.
+    /// Lines that the init printed under an earlier VMM.
     earlier: VecDeque<String>,
     console: Arc<Mutex<Console>>,
     begun: Arc<Mutex<Begun>>,
-    /// The threads that read the console; they end with its streams.
+    /// The threads that read the console. They end with its streams.
     readers: Vec<JoinHandle<()>>,
     ready: Value,
     started: Instant,
@@ -68,7 +68,7 @@ pub struct Guest {
     retries: u32,
 }
 
-/// Where the guest's console takes what is typed.
+/// Where the guest's console reads its input.
 #[derive(Debug)]
 enum Input {
     Pipe(ChildStdin),
@@ -86,17 +86,17 @@ impl Input {
 
 impl Guest {
     /// Starts the VMM and waits until the guest's init is ready. A boot that a known fault of the
-    /// emulation ends ([`emulator::fault`]) is tried once more; the test runner counts it.
+    /// emulation ends ([`emulator::fault`]) is retried once; the test runner counts it.
     ///
     /// # Errors
-    /// [`Error::Start`]; [`Error::Guest`] with the end of the console when the
-    /// VMM ends or no attempt succeeds.
+    /// [`Error::Start`]; [`Error::Guest`] with the end of the console when the VMM ends or no
+    /// attempt succeeds.
     pub fn start(arguments: &BellhopArguments) -> Result<Self> {
         Self::start_shown(|| arguments.command(), arguments.silence, arguments.show)
     }
 
-    /// As [`Self::start`] for any VMM whose standard input and output are the
-    /// guest's serial console. `command` makes a new command for each attempt.
+    /// Like [`Self::start`], for any VMM whose standard input and output are the guest's serial
+    /// console. `command` creates a new command for each attempt.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -133,7 +133,8 @@ impl Guest {
                     evidence::of(guest.pid),
                 ),
             };
-            // An error is an error: only a known fault of the emulation allows one more attempt.
+            // Only a known fault of the emulation allows a second attempt; any other error is
+            // final.
             match emulator::fault(&evidence) {
                 Some(fault) if retries == 0 => {
                     notice(Kind::Retried, format!("a guest {what}: {fault}"));
@@ -151,12 +152,13 @@ impl Guest {
         }
     }
 
-    /// The guest of a VMM that runs already (its process is `pid`), by the socket of its console. Returns when the
-    /// init is ready; what it said before is repeated by the console. A boot is not tried again: it is
-    /// the VMM's owner who could. When this is dropped, the guest goes on.
+    /// Attaches to the guest of a running VMM (process `pid`) by the socket of its console. Returns
+    /// when the init is ready; the console replays earlier output. There is no second boot: only
+    /// the VMM's owner could start one. The guest continues when this is dropped.
     ///
     /// # Errors
-    /// [`Error::File`] if nobody serves the console; [`Error::Guest`] when it ends or falls silent.
+    /// [`Error::File`] if no process serves the console; [`Error::Guest`] when it ends or falls
+    /// silent.
     pub fn attach(console: &Path, pid: u32, silence: Duration) -> Result<Self> {
         let mut guest = Self::attached(console, pid)?;
         guest.ready = guest.wait_ready(silence)?;
@@ -164,7 +166,8 @@ impl Guest {
         Ok(guest)
     }
 
-    /// As [`Self::attach`] for a guest that has come from another VMM, where its init was ready long ago: waits until it answers.
+    /// Like [`Self::attach`], for a guest that has arrived from another VMM. Its init was ready
+    /// long ago, so this waits until it answers.
     ///
     /// # Errors
     /// As [`Self::attach`].
@@ -200,18 +203,19 @@ impl Guest {
         })
     }
 
-    /// Starts a VMM whose guest does not boot but goes on where it was saved, and waits until its
+    /// Starts a VMM whose guest resumes from a saved state instead of booting, and waits until its
     /// init answers.
     ///
     /// # Errors
-    /// [`Error::Start`]; [`Error::Guest`] with the end of the console when it does not answer in that time.
+    /// [`Error::Start`]; [`Error::Guest`] with the end of the console when it does not answer in
+    /// time.
     pub fn start_restored(command: Command, limit: Duration) -> Result<Self> {
         let mut guest = Self::wait_for(command)?;
         guest.answers(limit)?;
         Ok(guest)
     }
 
-    /// Starts a VMM whose guest is to come from another one: [`Guest::answers`] waits for it.
+    /// Starts a VMM whose guest will arrive from another one: [`Guest::answers`] waits for it.
     ///
     /// # Errors
     /// [`Error::Start`].
@@ -222,15 +226,15 @@ impl Guest {
     /// Waits until the guest's init answers.
     ///
     /// # Errors
-    /// [`Error::Guest`] with the end of the console when it does not in that time.
+    /// [`Error::Guest`] with the end of the console when it does not answer in time.
     pub fn answers(&mut self, limit: Duration) -> Result<()> {
         self.ready = self.command_within("info", limit)?;
         self.ready_after = self.started.elapsed();
         Ok(())
     }
 
-    /// The guest has come from another VMM, which has ended. What its init said there and nobody has read yet comes
-    /// first, and a line that it began there and ended here is whole.
+    /// Takes over from the VMM that the guest has left, which has ended. Lines of the init that are
+    /// still unread come first. A line that began there and ended here is whole.
     ///
     /// # Errors
     /// Those of [`Guest::wait_exit`].
@@ -265,8 +269,8 @@ impl Guest {
         }
     }
 
-    /// Runs a VMM that is to end by itself, without a word to its console.
-    /// Returns how it ended and everything that it and its guest printed.
+    /// Runs a VMM that ends by itself, without input on its console. Returns how it ended and
+    /// everything that it and its guest printed.
     ///
     /// # Errors
     /// [`Error::Start`]; [`Error::Guest`] when it takes longer than the limit.
@@ -335,7 +339,7 @@ impl Guest {
                 Err(RecvTimeoutError::Disconnected) => return Boot::Ended,
                 Err(RecvTimeoutError::Timeout) => {
                     let last = self.console.lock().ok().and_then(|console| console.last);
-                    // A kernel that hangs may report it again and again, and is not silent then.
+                    // A hung kernel may report the hang again and again, and is then not silent.
                     if last.unwrap_or(self.started).elapsed() > silence
                         || begun.elapsed() > BOOT_LIMITS * silence
                     {
@@ -346,8 +350,8 @@ impl Guest {
         }
     }
 
-    /// What the init said when it was ready: `uptime_ms`, `cpus_online`,
-    /// `memory_kib`, `nics`, `disks`, `hwrng`, `problems`, `kernel`.
+    /// The content of the init's greeting: `uptime_ms`, `cpus_online`, `memory_kib`, `nics`,
+    /// `disks`, `hwrng`, `problems`, `kernel`.
     pub fn ready(&self) -> &Value {
         &self.ready
     }
@@ -362,21 +366,21 @@ impl Guest {
         self.retries
     }
 
-    /// The VMM's process id.
+    /// The VMM's process ID.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Has the guest obey a command and returns its answer.
+    /// Sends the guest a command and returns its answer.
     ///
     /// # Errors
-    /// [`Error::Guest`] when it answers with an error, not at all within five
-    /// minutes, or has ended.
+    /// [`Error::Guest`] when it answers with an error, does not answer within five minutes, or has
+    /// ended.
     pub fn command(&mut self, line: &str) -> Result<Value> {
         self.command_within(line, Duration::from_secs(300))
     }
 
-    /// As [`Self::command`] with a time limit of its own.
+    /// Like [`Self::command`], with its own time limit.
     ///
     /// # Errors
     /// As [`Self::command`].
@@ -385,8 +389,8 @@ impl Guest {
         self.answer(line, limit)
     }
 
-    /// Starts a command that says when it listens (`echo`, `flood` to a peer)
-    /// and returns when it does. Its result is the next [`Self::answer`].
+    /// Starts a command that reports when it listens (`echo`, `flood` to a peer) and returns when
+    /// it does. Its result is the next [`Self::answer`].
     ///
     /// # Errors
     /// As [`Self::command`].
@@ -398,7 +402,7 @@ impl Guest {
         }
     }
 
-    /// Waits for the answer to a line that was sent before.
+    /// Waits for the answer to an earlier line.
     ///
     /// # Errors
     /// As [`Self::command`].
@@ -449,7 +453,7 @@ impl Guest {
     /// Switches the guest off and waits for the VMM's end.
     ///
     /// # Errors
-    /// [`Error::Guest`] when it does not end in 30 seconds.
+    /// [`Error::Guest`] when the VMM does not end within 30 seconds.
     pub fn power_off(mut self) -> Result<ExitStatus> {
         self.command("poweroff")?;
         self.wait_exit(Duration::from_secs(30))
@@ -468,7 +472,7 @@ impl Guest {
             let waited = child.try_wait();
             match waited.map_err(Error::system("wait for the VMM"))? {
                 Some(status) => {
-                    // What it said last is still in the pipes.
+                    // Its last output is still in the pipes.
                     for reader in self.readers.drain(..) {
                         let _ = reader.join();
                     }
@@ -483,7 +487,7 @@ impl Guest {
         }
     }
 
-    /// Everything printed so far, the VMM's own messages included.
+    /// All output so far, including the VMM's own messages.
     pub fn console(&self) -> String {
         self.console
             .lock()
@@ -491,7 +495,7 @@ impl Guest {
             .unwrap_or_default()
     }
 
-    /// As [`Self::failed`] after a wait of this length, with evidence of what the VMM and KVM do meanwhile.
+    /// Like [`Self::failed`], after a wait of this length, with evidence about the VMM and KVM.
     fn lost(&self, what: String, waited: Duration) -> Error {
         let mut error = self.failed(what);
         if let Error::Guest { console, .. } = &mut error
@@ -513,12 +517,12 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         match (&mut self.child, &self.input) {
-            // Already ended is fine.
+            // A process that has already ended is no error.
             (Some(child), _) => {
                 let _ = child.kill();
                 let _ = child.wait();
             }
-            // So that its reader ends as well.
+            // This also ends the socket's reader.
             (None, Input::Socket(socket)) => {
                 let _ = socket.shutdown(std::net::Shutdown::Both);
             }

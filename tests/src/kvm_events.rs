@@ -1,22 +1,20 @@
-//! Guest exits counted by the lab host's own kernel: KVM's tracepoints, filtered
-//! by guest-physical address.
+//! Counts guest exits by the lab host's own kernel: KVM's tracepoints, filtered by guest-physical
+//! address.
 //!
-//! Owns a trace instance of its own (`tracefs`, `instances/`), removed when dropped, so
-//! that nobody else's tracing is disturbed.
+//! This module creates its own trace instance (`tracefs`, `instances/`) and removes it when
+//! dropped, so that it does not disturb other tracing.
 //!
-//! **Make it before the guest starts and drop it after the guest's end**: switching a
-//! tracepoint changes the kernel's code while it runs, which emulated processors
-//! with several threads get wrong now and then (an int3 that is no longer there, and the lab
-//! host panics). Without a guest nobody runs that code. For the same reason the names of
-//! processes are not recorded: that would switch tracepoints in the scheduler.
+//! **Create it before the guest starts and drop it after the guest's end.** Switching a tracepoint
+//! changes the kernel's code while it runs. Emulated processors with several threads sometimes get
+//! that wrong: an int3 is no longer there, and the lab host panics. Without a guest no processor
+//! runs that code. For the same reason process names are not recorded: that would switch
+//! tracepoints in the scheduler.
 //!
-//! What counts as an access to
-//! the range:
+//! Accesses to the range are, by host:
 //!
-//! | host | event | why |
-//! |---|---|---|
-//! | AMD | `kvm_exit`, nested page fault | has the address of every such exit |
-//! | Intel | `kvm_fast_mmio`, `kvm_mmio`, `kvm_page_fault` | its `kvm_exit` has no address; each exit makes one of these (the first one that the host must look up makes two) |
+//! * AMD: `kvm_exit`, nested page fault. The event has the address of every such exit.
+//! * Intel: `kvm_fast_mmio`, `kvm_mmio`, `kvm_page_fault`. Intel's `kvm_exit` has no address. Each
+//!   exit makes one of these events; the first one that the host must look up makes two.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -26,10 +24,10 @@ use std::path::{Path, PathBuf};
 
 const INSTANCES: &str = "/sys/kernel/tracing/instances";
 
-/// Whether names of processes are recorded with events.
+/// The option that records process names with events.
 const RECORD_NAMES: &str = "/sys/kernel/tracing/options/record-cmd";
 
-/// The instance's buffer of each processor, KiB: some 100 bytes per event.
+/// The instance's buffer for each processor, KiB: some 100 bytes per event.
 const BUFFER_KIB: u32 = 8192;
 
 /// `isa` of `kvm_exit` for AMD, and the exit code of a nested page fault
@@ -44,7 +42,7 @@ pub struct AddressExits {
     amd: bool,
 }
 
-/// Event and filter, `{start}` and `{end}` being the range.
+/// Event and filter, with the range as `{start}` and `{end}`.
 fn events(amd: bool, range: &Range<u64>) -> Vec<(&'static str, String)> {
     let (start, end) = (range.start, range.end);
     let inside = |field| format!("{field} >= {start:#x} && {field} < {end:#x}");
@@ -71,12 +69,11 @@ impl AddressExits {
             .any(|line| line.starts_with("flags") && line.split(' ').any(|flag| flag == "svm"));
         let name = format!("lab-{}", std::process::id());
         let directory = Path::new(INSTANCES).join(name);
-        // An instance takes this option over from the top when it is made, and
-        // has no switch of its own for it.
+        // A new instance inherits this option from the top and has no switch of its own for it.
         let recorded = files::read_text(Path::new(RECORD_NAMES))?;
         files::write(Path::new(RECORD_NAMES), "0")?;
         let made = std::fs::create_dir(&directory).map_err(Error::file("create", &directory));
-        // From here on a failure must not leave it behind.
+        // From here on a failure must not leave the instance behind.
         let exits = made.map(|()| Self { directory, amd });
         files::write(Path::new(RECORD_NAMES), recorded.trim())?;
         let exits = exits?;
@@ -88,8 +85,8 @@ impl AddressExits {
         Ok(exits)
     }
 
-    /// Counts from now on the exits of all guests to these addresses, besides
-    /// those that were counted before.
+    /// Counts the exits of all guests to these addresses from now on, in addition to earlier
+    /// counts.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -104,7 +101,7 @@ impl AddressExits {
         files::write(&self.directory.join(file), value)
     }
 
-    /// How many there were.
+    /// The number of exits.
     ///
     /// # Errors
     /// [`Error::File`]; [`Error::Invalid`] if events were lost.

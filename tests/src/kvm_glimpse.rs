@@ -1,8 +1,9 @@
-//! What KVM does with the guests of this lab host right now: a moment of all its tracepoints, for a report of a guest
-//! that does not answer any more.
+//! KVM's activity for the guests of this lab host: a moment of all its tracepoints, for a report of
+//! a guest that no longer answers.
 //!
-//! Owns a trace instance of its own for that moment. For a guest that is given up only: switching tracepoints under a
-//! running guest can cost an emulated lab host its life (see [`crate::kvm_events`]).
+//! This module creates a trace instance for that moment. It is only for a guest that the test gives
+//! up: switching tracepoints under a running guest can crash an emulated lab host (see
+//! [`crate::kvm_events`]).
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -13,13 +14,13 @@ use std::time::Duration;
 const INSTANCE: &str = "/sys/kernel/tracing/instances/lab-glimpse";
 const KVM: &str = "/sys/kernel/debug/kvm";
 
-/// How long is looked.
+/// How long the glimpse lasts.
 const MOMENT: Duration = Duration::from_millis(100);
 
 /// How many of the last events are shown.
 const SHOWN: usize = 60;
 
-/// Counters of vCPUs that say whether one of them gets anywhere.
+/// vCPU counters that show whether a vCPU makes progress.
 const COUNTERS: [&str; 5] = [
     "exits",
     "halt_exits",
@@ -28,7 +29,7 @@ const COUNTERS: [&str; 5] = [
     "irq_window_exits",
 ];
 
-/// The last events of a moment, and how counters of each machine grew in it.
+/// The last events of a moment, and how the counters of each machine grew in it.
 ///
 /// # Errors
 /// [`Error::File`] without rights, tracefs or debugfs.
@@ -77,7 +78,7 @@ fn counted() -> Result<String> {
             machine.file_name().unwrap_or_default().display()
         );
         for counter in COUNTERS {
-            // A machine that ends takes its files along.
+            // A machine that ends removes its files.
             let value = files::read_text(&machine.join(counter)).unwrap_or_default();
             let _ = write!(all, " {counter} {}", value.trim());
         }

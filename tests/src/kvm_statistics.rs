@@ -1,7 +1,6 @@
-//! What KVM has counted about a guest, by asking its VMM: nobody else may read it.
+//! KVM's counters of a guest, read through its VMM: no other process may read them.
 //!
-//! Bellhop logs it (level info) on SIGUSR1. Owns the question and the reading of the
-//! answer.
+//! Bellhop logs them (level info) on SIGUSR1. This module sends the signal and parses the log line.
 
 use crate::error::{Error, Result};
 use crate::guest::Guest;
@@ -9,17 +8,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// What the answer begins with.
+/// The start of the answer.
 const ANSWER: &str = "KVM counted ";
 
-/// How long the VMM may take.
+/// How long the VMM may take to answer.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// All counters of the guest's vCPUs, summed: `exits`, `halt_exits`, …
 ///
 /// # Errors
-/// [`Error::System`]; [`Error::Invalid`] when no answer comes: the VMM must have been
-/// started with `BELLHOP_LOG=info`.
+/// [`Error::System`]; [`Error::Invalid`] when no answer arrives: the VMM must have been started
+/// with `BELLHOP_LOG=info`.
 pub fn read(guest: &Guest) -> Result<BTreeMap<String, u64>> {
     let before = answers(&guest.console()).count();
     let pid = i32::try_from(guest.pid())

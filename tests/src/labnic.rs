@@ -1,9 +1,8 @@
 //! The lab NIC (`tests/kmod`), for tests in the lab host.
 //!
-//! Owns the module's life: it is loaded with the parameters that a test wants
-//! and unloaded when the value is dropped, so every test begins with the
-//! defaults. A parameter that is set later counts for devices added later.
-//! Devices are [`SimDevice`]s: what creates and deletes them is the same.
+//! This module loads the kernel module with the parameters that a test needs. Dropping the value
+//! unloads it, so every test begins with the defaults. A parameter that is set later affects
+//! devices added later. Devices are [`SimDevice`]s: the same tools create and delete them.
 
 pub mod sf;
 
@@ -22,17 +21,17 @@ const MODULE: &std::ffi::CStr = c"labnic";
 /// Words in the kernel's log that no test may cause.
 const TROUBLE: [&str; 5] = ["WARNING:", "BUG:", "Oops", "Call Trace", "UBSAN:"];
 
-/// The loaded module. No device of it may be left when this is dropped.
+/// The loaded module. All its devices must be gone when this is dropped.
 #[derive(Debug)]
 pub struct Labnic(());
 
 impl Labnic {
-    /// Loads the module with parameters like `("ring_state", "used")`; if it
-    /// is loaded, anew. All others have their defaults.
+    /// Loads the module with parameters like `("ring_state", "used")`; a loaded module is reloaded.
+    /// All other parameters have their defaults.
     ///
     /// # Errors
-    /// [`Error::Missing`] outside the lab, [`Error::System`] while a device is
-    /// in use, [`Error::File`] when the kernel refuses it.
+    /// [`Error::Missing`] outside the lab, [`Error::System`] while a device is in use,
+    /// [`Error::File`] when the kernel refuses it.
     pub fn load(parameters: &[(&str, &str)]) -> Result<Self> {
         sim::require_lab()?;
         sim::unload(MODULE)?;
@@ -51,7 +50,7 @@ impl Labnic {
     /// Sets a parameter for devices that are added from now on.
     ///
     /// # Errors
-    /// [`Error::File`] for an unknown one or a wrong value.
+    /// [`Error::File`] for an unknown parameter or a wrong value.
     pub fn set(&self, parameter: &str, value: &str) -> Result<()> {
         let path = Path::new("/sys/module/labnic/parameters").join(parameter);
         // With a newline: the kernel never sees an empty write.
@@ -101,7 +100,7 @@ pub fn break_down(device: &SimDevice) -> Result<()> {
     break_down_named(device.name())
 }
 
-/// As [`break_down`] for a device that somebody else has made, by its name on the vdpa bus.
+/// Like [`break_down`], for a device that another process has created, by its name on the vdpa bus.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -109,8 +108,8 @@ pub fn break_down_named(device: &str) -> Result<()> {
     files::write(&attribute(device, "needs_reset"), "1")
 }
 
-/// Has a device lose the next kicks and doorbells of its transmit queues. How many are
-/// still to be lost is the [`counter`] `drop_kicks`.
+/// Makes a device lose the next kicks and doorbells of its transmit queues. The [`counter`]
+/// `drop_kicks` shows how many it will still lose.
 ///
 /// # Errors
 /// [`Error::File`].
@@ -121,7 +120,7 @@ pub fn lose_kicks(device: &SimDevice, count: u16) -> Result<()> {
 /// Reads one of a device's counters.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Invalid`] for one that is no number.
+/// [`Error::File`]; [`Error::Invalid`] for a value that is not a number.
 pub fn counter(device: &SimDevice, name: &str) -> Result<u64> {
     let path = attribute(device.name(), name);
     let text = files::read_text(&path)?;
@@ -130,7 +129,7 @@ pub fn counter(device: &SimDevice, name: &str) -> Result<u64> {
         .map_err(|_| Error::invalid(path.display().to_string(), format!("it says {text:?}")))
 }
 
-/// Lines of the kernel's log that tell of a fault in the kernel.
+/// Lines of the kernel's log that report a fault in the kernel.
 ///
 /// # Errors
 /// [`Error::Program`].

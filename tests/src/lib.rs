@@ -1,4 +1,4 @@
-//! What tests, the demo and the benches need inside the lab host: a disposable virtual host with
+//! Helpers for tests, the demo and the benches inside the lab host: a disposable virtual host with
 //! real KVM and real vDPA drivers.
 //!
 //! | layer | what | here |
@@ -7,7 +7,7 @@
 //! | L2 | the lab host | [`agent`], [`sim`], [`sriov`], [`labnic`] and the tests |
 //! | L3 | a guest that Bellhop runs in L2 | [`guest`] |
 //!
-//! Knows Bellhop only as a program on a path.
+//! This crate knows Bellhop only as a program on a path.
 
 pub mod api;
 pub mod bench;
@@ -34,7 +34,7 @@ pub mod tiny;
 pub mod traffic;
 pub mod vmm_process;
 
-// What both sides share: the launcher owns it, because it is built first.
+// Shared by both sides. The launcher owns it, because it is built first.
 pub use launcher::{
     Error, Result, agent, error, figures, files, journey, libtest, notice, process, qmp, rig,
     schedstat,

@@ -1,18 +1,19 @@
-//! What a guest's kernel has to complain about, for tests in which its machine stands still.
+//! The warnings of a guest's kernel, for tests in which its machine stops for a while.
 
 use crate::error::{Error, Result};
 use crate::guest::Guest;
 
-/// Said where the guest stood still while its kernel compared two clocks: it leaves the comparison out, as
-/// it should (kernel/time/clocksource.c); or while it served a timer (kernel/time/hrtimer.c); or for longer than its scheduler
-/// has ordinary tasks wait (kernel/sched/deadline.c).
+/// Messages that appear if the guest stopped at a bad moment. Its kernel may have been comparing
+/// two clocks; it then skips the comparison, as it should (kernel/time/clocksource.c). It may have
+/// been serving a timer (kernel/time/hrtimer.c). Or the stop was longer than its scheduler lets
+/// ordinary tasks wait (kernel/sched/deadline.c).
 const STOOD_STILL: [&str; 3] = [
     "Long readout interval, skipping watchdog check",
     "hrtimer: interrupt took",
     "DL replenish lagged too much",
 ];
 
-/// The kernel's warnings and errors so far, without what only says that the guest stood still.
+/// The kernel's warnings and errors so far, without those that only report that the guest stopped.
 ///
 /// # Errors
 /// Those of [`Guest::command`]; [`Error::Invalid`] for an answer without lines.

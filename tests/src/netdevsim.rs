@@ -1,7 +1,8 @@
 //! netdevsim: a NIC without hardware that has devlink, for tests in the lab host.
 //!
-//! Owns the simulated NIC and its module: there is one at a time, and nothing is left when it is
-//! dropped. Ports are set up by hand through sysfs, so that what Bellhop itself does is not in question.
+//! This module owns the simulated NIC and its module. There is one NIC at a time, and dropping it
+//! removes both. Ports are set up by hand through sysfs, so that tests do not depend on Bellhop's
+//! own code for it.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -20,22 +21,23 @@ const MODULES: [&std::ffi::CStr; 3] = [c"netdevsim", c"psample", c"macsec"];
 
 static ONE: Mutex<()> = Mutex::new(());
 
-/// A simulated NIC, gone with its module when dropped.
+/// A simulated NIC. Dropping it removes it with its module.
 #[derive(Debug)]
 pub struct Netdevsim {
     number: u32,
-    /// Other tests of this process wait.
+    /// Makes other tests of this process wait.
     _only: MutexGuard<'static, ()>,
 }
 
 impl Netdevsim {
-    /// Adds one with so many physical ports. Waits for the end of the one before.
+    /// Adds a NIC with this many physical ports. Waits for the end of the previous one.
     ///
     /// # Errors
-    /// [`Error::Missing`] outside of the lab; [`Error::Program`], [`Error::File`] if it can't be made.
+    /// [`Error::Missing`] outside the lab; [`Error::Program`], [`Error::File`] if it cannot be
+    /// created.
     pub fn add(number: u32, ports: u32) -> Result<Self> {
         require_lab()?;
-        // A test that failed has taken its own down all the same.
+        // A failed test has still removed its own NIC.
         let only = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if !Path::new(BUS).exists() {
             output(Command::new("modprobe").args(["-a", "psample", "macsec"]))?;
@@ -90,7 +92,7 @@ impl Netdevsim {
         output(Command::new("devlink").args(words)).map(drop)
     }
 
-    /// Has the part fail that its health reporter `dummy` watches.
+    /// Makes the part fail that its health reporter `dummy` watches.
     ///
     /// # Errors
     /// [`Error::File`].

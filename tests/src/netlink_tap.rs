@@ -1,9 +1,9 @@
-//! What programs send to the kernel through generic netlink, byte for byte: a tap (`nlmon`) and a packet
-//! socket on it.
+//! Records what programs send to the kernel through generic netlink, byte for byte: a tap (`nlmon`)
+//! and a packet socket on it.
 //!
-//! Owns the tap, which is gone when dropped. Knows nothing of any family: a request is its
-//! `struct nlmsghdr` and what follows. Tests compare two programs by what they say, not by what the kernel
-//! makes of it, so that requests are compared that no driver of the lab takes.
+//! This module owns the tap and removes it when dropped. It knows no family: a request is its
+//! `struct nlmsghdr` and the bytes after it. Tests compare two programs by their requests, not by
+//! the kernel's reaction, so they also cover requests that no driver of the lab accepts.
 
 use crate::error::{Error, Result};
 use crate::notice;
@@ -41,14 +41,14 @@ pub struct Request {
 }
 
 impl NetlinkTap {
-    /// Puts the tap up.
+    /// Creates the tap and brings it up.
     ///
     /// # Errors
     /// [`Error::Program`] without the module nlmon; [`Error::System`].
     pub fn open() -> Result<Self> {
         output(Command::new("modprobe").arg("nlmon"))?;
         output(Command::new("ip").args(["link", "add", NAME, "type", "nlmon"]))?;
-        // From here on a failure must not leave it behind.
+        // From here on a failure must not leave the tap behind.
         let tap = Self {
             socket: packet_socket()?,
         };
@@ -57,7 +57,7 @@ impl NetlinkTap {
         Ok(tap)
     }
 
-    /// Requests that were sent since the last time, of all programs, in their order.
+    /// Requests of all programs since the last call, in their order.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -80,8 +80,8 @@ impl NetlinkTap {
         let failed = Error::system("bind the packet socket");
         let index = rustix::net::netdevice::name_to_index(&self.socket, NAME)
             .map_err(Error::system("find the tap"))?;
-        // SAFETY: needed because the C structure has no constructor. All fields are integers, for which
-        // zero is valid.
+        // SAFETY: needed because the C structure has no constructor. All fields are integers, for
+        // which zero is valid.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = u16::try_from(libc::AF_PACKET).unwrap_or_default();
         address.sll_protocol = u16::try_from(libc::ETH_P_ALL).unwrap_or_default().to_be();
@@ -112,7 +112,8 @@ fn packet_socket() -> Result<OwnedFd> {
         .map_err(Error::system("create a packet socket"))
 }
 
-/// The request in a packet: `struct nlmsghdr` is u32 length, u16 type, u16 flags, u32 sequence, u32 port.
+/// The request in a packet: `struct nlmsghdr` is u32 length, u16 type, u16 flags, u32 sequence, u32
+/// port.
 fn request(packet: &[u8]) -> Option<Request> {
     let half = |at: usize| Some(u16::from_ne_bytes(packet.get(at..at + 2)?.try_into().ok()?));
     let length = u32::from_ne_bytes(packet.get(..4)?.try_into().ok()?);

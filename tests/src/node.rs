@@ -1,13 +1,16 @@
-//! A node daemon (`bellhop serve`) of a test's own: directories, process, log, and what its machines leave on the host.
+//! A node daemon (`bellhop serve`) of a test: directories, process, log, and what its VMs leave on
+//! the host.
 //!
-//! Its log is a pipe with room for one line. Who does not read it holds the daemon at its next line, so a test can
-//! stop it between any two steps that it announces, without the daemon knowing of tests:
+//! Its log is a pipe with room for one line. A reader that stops holds the daemon at its next line.
+//! So a test can stop the daemon between any two steps that it logs, without test code in the
+//! daemon:
 //!
 //! ```text
 //!   daemon ── line n+1 ──> pipe (1 packet) ── line n ──> reader ── allowed? ──> lines
 //!      └── blocked in write(2) at line n+2 as long as the reader waits
 //! ```
-//! Owns the daemon's process and directories; both go with it. It must not know what a step is.
+//! This module owns the daemon's process and directories; both go with it. It must not know what a
+//! step is.
 
 use crate::api::Client;
 use crate::error::{Error, Result};
@@ -27,19 +30,19 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long something may take; it is emulated twice.
+/// How long an action may take; it is emulated twice.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// How long an answer is waited for by somebody who has to look at something else, too.
+/// How long to wait for an answer if other work is waiting.
 const SOON: Duration = Duration::from_millis(200);
 
 /// Room for one packet in the pipe, in bytes: a page.
 const ONE_PACKET: usize = 4096;
 
-/// Lines that are shown when something is wrong.
+/// How many lines an error shows.
 const SHOWN: usize = 60;
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 ///
 /// # Errors
 /// [`Error::Invalid`] with `what` after [`PATIENCE`].
@@ -54,7 +57,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// What the daemon said, and how far it may go on.
+/// The daemon's log, and how far the daemon may run.
 #[derive(Debug, Default)]
 struct Log {
     said: Mutex<Said>,
@@ -64,7 +67,7 @@ struct Log {
 #[derive(Debug, Default)]
 struct Said {
     lines: Vec<String>,
-    /// How many more lines are taken; none: all.
+    /// How many more lines are read; `None`: all.
     allowed: Option<usize>,
 }
 
@@ -78,11 +81,11 @@ impl Log {
         self.changed.notify_all();
     }
 
-    /// Takes lines as long as the daemon has its end open.
+    /// Reads lines while the daemon has its end open.
     fn read(&self, pipe: &OwnedFd) {
         let mut packet = vec![0; ONE_PACKET];
         loop {
-            // Not taken yet: only seen.
+            // Polls without reading.
             let mut fds = [PollFd::new(pipe, PollFlags::IN)];
             if poll(&mut fds, None).is_err() {
                 continue;
@@ -106,7 +109,7 @@ impl Log {
     }
 }
 
-/// A daemon with directories of its own; killed when dropped, with its machines.
+/// A daemon with its own directories. Dropping it kills the daemon and its VMs.
 #[derive(Debug)]
 pub struct Node {
     directory: PathBuf,
@@ -118,15 +121,16 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts one that says what it does at the level `debug`.
+    /// Starts a daemon that logs at the level `debug`.
     ///
     /// # Errors
-    /// [`Error::Missing`] outside of the lab, [`Error::File`], [`Error::Start`]; [`Error::Invalid`] if it does not serve.
+    /// [`Error::Missing`] outside the lab, [`Error::File`], [`Error::Start`]; [`Error::Invalid`] if
+    /// it does not serve.
     pub fn start(test: &str) -> Result<Self> {
         Self::start_with(test, &[])
     }
 
-    /// As [`Self::start`] with more arguments for `bellhop serve`.
+    /// Like [`Self::start`], with more arguments for `bellhop serve`.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -147,7 +151,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Starts it again, with the same directories. Its log is a new one.
+    /// Starts it again, with the same directories and a new log.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -163,7 +167,8 @@ impl Node {
         }
     }
 
-    /// Starts it again and kills it when it has said so many lines. Whether it said as many before it served.
+    /// Starts it again and kills it after this many log lines. Returns whether it logged that many
+    /// before it served.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -178,7 +183,7 @@ impl Node {
         Ok(held)
     }
 
-    /// Whether it answers soon: one that is held has its socket, and does not.
+    /// True if it answers soon. A held daemon has its socket but does not answer.
     fn answers(&self) -> bool {
         let ask = || -> std::io::Result<bool> {
             let mut stream = UnixStream::connect(self.api.socket())?;
@@ -190,7 +195,7 @@ impl Node {
         ask().unwrap_or(false)
     }
 
-    /// Starts the process, with so many lines allowed.
+    /// Starts the process, with this many log lines allowed.
     fn spawn(&mut self, lines: Option<usize>) -> Result<()> {
         let program = std::env::var_os("BELLHOP").ok_or_else(|| {
             Error::missing("BELLHOP is not set", "run the test with `cargo lab test`")
@@ -215,7 +220,7 @@ impl Node {
                 program: program.to_string_lossy().into_owned(),
                 source,
             })?;
-        // With it goes its copy of the pipe's writing end.
+        // Closes the command's copy of the pipe's writing end.
         drop(command);
         self.child = Some(child);
         self.log = Arc::default();
@@ -232,18 +237,18 @@ impl Node {
         }
     }
 
-    /// Whether the daemon is there.
+    /// True if the daemon runs.
     pub fn lives(&mut self) -> bool {
         !self.has_ended()
     }
 
-    /// The daemon's process; 0 without one.
+    /// The daemon's process ID; 0 without one.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.as_ref().map_or(0, Child::id)
     }
 
-    /// All its files.
+    /// The directory with all its files.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
@@ -265,23 +270,23 @@ impl Node {
         said.lines.get(from..).unwrap_or_default().join("\n")
     }
 
-    /// How many lines it has said.
+    /// How many lines it has logged.
     #[must_use]
     pub fn lines(&self) -> usize {
         self.log.said().lines.len()
     }
 
-    /// Takes no more of its log than so many lines: it stops behind the next one.
+    /// Reads no more of its log than this many lines: it stops after the next one.
     pub fn hold_after(&self, lines: usize) {
         self.log.allow(Some(lines));
     }
 
-    /// Takes all of its log again.
+    /// Reads all of its log again.
     pub fn go_on(&self) {
         self.log.allow(None);
     }
 
-    /// Whether a thread of it waits for room in its log.
+    /// True if one of its threads waits for room in its log.
     #[must_use]
     pub fn is_held(&self) -> bool {
         let tasks = files::list(Path::new(&format!("/proc/{}/task", self.pid())));
@@ -291,7 +296,7 @@ impl Node {
         })
     }
 
-    /// Ends it with SIGKILL; its machines go on.
+    /// Ends it with SIGKILL; its VMs continue.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -300,7 +305,7 @@ impl Node {
         self.go_on();
     }
 
-    /// Ends it with SIGTERM; its machines go on. Whether it ended well.
+    /// Ends it with SIGTERM; its VMs continue. Returns true if it exited with success.
     pub fn terminate(&mut self) -> bool {
         self.go_on();
         let Some(mut child) = self.child.take() else {
@@ -311,10 +316,10 @@ impl Node {
         child.wait().is_ok_and(|status| status.success())
     }
 
-    /// What the daemon says of a machine; none for one that there is not.
+    /// The daemon's report of a VM; `None` if there is no such VM.
     ///
     /// # Errors
-    /// Those of [`Client::ask`]; [`Error::Invalid`] for any other answer than 200 and 404.
+    /// Those of [`Client::ask`]; [`Error::Invalid`] for any answer other than 200 and 404.
     pub fn vm(&self, name: &str) -> Result<Option<Value>> {
         let answer = self.api.ask("GET", &format!("/v1/vms/{name}"), None)?;
         match answer.status {
@@ -327,10 +332,10 @@ impl Node {
         }
     }
 
-    /// Waits until a machine is in this phase; what the daemon says of it then.
+    /// Waits until a VM is in this phase; returns the daemon's report of it.
     ///
     /// # Errors
-    /// As [`Self::vm`]; [`Error::Invalid`] with what it says and has logged after [`PATIENCE`].
+    /// As [`Self::vm`]; after [`PATIENCE`], [`Error::Invalid`] with the report and the log.
     pub fn await_phase(&self, name: &str, phase: &str) -> Result<Value> {
         let start = Instant::now();
         loop {
@@ -349,7 +354,7 @@ impl Node {
         }
     }
 
-    /// A machine whose guest does nothing ([`tiny`]), with these NICs.
+    /// The configuration of a VM whose guest does nothing ([`tiny`]), with these NICs.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -358,13 +363,14 @@ impl Node {
         Ok(json!({ "kernel": kernel, "memory": "32M", "nics": nics }))
     }
 
-    /// The processes that are marked as run for a machine of this node, zombies among them: machine and process.
+    /// The processes that are marked as VMMs of this node, including zombies: VM name and process
+    /// ID.
     #[must_use]
     pub fn processes(&self) -> BTreeSet<(String, u32)> {
         marked(&self.runtime().join("vms"))
     }
 
-    /// What there is of this node's on the host now.
+    /// What this node has on the host now.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -373,7 +379,7 @@ impl Node {
         for place in [self.state(), self.runtime()] {
             list(&place, &mut all);
         }
-        // The directories of all machines, and the lock, are made with the first one.
+        // The daemon creates the VMs' directories and the lock with the first VM.
         all.retain(|file| {
             let name = file.file_name().unwrap_or_default();
             !["vms", "nics", "lock"].iter().any(|known| name == *known)
@@ -388,16 +394,17 @@ impl Node {
         })
     }
 
-    /// Waits until there is just that. Workers of the daemon may hold a descriptor for a moment, also in that one in which
-    /// `before` was taken: fewer are none lost.
+    /// Waits until the traces equal `before`. Workers of the daemon may hold a descriptor for a
+    /// moment, perhaps when `before` was taken, so fewer descriptors are accepted.
     ///
     /// # Errors
-    /// As [`Self::traces`]; [`Error::Invalid`] with what is different.
+    /// As [`Self::traces`]; [`Error::Invalid`] with the difference.
     pub fn same(&self, before: &Traces, when: &str) -> Result<()> {
         self.await_same(before, when, true)
     }
 
-    /// As [`Self::same`] for another life of the daemon: how many descriptors it has does not count.
+    /// Like [`Self::same`], after a restart of the daemon: the number of its descriptors does not
+    /// count.
     ///
     /// # Errors
     /// As [`Self::same`].
@@ -435,7 +442,7 @@ impl Drop for Node {
                 eprintln!("{}:\n{}", log.display(), files::last_lines(&text, SHOWN));
             }
         }
-        // What a failed test has left.
+        // Deletes what a failed test has left.
         if self.child.is_some() {
             let all = self.api.get("/v1/vms").unwrap_or_default();
             for vm in all["items"].as_array().into_iter().flatten() {
@@ -455,16 +462,16 @@ impl Drop for Node {
     }
 }
 
-/// What there is on the host that a node's machines may leave behind.
+/// What a node's VMs may leave behind on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Traces {
     /// All vDPA devices.
     pub devices: BTreeSet<PathBuf>,
     /// Everything in the node's directories.
     pub files: BTreeSet<PathBuf>,
-    /// Machines' names and processes.
+    /// VM names and process IDs.
     pub processes: BTreeSet<(String, u32)>,
-    /// How many descriptors the daemon has.
+    /// How many descriptors the daemon has open.
     pub descriptors: usize,
 }
 
@@ -477,7 +484,7 @@ fn list(directory: &Path, all: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// Processes whose environment names something below this directory.
+/// Processes whose environment names a path below this directory.
 fn marked(below: &Path) -> BTreeSet<(String, u32)> {
     let mark = format!("BELLHOP_VM={}/", below.display());
     let mut found = BTreeSet::new();
@@ -518,7 +525,7 @@ mod tests {
                 count.fetch_add(1, Ordering::SeqCst);
             }
         });
-        // Three were taken and one lies in the pipe.
+        // Three were read and one lies in the pipe.
         until("four lines", || written.load(Ordering::SeqCst) == 4).unwrap();
         std::thread::sleep(Duration::from_millis(200));
         assert_eq!(written.load(Ordering::SeqCst), 4);

@@ -1,13 +1,13 @@
-//! A path of one process's own in the lab host's /tmp: for a socket, a file or a directory.
+//! A path in the lab host's /tmp for one process: for a socket, a file or a directory.
 
 use std::path::Path;
 
-/// A path; what is there goes with it. Nothing is made there.
+/// A path. It creates nothing there; dropping it removes the file or directory at the path.
 #[derive(Debug)]
 pub struct Place(String);
 
 impl Place {
-    /// A path that is free: what another process with this one's number left there is gone.
+    /// A free path: it removes leftovers of an earlier process with this process ID.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("lab-{name}-{}", std::process::id()));
@@ -22,13 +22,13 @@ impl Place {
         Path::new(&self.0)
     }
 
-    /// The same as text, for command lines and bodies.
+    /// The path as text, for command lines and bodies.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.0
     }
 
-    /// Takes away what is there, if anything is.
+    /// Removes the file or directory, if there is one.
     pub fn clear(&self) {
         let _ = std::fs::remove_dir_all(&self.0);
         let _ = std::fs::remove_file(&self.0);

@@ -1,10 +1,10 @@
-//! A file of the kernel's whose value a test changes, set back whatever becomes of the test.
+//! A kernel file whose value a test changes. It is restored even if the test fails.
 
 use crate::error::Result;
 use crate::{files, notice};
 use std::path::{Path, PathBuf};
 
-/// Writes the value back that it found, when it is dropped.
+/// Restores the original value when dropped.
 #[derive(Debug)]
 pub struct Restored {
     path: PathBuf,
@@ -12,7 +12,7 @@ pub struct Restored {
 }
 
 impl Restored {
-    /// Keeps the value that the file has now.
+    /// Saves the file's current value.
     ///
     /// # Errors
     /// [`Error::File`](crate::error::Error::File).
@@ -22,7 +22,7 @@ impl Restored {
         Ok(Self { path, before })
     }
 
-    /// Gives the file another value.
+    /// Writes another value to the file.
     ///
     /// # Errors
     /// [`Error::File`](crate::error::Error::File).

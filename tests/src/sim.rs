@@ -1,8 +1,8 @@
 //! vDPA devices on the kernel's simulator, for tests in the lab host.
 //!
-//! Owns the devices it creates: their names start with [`PREFIX`], and they are
-//! deleted when dropped. The management tool is iproute2's `vdpa`, so that what
-//! Bellhop itself manages is checked by somebody else's eyes.
+//! This module owns the devices that it creates: their names start with [`PREFIX`], and dropping
+//! them deletes them. The management tool is iproute2's `vdpa`, so that tests check Bellhop's own
+//! management with independent code.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -15,13 +15,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Every device of the lab's has a name that starts so.
+/// The prefix of all device names of the lab.
 pub const PREFIX: &str = "lab-";
 
 /// How long the kernel may take to show a device file.
 const DEVICE_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a module may be held by what is being closed.
+/// How long closing files may hold a module.
 const UNLOAD_LIMIT: Duration = Duration::from_secs(5);
 
 /// The simulator's modules, dependents first.
@@ -29,8 +29,8 @@ const MODULES: [&CStr; 3] = [c"vdpa_sim_net", c"vdpa_sim_blk", c"vdpa_sim"];
 
 pub use launcher::rig::Mapping;
 
-/// Fails unless this process runs in a lab host or was told that the machine
-/// is its user's to change. Every test calls it first.
+/// Fails unless this process runs in a lab host, or the user has declared that tests may change
+/// this machine. Every test calls it first.
 ///
 /// # Errors
 /// [`Error::Missing`] with the remedy.
@@ -44,11 +44,11 @@ pub fn require_lab() -> Result<()> {
     ))
 }
 
-/// Loads the simulator again with other parameters. No device may be in use.
+/// Reloads the simulator with other parameters. No device may be in use.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::System`], [`Error::Missing`] without
-/// `LAB_MODULES`, which `cargo lab` sets.
+/// [`Error::File`], [`Error::System`], [`Error::Missing`] without `LAB_MODULES`, which `cargo lab`
+/// sets.
 pub fn reload(mapping: Mapping) -> Result<()> {
     for module in MODULES {
         unload(module)?;
@@ -58,9 +58,9 @@ pub fn reload(mapping: Mapping) -> Result<()> {
     load("vdpa_sim_blk.ko", "")
 }
 
-/// Unloads a module, if it is loaded. A device that was closed a moment ago may still hold it: the kernel gives the
-/// module's reference back when it closes the file, and it closes the files of a process that was killed after the
-/// process's end.
+/// Unloads a module, if it is loaded. A device that was closed a moment ago may still hold it: the
+/// kernel drops the module's reference when it closes the file. It closes the files of a killed
+/// process after the process's end.
 ///
 /// # Errors
 /// [`Error::System`] when it stays in use for longer than `UNLOAD_LIMIT`.
@@ -81,7 +81,7 @@ pub fn unload(module: &CStr) -> Result<()> {
     }
 }
 
-/// Who uses a module, as far as the kernel says it.
+/// The users of a module, as far as the kernel reports them.
 fn users(module: &CStr) -> String {
     let name = module.to_string_lossy();
     let directory = Path::new("/sys/module").join(&*name);
@@ -116,7 +116,7 @@ pub fn load(name: &str, parameters: &str) -> Result<()> {
         .map_err(|error| Error::file("load", &path)(error.into()))
 }
 
-/// A device on the simulator, bound to vhost-vdpa; deleted when dropped.
+/// A device on the simulator, bound to vhost-vdpa. Dropping it deletes it.
 #[derive(Debug)]
 pub struct SimDevice {
     name: String,
@@ -124,11 +124,10 @@ pub struct SimDevice {
 }
 
 impl SimDevice {
-    /// Creates a network device. `mac` like "02:00:5e:00:53:01"; `mtu` in bytes.
+    /// Creates a network device. `mac` is like "02:00:5e:00:53:01"; `mtu` is in bytes.
     ///
     /// # Errors
-    /// [`Error::Program`] with the tool's words; [`Error::Invalid`] when no
-    /// device file appears.
+    /// [`Error::Program`] with the tool's message; [`Error::Invalid`] when no device file appears.
     pub fn net(name: &str, mac: &str, mtu: u16) -> Result<Self> {
         let mtu = mtu.to_string();
         Self::add(name, "vdpasim_net", &["mac", mac, "mtu", &mtu])
@@ -142,8 +141,8 @@ impl SimDevice {
         Self::add(name, "vdpasim_blk", &[])
     }
 
-    /// Creates a device on any management device, with the attributes of
-    /// `vdpa dev add`, names and values.
+    /// Creates a device on any management device, with the attributes of `vdpa dev add`, names and
+    /// values.
     ///
     /// # Errors
     /// As [`Self::net`].
@@ -156,7 +155,7 @@ impl SimDevice {
             ]
             .concat(),
         )?;
-        // From here on a failure must not leave it behind.
+        // From here on a failure must not leave the device behind.
         let mut device = Self {
             name,
             path: PathBuf::new(),
@@ -175,7 +174,7 @@ impl SimDevice {
         &self.path
     }
 
-    /// Its configuration, as `vdpa -j dev config show` says.
+    /// Its configuration, as `vdpa -j dev config show` prints it.
     ///
     /// # Errors
     /// [`Error::Program`]; [`Error::Invalid`] for an answer without it.
@@ -183,8 +182,8 @@ impl SimDevice {
         self.member(&["dev", "config", "show", &self.name], "config")
     }
 
-    /// A queue's statistics of the device itself, as `vdpa -j dev vstats show`
-    /// says: descriptors received and completed.
+    /// The device's own statistics of a queue, as `vdpa -j dev vstats show` prints them:
+    /// descriptors received and completed.
     ///
     /// # Errors
     /// As [`Self::config`].
@@ -226,10 +225,10 @@ pub(crate) fn remove(name: &str) {
     }
 }
 
-/// Runs iproute2's vdpa tool and returns what it prints.
+/// Runs iproute2's vdpa tool and returns its output.
 ///
 /// # Errors
-/// [`Error::Program`] with its words.
+/// [`Error::Program`] with its message.
 pub fn vdpa(arguments: &[&str]) -> Result<Vec<u8>> {
     output(Command::new("vdpa").args(arguments))
 }

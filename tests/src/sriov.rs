@@ -1,5 +1,4 @@
-//! Virtual functions of the SR-IOV rig's NIC as vDPA devices, for tests in the
-//! lab host.
+//! Virtual functions of the SR-IOV rig's NIC as vDPA devices, for tests in the lab host.
 //!
 //! ```text
 //!   SriovNic::enable: virtual functions made, virtio-pci on each
@@ -7,13 +6,12 @@
 //!         dropped: vdpa dev del ─▶ unbind ─▶ virtio-pci again
 //!   dropped: no virtual functions
 //! ```
-//! *Several queues*: QEMU's NIC has one queue pair until a driver negotiates
-//! MQ, and vp_vdpa reads the number of queues at probe, before anybody
-//! negotiates. So MQ is negotiated here, in between, through the function's
-//! registers (virtio 1.3, 4.1.4.3). Real hardware does not need that.
+//! *Several queues*: QEMU's NIC has one queue pair until a driver negotiates MQ. vp_vdpa reads the
+//! number of queues at probe, before any driver negotiates. So this module negotiates MQ in
+//! between, through the function's registers (virtio 1.3, 4.1.4.3). Real hardware does not need
+//! that.
 //!
-//! Owns what it makes and takes all of it back. The management tool is
-//! iproute2's `vdpa`.
+//! It owns what it creates and removes all of it. The management tool is iproute2's `vdpa`.
 
 use crate::agent::protocol::Request;
 use crate::agent::request;
@@ -36,16 +34,16 @@ const DEVICES: &str = "/sys/bus/pci/devices";
 /// Vendor of virtio devices (virtio 1.3, 4.1.2).
 const VIRTIO_VENDOR: &str = "0x1af4";
 
-/// Driver that a virtual function has at first.
+/// The initial driver of a virtual function.
 const NET_DRIVER: &str = "virtio-pci";
 
-/// Driver that makes vDPA devices of virtio functions.
+/// The driver that creates vDPA devices on virtio functions.
 const VDPA_DRIVER: &str = "vp-vdpa";
 
 /// How long a driver may take.
 const DRIVER_LIMIT: Duration = Duration::from_secs(20);
 
-/// The NIC with its virtual functions; they go when it is dropped.
+/// The NIC with its virtual functions. Dropping it removes them.
 #[derive(Debug)]
 pub struct SriovNic {
     /// The physical function's directory.
@@ -53,12 +51,11 @@ pub struct SriovNic {
 }
 
 impl SriovNic {
-    /// Makes `count` virtual functions of the first virtio NIC that can have
-    /// some.
+    /// Creates `count` virtual functions of the first virtio NIC that supports them.
     ///
     /// # Errors
-    /// [`Error::Missing`] where no such NIC is, or where somebody has made
-    /// functions already; [`Error::File`] when the kernel refuses.
+    /// [`Error::Missing`] where there is no such NIC, or where it already has functions;
+    /// [`Error::File`] when the kernel refuses.
     pub fn enable(count: u32) -> Result<Self> {
         require_lab()?;
         let directory = physical_function()?;
@@ -81,10 +78,10 @@ impl SriovNic {
         Ok(Self { directory })
     }
 
-    /// One of the virtual functions, from 0.
+    /// A virtual function, counted from 0.
     ///
     /// # Errors
-    /// [`Error::File`] where there are not so many.
+    /// [`Error::File`] where there are fewer.
     pub fn vf(&self, index: usize) -> Result<VirtualFunction<'_>> {
         let link = self.directory.join(format!("virtfn{index}"));
         let target = std::fs::read_link(&link).map_err(Error::file("read", &link))?;
@@ -107,7 +104,7 @@ impl Drop for SriovNic {
     }
 }
 
-/// A virtual function, whatever driver it has.
+/// A virtual function with any driver.
 #[derive(Debug, Clone)]
 pub struct VirtualFunction<'nic> {
     directory: PathBuf,
@@ -138,11 +135,11 @@ impl VirtualFunction<'_> {
         Some(target.file_name()?.to_string_lossy().into_owned())
     }
 
-    /// Takes it from its driver and gives it to another one.
+    /// Unbinds it from its driver and binds it to another one.
     ///
     /// # Errors
-    /// [`Error::File`] when the kernel refuses; [`Error::Missing`] when the
-    /// driver does not take it.
+    /// [`Error::File`] when the kernel refuses; [`Error::Missing`] when the driver does not take
+    /// it.
     pub fn bind(&self, driver: &str) -> Result<()> {
         self.unbind()?;
         self.override_driver(driver)?;
@@ -150,7 +147,7 @@ impl VirtualFunction<'_> {
         self.expect_driver(driver)
     }
 
-    /// Takes it from its driver, if it has one.
+    /// Unbinds it from its driver, if it has one.
     fn unbind(&self) -> Result<()> {
         if self.driver().is_some() {
             files::write(&self.directory.join("driver/unbind"), &self.address)?;
@@ -158,7 +155,7 @@ impl VirtualFunction<'_> {
         Ok(())
     }
 
-    /// Only this driver may take it; any if the name is empty.
+    /// Allows only this driver to bind it; any driver if the name is empty.
     fn override_driver(&self, driver: &str) -> Result<()> {
         files::write(
             &self.directory.join("driver_override"),
@@ -184,7 +181,7 @@ impl VirtualFunction<'_> {
         Ok(())
     }
 
-    /// Back to the driver that it had at first.
+    /// Returns it to its initial driver.
     fn give_back(&self) -> Result<()> {
         self.unbind()?;
         self.override_driver("")?;
@@ -192,8 +189,8 @@ impl VirtualFunction<'_> {
     }
 }
 
-/// A virtual function that vp_vdpa has, with as many queues as it can have: a management device, without a device
-/// yet. When it is dropped the function gets its first driver back.
+/// A virtual function bound to vp_vdpa, with as many queues as it supports: a management device,
+/// without a device yet. Dropping it returns the function to its initial driver.
 #[derive(Debug)]
 pub struct ManagedFunction<'nic> {
     function: VirtualFunction<'nic>,
@@ -201,10 +198,10 @@ pub struct ManagedFunction<'nic> {
 }
 
 impl<'nic> ManagedFunction<'nic> {
-    /// Gives the function to vp_vdpa.
+    /// Binds the function to vp_vdpa.
     ///
     /// # Errors
-    /// [`Error::Missing`] when another driver than virtio-pci has the function; [`Error::File`].
+    /// [`Error::Missing`] when a driver other than virtio-pci has the function; [`Error::File`].
     pub fn bind(function: VirtualFunction<'nic>) -> Result<Self> {
         if let Some(driver) = function.driver().filter(|driver| driver != NET_DRIVER) {
             return Err(Error::missing(
@@ -213,7 +210,7 @@ impl<'nic> ManagedFunction<'nic> {
             ));
         }
         function.unbind()?;
-        // From here on a failure must not leave it half made.
+        // From here on a failure must not leave it half bound.
         let mut managed = Self {
             function,
             queues: 0,
@@ -238,8 +235,8 @@ impl Drop for ManagedFunction<'_> {
     }
 }
 
-/// A vDPA device on a virtual function, bound to vhost-vdpa. When it is dropped
-/// the function gets its first driver back.
+/// A vDPA device on a virtual function, bound to vhost-vdpa. Dropping it returns the function to
+/// its initial driver.
 #[derive(Debug)]
 pub struct VfDevice<'nic> {
     managed: ManagedFunction<'nic>,
@@ -248,10 +245,11 @@ pub struct VfDevice<'nic> {
 }
 
 impl<'nic> VfDevice<'nic> {
-    /// Makes the device, with as many queues as the function can have.
+    /// Creates the device, with as many queues as the function supports.
     ///
     /// # Errors
-    /// Those of [`ManagedFunction::bind`]; [`Error::Program`] with the tool's words; [`Error::File`].
+    /// Those of [`ManagedFunction::bind`]; [`Error::Program`] with the tool's message;
+    /// [`Error::File`].
     pub fn add(function: VirtualFunction<'nic>) -> Result<Self> {
         let mut device = Self {
             name: format!("{PREFIX}vf{}", function.index),
@@ -308,7 +306,7 @@ fn attribute(directory: &Path, name: &str) -> Result<String> {
     Ok(files::read_text(&directory.join(name))?.trim().to_owned())
 }
 
-/// The directory of the virtio NIC that can have virtual functions.
+/// The directory of the virtio NIC that supports virtual functions.
 fn physical_function() -> Result<PathBuf> {
     files::list(Path::new(DEVICES))?
         .into_iter()

@@ -1,11 +1,11 @@
 //! Threads of a test that end with the test.
 //!
-//! A scope waits for its threads, so one that goes on until it is told hangs a test of which an
-//! assertion has failed. Owns only the word that tells it in any case.
+//! A scope waits for its threads, so a thread that runs until it is stopped hangs a test with a
+//! failed assertion. The guard here stops it in any case.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Says to other threads, when dropped, that they shall end.
+/// Sets the flag when dropped, so that other threads end.
 #[derive(Debug)]
 pub struct StopOnDrop<'a>(pub &'a AtomicBool);
 

@@ -1,22 +1,23 @@
 //! A guest that does nothing: a PVH kernel of four bytes, for tests of many machines.
 //!
-//! It boots at once, drives no device and takes no processor time. Layout: an ELF header, two program headers (the code at
-//! 1 MiB, the note), the note with the entry point (`XEN_ELFNOTE_PHYS32_ENTRY`, Xen's elfnote.h), the code.
+//! It boots at once, drives no device and takes no processor time. Layout: an ELF header, two
+//! program headers (the code at 1 MiB, the note), the note with the entry point
+//! (`XEN_ELFNOTE_PHYS32_ENTRY`, Xen's elfnote.h), the code.
 
 use crate::error::Result;
 use crate::files;
 use std::path::{Path, PathBuf};
 
-/// Where the code is in guest memory.
+/// The code's address in guest memory.
 const BASE: u64 = 0x10_0000;
-/// Where the note is in the file: behind the headers.
+/// The note's offset in the file: after the headers.
 const NOTE: u64 = 64 + 2 * 56;
-/// Where the code is in the file.
+/// The code's offset in the file.
 const CODE: u64 = 0x100;
-/// `cli`, `hlt`, and again after whatever wakes it (a non-maskable interrupt).
+/// `cli`, `hlt`, and `hlt` again after any wake-up (a non-maskable interrupt).
 const HALT: [u8; 4] = [0xfa, 0xf4, 0xeb, 0xfc];
 
-/// The kernel's file.
+/// The kernel's ELF file.
 #[must_use]
 pub fn kernel() -> Vec<u8> {
     let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
@@ -55,7 +56,7 @@ pub fn kernel() -> Vec<u8> {
     elf
 }
 
-/// Writes the kernel to a directory; its path.
+/// Writes the kernel to a directory and returns its path.
 ///
 /// # Errors
 /// [`Error::File`](crate::Error::File).

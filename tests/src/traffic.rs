@@ -1,9 +1,9 @@
-//! Frames that a guest sends to itself or to another one, compared with what the
-//! other side counted.
+//! Compares the frames that a guest sends to itself or to another guest with the other side's
+//! counts.
 //!
-//! Owns the judgement: every frame comes back once and whole, and the device
-//! counted as many on each of its two data queues, or the other guest sent as
-//! many back. Two accounts, two authors each time.
+//! This module owns the judgement. Every frame must return once and whole. The device must count as
+//! many on each of its two data queues, or the other guest must send as many back. Each comparison
+//! has two independent counts.
 
 use crate::error::{Error, Result};
 use crate::guest::Guest;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Far more than an exchange takes: a watchdog, not a measurement.
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(240);
 
-/// How long a neighbour listens for frames that do not come.
+/// How long a neighbour listens for frames that do not arrive.
 const ECHO_SILENCE: Duration = Duration::from_secs(20);
 
 /// Frames of one exchange.
@@ -24,11 +24,11 @@ pub struct Frames {
     pub count: u64,
     /// Bytes of each, with the Ethernet header, without its checksum.
     pub size: u64,
-    /// How many may be under way at once.
+    /// How many may be in flight at once.
     pub window: u64,
 }
 
-/// Packets that a simulated network device has counted, for its whole life.
+/// Packets that a simulated network device has counted since its creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packets {
     /// On the receive queue.
@@ -37,12 +37,10 @@ pub struct Packets {
     pub transmitted: u64,
 }
 
-/// What a device has counted. A device whose driver never came that far
-/// (FEATURES_OK) refuses to say.
+/// A device's counts. A device whose driver never reached FEATURES_OK refuses.
 ///
 /// # Errors
-/// Those of [`SimDevice::vstats`]; [`Error::Invalid`] for an answer without
-/// the counters.
+/// Those of [`SimDevice::vstats`]; [`Error::Invalid`] for an answer without the counters.
 pub fn packets(device: &SimDevice) -> Result<Packets> {
     Ok(Packets {
         received: number(&device.vstats(0)?, "rx packets")?,
@@ -50,11 +48,11 @@ pub fn packets(device: &SimDevice) -> Result<Packets> {
     })
 }
 
-/// Has the guest send frames through a NIC to itself.
+/// Makes the guest send frames through a NIC to itself.
 ///
 /// # Errors
-/// [`Error::Invalid`] unless every frame came back exactly once, unchanged;
-/// those of [`Guest::command`].
+/// [`Error::Invalid`] unless every frame came back exactly once, unchanged; those of
+/// [`Guest::command`].
 pub fn exchange(guest: &mut Guest, nic: &str, frames: Frames) -> Result<()> {
     let Frames {
         count,
@@ -66,12 +64,11 @@ pub fn exchange(guest: &mut Guest, nic: &str, frames: Frames) -> Result<()> {
     expect(&answer, "lost", 0)
 }
 
-/// Has a guest send frames to a neighbour, whose address is `mac` and which sends
-/// them back.
+/// Makes a guest send frames to a neighbour, whose address is `mac` and which sends them back.
 ///
 /// # Errors
-/// [`Error::Invalid`] unless every frame came back exactly once, unchanged in
-/// both directions; those of [`Guest::command`].
+/// [`Error::Invalid`] unless every frame came back exactly once, unchanged in both directions;
+/// those of [`Guest::command`].
 pub fn exchange_between(from: &mut Guest, to: &mut Guest, mac: &str, frames: Frames) -> Result<()> {
     let Frames {
         count,
@@ -88,7 +85,7 @@ pub fn exchange_between(from: &mut Guest, to: &mut Guest, mac: &str, frames: Fra
     expect(&echoed, "corrupt", 0)
 }
 
-/// All frames were sent and came back once.
+/// Checks that all frames were sent and came back once.
 fn expect_whole(answer: &Value, count: u64) -> Result<()> {
     for (name, wanted) in [
         ("tx", count),
@@ -112,11 +109,11 @@ fn expect(answer: &Value, name: &str, wanted: u64) -> Result<()> {
     ))
 }
 
-/// A hundred frames through the guest's first NIC and back, as `device` counts them, too: what a test wants to know of a
-/// network after each thing that it has done to it.
+/// Sends a hundred frames through the guest's first NIC and back, which `device` must count too.
+/// Tests call it after each change to a network.
 ///
 /// # Panics
-/// If one is missing, damaged or doubled: with the reason.
+/// If a frame is missing, damaged or doubled, with the reason.
 #[track_caller]
 pub fn check_traffic(guest: &mut Guest, device: &SimDevice) {
     let frames = Frames {
@@ -129,8 +126,8 @@ pub fn check_traffic(guest: &mut Guest, device: &SimDevice) {
     }
 }
 
-/// As [`exchange`], for several sizes one after the other, and then the
-/// device must have counted exactly these frames.
+/// Like [`exchange`], for several sizes one after the other. The device must then have counted
+/// exactly these frames.
 ///
 /// # Errors
 /// As [`exchange`]; [`Error::Invalid`] if the device counted others.

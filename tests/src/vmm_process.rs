@@ -1,19 +1,20 @@
-//! What a running VMM costs, by the kernel's account (`/proc/PID`).
+//! The cost of a running VMM, by the kernel's account (`/proc/PID`).
 
 use crate::error::{Error, Result};
 use crate::files;
 use std::path::PathBuf;
 
-/// What a VMM's process has now.
+/// The resources of a VMM's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
-    /// Resident memory in KiB, guest RAM left out.
+    /// Resident memory in KiB, without guest RAM.
     pub rss_outside_ram_kib: u64,
-    /// Of that, what belongs to no file or was written to, in KiB. Pages of the program's file come and go with the
-    /// page cache and with what ran last; these stay until the process gives them back.
+    /// The part of it that belongs to no file or was written to, in KiB. Pages of the program's
+    /// file come and go with the page cache and with recent execution; these pages stay until the
+    /// process frees them.
     pub own_kib: u64,
-    /// Its threads, without those that the kernel runs on its behalf (KVM's
-    /// `kvm-nx-lpage-re`, `iou-…`).
+    /// Its threads, without those that the kernel runs on its behalf (KVM's `kvm-nx-lpage-re`,
+    /// `iou-…`).
     pub threads: u64,
     /// Open file descriptors.
     pub descriptors: u64,
@@ -23,11 +24,11 @@ pub struct Cost {
     pub mappings: u64,
 }
 
-/// Reads what the process `pid` has.
+/// Reads the resources of the process `pid`.
 ///
 /// # Errors
-/// [`Error::File`] if there is no such process; [`Error::Invalid`] for an answer
-/// that does not look like the kernel's.
+/// [`Error::File`] if there is no such process; [`Error::Invalid`] for an answer in an unexpected
+/// format.
 pub fn cost(pid: u32) -> Result<Cost> {
     let directory = PathBuf::from(format!("/proc/{pid}"));
     let smaps = files::read_text(&directory.join("smaps"))?;
@@ -51,7 +52,7 @@ fn count(number: usize) -> u64 {
 fn threads(directory: &std::path::Path) -> Result<u64> {
     let mut own = 0;
     for task in files::list(&directory.join("task"))? {
-        // A thread may end while it is looked at.
+        // A thread may exit during the scan.
         let name = files::read_text(&task.join("comm")).unwrap_or_default();
         if !name.starts_with("kvm-") && !name.starts_with("iou-") {
             own += 1;
@@ -60,20 +61,20 @@ fn threads(directory: &std::path::Path) -> Result<u64> {
     Ok(own)
 }
 
-/// What mappings of guest RAM are called: ours, and those of QEMU's memory-backend-memfd.
+/// The names of guest RAM mappings: ours, and those of QEMU's memory-backend-memfd.
 const GUEST_RAM: [&str; 2] = ["memfd:guest-ram", "memfd:memory-backend-memfd"];
 
-/// What of a process's resident memory is its own and what is pages of files, which other
-/// processes of the same program share; guest RAM left out.
+/// A process's resident memory: its own part, and pages of files, which other processes of the same
+/// program share. Guest RAM is left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Resident {
     /// All, in KiB.
     pub all_kib: u64,
-    /// Of it, what belongs to no file or was written to: each further process costs that again.
+    /// The part that belongs to no file or was written to: each further process costs that again.
     pub own_kib: u64,
 }
 
-/// Reads what is resident of the process `pid`.
+/// Reads the resident memory of the process `pid`.
 ///
 /// # Errors
 /// [`Error::File`] if there is no such process.
@@ -82,7 +83,7 @@ pub fn resident(pid: u32) -> Result<Resident> {
     Ok(outside_ram(&smaps).0)
 }
 
-/// What is resident in all mappings that are not guest RAM, and the number of mappings.
+/// The resident memory of all mappings that are not guest RAM, and the number of mappings.
 fn outside_ram(smaps: &str) -> (Resident, u64) {
     let mut resident = Resident::default();
     let mappings = for_each_outside_ram(smaps, |line| {
@@ -92,8 +93,8 @@ fn outside_ram(smaps: &str) -> (Resident, u64) {
     (resident, mappings)
 }
 
-/// Gives every line that describes another mapping than guest RAM; returns how many mappings
-/// there are in all.
+/// Passes every line that describes a mapping other than guest RAM; returns the number of all
+/// mappings.
 fn for_each_outside_ram(smaps: &str, mut line_of: impl FnMut(&str)) -> u64 {
     let mut mappings = 0;
     let mut guest_ram = false;

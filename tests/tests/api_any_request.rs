@@ -1,5 +1,5 @@
-//! Requests of any kind, made from the API's own description, against the server as it is run: before the machine
-//! starts, while its guest runs and while it is paused. See `lab::openapi`.
+//! Requests of any kind, derived from the API's own description, against the real server. They are
+//! sent before the machine starts, while its guest runs and while it is paused. See `lab::openapi`.
 
 #![expect(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:57:01";
 const SPARE_MAC: &str = "52:54:5e:11:57:02";
 
@@ -33,7 +33,7 @@ fn client(name: &str) -> Client {
     Client::new(&std::env::temp_dir().join(file))
 }
 
-/// What is there to be named. The machine's own NIC is not among it.
+/// Existing names. The machine's own NIC is not among them.
 fn known(spare: &SimDevice) -> Known {
     let arguments = BellhopArguments::small().unwrap();
     let path = |path: &std::path::Path| json!(path);
@@ -44,7 +44,7 @@ fn known(spare: &SimDevice) -> Known {
         .with("VmConfig.cmdline", arguments.kernel_words())
         .with("VmConfig.cpu_affinity", json!([[0]]))
         .with("VmConfig.memory", "64M")
-        // Exactly one of `path` and `fd`, which the schema has no word for.
+        // Exactly one of `path` and `fd`, which the schema cannot express.
         .with("VdpaConfig.*", json!({ "path": path(spare.path()) }))
         .with("VdpaConfig.*", json!({ "path": "/dev/null", "id": "any" }))
         .with(
@@ -75,7 +75,7 @@ fn known(spare: &SimDevice) -> Known {
         .with("timeout_s", 0)
 }
 
-/// Changes of the machine's state end the phase that is looked at.
+/// Changes of the machine's state would end the phase under test.
 fn changes_state(request: &Request) -> bool {
     let state = &request.json()["state"];
     request.method == "PATCH"
@@ -84,7 +84,7 @@ fn changes_state(request: &Request) -> bool {
             .any(|one| state == one)
 }
 
-/// Buttons that a guest feels.
+/// Buttons that affect the guest.
 fn presses(request: &Request) -> bool {
     let path = request.path();
     let pressed = ["/v1/vm/power-button", "/v1/vm/reset", "/v1/vm/nmi"];
@@ -136,7 +136,7 @@ fn while_a_guest_runs_and_while_it_is_paused() {
         let trial = Trial::new(&client, guest.pid(), &known(&spare), seed);
         trial.run(
             |request| !changes_state(request) && !presses(request),
-            // What was plugged would be there still when the next request names it.
+            // A plugged device would still be there when the next request names it.
             |request| {
                 if request.method == "PUT" {
                     state(&client, "Running");
@@ -177,7 +177,8 @@ fn nics_but_any(client: &Client) -> Vec<Value> {
     all.into_iter().filter(|nic| nic["id"] == "kept").collect()
 }
 
-/// Takes away every NIC and disk that requests have plugged, and waits until the guest has let go.
+/// Unplugs every NIC and disk that requests have plugged, and waits until the guest has released
+/// them.
 fn unplug(client: &Client) {
     let start = Instant::now();
     loop {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 /// How long a guest may take to boot, or to answer; it is emulated twice.
 const SILENCE: Duration = Duration::from_secs(120);
-/// How often a boot is tried: an emulated processor loses one now and then.
+/// How often a boot is tried: an emulated processor sometimes loses one.
 const ATTEMPTS: usize = 3;
 
 /// A machine with a console on a socket.
@@ -57,7 +57,7 @@ impl Machine {
         }
     }
 
-    /// A machine whose guest is ready, with a client of its console.
+    /// Starts a machine, waits until its guest is ready, and connects a client to its console.
     fn booted(name: &str) -> (Self, Console) {
         for attempt in 1..=ATTEMPTS {
             let machine = Self::start(name);
@@ -97,7 +97,7 @@ impl Machine {
     }
 }
 
-/// Connects, once somebody listens there.
+/// Connects once the console listens.
 fn connect(socket: &Path) -> Console {
     let start = Instant::now();
     loop {
@@ -134,8 +134,8 @@ impl Console {
         }
     }
 
-    /// Reads until `words` come; what came behind the last ones is looked at only. The error is all that
-    /// was said, if they do not come or it ends.
+    /// Reads until `words` appear; later output stays in the buffer. The error is the whole output,
+    /// if they do not appear or the console ends.
     fn until(&mut self, words: &str, limit: Duration) -> Result<(), String> {
         let start = Instant::now();
         while !self.said.contains(words) {
@@ -146,7 +146,7 @@ impl Console {
         Ok(())
     }
 
-    /// Reads what there is; `false` at the end.
+    /// Reads the available output; `false` at the end.
     fn read(&mut self) -> bool {
         let mut bytes = [0; 4096];
         match self.stream.read(&mut bytes) {
@@ -160,7 +160,7 @@ impl Console {
         }
     }
 
-    /// Has the guest obey a command; its answer.
+    /// Sends the guest a command; returns its answer.
     fn command(&mut self, line: &str) -> Value {
         self.said.clear();
         self.stream
@@ -187,18 +187,19 @@ fn a_guest_is_used_through_a_socket() {
     assert_eq!(mode(machine.file("log")), 0o600);
     assert!(console.command("info")["cpus_online"].is_u64());
 
-    // Another one is told who is here.
+    // A second client receives the name of the process that holds the console.
     let mut second = machine.connect();
     let own = format!("process {} has this console", std::process::id());
     second.until(&own, SILENCE).unwrap();
     while second.read() {}
 
-    // What is typed while nobody takes it is not lost, and who comes later sees what was said.
+    // Input that is typed before the VMM reads it is not lost, and a later client sees earlier
+    // output.
     console.stream.write_all(b"info\n").unwrap();
     drop(console);
     let answers = |text: &str| text.matches("cpus_online").count();
     let start = Instant::now();
-    // The first one is in `ready`.
+    // The first answer is in `ready`.
     while answers(&machine.log()) < 3 {
         assert!(start.elapsed() < SILENCE, "{}", machine.log());
         std::thread::sleep(Duration::from_millis(50));
@@ -214,13 +215,13 @@ fn a_guest_is_used_through_a_socket() {
         );
     }
 
-    // A reset keeps the client, and the descriptors.
+    // A reset keeps the client and the descriptors.
     let before = cost(machine.child.id()).unwrap();
     console.said.clear();
     machine.api.done("POST", "/v1/vm/reset", None).unwrap();
     console.until("@lab ready", SILENCE).unwrap();
     assert!(console.command("info")["cpus_online"].is_u64());
-    // Workers end when there is nothing to do: vmm, api and vcpu0 stay.
+    // Idle workers end: vmm, api and vcpu0 stay.
     let start = Instant::now();
     loop {
         let after = cost(machine.child.id()).unwrap();
@@ -231,7 +232,7 @@ fn a_guest_is_used_through_a_socket() {
         std::thread::sleep(Duration::from_millis(100));
     }
 
-    // The log has it all, the last words too.
+    // The log has everything, including the last output.
     console.stream.write_all(b"poweroff\n").unwrap();
     assert_eq!(machine.wait_exit(), Some(0));
     while console.read() {}
@@ -256,13 +257,13 @@ fn a_client_that_never_reads_does_not_stall_the_guest() {
         std::thread::sleep(Duration::from_millis(50));
         assert!(start.elapsed() < SILENCE, "{asked}");
     }
-    // A whole boot with the kernel's messages goes by as well.
+    // A whole boot with the kernel's messages also passes.
     machine.api.done("POST", "/v1/vm/reset", None).unwrap();
     while machine.log().matches("@lab ready").count() < 2 {
         std::thread::sleep(Duration::from_millis(100));
         assert!(start.elapsed() < SILENCE * 2);
     }
-    // It still has the console, and its words arrive.
+    // The client still has the console, and its input arrives.
     console.said.clear();
     while !console.said.contains("@lab ready") {
         assert!(console.read());

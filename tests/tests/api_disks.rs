@@ -1,7 +1,7 @@
-//! Disks that come and go while the guest runs, by the machine's API.
+//! Disks that are plugged and unplugged through the machine's API while the guest runs.
 //!
-//! What the guest has comes from the guest, what is in an image from the image, and what the
-//! process holds from the kernel.
+//! The guest reports its disks, the image shows its content, and the kernel reports the process's
+//! resources.
 
 #![expect(
     clippy::unwrap_used,
@@ -24,7 +24,7 @@ const SECTOR: u64 = 512;
 const SECTORS: u64 = 16384;
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// How long a guest may take to find or to give up a disk; it is emulated twice.
+/// How long a guest may take to find or to release a disk; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(60);
 
 /// A raw image in the host's /tmp; removed when dropped.
@@ -91,7 +91,7 @@ impl Scene {
         answer.body
     }
 
-    /// Asks the guest to give a disk up.
+    /// Requests the guest to release a disk.
     #[track_caller]
     fn delete(&self, id: &str) {
         let path = format!("/v1/vm/disks/{id}");
@@ -100,7 +100,7 @@ impl Scene {
         assert_eq!(answer.body["state"], "UnplugRequested");
     }
 
-    /// Waits until the machine has given a disk up.
+    /// Waits until the machine has released a disk.
     #[track_caller]
     fn wait_gone(&self, id: &str) {
         let start = Instant::now();
@@ -117,7 +117,7 @@ impl Scene {
         }
     }
 
-    /// Waits until the guest has disks with just these serial numbers.
+    /// Waits until the guest has disks with exactly these serial numbers.
     #[track_caller]
     fn wait_disks(&mut self, serials: &[&str]) {
         let start = Instant::now();
@@ -138,7 +138,7 @@ impl Scene {
         }
     }
 
-    /// What the process has open, once it has closed the last connection of ours.
+    /// The process's open descriptors, once it has closed our last connection.
     fn descriptors(&self) -> u64 {
         std::thread::sleep(Duration::from_millis(500));
         cost(self.guest.pid()).unwrap().descriptors
@@ -156,7 +156,7 @@ impl Scene {
     }
 }
 
-/// Nobody has locked the image, and nobody writes to it any more.
+/// Checks that no process has locked the image or writes to it.
 #[track_caller]
 fn is_free(image: &Image) {
     let text = std::fs::read_to_string("/proc/locks").unwrap();
@@ -184,11 +184,11 @@ fn a_disk_is_plugged_in_used_and_taken_away_under_load() {
     let config = scene.client.get("/v1/vm/config").unwrap();
     assert_eq!(config["disks"][1]["id"], "second", "{config}");
 
-    // The same again changes nothing; another one of this name is refused.
+    // The same request again changes nothing; a different disk of this name is refused.
     scene.put("second", &second.wanted(), 200);
     scene.put("second", &first.wanted(), 409);
 
-    // The same pattern again, so that each sector is right whenever it was written last.
+    // The same pattern again, so that each sector is right whenever it was last written.
     let content = second.content();
     assert!(content.iter().any(|byte| *byte != 0));
     let line = format!("disk-check vdb 7 {SECTORS}");
@@ -196,14 +196,14 @@ fn a_disk_is_plugged_in_used_and_taken_away_under_load() {
     std::thread::sleep(Duration::from_millis(100));
     scene.delete("second");
     scene.wait_gone("second");
-    // It may have been quick, or its disk went under it.
+    // It may have finished, or its disk was removed under it.
     println!("{:?}", scene.guest.answer(&line, NOTICE));
     scene.wait_disks(&["disk0"]);
     is_free(&second);
     assert!(second.content() == content, "the image is not intact");
     assert_eq!(scene.descriptors(), before);
 
-    // The disk that was there from the start goes too, and comes back under another name.
+    // The disk from the start can go too, and returns under another name.
     scene.check("disk-check vda 3 64");
     scene.delete("disk0");
     scene.wait_gone("disk0");
@@ -227,7 +227,7 @@ fn a_guest_that_does_not_listen_loses_its_disk_at_the_reset() {
     let content = image.content();
     let before = scene.descriptors();
     scene.delete("disk0");
-    // It has it still.
+    // The guest still has the disk.
     scene.check("disk-verify vda 7 64");
     let line = format!("disk-check vda 7 {SECTORS}");
     scene.guest.send(&line).unwrap();
@@ -289,13 +289,13 @@ fn an_image_has_one_writer_and_what_is_none_is_refused() {
         refused.contains(&format!("bellhop (PID {pid})")),
         "{refused}"
     );
-    // A serial number has 20 characters.
+    // A serial number has at most 20 characters.
     let refused = scene.put(&"x".repeat(21), &shared.wanted(), 422);
     assert!(refused.to_string().contains("1 to 20"), "{refused}");
     scene.put("rng", &shared.wanted(), 409);
     assert_eq!((scene.descriptors(), other.descriptors()), before);
 
-    // Any number of readers.
+    // Any number of machines may read it.
     let readonly = json!({ "path": shared.0, "readonly": true });
     for machine in [&scene, &other] {
         machine.put("reader", &readonly, 201);
@@ -305,7 +305,7 @@ fn an_image_has_one_writer_and_what_is_none_is_refused() {
     let refused = scene.guest.command("disk-check vdb 1 8").unwrap_err();
     assert!(refused.to_string().contains("refused"), "{refused}");
 
-    // An image that becomes shorter is an I/O error for the guest, no more.
+    // A truncated image is only an I/O error for the guest.
     let file = File::options().write(true).open(&image.0).unwrap();
     file.set_len(SECTOR).unwrap();
     assert!(scene.guest.command("disk-read vda").is_err());
@@ -335,7 +335,7 @@ fn a_disk_comes_and_goes_many_times() {
         scene.wait_gone("disk");
         scene.wait_disks(&[]);
     };
-    // What is made at first use is there then.
+    // Resources that are allocated at first use exist then.
     cycle(&mut scene, 0);
     let before = (scene.descriptors(), cost(scene.guest.pid()).unwrap());
     let held = |scene: &Scene| {
@@ -356,9 +356,9 @@ fn a_disk_comes_and_goes_many_times() {
     let after = (scene.descriptors(), cost(scene.guest.pid()).unwrap());
     println!("{before:?}\n{after:?}");
     assert_eq!(after.0, before.0);
-    // Workers of the API come and go; what 100 leaked disks would be is far above.
+    // Workers of the API come and go; 100 leaked disks would be far above this limit.
     assert!(after.1.mappings <= before.1.mappings + 8, "{after:?}");
-    // Once, at any cycle, the allocator keeps 1.6 MiB for a thread. A leak grows in each cycle.
+    // Once, in any cycle, the allocator keeps 1.6 MiB for a thread. A leak grows in each cycle.
     let mut growth: Vec<u64> = own
         .windows(2)
         .map(|two| two[1].saturating_sub(two[0]))

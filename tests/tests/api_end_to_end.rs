@@ -1,5 +1,6 @@
-//! One request, and there is a machine with a NIC made for it; checked traffic; another request, and the host is as before. On
-//! the kernel's simulator. And while frames are under way the daemon is killed: the machine does not notice.
+//! One request creates a machine with its NIC on the kernel's simulator; checked traffic flows;
+//! another request restores the host. The daemon is also killed while frames are in flight: the
+//! machine is unaffected.
 
 #![expect(
     clippy::unwrap_used,
@@ -21,7 +22,7 @@ use lab::traffic::{Frames, exchange};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:59:01";
 
 fn nics() -> Value {

@@ -1,5 +1,6 @@
-//! Two machines, each from one request, each with a subfunction of the lab NIC in a VLAN of a bridge; checked traffic between
-//! them; none with one in another VLAN; and a host that is as before.
+//! Creates two machines with one request each, each with a subfunction of the lab NIC in a VLAN of
+//! a bridge. Checked traffic flows between them, none to a machine in another VLAN, and afterwards
+//! the host is as before.
 
 #![expect(
     clippy::unwrap_used,
@@ -37,10 +38,10 @@ fn nics(number: usize, vlan: u16) -> Value {
     }])
 }
 
-/// The VLAN of the VM that no other one reaches.
+/// The VLAN of the VM that no other VM reaches.
 const FAR_VLAN: u16 = 200;
 
-/// The bridge's port that is in this VLAN.
+/// The bridge's port in this VLAN.
 fn port_in(vlan: u16) -> String {
     let told: Value = serde_json::from_str(&run("bridge -j vlan show")).unwrap();
     let ports = told.as_array().unwrap();
@@ -79,7 +80,8 @@ fn machines_with_subfunctions_come_and_go() {
     }
     drop(other);
     deleted(&node, "other");
-    // In another VLAN nothing arrives. No more frames than one window: the guest waits for each that is lost.
+    // Nothing arrives in another VLAN. The test sends one window at most: the guest waits for each
+    // lost frame.
     let (_, mut far) = made(&node, "far", &nics(2, FAR_VLAN));
     assert_eq!(up(&mut far), MACS[2]);
     far.command("echo-on").unwrap();
@@ -92,7 +94,7 @@ fn machines_with_subfunctions_come_and_go() {
         "{said}"
     );
     assert_eq!(echoed["echoed"], 0, "{echoed}");
-    // Both were there for it: in one VLAN they reach each other.
+    // Both were ready: in one VLAN they reach each other.
     run(&format!(
         "bridge vlan add dev {} vid 100 pvid untagged",
         port_in(FAR_VLAN)

@@ -1,10 +1,10 @@
-//! NICs of the node's daemon that move to the device that stands by: because their own says that it needs a reset, and because
-//! devlink says that what it is part of is in error.
+//! NICs of the node daemon fail over to their backup device. Either their own device needs a reset,
+//! or devlink reports an error of the NIC that it belongs to.
 //!
 //! ```text
-//!   one.net0 (subfunction) ── DEVICE_NEEDS_RESET ──> one.net0~ (subfunction, made with it)
-//!   one.net0 (subfunction) ── fw of platform/labnic.0 in error ──> a device that is no part of that NIC
-//!   two.net0 (subfunction) ── the same ──> stays: what stands by is part of that NIC, too
+//!   one.net0 (subfunction) ── DEVICE_NEEDS_RESET ──> one.net0~ (subfunction, created with it)
+//!   one.net0 (subfunction) ── fw of platform/labnic.0 in error ──> a device of another NIC
+//!   two.net0 (subfunction) ── the same ──> stays: its backup is part of that NIC, too
 //! ```
 
 #![expect(
@@ -38,7 +38,7 @@ use std::path::Path;
 
 const MACS: [&str; 2] = ["02:00:5e:00:53:31", "02:00:5e:00:53:32"];
 
-/// Of the device that is no part of the NIC.
+/// The MAC address of the device that is not part of the NIC.
 const SPARE_MAC: &str = "02:00:5e:00:53:33";
 
 const FRAMES: Frames = Frames {
@@ -55,7 +55,7 @@ fn nics(number: usize, failover: &Value) -> Value {
     }])
 }
 
-/// The NIC of a machine, as that says itself.
+/// The NIC of a machine, as the machine reports it.
 #[track_caller]
 fn nic(node: &Node, vm: &str) -> Value {
     let path = format!("/v1/vms/{vm}/nics/net0");
@@ -101,7 +101,7 @@ fn a_nic_whose_device_fails_is_on_the_one_that_was_made_with_it() {
     let moved = nic(&node, "one");
     assert_eq!(moved["path"], stands_by, "{moved}");
     is_well(&moved);
-    // The bridge knows the guest there, both ways.
+    // The bridge knows the guest's new place, in both directions.
     exchange_between(&mut one, &mut other, MACS[1], FRAMES).unwrap();
     exchange_between(&mut other, &mut one, MACS[0], FRAMES).unwrap();
 

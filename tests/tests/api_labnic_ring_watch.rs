@@ -1,7 +1,7 @@
-//! Ring watch: what the API says of queues that hang, or only seem to, and the rescue.
+//! Ring watch: the API's report of queues that hang or only seem to, and the rescue.
 //!
-//! What the watch counted is compared with what guest and device counted; queues hang because the
-//! lab NIC holds completions back, loses a kick or never interrupts.
+//! The test compares the watch's counts with those of guest and device. Queues hang because the lab
+//! NIC holds completions back, loses a kick or never interrupts.
 
 #![expect(
     clippy::unwrap_used,
@@ -27,7 +27,7 @@ const HANGING_MACS: [&str; 4] = [
     "02:4c:61:62:53:4b",
 ];
 
-/// How long something may take that is due; the guest is emulated twice.
+/// How long a due event may take; the guest is emulated twice.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const RECEIVE: usize = 0;
@@ -83,7 +83,7 @@ impl Watched {
             .unwrap()
     }
 
-    /// Follows the alarms, as a client of the API does, until `is_so` of those that are there now.
+    /// Follows the alarms, as a client of the API does, until `is_so` accepts the current ones.
     #[track_caller]
     fn follow_alarms(&self, mut is_so: impl FnMut(&[Value]) -> bool) {
         let start = Instant::now();
@@ -99,13 +99,13 @@ impl Watched {
         }
     }
 
-    /// Waits until the alarms are these.
+    /// Waits until exactly these alarms are raised.
     #[track_caller]
     fn wait_alarms(&self, wanted: &[Value]) {
         self.follow_alarms(|alarms| alarms == wanted);
     }
 
-    /// Waits until each of these was an alarm, all at once or not.
+    /// Waits until each of these alarms was raised, at the same time or not.
     #[track_caller]
     fn wait_each_alarm(&self, wanted: &[Value]) {
         let mut missing = wanted.to_vec();
@@ -115,7 +115,7 @@ impl Watched {
         });
     }
 
-    /// Waits until the guest has sent all that it wanted to on its own.
+    /// Waits until the guest has sent the frames of its own accord.
     #[track_caller]
     fn wait_quiet(&self, nics: &[&str]) {
         let start = Instant::now();
@@ -138,7 +138,7 @@ impl Watched {
         self.guest.command(&line).unwrap();
     }
 
-    /// Has the guest send frames through a NIC to the neighbour, which sends them back.
+    /// Makes the guest send frames through a NIC to the neighbour, which sends them back.
     #[track_caller]
     fn exchange(&mut self, number: usize) {
         let line = format!("frames 50 256 16 eth{number} to {}", labnic_peer::MAC);
@@ -158,7 +158,7 @@ fn alarm(device: &str, queue: usize, alarm: &str) -> Value {
     json!({ "device": device, "queue": queue, "alarm": alarm })
 }
 
-/// Samples are a second apart, and the machine has other work.
+/// Waits for samples: they are a second apart, and the machine has other work.
 fn let_samples_come() {
     std::thread::sleep(Duration::from_millis(2500));
 }
@@ -174,7 +174,7 @@ fn what_is_counted_is_what_happened_and_idle_queues_are_well() {
     let mut watched = Watched::start("counts", &[("nic", &device, "")], Some(&disk));
     peer.exchange(&mut watched.guest, 50, 256);
 
-    // Whatever the guest sends on its own, both sides count.
+    // Both sides also count frames that the guest sends of its own accord.
     const FRAMES: u64 = 600;
     let completed = |watched: &Watched| {
         let_samples_come();
@@ -192,7 +192,7 @@ fn what_is_counted_is_what_happened_and_idle_queues_are_well() {
     println!("frames by the device {by_device:?}, by the watch {by_watch:?}");
     assert_eq!(by_watch, by_device);
     assert!(by_watch.iter().all(|count| *count >= FRAMES));
-    // The guest may send a frame of its own between two questions: soon it does not.
+    // The guest may send a frame of its own between two reads, but stops soon.
     let started = Instant::now();
     loop {
         let posted = watched.metric("bellhop_queue_posted_total", "nic", TRANSMIT);
@@ -206,7 +206,7 @@ fn what_is_counted_is_what_happened_and_idle_queues_are_well() {
         );
     }
 
-    // The rate of a sender that paces itself, by the watch and by the guest.
+    // The rate of a paced sender, by the watch and by the guest.
     let line = "pace 600 64 10000 eth0";
     watched.guest.send(line).unwrap();
     let_samples_come();
@@ -226,12 +226,13 @@ fn what_is_counted_is_what_happened_and_idle_queues_are_well() {
         "{rates:?} against {rate}"
     );
 
-    // A disk is watched, too.
+    // The watch also covers disks.
     watched.guest.command("disk-read vda").unwrap();
     let_samples_come();
     assert!(watched.metric("bellhop_queue_completed_total", "disk", 0) > 0);
 
-    // Full of buffers that wait, and no alarm: one would come after 5 s and two samples.
+    // The ring is full of waiting buffers, without an alarm: one would come after 5 s and two
+    // samples.
     watched.wait_quiet(&["nic"]);
     let generation = watched.client.get("/v1/vm").unwrap()["generation"].clone();
     let path = format!("/v1/vm/watch?since={generation}&timeout_s=8");
@@ -287,7 +288,7 @@ fn a_queue_that_hangs_is_an_alarm_until_it_goes_on_or_is_rescued() {
     watched.wait_quiet(&NAMES);
     watched.wait_alarms(&[]);
 
-    // The one without a rescue hangs before all others.
+    // The NIC without a rescue hangs first.
     let sent_before = [0, 1, 2].map(|number| {
         let device = &losing[number];
         let before = packets(device).unwrap().transmitted;
@@ -312,7 +313,7 @@ fn a_queue_that_hangs_is_an_alarm_until_it_goes_on_or_is_rescued() {
     let alarmed = |watched: &Watched, nic| watched.metric("bellhop_queue_alarm", nic, TRANSMIT);
     assert_eq!(alarmed(&watched, NAMES[HELD]), 1);
 
-    // All other queues have recovered. No rescue is on for the first one.
+    // All other queues have recovered. The first one has no rescue.
     watched.wait_alarms(&[alarm(NAMES[ALONE], TRANSMIT, "Stuck")]);
     let took = sent.elapsed();
     assert!(took >= Duration::from_secs(9), "{took:?}");
@@ -345,12 +346,12 @@ fn a_queue_that_hangs_is_an_alarm_until_it_goes_on_or_is_rescued() {
 #[test]
 fn a_lost_interrupt_is_made_good() {
     let labnic = Labnic::load(&[]).unwrap();
-    // It polls, and is to be told.
+    // The neighbour polls, but must be notified.
     let peer = Peer::start(&labnic);
     labnic.set("faults", "lost_call").unwrap();
     let device = labnic.add("deaf", &["mac", MAC]).unwrap();
     let mut watched = Watched::start("deaf", &[("nic", &device, ",rescue=on")], None);
-    // The neighbour learns the guest's address; the guest hears no answer.
+    // The neighbour learns the guest's address; the guest misses the answer.
     let line = format!("frames 1 64 1 eth0 to {}", labnic_peer::MAC);
     watched.guest.command(&line).unwrap();
     let given = watched.metric("bellhop_queue_posted_total", "nic", RECEIVE);
@@ -358,7 +359,7 @@ fn a_lost_interrupt_is_made_good() {
     watched.wait_alarms(&[alarm("nic", RECEIVE, "DriverStalled")]);
     let queue = watched.queue("nic", RECEIVE);
     assert_eq!(queue["rescues"], 1, "{queue}");
-    // The driver has looked and given the device what it had before.
+    // The driver has looked and returned the buffers to the device.
     watched.wait_alarms(&[]);
     peer.flood(false);
     assert!(watched.metric("bellhop_queue_posted_total", "nic", RECEIVE) > given);

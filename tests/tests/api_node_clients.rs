@@ -198,9 +198,8 @@ fn fifty_clients_lose_nothing_and_double_nothing() {
     assert!(wrong.is_empty(), "{wrong:#?}\n{}", node.said());
 
     let listed = node.api.get("/v1/vms").unwrap();
-    let names: Vec<String> = listed["items"]
-        .as_array()
-        .unwrap()
+    let listed = listed["items"].as_array().unwrap();
+    let names: Vec<String> = listed
         .iter()
         .map(|vm| vm["name"].as_str().unwrap().to_owned())
         .collect();
@@ -215,7 +214,7 @@ fn fifty_clients_lose_nothing_and_double_nothing() {
     let now = node.traces().unwrap();
     let devices: BTreeSet<_> = now.devices.difference(&before.devices).collect();
     assert_eq!(devices.len(), names.len(), "{devices:?}\n{names:?}");
-    for vm in listed.as_array().unwrap() {
+    for vm in listed {
         let device = vm["nics"][0]["device"].as_str().unwrap();
         assert!(
             Path::new("/sys/bus/vdpa/devices").join(device).exists(),
@@ -229,12 +228,8 @@ fn fifty_clients_lose_nothing_and_double_nothing() {
             "{name} runs twice, also as {pid}"
         );
     }
-    let shown = listed
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|vm| !vm["pid"].is_null());
-    assert_eq!(shown.count(), running.len(), "{running:?}\n{listed:#}");
+    let shown = listed.iter().filter(|vm| !vm["pid"].is_null());
+    assert_eq!(shown.count(), running.len(), "{running:?}\n{listed:#?}");
     println!(
         "{} machines at the end, {} of them running",
         names.len(),

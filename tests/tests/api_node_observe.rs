@@ -272,9 +272,15 @@ fn logs_have_times_and_are_read_and_followed_by_the_api() {
         .stdout(fs::File::create(&file).unwrap())
         .spawn()
         .unwrap();
-    // Requests are logged at info, as the log level of machines is here.
+    // The VM's process logs each change of its state at info.
     until("new lines are printed", || {
-        daemon.api.get("/v1/vms/web/disks").unwrap();
+        for state in ["Paused", "Running"] {
+            let change = json!({ "state": state });
+            daemon
+                .api
+                .done("PATCH", "/v1/vms/web", Some(&change))
+                .unwrap();
+        }
         fs::read_to_string(&file).unwrap().contains("Z ")
     })
     .unwrap();

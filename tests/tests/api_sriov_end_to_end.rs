@@ -1,5 +1,5 @@
-//! Two machines, each from one request, each with a device made on a virtual function of the lab's NIC; checked traffic between
-//! them; and a host that is as before.
+//! Creates two machines with one request each, each with a device on a virtual function of the
+//! lab's NIC. Checked traffic flows between them, and afterwards the host is as before.
 
 #![expect(
     clippy::unwrap_used,
@@ -20,8 +20,9 @@ use lab::sriov::{ManagedFunction, SriovNic};
 use lab::traffic::{Frames, exchange_between};
 use serde_json::{Value, json};
 
-/// A NIC on this function. The lab has given it to vp_vdpa, because QEMU's function has but one queue pair unless its registers
-/// were written before that (see tests/README.md): a guest's driver would be refused.
+/// A NIC on this function. The lab has bound it to vp_vdpa. QEMU's function has only one queue pair
+/// unless its registers were written before that (see tests/README.md), and would refuse a guest's
+/// driver.
 fn nics(function: &ManagedFunction<'_>) -> Value {
     json!([{ "id": "net0", "from": function.mgmtdev() }])
 }
@@ -45,7 +46,7 @@ fn machines_with_virtual_functions_come_and_go() {
         exchange_between(&mut one, &mut other, &mac, frames).unwrap();
     }
     drop((one, other));
-    // The first one was made first and is taken away first.
+    // The first VM was created first and is deleted first.
     deleted(&node, "one");
     assert_eq!(node.vm("other").unwrap().unwrap()["pid"], vm["pid"]);
     deleted(&node, "other");

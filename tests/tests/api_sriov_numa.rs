@@ -1,7 +1,7 @@
-//! Where a machine is placed on its host: memory on one NUMA node, vCPUs on CPUs of their own, and a
-//! NIC that is near or far.
+//! Placement of a machine on its host: memory on one NUMA node, vCPUs on their own CPUs, and a NIC
+//! that is near or far.
 //!
-//! The lab host has two nodes (`numa=fake=2`); what a machine got is the kernel's account.
+//! The lab host has two nodes (`numa=fake=2`). The kernel's account shows the actual placement.
 
 #![expect(
     clippy::unwrap_used,
@@ -22,7 +22,7 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// The line of guest RAM in what the kernel says about a process' mappings and nodes.
+/// The line of guest RAM in the kernel's account of a process's mappings and nodes.
 fn guest_ram(pid: u32) -> String {
     let maps = read(format!("/proc/{pid}/numa_maps"));
     let line = maps.lines().find(|line| line.contains("memfd:guest-ram"));
@@ -71,7 +71,7 @@ fn memory_vcpus_and_a_nic_are_where_they_were_asked_for() {
     let mut guest = Guest::start(&arguments).unwrap();
     let pid = guest.pid();
 
-    // All of it is pinned for the device, so all of it is there, and on node 1.
+    // All of it is pinned for the device, so all of it is resident, and on node 1.
     let ram = guest_ram(pid);
     println!("{ram}");
     assert!(ram.contains(" bind:1 "), "{ram}");
@@ -90,7 +90,7 @@ fn memory_vcpus_and_a_nic_are_where_they_were_asked_for() {
     assert_eq!(config["memory"]["host_numa_node"], 1, "{config}");
     assert_eq!(config["cpu_affinity"], json!([[1], [0, 1]]));
 
-    // A reboot leaves it all as it is.
+    // A reboot keeps the whole placement.
     guest.command("reboot").unwrap();
     guest.wait_ready(SILENCE).unwrap();
     assert_eq!(cpus(pid, "vcpu0"), "1");
@@ -158,7 +158,7 @@ fn huge_pages_come_from_the_node_or_not_at_all() {
         .unwrap()
         .silence(SILENCE)
         .memory("size=256M,hugepages=2M,host_numa_node=1");
-    // Enough in all, but not on the node: a reservation would be granted.
+    // There are enough pages in all, but not on the node: a reservation would succeed.
     set(["128", "64"]);
     let (status, said) = Guest::run_to_end(&arguments, SILENCE).unwrap();
     println!("{said}");

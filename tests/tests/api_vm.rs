@@ -1,6 +1,7 @@
-//! One machine by its API: `bellhop run --api-socket`, started, steered and stopped by requests.
+//! One machine through its API: `bellhop run --api-socket`, started, controlled and stopped by
+//! requests.
 //!
-//! What the guest notices comes from the guest, what the process holds from the kernel.
+//! The guest reports what it notices, and the kernel reports the process's resources.
 
 #![expect(
     clippy::unwrap_used,
@@ -22,13 +23,13 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:56:01";
 const SECOND_MAC: &str = "52:54:5e:11:56:02";
 
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// How long a guest may take to notice something; it is emulated twice.
+/// How long a guest may take to notice a change; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
 fn client(name: &str) -> Client {
@@ -58,8 +59,8 @@ fn want(client: &Client, state: &str) {
         .unwrap();
 }
 
-/// Runs Bellhop without a configuration and gives it one by the API, again for each
-/// attempt to boot.
+/// Runs Bellhop without a configuration and sends it one through the API, again for each attempt to
+/// boot.
 fn start(client: &Client, config: &Value) -> Guest {
     let bellhop = PathBuf::from(std::env::var_os("BELLHOP").unwrap());
     let booted = AtomicBool::new(false);
@@ -100,13 +101,13 @@ fn check_traffic(guest: &mut Guest, nic: &str, device: &SimDevice) {
     exchange_counted(guest, nic, device, &[frames]).unwrap();
 }
 
-/// What the process has open, once it has closed the last connection of ours.
+/// The process's open descriptors, once it has closed our last connection.
 fn descriptors(pid: u32) -> u64 {
     std::thread::sleep(Duration::from_millis(500));
     cost(pid).unwrap().descriptors
 }
 
-/// Nobody has the device open.
+/// Checks that no process has the device open.
 #[track_caller]
 fn is_free(device: &SimDevice) {
     File::options()
@@ -145,19 +146,19 @@ fn a_machine_is_started_paused_and_stopped_by_requests() {
     }
     let description = client.get("/v1/openapi.json").unwrap();
     assert!(description["paths"]["/v1/vm"].is_object());
-    // Workers end when there is nothing to do: vmm, api and vcpu0 stay.
+    // Idle workers end: vmm, api and vcpu0 stay.
     let begin = Instant::now();
     while cost(guest.pid()).unwrap().threads != 3 {
         let now = cost(guest.pid()).unwrap();
         assert!(begin.elapsed() < NOTICE, "{now:?}");
         std::thread::sleep(Duration::from_millis(100));
     }
-    // Pages of the program's file vary with how it was built, and so, by its relocations, does
-    // what is its own: this notices what is held for each request or frame.
+    // Pages of the program's file vary with its build, and so, through relocations, does the
+    // private memory. This limit detects memory that is held for each request or frame.
     let own = resident(guest.pid()).unwrap();
     assert!(own.own_kib < 4 * 1024, "{own:?}");
 
-    // Not now: it runs.
+    // Rejected now: the machine runs.
     let refused = client.ask("PUT", "/v1/vm", Some(&config)).unwrap();
     assert_eq!(
         (refused.status, &refused.body["code"]),
@@ -173,7 +174,7 @@ fn a_machine_is_started_paused_and_stopped_by_requests() {
     );
 
     pauses(&client, &mut guest, &device);
-    // A machine that stops while it is paused; one that runs stops in the NICs' test.
+    // A paused machine stops here; a running one stops in the NICs' test.
     want(&client, "Paused");
     want(&client, "Stopped");
     assert!(guest.wait_exit(NOTICE).unwrap().success());
@@ -181,7 +182,7 @@ fn a_machine_is_started_paused_and_stopped_by_requests() {
     is_free(&device);
 }
 
-/// A paused guest does nothing, and resumes where it was.
+/// A paused guest does nothing, and resumes at the same point.
 fn pauses(client: &Client, guest: &mut Guest, device: &SimDevice) {
     for _ in 0..3 {
         want(client, "Paused");
@@ -229,7 +230,7 @@ fn a_configuration_that_cannot_work_can_be_followed_by_another() {
     refused(&missing, "No such file");
     is_free(&device);
     assert_eq!(descriptors(child.id()), before);
-    // A signal ends it also before there is a machine.
+    // A signal also ends it before there is a machine.
     rustix::process::kill_process(
         rustix::process::Pid::from_child(&child),
         rustix::process::Signal::TERM,
@@ -254,7 +255,7 @@ fn the_power_button_reset_and_nmi_reach_the_guest() {
         let pressed = guest.answer("button", NOTICE * 2).unwrap();
         assert_eq!(pressed["pressed"], true, "{pressed}");
     }
-    // Nobody pressed it again.
+    // The button was not pressed again.
     guest.listen("button 1").unwrap();
     assert_eq!(guest.answer("button", NOTICE).unwrap()["pressed"], false);
 
@@ -339,7 +340,7 @@ fn nics_come_and_go_and_a_watcher_sees_it() {
     wait_nics(&mut guest, &[MAC, SECOND_MAC]);
     guest.command("up eth1").unwrap();
     check_traffic(&mut guest, "eth1", &second);
-    // The same again changes nothing, another one of this name is refused.
+    // The same request again changes nothing, another one of this name is refused.
     let answer = client
         .ask("PUT", "/v1/vm/nics/second", Some(&body))
         .unwrap();
@@ -362,7 +363,7 @@ fn nics_come_and_go_and_a_watcher_sees_it() {
             .ask("DELETE", &format!("/v1/vm/nics/{id}"), None)
             .unwrap();
         assert_eq!(answer.status, 202, "{}", answer.body);
-        // Until the guest has given it up.
+        // Until the guest has released it.
         let start = Instant::now();
         let mut seen = json!(0);
         loop {
@@ -382,14 +383,14 @@ fn nics_come_and_go_and_a_watcher_sees_it() {
     }
     is_free(&first);
     is_free(&second);
-    // So that a running machine stops with a NIC.
+    // A running machine must also stop with a NIC.
     let body = json!({ "path": first.path() });
     client.done("PUT", "/v1/vm/nics/last", Some(&body)).unwrap();
     wait_nics(&mut guest, &[MAC]);
     let gone = client.ask("GET", "/v1/vm/nics/first", None).unwrap();
     assert_eq!(gone.status, 404, "{}", gone.body);
 
-    // Who watches is told of the end.
+    // A watching client is notified of the end.
     let seen = client.get("/v1/vm").unwrap()["generation"].clone();
     let last = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| watch(&seen, 60));

@@ -1,4 +1,4 @@
-//! Doorbells where there are none: on the simulator.
+//! Doorbells on a device without any: the simulator.
 
 use lab::guest::{BellhopArguments, Guest};
 use lab::sim::SimDevice;
@@ -32,10 +32,10 @@ fn a_forced_doorbell_is_refused_with_a_remedy() {
     }
 }
 
-/// One guest with a NIC for each way to ask, each on a device of its own.
+/// One guest with one NIC for each value of the option, each on its own device.
 #[test]
 fn without_a_doorbell_eventfds_do_it_silently() {
-    // No zero bytes: the simulator compares addresses as if they were strings.
+    // No zero bytes: the simulator compares addresses like C strings.
     let devices = [1, 2, 3].map(|number| {
         let mac = format!("52:54:5e:11:5e:0{number}");
         SimDevice::net(&format!("bell{number}"), &mac, 1500).unwrap()

@@ -1,9 +1,8 @@
-//! NICs that come and go while the guest runs.
+//! NICs that are plugged and unplugged while the guest runs.
 //!
-//! The machine is `lab-machine`, which hands requests from a socket to the
-//! machine's handle. What the guest sees comes from the guest; that a device is free
-//! afterwards from whoever opens it next; that nothing leaks from the kernel's account
-//! of the process and the machine's own.
+//! The machine is `lab-machine`, which passes requests from a socket to the machine's handle. The
+//! guest reports what it sees. A later user can open the device, which proves that it is free. The
+//! kernel's account of the process and the machine's own account prove that nothing leaks.
 
 #![expect(
     clippy::unwrap_used,
@@ -28,17 +27,17 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:54:01";
 const SECOND_MAC: &str = "52:54:5e:11:54:02";
 
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// How long a guest may take to find or to give up a NIC; it is emulated twice.
+/// How long a guest may take to find or to release a NIC; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
-/// The simulator with pinned memory; as it is by default when this is dropped, after
-/// its devices.
+/// Loads the simulator with pinned memory. Dropping it restores the default; drop it after its
+/// devices.
 struct Pinned;
 
 impl Pinned {
@@ -80,7 +79,8 @@ impl Control {
     fn ask(&self, line: &str) -> Value {
         let mut stream = self.connect();
         stream.write_all(format!("{line}\n").as_bytes()).unwrap();
-        // To the end: then the machine has closed its side, and nobody counts it.
+        // Reads to the end: then the machine has closed its side, and its descriptor no longer
+        // counts.
         stream.shutdown(Shutdown::Write).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
@@ -141,7 +141,7 @@ fn start(name: &str) -> (Control, Guest) {
     (control, guest)
 }
 
-/// Nobody has the device open.
+/// Checks that no process has the device open.
 #[track_caller]
 fn is_free(device: &SimDevice) {
     File::options()
@@ -180,7 +180,7 @@ fn comes_and_goes(arguments: BellhopArguments, name: &str) {
     is_free(&device);
     assert_eq!(control.ok("resources"), before);
     assert_eq!(control.ok("nics")["nics"], json!([]));
-    // And the same slot again.
+    // The same slot again.
     let again = control.plug(&device, "nic");
     assert_eq!(again["address"], nic["address"]);
     assert_ne!(again["serial"], nic["serial"]);
@@ -206,7 +206,7 @@ fn a_nic_comes_and_goes_in_the_stock_kernel() {
 #[test]
 fn cycles_leak_nothing() {
     require_lab().unwrap();
-    // What is mapped for the device shows.
+    // With pinned memory, mappings for the device are visible.
     let _pinned = Pinned::load();
     let device = SimDevice::net("plug", MAC, 1500).unwrap();
     let (control, mut guest) = start("cycles");
@@ -220,7 +220,7 @@ fn cycles_leak_nothing() {
         control.unplug("nic");
         is_free(&device);
         let now = (cost(guest.pid()).unwrap(), control.ok("resources"));
-        // After the first one, so that what is made on first use is there.
+        // After the first cycle, so that resources allocated at first use exist.
         let (first, held) = accounts.get_or_insert_with(|| now.clone());
         assert_eq!(&now.1, held, "cycle {cycle}");
         assert_eq!(now.0.pinned_kib, 0);
@@ -273,7 +273,7 @@ fn an_unplug_that_nobody_answers_waits_for_the_reset() {
     let first = SimDevice::net("plug", MAC, 1500).unwrap();
     let second = SimDevice::net("plug2", SECOND_MAC, 1500).unwrap();
     let control = Control::new("deaf");
-    // A guest without a driver for hot-plug.
+    // A guest without a hot-plug driver.
     let arguments = BellhopArguments::small()
         .unwrap()
         .cmdline("acpiphp.disable=1")
@@ -283,13 +283,13 @@ fn an_unplug_that_nobody_answers_waits_for_the_reset() {
         );
     let mut guest = Guest::start(&machine(arguments, &control)).unwrap();
     wait_nics(&mut guest, &[MAC]);
-    // Twice: the second one only reminds.
+    // Twice: the second request only repeats the first.
     for _ in 0..2 {
         let nic = control.ok("unplug first");
         assert_eq!(nic["state"], "unplug-requested");
         assert!(!control.is_unplugged(&nic, Duration::from_secs(1)));
     }
-    // Until then it works, keeps its name, and others come.
+    // Until then the NIC works and keeps its name, and others can be plugged.
     check_traffic(&mut guest, &first);
     let error = control.refused(&format!("plug path={},id=first", second.path().display()));
     assert!(error.contains("device first already"), "{error}");
@@ -313,12 +313,12 @@ fn a_nic_that_was_plugged_early_is_found_and_survives_reboots() {
     let control = Control::new("early");
     let arguments = machine(BellhopArguments::small().unwrap(), &control);
     let mut guest = std::thread::scope(|scope| {
-        // Before the guest's kernel has come to its buses.
+        // Before the guest's kernel has scanned its buses.
         scope.spawn(|| control.plug(&device, "nic"));
         Guest::start(&arguments).unwrap()
     });
     if guest.retries() > 0 {
-        // The attempt that got it is gone.
+        // The attempt that received it is gone.
         control.plug(&device, "nic");
     }
     wait_nics(&mut guest, &[MAC]);
@@ -373,7 +373,7 @@ fn what_cannot_be_plugged_or_unplugged_says_why() {
         cost(guest.pid()).unwrap().descriptors,
     );
     assert_eq!(before, after);
-    // The machine is unharmed.
+    // The machine still works.
     control.plug(&device, "nic");
     wait_nics(&mut guest, &[MAC]);
     check_traffic(&mut guest, &device);
@@ -383,7 +383,7 @@ fn what_cannot_be_plugged_or_unplugged_says_why() {
 #[test]
 fn more_nics_than_slots() {
     require_lab().unwrap();
-    // Slot 0 is the host bridge's, slot 1 has the random number generator.
+    // Slot 0 holds the host bridge, slot 1 the random number generator.
     const ROOM: usize = 30;
     let devices: Vec<SimDevice> = (0..=ROOM)
         .map(|number| {
@@ -392,7 +392,7 @@ fn more_nics_than_slots() {
         })
         .collect();
     let control = Control::new("slots");
-    // A guest that does not look at them: the machine alone is on trial.
+    // A guest that ignores them: the test covers only the machine.
     let arguments = BellhopArguments::small()
         .unwrap()
         .cmdline("acpiphp.disable=1");
@@ -435,7 +435,7 @@ fn locked_memory_that_is_too_little_is_said_to_the_caller() {
     assert!(guest.power_off().unwrap().success());
 }
 
-/// RLIMIT_MEMLOCK of the machine's process, in bytes; without: no limit.
+/// Sets RLIMIT_MEMLOCK of the machine's process, in bytes; `None` means no limit.
 fn limit_locked_memory(guest: &Guest, bytes: Option<u64>) {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
     let pid = Pid::from_raw(guest.pid().try_into().unwrap()).unwrap();
@@ -446,7 +446,7 @@ fn limit_locked_memory(guest: &Guest, bytes: Option<u64>) {
     prlimit(Some(pid), Resource::Memlock, limit).unwrap();
 }
 
-/// The request that a migration makes at its end; here without one.
+/// The request that a migration sends at its end, here without a migration.
 #[test]
 fn a_guest_announces_its_nic_when_it_is_asked() {
     require_lab().unwrap();

@@ -1,5 +1,5 @@
-//! The lab NIC itself, driven by a plain client in this process: before a VM
-//! is tested against it, it must do what it says.
+//! The lab NIC itself, driven by a plain client in this process: it must work as documented before
+//! VMs are tested with it.
 
 #[path = "hardware_labnic/abilities.rs"]
 mod abilities;

@@ -1,7 +1,7 @@
 //! The vDPA backend on lab NICs, with guest memory but without a guest.
 //!
-//! Commands that a device refuses, control state that a device gets again after a reset, and the
-//! signals that follow a suspend.
+//! It covers commands that a device refuses, control state that a device receives again after a
+//! reset, and the signals that follow a suspend.
 
 #![expect(
     clippy::unwrap_used,
@@ -27,7 +27,7 @@ use support::nic::{CONTROL, PATIENCE, RECEIVE, TRANSMIT};
 use support::{FOREIGN, MAC, SECOND, text};
 use vmm_sys_util::eventfd::EventFd;
 
-/// EVENT_IDX, RING_PACKED, IN_ORDER: not done by the rings of these tests.
+/// EVENT_IDX, RING_PACKED, IN_ORDER: not supported by the rings of these tests.
 const BEYOND_US: u64 = 1 << 29 | 1 << 34 | 1 << 35;
 
 const OK: u8 = 0;
@@ -90,7 +90,7 @@ fn tagged(to: [u8; 6], vlan: u8, number: u8) -> Vec<u8> {
     packet
 }
 
-/// The guest, whose address is `mac`, receives frames of its VLAN only.
+/// The guest, whose address is `mac`, receives only frames of its VLAN.
 #[track_caller]
 fn receives_its_vlan(guest: &mut Machine, peer: &mut Machine, mac: [u8; 6], number: u8) {
     let [own, other] = VLANS.map(|vlan| tagged(mac, vlan, number));
@@ -129,7 +129,7 @@ fn a_device_that_was_reset_for_the_log_has_what_its_guest_had_set() {
     assert_eq!(trouble().unwrap(), [""; 0]);
 }
 
-/// Takes signals until none arrives.
+/// Reads signals until none arrives.
 fn drain(event: &EventFd) {
     while wait(event, QUIET) {}
 }

@@ -1,4 +1,4 @@
-//! A guest on the lab NIC rebinds, loses its link and reboots again and again.
+//! A guest on the lab NIC rebinds, loses its link and reboots repeatedly.
 
 mod cycles;
 

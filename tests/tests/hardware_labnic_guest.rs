@@ -1,5 +1,5 @@
-//! Guests on the lab NIC: what a device tells its driver, addresses that are the
-//! VMM's, rings that change their size, features that are withheld.
+//! Guests on the lab NIC: device notifications, addresses that the VMM sets, rings that change
+//! their size, and withheld features.
 
 #![expect(
     clippy::unwrap_used,
@@ -18,21 +18,21 @@ use std::time::{Duration, Instant};
 
 const MAC: &str = "02:4c:61:62:53:47";
 const OTHER_MAC: &str = "02:4c:61:62:53:48";
-/// Laid over by the VMM.
+/// The address that the VMM gives the NIC.
 const GIVEN_MAC: &str = "02:4c:61:62:53:49";
 
-/// Far more than anything here takes: a watchdog, not a measurement.
+/// Far longer than any step here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// As VIRTIO_NET_F_… and VIRTIO_F_…: all that a device needs to be given an address,
-/// but no address of its own.
+/// As VIRTIO_NET_F_… and VIRTIO_F_…: the features that a device needs to accept an address, without
+/// an address of its own.
 const FEATURES_WITHOUT_MAC: u64 =
     1 << 3 | 1 << 16 | 1 << 17 | 1 << 18 | 1 << 23 | 1 << 32 | 1 << 33;
 
-/// Driver off and on, without frames between.
+/// Unbinds and binds the driver, without frames in between.
 const REBIND: &str = "rebind-flooded 1 0";
 
-/// No test here looks at the size of the guest.
+/// No test here depends on the guest's memory size.
 const MEMORY: &str = "128M";
 
 /// DEVICE_NEEDS_RESET in the device status (virtio 1.3, 2.1).
@@ -67,7 +67,7 @@ fn status(nic: &Value) -> u64 {
     u64::from_str_radix(text.trim_start_matches("0x"), 16).unwrap()
 }
 
-/// Asks the guest for its NIC until it is as wanted.
+/// Reads the guest's NIC until it is as wanted.
 #[track_caller]
 fn wait_for(guest: &mut Guest, what: &str, is_so: impl Fn(&Value) -> bool) {
     let begin = Instant::now();
@@ -89,7 +89,7 @@ fn resize_under_traffic(guest: &mut Guest, name: &str, peer: &Peer) {
     });
 }
 
-/// The guest's name of the NIC with an address, and the features of its driver.
+/// The guest's name of the NIC with this address, and its driver's features.
 #[track_caller]
 fn find_nic(guest: &mut Guest, mac: &str) -> (String, String) {
     let link = guest.command("link").unwrap();
@@ -100,10 +100,10 @@ fn find_nic(guest: &mut Guest, mac: &str) -> (String, String) {
     (text("name"), text("features"))
 }
 
-/// How often a device is broken here, and so the warnings about it in the VMM's log.
+/// How often the test breaks a device, and thus the number of warnings in the VMM's log.
 const BROKEN: usize = 2;
 
-/// A device that needs a reset notifies its guest, which resets it. `uplink` is the NIC's id.
+/// A device that needs a reset notifies its guest, which resets it. `uplink` is the NIC's ID.
 #[track_caller]
 fn a_broken_device_heals(guest: &mut Guest, device: &SimDevice, peer: &Peer) {
     peer.exchange(guest, 50, 256);
@@ -115,19 +115,19 @@ fn a_broken_device_heals(guest: &mut Guest, device: &SimDevice, peer: &Peer) {
     let interrupts = |nic: &Value| nic["config_interrupts"].as_u64().unwrap();
     let broken = nic(guest);
     assert!(interrupts(&broken) > interrupts(&before), "{broken}");
-    // The VMM refuses a command to a broken device at once: no time limit ends it.
+    // The VMM rejects a command to a broken device at once, without waiting for a time limit.
     guest.command(&format!("mac {OTHER_MAC}")).unwrap_err();
     let said = guest.console();
     assert!(!said.contains("did not answer a control command"), "{said}");
 
-    // Its driver's reset heals it.
+    // The driver's reset heals it.
     guest.command(REBIND).unwrap();
     let healed = nic(guest);
     assert_eq!(status(&healed), 15, "{healed}");
     peer.exchange(guest, 50, 256);
     guest.command(&format!("mac {OTHER_MAC}")).unwrap();
 
-    // Logged once for each time, with the device's name.
+    // Logged once each time, with the device's name.
     break_down(device).unwrap();
     wait_for(guest, "NEEDS_RESET", |nic| status(nic) & NEEDS_RESET != 0);
     set_link(device, false).unwrap();
@@ -177,7 +177,7 @@ fn a_poor_device_that_needs_a_reset_tells_its_guest() {
     assert!(guest.power_off().unwrap().success());
 }
 
-/// The link goes and comes: each time the guest gets an interrupt.
+/// The link goes down and up: the guest gets an interrupt each time.
 #[track_caller]
 fn changes_its_link(guest: &mut Guest, device: &SimDevice) {
     assert_eq!(guest.ready()["nics"][0]["carrier"], 1);
@@ -190,7 +190,7 @@ fn changes_its_link(guest: &mut Guest, device: &SimDevice) {
     }
 }
 
-/// What the VMM logs of features, and what the guest's driver has.
+/// Checks the VMM's log of features, and the features of the guest's driver.
 #[track_caller]
 fn withholds_features(guest: &mut Guest) {
     let said = guest.console();
@@ -243,14 +243,14 @@ fn an_address_given_by_the_vmm_is_the_one_on_the_wire() {
     let mut guest = start(small(), &device, &format!(",mac={GIVEN_MAC}"));
     for _ in 0..3 {
         assert_eq!(nic(&mut guest)["mac"], GIVEN_MAC);
-        // The peer sends each frame back to the address that it came from. The device takes
-        // no others: its driver has switched the promiscuous mode off.
+        // The peer sends each frame back to its source address. The device accepts no others: its
+        // driver has switched promiscuous mode off.
         peer.exchange(&mut guest, 60, 256);
-        // The device forgets all of it at the reset, and is told anew.
+        // The device forgets all of it at the reset, and receives it again.
         guest.command(REBIND).unwrap();
     }
     assert_eq!(counter(&device, "filtered").unwrap(), 0);
-    // The guest may take another one, until its driver starts anew.
+    // The guest may take another address, until its driver restarts.
     guest.command(&format!("mac {MAC}")).unwrap();
     peer.exchange(&mut guest, 50, 256);
     guest.command(REBIND).unwrap();
@@ -261,7 +261,7 @@ fn an_address_given_by_the_vmm_is_the_one_on_the_wire() {
 /// A parameter of the module, its value for one device, and its default.
 type Parameter<'a> = (&'a str, &'a str, &'a str);
 
-/// One device for each set of parameters, whose defaults are in force again behind each.
+/// One device for each set of parameters. The defaults are restored after each.
 fn devices<const N: usize>(
     labnic: &Labnic,
     makings: [(&str, &[Parameter<'_>]); N],

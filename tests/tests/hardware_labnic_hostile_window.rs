@@ -1,14 +1,18 @@
-//! A hostile guest against the VMM's private window, on a device with one address
-//! space, where a descriptor can name any address that is mapped: the control queue's
-//! rings, the command, the ack.
+//! A hostile guest attacks the VMM's private window, on a device with one address space. There, a
+//! descriptor can name any mapped address: the control queue's rings, the command, the ack.
 //!
-//! What holds there: no ring of the guest's lies in the window; what the device only
-//! reads is not written; what it may write can be spoiled by the guest, which then gets an
-//! error soon, and a device that is whole again after a reset. What does not hold, and
-//! is shown too: the guest can read the window. Nothing in it is a secret from it.
+//! These properties hold:
 //!
-//! The guest's frames go to a second machine of the same process, which stands for any
-//! neighbour: the lab NIC's switch sends nothing back to where it came from.
+//! * No ring of the guest lies in the window.
+//! * Memory that the device only reads is not written.
+//! * The guest can spoil memory that the device may write. It then gets an error soon, and after a
+//!   reset the device works again.
+//!
+//! One property does not hold, and a test shows it: the guest can read the window. Nothing in it
+//! is secret from the guest.
+//!
+//! The guest's frames go to a second machine in the same process, which represents any neighbour.
+//! The lab NIC's switch sends nothing back to its origin.
 
 #![expect(
     clippy::unwrap_used,
@@ -39,15 +43,15 @@ use vdpa::window::{HIGHEST_END, WINDOW_SIZE};
 use vm_memory::{Bytes as _, GuestAddress};
 
 const PAGE: u64 = 4096;
-/// The first thing that the backend takes from the window: the control queue.
+/// The backend's first allocation in the window: the control queue.
 const CONTROL_QUEUE: u64 = HIGHEST_END - WINDOW_SIZE + PAGE;
 /// Entries of the VMM's control ring.
 const CONTROL_RING: u16 = 16;
-/// virtio's and Ethernet's header.
+/// The headers of virtio and Ethernet.
 const HEAD: usize = HEADER + 14;
 /// Guest memory for the head of a frame.
 const SCRATCH: u64 = HIGH + REGION / 4;
-/// EVENT_IDX, RING_PACKED, IN_ORDER: not done by the rings of these tests.
+/// EVENT_IDX, RING_PACKED, IN_ORDER: not supported by the rings of these tests.
 const BEYOND_US: u64 = 1 << 29 | 1 << 34 | 1 << 35;
 
 const OK: u8 = 0;
@@ -84,7 +88,7 @@ fn start(machine: &mut Machine) {
     machine.backend.activate(activation).unwrap();
 }
 
-/// Areas of the control queue, as offsets: what the device reads, and what it writes.
+/// Areas of the control queue, as offsets: memory that the device reads, and memory that it writes.
 struct Areas {
     read_only: Vec<u64>,
     used: u64,
@@ -109,7 +113,7 @@ fn mac_addr_set(mac: [u8; 6]) -> Vec<u8> {
     [&[1, 1][..], &mac].concat()
 }
 
-/// Sends a frame whose bytes behind the head are `payload`.
+/// Sends a frame with `payload` after the head.
 fn send(from: &mut Machine, to: [u8; 6], payload: &[u8]) {
     let mut packet = vec![0; HEADER];
     packet.extend_from_slice(&to);
@@ -119,7 +123,7 @@ fn send(from: &mut Machine, to: [u8; 6], payload: &[u8]) {
     from.nic.send(&packet);
 }
 
-/// Head and length of the next chain of the receive ring that comes back.
+/// Head and length of the next used chain of the receive ring.
 fn received(machine: &mut Machine) -> (u32, u32) {
     let begin = Instant::now();
     loop {
@@ -131,8 +135,8 @@ fn received(machine: &mut Machine) -> (u32, u32) {
     }
 }
 
-/// Has the device write `bytes` to `place`, by a receive buffer of the guest's whose
-/// second piece lies there. `true`: the device says that it did.
+/// Makes the device write `bytes` to `place`, by a receive buffer of the guest whose second piece
+/// lies there. Returns `true` if the device reports that it did.
 fn aim(hostile: &mut Machine, neighbour: &mut Machine, place: u64, bytes: &[u8]) -> bool {
     let len = u32::try_from(bytes.len()).unwrap();
     let head = u32::try_from(HEAD).unwrap();
@@ -147,7 +151,7 @@ fn aim(hostile: &mut Machine, neighbour: &mut Machine, place: u64, bytes: &[u8])
     received(hostile).1 != 0
 }
 
-/// What the neighbour gets if the guest sends what lies at `place`.
+/// The bytes that the neighbour receives if the guest sends the memory at `place`.
 fn peek(hostile: &mut Machine, neighbour: &mut Machine, place: u64, len: u32) -> Vec<u8> {
     let mut head = vec![0; HEADER];
     head.extend_from_slice(&SECOND);
@@ -238,7 +242,7 @@ fn no_ring_lies_in_the_window() {
                 }
             }
         }
-        // Neither by the reset of a queue.
+        // A queue reset does not move them either.
         pair.reset();
         for area in 0..3 {
             let hostile = &mut pair.hostile;
@@ -263,7 +267,7 @@ fn no_ring_lies_in_the_window() {
 fn what_the_device_only_reads_is_not_written() {
     with_pair(|pair| {
         let Areas { read_only, .. } = areas();
-        // Leaves a command behind, and a used descriptor chain.
+        // Leaves a command and a used descriptor chain behind.
         assert_eq!(pair.hostile.command(&mac_addr_set(MAC)), OK);
         let Pair { hostile, neighbour } = pair;
         for offset in read_only {
@@ -273,14 +277,14 @@ fn what_the_device_only_reads_is_not_written() {
             assert!(!wrote, "page {offset:#x}");
             assert_eq!(peek(hostile, neighbour, place, 512), before, "{offset:#x}");
         }
-        // Commands go on, without a reset in between.
+        // Commands still work, without a reset in between.
         assert_eq!(hostile.command(&mac_addr_set(MAC)), OK);
         pair.is_whole();
     });
 }
 
-/// Sends a command after the guest has written over what the device writes: an answer
-/// must come in time, and so must the wish for a reset if it was an error.
+/// Sends a command after the guest has written over memory that the device writes. An answer must
+/// arrive in time, and, if it is an error, so must the request for a reset.
 fn answered(machine: &mut Machine) -> (u8, bool) {
     let place = GuestAddress(COMMAND);
     machine
@@ -309,18 +313,18 @@ fn a_spoiled_used_ring_or_ack_ends_in_an_error_and_heals_with_a_reset() {
     with_pair(|pair| {
         let Areas { used, ack, .. } = areas();
         let index = |index: u16| [&[0, 0][..], &index.to_le_bytes()].concat();
-        // The index is 1 here: one command was carried out.
+        // The index is 1 here: one command was executed.
         let forged = [&index(2)[..], &[0; 8], &[0; 8]].concat();
         let spoiled: [(u64, Vec<u8>, bool); 8] = [
             // Far ahead, behind, and one too many.
             (used, index(0x8000), false),
             (used, index(0), false),
             (used, forged, false),
-            // An id that no chain has, at every place.
+            // An ID that no chain has, at every place.
             (used + 4, [0xff; 8 * 16].to_vec(), true),
             (used, vec![0xff; 4096], false),
             (used, vec![0; 4096], false),
-            // The device writes its own answer over these.
+            // The device overwrites these with its own answer.
             (ack, vec![0x77; 4096], true),
             (ack, vec![ERR; 1], true),
         ];
@@ -331,14 +335,14 @@ fn a_spoiled_used_ring_or_ack_ends_in_an_error_and_heals_with_a_reset() {
             assert!(aim(hostile, neighbour, CONTROL_QUEUE + offset, &bytes));
             let (ack, needs_reset) = answered(hostile);
             assert!(ack == OK || ack == ERR, "case {number}: {ack:#x}");
-            // An error that is the VMM's own asks for a reset.
+            // The VMM's own error requests a reset.
             assert_eq!(ack == ERR, needs_reset, "case {number}");
             assert!(!harmless || ack == OK, "case {number}");
             println!("case {number}: ack {ack}, needs reset: {needs_reset}");
             if needs_reset {
                 let begin = Instant::now();
                 assert_eq!(answered(hostile).0, ERR, "case {number}");
-                // The VMM does not wait for the device once more.
+                // The VMM does not wait for the device again.
                 assert!(begin.elapsed() < ANSWER_TIMEOUT, "case {number}");
             }
             pair.reset();
@@ -356,7 +360,7 @@ fn commands_that_were_not_negotiated_never_reach_the_device() {
         let counted = device.vstats(2).unwrap();
         counted["cvq requests"].as_u64().unwrap()
     };
-    // Feature, and a command that needs it and that the device would take.
+    // A feature, and a command that needs it and that the device would accept.
     let commands: [(u32, &[u8]); 7] = [
         (18, &[0, 0, 1]),
         (20, &[0, 2, 1]),

@@ -11,7 +11,7 @@ use lab::sim::SimDevice;
 use lab::traffic::{Frames, exchange_between};
 
 const MACS: [&str; 2] = ["02:4c:61:62:53:71", "02:4c:61:62:53:72"];
-/// Its frames are 14 bytes longer.
+/// Frames are 14 bytes longer.
 const MTU: u64 = 9000;
 
 fn start(device: &SimDevice, processors: u32) -> Guest {

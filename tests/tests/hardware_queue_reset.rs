@@ -11,7 +11,7 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::sim::SimDevice;
 use lab::traffic::{Frames, exchange};
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:53:01";
 
 #[test]
@@ -21,8 +21,8 @@ fn a_guest_resizes_its_rings_under_traffic() {
         let arguments = BellhopArguments::small().unwrap().processors(processors);
         let mut guest = Guest::start(&arguments.vdpa(net.path())).unwrap();
         // The simulator sends each frame back, and drops it if the receive ring is empty. The guest
-        // refills a ring of 32 at the end of a poll, once 17 buffers are used: only one frame at a
-        // time never finds it empty.
+        // refills a ring of 32 at the end of a poll, once 17 buffers are used. Only a single frame
+        // at a time never finds the ring empty.
         ring_sizes::resize_under_traffic(
             &mut guest,
             "eth0",

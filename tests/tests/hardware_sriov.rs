@@ -1,5 +1,5 @@
-//! Guests on virtual functions of the SR-IOV rig: vp_vdpa, an IOMMU, several
-//! queues, and neighbours on the same switch.
+//! Guests on virtual functions of the SR-IOV rig: vp_vdpa, an IOMMU, several queues, and neighbours
+//! on the same switch.
 
 use lab::guest::{BellhopArguments, Guest};
 use lab::sim::vdpa;
@@ -11,17 +11,17 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Far more than anything here takes: a watchdog, not a measurement.
+/// Far longer than any step here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// No test here looks at the size of the guest but for what its device pins.
+/// No test here depends on the guest's memory size, except for the pinned memory.
 const MEMORY_MIB: u64 = 128;
 
-/// Rebinds of the driver, and the frames that the guest sends meanwhile: ten behind each.
+/// Rebinds of the driver, and the frames that the guest sends: ten after each rebind.
 const REBINDS: u64 = 6;
 const REBOUND: u64 = 10 * REBINDS;
 
-/// Frames a second that the other guest sends while the driver comes and goes.
+/// Frames per second that the other guest sends while the driver is rebound.
 const RATE: u32 = 1000;
 
 fn start(device: &VfDevice<'_>, processors: u32) -> Guest {
@@ -70,7 +70,7 @@ fn talk(guests: &mut [Guest; 2], macs: &[String; 2]) {
     exchange(second, first, &macs[0], 300, 1514, 8);
 }
 
-/// A function that a guest uses: an error names its user, and it is free once that is killed.
+/// A function in use: an error names its user, and killing the user frees it.
 #[track_caller]
 fn names_its_user(device: &VfDevice<'_>, guest: Guest) {
     let message = refused(device.path());
@@ -81,7 +81,7 @@ fn names_its_user(device: &VfDevice<'_>, guest: Guest) {
     assert_eq!(again.ready()["nics"][0]["mac"], device.function().mac());
 }
 
-/// The cable is pulled and plugged in twice, and the other guest's stays.
+/// Pulls the cable and plugs it in twice; the other guest's link stays up.
 #[track_caller]
 fn cable(device: &VfDevice<'_>, first: &mut Guest, second: &mut Guest) {
     let link = device.function().link();
@@ -114,7 +114,7 @@ fn guests_with_one_and_four_processors_talk_and_a_cable_is_pulled() {
     names_its_user(&devices[0], first);
 }
 
-/// Queue pairs are the guest's choice.
+/// The guest chooses the number of queue pairs.
 #[track_caller]
 fn choose_queue_pairs(first: &mut Guest, second: &mut Guest, mac: &str) {
     for pairs in [4, 1, 3, 2] {
@@ -126,17 +126,17 @@ fn choose_queue_pairs(first: &mut Guest, second: &mut Guest, mac: &str) {
         assert_eq!(link["nics"][0]["rx_queues"], pairs, "{link}");
         exchange(first, second, mac, 200, 256, 16);
     }
-    // What no device has is refused and changes nothing.
+    // A number that the device does not support is refused and changes nothing.
     first.command("channels 5").unwrap_err();
     first.command("channels 0").unwrap_err();
     exchange(first, second, mac, 50, 256, 16);
 }
 
-/// The driver comes and goes while frames arrive.
+/// Rebinds the driver while frames arrive.
 #[track_caller]
 fn rebind(first: &mut Guest, second: &mut Guest, macs: &[String; 2]) {
     let before = cost(first.pid()).unwrap();
-    // Until all that the other guest sends has arrived.
+    // Until all frames of the other guest have arrived.
     let flood = format!("flood 120 256 to {} until {REBOUND} at {RATE}", macs[0]);
     second.listen(&flood).unwrap();
     let rebound = first
@@ -150,7 +150,7 @@ fn rebind(first: &mut Guest, second: &mut Guest, macs: &[String; 2]) {
     assert_eq!(rebound["corrupt"], 0, "{rebound}");
     assert_eq!(flooded["corrupt"], 0, "{flooded}");
     assert!(flooded["tx"].as_u64() >= Some(REBOUND), "{flooded}");
-    // Those of each time reached the other guest through its own flood.
+    // The frames of each rebind reached the other guest through its own flood.
     assert_eq!(flooded["others"], REBOUND, "{flooded} {rebound}");
     assert_eq!(
         (after.descriptors, after.threads, after.pinned_kib),
@@ -188,7 +188,7 @@ fn a_link_that_is_not_there_is_refused() {
     set_link("vf3", true).unwrap();
 }
 
-/// What `bellhop run` says about a NIC that it cannot have.
+/// The error of `bellhop run` for a NIC that it cannot use.
 #[track_caller]
 fn refused(path: &Path) -> String {
     let output = BellhopArguments::small()
@@ -207,21 +207,21 @@ fn refused(path: &Path) -> String {
 #[test]
 fn functions_that_are_elsewhere_are_refused_with_a_sentence() {
     let nic = SriovNic::enable(2).unwrap();
-    // Bound to virtio-pci: there is nothing to open but its directory.
+    // Bound to virtio-pci: there is no device file, only its directory.
     let function = nic.vf(0).unwrap();
     assert_eq!(function.driver().as_deref(), Some("virtio-pci"));
     let directory = Path::new("/sys/bus/pci/devices").join(function.address());
     let message = refused(&directory);
     assert!(message.contains("not a character device"), "{message}");
 
-    // Bound to vp-vdpa, but by somebody else.
+    // Bound to vp-vdpa, but by another user.
     function.bind("vp-vdpa").unwrap();
     let error = VfDevice::add(function.clone()).unwrap_err().to_string();
     assert!(error.contains("is bound to vp-vdpa"), "{error}");
     assert!(error.contains("remedy"), "{error}");
     function.bind("virtio-pci").unwrap();
 
-    // A vDPA device that the host's own network took, and one that is gone.
+    // A vDPA device that the host's own network stack uses, and one that is gone.
     let device = VfDevice::add(function).unwrap();
     let path = device.path().to_owned();
     fs::write("/sys/bus/vdpa/drivers/vhost_vdpa/unbind", device.name()).unwrap();

@@ -1,4 +1,4 @@
-//! A guest on a virtual function rebinds, loses its link and reboots again and again.
+//! A guest on a virtual function rebinds, loses its link and reboots repeatedly.
 
 mod cycles;
 

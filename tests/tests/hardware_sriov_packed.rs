@@ -1,6 +1,6 @@
-//! Guests that negotiate packed rings, on virtual functions of the SR-IOV rig
-//! that offer them (vf2, vf3): data queues of the device, and the control queue
-//! that ends in the VMM on both sides.
+//! Guests that negotiate packed rings, on virtual functions of the SR-IOV rig that offer them (vf2,
+//! vf3). They use the device's data queues, and the control queue, which ends in the VMM on both
+//! sides.
 
 use lab::guest::{BellhopArguments, Guest};
 use lab::rig::FIRST_PACKED_FUNCTION;
@@ -9,7 +9,7 @@ use lab::traffic::{Frames, exchange_between};
 use serde_json::Value;
 use std::time::Duration;
 
-/// Far more than anything here takes: a watchdog, not a measurement.
+/// Far longer than any step here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(240);
 
 /// VIRTIO_F_RING_PACKED and VIRTIO_NET_F_CTRL_VQ (virtio 1.3, 6 and 5.1.3).
@@ -50,17 +50,17 @@ fn exchange(from: &mut Guest, to: &mut Guest, mac: &str, count: u64, size: u64, 
     exchange_between(from, to, mac, frames).unwrap();
 }
 
-/// Frames a second that the other guest sends while the driver comes and goes.
+/// Frames per second that the other guest sends while the driver is rebound.
 const RATE: u32 = 1000;
 
-/// Rebinds of the driver, and the frames that the guest sends meanwhile: ten behind each.
+/// Rebinds of the driver, and the frames that the guest sends: ten after each rebind.
 const REBINDS: u64 = 6;
 const REBOUND: u64 = 10 * REBINDS;
 
-/// The driver comes and goes while frames arrive.
+/// Rebinds the driver while frames arrive.
 #[track_caller]
 fn rebind(first: &mut Guest, second: &mut Guest, macs: &[String; 2]) {
-    // Until all that the first guest sends has arrived.
+    // Until all frames of the first guest have arrived.
     let flood = format!("flood 120 256 to {} until {REBOUND} at {RATE}", macs[0]);
     second.listen(&flood).unwrap();
     let rebound = first
@@ -76,8 +76,8 @@ fn rebind(first: &mut Guest, second: &mut Guest, macs: &[String; 2]) {
     exchange(first, second, &macs[1], 200, 256, 16);
 }
 
-/// Several queue pairs, and more control commands than the rings have entries:
-/// the guest's has 64, the VMM's own 16. Then the driver comes and goes.
+/// Uses several queue pairs, and more control commands than the rings have entries: the guest's has
+/// 64, the VMM's own 16. Then the driver is rebound.
 #[test]
 fn queues_control_commands_and_rebinds_work_on_packed_rings() {
     let nic = SriovNic::enable(4).unwrap();

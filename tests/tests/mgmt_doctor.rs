@@ -1,4 +1,4 @@
-//! `bellhop doctor` on a real kernel, as root and as nobody.
+//! `bellhop doctor` on a real kernel, as root and as the user `nobody`.
 
 #![expect(
     clippy::unwrap_used,
@@ -26,7 +26,7 @@ fn doctor() -> Command {
     command
 }
 
-/// The report; the exit code is to be in accord with it.
+/// The report, after checking that the exit code matches it.
 #[track_caller]
 fn report(command: &mut Command) -> Value {
     let output = command.output().unwrap();
@@ -90,7 +90,7 @@ fn the_lab_host_is_fit() {
     has(device, "found", net.path().to_str().unwrap());
     has(device, "found", "no visible process holds it");
 
-    // It says who has the device, and has not reset it under the holder.
+    // It names the holder of the device and has not reset the device.
     let held = File::options()
         .read(true)
         .write(true)
@@ -115,8 +115,8 @@ fn the_limit_of_locked_memory_is_the_callers() {
         }
     };
     let mut command = doctor();
-    // SAFETY: needed to lower the limit of the child alone; setrlimit is a
-    // system call that may be used between fork and exec.
+    // SAFETY: needed to lower the limit of the child alone; setrlimit is a system call that may be
+    // used between fork and exec.
     unsafe { command.pre_exec(set(Some(8 << 20))) };
     let low = report(&mut command);
     let found = finding(&low, "memlock", "RLIMIT_MEMLOCK");
@@ -125,7 +125,7 @@ fn the_limit_of_locked_memory_is_the_callers() {
     has(found, "remedy", "LimitMEMLOCK=infinity");
 }
 
-/// A copy of the program where nobody may run it; removed when dropped.
+/// A copy of the program in a place where the user `nobody` may run it; removed when dropped.
 struct Copy(PathBuf);
 
 impl Copy {
@@ -154,7 +154,7 @@ impl Drop for Copy {
     }
 }
 
-/// A udev daemon with a rule of ours; both go when dropped.
+/// A udev daemon with the test's rule; both go when dropped.
 struct Udev(Child);
 
 impl Udev {
@@ -168,7 +168,7 @@ impl Udev {
             .stdout(Stdio::null())
             .spawn();
         let daemon = Self(daemon.unwrap());
-        // Its socket is there before it listens to the kernel; who answers does listen.
+        // Its socket exists before it listens to the kernel; a daemon that answers does listen.
         wait("udev's daemon", || {
             let ping = Command::new("udevadm")
                 .args(["control", "--ping", "--timeout=1"])
@@ -200,8 +200,8 @@ fn wait(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// Nobody is told the rule; the rule gives devices to the group; and with the
-/// group nobody may open one.
+/// The user `nobody` is told the rule; the rule gives devices to the group; and with the group,
+/// that user may open one.
 #[test]
 fn the_rule_that_nobody_is_told_is_the_one_that_mends_it() {
     let copy = Copy::new();
@@ -228,8 +228,8 @@ fn the_rule_that_nobody_is_told_is_the_one_that_mends_it() {
     assert_eq!(finding(&report, "devices", net.name())["state"], "ok");
 }
 
-/// What the udev rule rests on: a vhost-vdpa device has no subsystem, so that
-/// no rule can name it; the rule hangs on its vDPA device.
+/// The basis of the udev rule: a vhost-vdpa device has no subsystem, so no rule can name it. The
+/// rule matches its vDPA device.
 #[test]
 fn the_device_file_has_no_subsystem_and_its_vdpa_device_has() {
     let net = SimDevice::net("uevent", "02:5e:10:53:11:45", 1500).unwrap();

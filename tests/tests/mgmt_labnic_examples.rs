@@ -19,7 +19,7 @@ fn ip(arguments: &str) {
     output(command.args(arguments.split(' '))).unwrap();
 }
 
-/// The bridge of the example; it goes when this is dropped.
+/// The bridge of the example. Dropping it deletes the bridge.
 struct Bridge;
 
 impl Bridge {

@@ -1,5 +1,5 @@
-//! `bellhop nic` on subfunctions of the lab NIC: made with a connection, used by a guest, removed; each step
-//! failing and killed; the lab host afterwards as before.
+//! `bellhop nic` on subfunctions of the lab NIC: created with a connection, used by a guest,
+//! removed. Each step also fails or is killed; afterwards the lab host is as before.
 
 #![expect(
     clippy::unwrap_used,

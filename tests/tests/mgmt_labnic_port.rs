@@ -1,5 +1,5 @@
-//! `bellhop port` beside iproute2's `devlink` where ports have functions behind them: the life of a
-//! subfunction of the lab NIC, looked at with both tools in every state.
+//! `bellhop port` beside iproute2's `devlink` for ports with functions: the life of a subfunction
+//! of the lab NIC, shown by both tools in every state.
 
 #![expect(
     clippy::unwrap_used,
@@ -23,7 +23,7 @@ use tool::{devlink, ours, same, told};
 
 const MAC: &str = "02:00:5e:00:53:72";
 
-/// The name of the port that ours adds.
+/// The name of the port that Bellhop adds.
 fn add(sfnum: u32) -> String {
     let line = format!("port add {NIC} flavour pcisf pfnum 0 sfnum {sfnum} -j");
     let answer: Value = serde_json::from_str(&printed(&ours(&line))).unwrap();

@@ -1,5 +1,5 @@
-//! Subfunctions of the lab NIC, end to end with iproute2's tools: port, function, auxiliary device, vDPA
-//! device, representor, bridge; and traffic through all of it by `vdpa::netdev`.
+//! Subfunctions of the lab NIC, end to end with iproute2's tools: port, function, auxiliary device,
+//! vDPA device, representor, bridge. `vdpa::netdev` sends traffic through all of it.
 
 #![expect(
     clippy::unwrap_used,

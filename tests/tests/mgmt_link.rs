@@ -1,5 +1,5 @@
-//! `vdpa_mgmt::link` and `vdpa_mgmt::connectivity`: on real bridges, veths and namespaces, and on netdevsim's
-//! representors, beside iproute2's `ip` and `bridge`.
+//! `vdpa_mgmt::link` and `vdpa_mgmt::connectivity`: on real bridges, veths and namespaces, and on
+//! netdevsim's representors, beside iproute2's `ip` and `bridge`.
 
 #![expect(
     clippy::unwrap_used,

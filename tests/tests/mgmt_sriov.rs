@@ -1,5 +1,5 @@
-//! `vdpa_mgmt::pci`, `vdpa_mgmt::sriov`, `bellhop vf` and `bellhop bind` of PCI functions: on the SR-IOV
-//! rig's NIC, and the settings of virtual functions on netdevsim, beside iproute2's `ip`.
+//! `vdpa_mgmt::pci`, `vdpa_mgmt::sriov`, `bellhop vf` and `bellhop bind` of PCI functions on the
+//! SR-IOV rig's NIC. Settings of virtual functions are tested on netdevsim, beside iproute2's `ip`.
 
 #![expect(
     clippy::unwrap_used,

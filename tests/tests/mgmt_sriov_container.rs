@@ -1,5 +1,6 @@
-//! `vdpa_mgmt::container` and `bellhop bind … --netns`: virtual functions of the SR-IOV rig's NIC, which are on one switch,
-//! as interfaces of two containers, and back for programs.
+//! `vdpa_mgmt::container` and `bellhop bind … --netns` on virtual functions of the SR-IOV rig's
+//! NIC, which are on one switch. They become interfaces of two containers, and devices for programs
+//! again.
 
 #![expect(
     clippy::unwrap_used,
@@ -65,7 +66,7 @@ fn driver(name: &str) -> Option<String> {
     Bus::default().device(name).unwrap().driver
 }
 
-/// Frames from one device to the other and back, as a program with both has them.
+/// Exchanges frames between both devices, from a program that uses both.
 fn programs_talk(devices: [&VfDevice<'_>; 2]) {
     let [mut a, mut b] = devices.map(|device| {
         let path = Bus::default().device(device.name()).unwrap().path();
@@ -149,7 +150,7 @@ fn a_namespace_that_ends_gives_the_interface_back() {
         printed(&bellhop(
             &[&words[..], &["--link-name", link_name]].concat(),
         ));
-        // Once more: it is there already.
+        // The same command again: the interface is already there.
         complaint(
             &bellhop(&words),
             &[
@@ -208,12 +209,12 @@ fn what_fails_leaves_the_device_as_it_was() {
         assert_eq!(driver(name).as_deref(), Some("vhost_vdpa"));
         assert_eq!((here(), netns.state()), before);
     }
-    // One without a driver has none again.
+    // A device that had no driver has none again after the failure.
     bus.unbind(name).unwrap();
     give(&bus, name, &netns.open(), &wrong).unwrap_err();
     assert_eq!(driver(name), None);
     assert_eq!((here(), netns.state()), before);
-    // One that is an interface here stays that; its own name is taken there.
+    // A device with an interface here keeps it: the interface's name is taken there.
     bus.bind(name, "virtio_vdpa").unwrap();
     let links = Links::open().unwrap();
     let link = come_back(name);

@@ -1,5 +1,5 @@
-//! `bellhop mgmtdev` and `bellhop dev` on virtual functions under vp_vdpa, beside iproute2's `vdpa`:
-//! management devices with a bus, features without a name.
+//! `bellhop mgmtdev` and `bellhop dev` on virtual functions under vp_vdpa, beside iproute2's
+//! `vdpa`: management devices with a bus, features without a name.
 
 #![expect(
     clippy::unwrap_used,
@@ -49,14 +49,14 @@ fn a_virtual_function_has_a_bus_and_one_device() {
     );
     let mgmtdev = connection.mgmt_device(&shown.mgmtdev).unwrap();
     assert_eq!(mgmtdev.max_supported_vqs, shown.max_vqs);
-    // Without its bus it is not found: the bus is a part of the name.
+    // Without its bus it is not found: the bus is part of the name.
     complaint(
         &bellhop(&["mgmtdev", "show", address]),
         &["no management device"],
     );
     let again = format!("dev add name lab-again mgmtdev pci/{address}");
     let again: Vec<&str> = again.split(' ').collect();
-    // vp_vdpa itself takes a second one, and falls over when both are deleted.
+    // vp_vdpa itself accepts a second device, and crashes when both are deleted.
     complaint(&bellhop(&again), &[device.name(), "mixes up two"]);
     assert!(!listed().contains(&"lab-again".to_owned()));
     let stats = format!("dev vstats show {} qidx 0", device.name());

@@ -1,5 +1,5 @@
-//! `vdpa_mgmt::nic` and `bellhop nic` on virtual functions: made, used, removed; each step failing, interrupted and
-//! killed; the lab host afterwards as before.
+//! `vdpa_mgmt::nic` and `bellhop nic` on virtual functions: created, used, removed. Each step also
+//! fails, is interrupted or is killed; afterwards the lab host is as before.
 
 #![expect(
     clippy::unwrap_used,

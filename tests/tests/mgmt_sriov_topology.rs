@@ -1,4 +1,4 @@
-//! `bellhop topology` on the SR-IOV rig: virtual functions under vp_vdpa, and a guest with doorbells.
+//! `bellhop topology` on the SR-IOV rig: virtual functions under vp_vdpa, a guest with doorbells.
 
 #![expect(
     clippy::unwrap_used,
@@ -20,7 +20,7 @@ use support::{bellhop, complaint, printed, program};
 use vdpa_mgmt::pci::Pci;
 use vdpa_mgmt::topology::{self, Doorbell, PostedInterrupt};
 
-/// The tree as text, with lines that every terminal has.
+/// The tree as text, with lines that every terminal supports.
 fn ascii(arguments: &[&str]) -> String {
     let mut command = Command::new(program());
     let command = command.arg("topology").args(arguments).env("LC_ALL", "C");
@@ -35,7 +35,8 @@ fn pages(guest: &Guest) -> usize {
         .count()
 }
 
-/// The node daemon's endpoints say what the commands say, of this physical function among others.
+/// The node daemon's endpoints return the same as the commands, for this physical function among
+/// others.
 fn daemon_says_the_same(physical: &str) {
     let node = Node::start("topology").unwrap();
     for (path, arguments) in [
@@ -79,7 +80,7 @@ fn functions_devices_and_a_guests_doorbells() {
     assert_eq!(second.function.driver.as_deref(), Some("virtio-pci"));
     assert!(second.function.mgmtdevs.is_empty());
     assert_eq!(first.function.driver.as_deref(), Some("vp-vdpa"));
-    // Each is behind the IOMMU by itself.
+    // Each is alone in its IOMMU group.
     assert!(first.function.iommu_group.is_some());
     assert_ne!(first.function.iommu_group, second.function.iommu_group);
     let mgmtdev = &first.function.mgmtdevs[0];
@@ -95,7 +96,8 @@ fn functions_devices_and_a_guests_doorbells() {
         Some("nic")
     );
 
-    // Exactly the pages that the VMM has: the data queues that the guest uses, never the control queue.
+    // Exactly the pages that the VMM has mapped: the data queues that the guest uses, never the
+    // control queue.
     let mapped: Vec<u32> = device
         .queues
         .iter()
@@ -115,7 +117,7 @@ fn functions_devices_and_a_guests_doorbells() {
         device.max_vqs.map(|count| usize::try_from(count).unwrap())
     );
     assert_eq!(device.queues.last().unwrap().doorbell, Doorbell::NotMapped);
-    // QEMU's IOMMU posts nothing, nor does its AMD processor.
+    // QEMU's IOMMU posts no interrupts, nor does its AMD processor.
     assert!(device.posting_obstacle.is_some(), "{device:?}");
     assert!(
         device
@@ -140,7 +142,7 @@ fn functions_devices_and_a_guests_doorbells() {
     println!("{text}");
     daemon_says_the_same(&format!("pci/{}", physical.function.address));
 
-    // The NIC by any of its names; the simulator is no part of it.
+    // The NIC can be named by any of its names; the simulator is not part of it.
     let netdev = &physical.function.netdevs[0];
     let address = first.function.address;
     let part = ascii(&[netdev]);

@@ -1,4 +1,5 @@
-//! `vdpa_mgmt::topology` and `bellhop topology` on the simulator: who uses what, a virtual machine among them.
+//! `vdpa_mgmt::topology` and `bellhop topology` on the simulator: the users of each device,
+//! including a virtual machine.
 
 #![expect(
     clippy::unwrap_used,
@@ -39,7 +40,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed(&bellhop(arguments))).unwrap()
 }
 
-/// The tree as text, with lines that every terminal has.
+/// The tree as text, with lines that every terminal supports.
 fn ascii(arguments: &[&str]) -> String {
     let mut command = Command::new(program());
     let command = command.arg("topology").args(arguments).env("LC_ALL", "C");
@@ -84,7 +85,7 @@ fn devices_hang_on_the_simulator_with_who_uses_them() {
     let executable = one.executable.as_ref().unwrap();
     assert!(executable.ends_with("lab-holder"), "{executable:?}");
     assert_eq!(one.bellhop, None);
-    // The simulator has no doorbell and no interrupt: that is known.
+    // The simulator is known to have no doorbell and no interrupt.
     assert_eq!(held.queues.len(), 3);
     assert!(
         held.queues
@@ -102,7 +103,7 @@ fn devices_hang_on_the_simulator_with_who_uses_them() {
     );
     assert_eq!(own.netdevs.len(), 1, "{own:?}");
 
-    // The command says the same.
+    // The command prints the same.
     let text = ascii(&[]);
     let lines = [
         format!("-- lab-net: network mac {MAC} mtu 1400 max_vqs 3 driver vhost_vdpa"),
@@ -129,7 +130,8 @@ fn devices_hang_on_the_simulator_with_who_uses_them() {
         let shown = json(&[&["topology"], format].concat());
         assert_eq!(shown["topology"], serde_json::to_value(&tree).unwrap());
     }
-    // Asking did not disturb the holder: opening its device would have failed, opening the free one resets it.
+    // The query did not disturb the holder. Opening its device would have failed; opening the free
+    // one would reset it.
     assert_eq!(topology::read().unwrap(), tree);
     drop(holder);
 }
@@ -167,7 +169,7 @@ fn a_virtual_machine_is_told_by_name_and_keeps_its_device() {
         "{text}"
     );
 
-    // What would take the device from it is refused, with who it is.
+    // Commands that would take the device away are refused, and name the holder.
     let pid = format!("bellhop (PID {})", guest.pid());
     let words = ["lab-vm is in use by", &pid, "end that first"];
     complaint(&bellhop(&["dev", "del", net.name()]), &words);
@@ -225,7 +227,7 @@ fn a_blocked_management_is_shown_around() {
         |one: &Device| -> Vec<u32> { one.holders.iter().map(|holder| holder.pid).collect() };
     let before = held_by(device(&topology::read().unwrap(), net.name()));
     assert_eq!(before, [holder.pid()]);
-    // What Bellhop never does: delete while the device is open.
+    // What Bellhop never does: delete the device while it is open.
     let mut blocked = Command::new("vdpa")
         .args(["dev", "del", net.name()])
         .stdin(Stdio::null())
@@ -233,10 +235,11 @@ fn a_blocked_management_is_shown_around() {
         .unwrap();
     std::thread::sleep(std::time::Duration::from_millis(500));
     let tree = topology::read().unwrap();
-    // The device is being taken off the bus. Its name may be gone from sysfs by now, and never comes back.
+    // The device is being removed from the bus. Its name may be gone from sysfs by now, and never
+    // comes back.
     let is_gone = !Path::new("/sys/bus/vdpa/devices").join(net.name()).exists();
-    // The command says it at once. It ends when the kernel lets go of its request, as every program does that
-    // has asked then.
+    // The command reports it at once. It exits when the kernel finishes its request, like every
+    // program that has sent a request by then.
     let mut command = Command::new(program())
         .arg("topology")
         .stdout(Stdio::piped())
@@ -286,7 +289,7 @@ fn wrong_names_are_explained() {
     assert!(printed(&bellhop(&["topology", "--help"])).contains("posted interrupts"));
 }
 
-/// Devices that are deleted at the end, whatever happens.
+/// Devices that are deleted at the end in any case.
 struct Leftovers(&'static str);
 
 impl Drop for Leftovers {

@@ -1,8 +1,9 @@
-//! Links that fail in the midst of a move, at every message and in each direction, between real processes on
-//! vdpa_sim: before GO the guest stays where it is, with its network; after it somebody says where it is; it never runs twice.
+//! Links that fail during a migration, at every message and in each direction, between real
+//! processes on vdpa_sim. Before GO the guest stays where it is, with its network. After GO the
+//! operator resolves where it is. It never runs twice.
 //!
-//! A writer in the guest looks at every page of its own before it writes it again; frames are compared with what the
-//! devices counted.
+//! A writer in the guest checks every page of its own before it writes the page again. The tests
+//! compare frames with the devices' counts.
 
 #![expect(
     clippy::unwrap_used,
@@ -20,10 +21,10 @@ use moving::{Host, NOTICE, move_guest};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:5a:01";
 
-/// Sends the guest over a link with this fault; how that ended at the source, and the destination.
+/// Migrates the guest over a link with this fault; returns the source's status and the destination.
 #[track_caller]
 fn attempt(guest: &mut Guest, hosts: &[Host; 2], kind: Kind, fault: Fault) -> (Value, Guest) {
     let waiting = hosts[1].wait();
@@ -35,7 +36,7 @@ fn attempt(guest: &mut Guest, hosts: &[Host; 2], kind: Kind, fault: Fault) -> (V
     (status, waiting)
 }
 
-/// What the destination says of the migration, once it is over for it.
+/// The destination's status of the migration, once it has ended there.
 fn there(hosts: &[Host; 2]) -> Value {
     let started = std::time::Instant::now();
     loop {
@@ -78,7 +79,8 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
         (Kind::RoundEnd, Fault::CutBehind),
         (Kind::State, Fault::Damaged),
         (Kind::StateEnd, Fault::CutBefore),
-        // The source says what it has got instead, so the destination knows that it is not told to go on.
+        // The source sends what it received instead, so the destination knows that it must not
+        // resume.
         (Kind::Ready, Fault::Damaged),
     ] {
         let (status, waiting) = attempt(&mut guest, &hosts, kind, fault);
@@ -87,7 +89,8 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
         check_traffic(&mut guest, &devices[0]);
         drop(waiting);
     }
-    // The destination could run: it stands still until somebody says that the guest is not there.
+    // The destination could run: it stays paused until the operator reports that the guest is not
+    // there.
     let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Ready, Fault::CutBefore);
     assert_eq!(status["phase"], "Stayed", "{status}");
     check_traffic(&mut guest, &devices[0]);
@@ -95,7 +98,7 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
     assert_eq!(stands["phase"], "Unsettled", "{stands}");
     settle(&hosts[1], "There");
     waiting.wait_exit(NOTICE).unwrap();
-    // Whether GO has come over the source cannot know: nobody runs until somebody says who.
+    // The source cannot know whether GO arrived: no guest runs until the operator decides.
     for fault in [Fault::CutInside, Fault::Damaged] {
         let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Go, fault);
         assert_eq!(status["phase"], "Unsettled", "{status}");
@@ -106,7 +109,7 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
         settle(&hosts[0], "Here");
         check_traffic(&mut guest, &devices[0]);
     }
-    // It runs there, and only the source has not heard of it.
+    // The guest runs at the destination, and only the source does not know.
     let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Go, Fault::CutBehind);
     assert_eq!(status["phase"], "Unsettled", "{status}");
     let runs = there(&hosts);
@@ -117,11 +120,12 @@ fn a_link_that_fails_at_any_message_leaves_one_guest() {
     waiting.comes_from(guest).unwrap();
     check_traffic(&mut waiting, &devices[1]);
 
-    // After all that it can move.
+    // After all that, the guest can still migrate.
     let (mut guest, _) = move_guest(waiting, &hosts[1], &hosts[0]);
     check_traffic(&mut guest, &devices[0]);
 
-    // The source is told to end before anybody has said where the guest is: it says that it does not know either.
+    // The source receives SIGTERM before the location is resolved: its exit code says that it does
+    // not know either.
     let (status, mut waiting) = attempt(&mut guest, &hosts, Kind::Go, Fault::CutInside);
     assert_eq!(status["phase"], "Unsettled", "{status}");
     let stands = there(&hosts);

@@ -1,5 +1,5 @@
-//! A guest on the lab NIC moves to and fro at any moment: event index, doorbells, several queue pairs, buffers in
-//! flight, devices that cannot be suspended.
+//! A guest on the lab NIC migrates to and fro at any moment, with event index, doorbells, several
+//! queue pairs and buffers in flight. Some devices cannot be suspended.
 //!
 //! Its neighbour on the switch sends every frame back; the guest verifies each.
 
@@ -22,10 +22,10 @@ use labnic_peer::Peer;
 use moving::Host;
 use moving::journey::{Neighbour, Scene, travel};
 
-/// A device that gives buffers back in another order than it took them.
+/// A device that returns buffers in another order than it took them.
 const OUT_OF_ORDER: (&str, &str) = ("completion", "out_of_order");
 
-/// A device that is reset instead.
+/// A device that is reset instead of suspended.
 const RELAYED: (&str, &str) = ("suspend", "0");
 
 const MAC: &str = "02:4c:61:62:53:47";
@@ -56,7 +56,7 @@ impl Neighbour for Peer {
     }
 }
 
-/// Two devices of the same making and one guest, on a leg of its journey.
+/// Two devices of the same kind and one guest, on a leg of its journey.
 fn to_and_fro(
     parameters: &[(&str, &str)],
     arguments: BellhopArguments,
@@ -64,7 +64,7 @@ fn to_and_fro(
     may_lose: u64,
     leg: Leg,
 ) {
-    // The guest leaves its port; a device that cannot be suspended is reset twice besides.
+    // The guest leaves its port; a device that cannot be suspended is also reset twice.
     let resets = if parameters.contains(&RELAYED) { 3 } else { 1 };
     let labnic = Labnic::load(parameters).unwrap();
     let neighbour = Peer::start(&labnic);
@@ -108,7 +108,7 @@ fn doorbells_event_indices_and_queue_pairs_go_along() {
 
 #[test]
 fn buffers_come_back_in_any_order() {
-    // From the moments on that the first test has not.
+    // Starts with the moments that the first test leaves out.
     let moves = (cycles().unwrap() / 2).max(2);
     let one = BellhopArguments::small().unwrap();
     let parameters = [("rx_prefetch", "32"), OUT_OF_ORDER];
@@ -118,7 +118,7 @@ fn buffers_come_back_in_any_order() {
 #[test]
 fn a_device_that_cannot_be_suspended_is_relayed() {
     let parameters = [RELAYED, ("resume", "0"), ("rx_prefetch", "8")];
-    // From the moments on that the other test has not.
+    // Starts with the moments that the other test leaves out.
     let moves = (cycles().unwrap() / 2).max(2);
     let one = BellhopArguments::small().unwrap();
     to_and_fro(&parameters, one, "1", 32, Leg { first: 3, moves });

@@ -1,8 +1,9 @@
-//! A guest is saved whose NIC takes receive buffers in advance and keeps them while it is suspended: they go with the
-//! guest, here and on another device.
+//! Saves a guest whose NIC prefetches receive buffers and keeps them while it is suspended. They
+//! move with the guest, here and on another device.
 //!
-//! If they stayed with the old device the ring would be empty after eight saves, and the used index would jump, of
-//! which the guest's driver complains. The judges are the guest, which verifies each frame that comes back, and its log.
+//! If they stayed with the old device, the ring would be empty after eight saves. The used index
+//! would also jump, and the guest's driver would report that. The guest, which verifies each
+//! returned frame, and its log decide the result.
 
 #![expect(
     clippy::unwrap_used,
@@ -27,10 +28,10 @@ use std::time::Duration;
 const MAC: &str = "02:4c:61:62:53:49";
 const OTHER_MAC: &str = "02:4c:61:62:53:4a";
 
-/// How long a guest may take to answer when it goes on; it is emulated twice.
+/// How long a resumed guest may take to answer; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
-/// A path of this test's own; what is there goes with it.
+/// A path for this test. Dropping it removes the file or directory there.
 struct Place(PathBuf);
 
 impl Place {
@@ -56,10 +57,10 @@ impl Drop for Place {
     }
 }
 
-/// 32 buffers at each would empty the ring of 256 after eight if they stayed with the device.
+/// If 32 buffers stayed with the device at each save, the ring of 256 would be empty after eight.
 const SAVES: u32 = 9;
 
-/// Each save writes all of it.
+/// Small, because each save writes all of it.
 const MEMORY: &str = "96M";
 
 fn nic(device: &SimDevice) -> String {
@@ -84,8 +85,8 @@ fn restored(saved: &Place, socket: &Place, device: &SimDevice) -> Guest {
     Guest::start_restored(command, NOTICE).unwrap()
 }
 
-/// A guest on a lab NIC with these parameters is saved again and again while frames come, and restored on another device
-/// and on the first.
+/// Saves a guest on a lab NIC with these parameters repeatedly while frames arrive, and restores it
+/// on another device and on the first.
 fn saved_and_restored(parameters: &[(&str, &str)]) {
     let labnic = Labnic::load(parameters).unwrap();
     let peer = Peer::start(&labnic);
@@ -102,24 +103,24 @@ fn saved_and_restored(parameters: &[(&str, &str)]) {
     peer.exchange(&mut guest, 200, 300);
     let said = messages(&mut guest).unwrap();
     for _ in 0..SAVES {
-        // The device is stopped while frames come.
+        // The device stops while frames arrive.
         peer.flood(true);
         println!("{}", snapshot(&client, &saved));
         peer.flood(false);
         peer.exchange(&mut guest, 50, 300);
     }
-    // More than a lap of the ring.
+    // More than one lap of the ring.
     peer.exchange(&mut guest, 600, 300);
     snapshot(&client, &saved);
     assert_eq!(messages(&mut guest).unwrap(), said);
-    // The guest's address is to be on the switch once.
+    // The guest's address must be on the switch only once.
     drop(guest);
 
     for device in [&second, &first] {
         let mut guest = restored(&saved, &socket, device);
         peer.exchange(&mut guest, 600, 300);
         assert_eq!(messages(&mut guest).unwrap(), said);
-        // From the restored one, as from the one that began.
+        // From the restored guest, as from the original.
         snapshot(&Client::new(&socket.0), &saved);
         peer.exchange(&mut guest, 600, 300);
         assert_eq!(messages(&mut guest).unwrap(), said);

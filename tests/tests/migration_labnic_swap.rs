@@ -1,9 +1,8 @@
-//! Hot swap on the lab NIC: event index, doorbells, several queue pairs, buffers in flight,
-//! devices that cannot be suspended, and one that fails at the last moment.
+//! Hot swap on the lab NIC: event index, doorbells, several queue pairs and buffers in flight. Some
+//! devices cannot be suspended, and one fails at the last moment.
 //!
-//! The judges are the guest, which verifies each frame that comes back, and its neighbour on the
-//! switch, which sees when frames come. How long none came is printed, never asserted: this host is
-//! emulated twice.
+//! The guest verifies each returned frame, and its neighbour on the switch records when frames
+//! arrive. The length of a gap is printed, never asserted: this host is emulated twice.
 
 #![expect(
     clippy::unwrap_used,
@@ -28,13 +27,14 @@ use swap::Vm;
 const MAC: &str = "02:4c:61:62:53:47";
 const OTHER_MAC: &str = "02:4c:61:62:53:48";
 
-/// Far more than anything here takes: a watchdog, not a measurement.
+/// Far longer than any step here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// How many frames of a guest are under way at once.
+/// How many frames of a guest are in flight at once.
 const WINDOW: u64 = 16;
 
-/// How many frames must have reached the neighbour and gone back before each change of the device, and behind the last one.
+/// How many frames must have reached the neighbour and returned before each change of the device,
+/// and after the last one.
 const BETWEEN_SWAPS: u64 = 300;
 
 fn small() -> BellhopArguments {
@@ -45,11 +45,12 @@ fn number(answer: &Value, name: &str) -> u64 {
     answer[name].as_u64().unwrap()
 }
 
-/// What the neighbour noticed of swaps: how long it heard nothing.
+/// How long swaps interrupted the frames that the neighbour receives.
 struct Gaps {
-    /// The longest pause between two frames that meets the time of each swap, by when it was asked for and answered.
+    /// For each swap, the longest gap between two frames that overlaps the time from request to
+    /// answer.
     of_swaps: Vec<Duration>,
-    /// 99 of 100 pauses that meet no swap are not longer.
+    /// The 99th percentile of gaps that overlap no swap.
     steady_p99: Duration,
 }
 
@@ -80,13 +81,13 @@ impl Gaps {
     }
 }
 
-/// Verified frames to the neighbour and back, until `flood-off`.
+/// Starts verified frames to the neighbour and back, until `flood-off`.
 fn begin_traffic(vm: &mut Vm) {
     let line = format!("flood-on 300 {WINDOW} eth0 to {}", labnic_peer::MAC);
     vm.guest.command(&line).unwrap();
 }
 
-/// Waits until the neighbour has sent frames back again, however the last swap went.
+/// Waits until the neighbour sends frames back again, after any result of the last swap.
 #[track_caller]
 fn wait_traffic(peer: &Peer) {
     let (before, started) = (peer.echoed(), Instant::now());
@@ -96,8 +97,8 @@ fn wait_traffic(peer: &Peer) {
     }
 }
 
-/// Moves the NIC to and fro while it exchanges frames with the neighbour, which it does from before the first swap until
-/// after the last.
+/// Swaps the NIC to and fro while it exchanges frames with the neighbour, from before the first
+/// swap until after the last.
 fn swaps_under_traffic(vm: &mut Vm, peer: &Peer, devices: [&SimDevice; 2], swaps: usize) {
     let [first, second] = devices;
     peer.arrivals();
@@ -132,14 +133,14 @@ fn swaps_under_traffic(vm: &mut Vm, peer: &Peer, devices: [&SimDevice; 2], swaps
         assert_eq!(number(&answer, what), 0, "{what}: {answer}");
     }
     assert!(number(&answer, "rx") > 0, "{answer}");
-    // As when a cable is put into another port: what was under way to the old one is gone.
+    // As when a cable is moved to another port: frames in flight to the old one are lost.
     let limit = WINDOW * u64::try_from(swaps).unwrap();
     assert!(number(&answer, "lost") <= limit, "{answer}");
     peer.exchange(&mut vm.guest, 200, 300);
 }
 
-/// A kind of device: parameters with their values and defaults, and how often a NIC moves to and
-/// fro between two of them.
+/// A kind of device: parameters with their values and defaults, and how often a NIC is swapped
+/// between two of them.
 struct Making {
     name: &'static str,
     parameters: &'static [(&'static str, &'static str, &'static str)],
@@ -163,9 +164,9 @@ impl Making {
     }
 }
 
-/// With 32 buffers in flight the ring of 256 would be empty after eight swaps if they stayed with
-/// the old device. The device that does least comes first: what a driver negotiated there the
-/// others offer, too.
+/// With 32 buffers in flight, the ring of 256 would be empty after eight swaps if they stayed with
+/// the old device. The device with the fewest features comes first: the others also offer what a
+/// driver negotiated there.
 const MAKINGS: [Making; 4] = [
     Making {
         name: "late",
@@ -197,7 +198,7 @@ const MAKINGS: [Making; 4] = [
     },
 ];
 
-/// A NIC moves to and fro between two devices of one making, and its driver starts anew.
+/// Swaps a NIC to and fro between two devices of one kind; then its driver restarts.
 #[track_caller]
 fn to_and_fro(vm: &mut Vm, peer: &Peer, devices: &[SimDevice; 2], swaps: usize, kick: &str) {
     let [first, second] = devices;
@@ -209,9 +210,8 @@ fn to_and_fro(vm: &mut Vm, peer: &Peer, devices: &[SimDevice; 2], swaps: usize, 
     peer.exchange(&mut vm.guest, 50, 256);
 }
 
-/// One guest, whose NIC moves from one making to the next, too: doorbells, event indices and
-/// receive buffers in flight follow it, and devices that forget their maps or complete late are
-/// swapped.
+/// One guest, whose NIC also moves from one kind to the next. Doorbells, event indices and receive
+/// buffers in flight follow it. Devices that forget their maps or complete late are swapped too.
 #[test]
 fn a_nic_moves_between_devices_of_each_making() {
     let labnic = Labnic::load(&[]).unwrap();
@@ -256,13 +256,13 @@ fn devices_that_cannot_be_suspended_are_reset() {
     assert_eq!(trouble().unwrap(), Vec::<String>::new());
 }
 
-/// How often a device with buffers out of order is to be refused, and in how many tries at most: where the guest stands still
-/// for a while, as it does on a busy machine, the device has none.
+/// How often a swap of a device with buffers out of order must be refused, and the most attempts.
+/// If the guest stops for a while, as it does on a busy machine, the device has no such buffers.
 const REFUSED: u32 = 5;
 const SWAPS_MAX: u32 = 30;
 
-/// Such a device keeps some of the receive buffers that it was given, and the rings do not say which. If another one
-/// took the wrong ones it would write into memory that the guest uses for something else by now.
+/// Such a device keeps some of its receive buffers, and the rings do not show which. If another
+/// device took the wrong ones, it would write into memory that the guest has reused.
 #[test]
 fn a_device_that_keeps_buffers_out_of_order_goes_on_until_it_has_none() {
     let parameters = [("completion", "out_of_order"), ("completion_ms", "5")];
@@ -272,7 +272,7 @@ fn a_device_that_keeps_buffers_out_of_order_goes_on_until_it_has_none() {
     let second = labnic.add("second", &["mac", OTHER_MAC]).unwrap();
     let mut vm = Vm::start(small(), "order", &first, "");
     peer.exchange(&mut vm.guest, 200, 300);
-    // Until the last refusal, however long that takes here.
+    // Runs until the last refusal, however long that takes.
     let line = format!("flood-on 300 eth0 to {}", labnic_peer::MAC);
     vm.guest.command(&line).unwrap();
     let (mut here, mut there) = (&first, &second);
@@ -283,7 +283,7 @@ fn a_device_that_keeps_buffers_out_of_order_goes_on_until_it_has_none() {
         if vm.is_refused(&body, 409, "cannot_hand_over", "unbind and bind") {
             refused += 1
         } else {
-            // Its driver had not run for so long that all was complete.
+            // The driver had not run for so long that all buffers were complete.
             std::mem::swap(&mut here, &mut there)
         }
         if refused == REFUSED {
@@ -294,7 +294,7 @@ fn a_device_that_keeps_buffers_out_of_order_goes_on_until_it_has_none() {
     let answer = vm.guest.command_within("flood-off", LIMIT).unwrap();
     println!("{answer}");
     assert!(number(&answer, "tx") > 0, "{answer}");
-    // It was suspended as often, and has lost nothing.
+    // The device was suspended in each attempt and has lost nothing.
     for what in ["lost", "corrupt", "duplicate"] {
         assert_eq!(number(&answer, what), 0, "{what}: {answer}");
     }
@@ -325,14 +325,14 @@ fn queue_pairs_and_filters_follow_the_nic() {
     let queues = nic["device"]["queues"].as_array().unwrap();
     let doorbells = queues.iter().filter(|queue| queue["kick"] == "Doorbell");
     assert_eq!(doorbells.count(), 4, "{nic}");
-    // The control queue, too, goes on.
+    // The control queue also continues to work.
     vm.guest.command("channels 1 eth0").unwrap();
     vm.guest.command("channels 2 eth0").unwrap();
     peer.exchange(&mut vm.guest, 50, 256);
     vm.power_off();
 }
 
-/// First another device stands by, then none, then one that is not there.
+/// First with a backup device, then without one, then with a missing one.
 #[test]
 fn a_nic_whose_device_fails_moves_to_the_one_that_stands_by() {
     let labnic = Labnic::load(&[("rx_prefetch", "8")]).unwrap();
@@ -353,7 +353,7 @@ fn a_nic_whose_device_fails_moves_to_the_one_that_stands_by() {
     wait_traffic(&peer);
     let answer = vm.guest.command_within("flood-off", LIMIT).unwrap();
     println!("{answer}");
-    // What the device had on its way is gone, or goes out again: a frame may come twice.
+    // Frames in flight in the device are lost or sent again: a frame may come twice.
     assert_eq!(number(&answer, "corrupt"), 0, "{answer}");
     assert!(number(&answer, "rx") > 0, "{answer}");
     assert!(number(&answer, "lost") <= WINDOW, "{answer}");
@@ -365,7 +365,8 @@ fn a_nic_whose_device_fails_moves_to_the_one_that_stands_by() {
     vm.guest.command(&format!("mac {OTHER_MAC}")).unwrap();
     vm.guest.command(&format!("mac {MAC}")).unwrap();
 
-    // None stands by any more: the driver is told. In its place one that works is found by hand.
+    // Without a backup, the driver is notified. Then a missing backup is replaced by hand with one
+    // that works.
     let told = |vm: &Vm| {
         let begin = Instant::now();
         while vm.nic()["device"]["broken"] != true {
@@ -407,7 +408,7 @@ fn the_old_device_goes_on_if_the_new_one_fails_or_does_not_fit() {
         labnic.set(parameter, usual).unwrap();
         device
     };
-    // Takes all features, and refuses the guest's receive filters when they are replayed.
+    // It accepts all features, and refuses the guest's receive filters when they are replayed.
     let poor = add("poor", "cvq", "poor", "full");
     let forgetful = add("forgetful", "ring_state", "none", "avail");
     let without_index = add("noindex", "event_idx", "0", "1");
@@ -425,7 +426,7 @@ fn the_old_device_goes_on_if_the_new_one_fails_or_does_not_fit() {
         peer.exchange(&mut vm.guest, 50, 256);
         assert_eq!(vm.nic()["device"]["queues"][1]["kick"], "Doorbell");
     }
-    // A doorbell is none of the guest's affair.
+    // The doorbell is not visible to the guest.
     vm.swap(&first, &no_doorbell);
     assert_eq!(vm.nic()["device"]["queues"][1]["kick"], "Eventfd");
     peer.exchange(&mut vm.guest, 50, 256);

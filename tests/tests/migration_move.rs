@@ -1,8 +1,8 @@
-//! A running guest moves from one process to another and back, on vdpa_sim: its memory, its clock and its
-//! traffic are as they were.
+//! A running guest migrates from one process to another and back, on vdpa_sim: its memory, its
+//! clock and its traffic are unchanged.
 //!
-//! A writer in the guest looks at every page of its own before it writes it again; frames are compared with what the
-//! devices counted.
+//! A writer in the guest checks every page of its own before it writes the page again. The tests
+//! compare frames with the devices' counts.
 
 #![expect(
     clippy::unwrap_used,
@@ -24,28 +24,28 @@ use moving::journey::{Neighbour, Scene, travel};
 use moving::{Host, NOTICE, move_guest, move_to_waiting};
 use serde_json::{Value, json};
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:59:01";
 
 /// Less than the guest was told.
 const SMALL_MTU: u16 = 1000;
 
-/// A frame of one page's share each half millisecond, for longer than a move takes.
+/// A frame that takes a page, each half millisecond, for longer than a migration takes.
 const KEPT: &str = "kept-on 4000 1400 500";
 
-/// Verified frames that come back, a window of them under way, until `flood-off`.
+/// Starts verified frames that return, a window of them in flight, until `flood-off`.
 fn flood_on() -> String {
     format!("flood-on 300 64 eth0 to {MAC}")
 }
 
-/// Moves of one guest, there and back.
+/// Migrations of one guest, there and back.
 const MOVES: u64 = 4;
 
-/// The forecast of a standstill and the measured one differ by a factor of less than this. It is
-/// compared for the best of the moves: one may stand still for longer where the host is emulated.
+/// The forecast and the measured downtime differ by less than this factor. Only the best migration
+/// counts: an emulated host may stop one of them for longer.
 const MAGNITUDE: f64 = 10.0;
 
-/// How far the forecast of a move was from what was measured: a factor of 1 or more.
+/// How far the forecast was from the measured downtime: a factor of 1 or more.
 #[track_caller]
 fn forecast_error(status: &Value) -> f64 {
     let milliseconds = |name: &str| {
@@ -89,8 +89,8 @@ fn a_guest_moves_there_and_back_with_its_memory_its_clock_and_its_traffic() {
     let mut best = f64::INFINITY;
     for number in 0..usize::try_from(MOVES).unwrap() {
         let (from, to) = (number % 2, (number + 1) % 2);
-        // Now traffic that is verified as it comes, now frames that the device writes while memory is copied, and that
-        // the guest first looks at when it is there.
+        // In turn: traffic that is verified as it arrives, and frames that the device writes while
+        // memory is copied. The guest looks at the latter only after its arrival.
         let kept = number % 2 == 1;
         if kept {
             guest.command(KEPT).unwrap()
@@ -121,11 +121,11 @@ fn a_guest_moves_there_and_back_with_its_memory_its_clock_and_its_traffic() {
     assert!(guest.power_off().unwrap().success());
 }
 
-/// Pages that the writer of a test goes over again and again.
+/// Pages that a test's writer rewrites continuously.
 const WRITTEN_PAGES: u64 = 24 << 8;
 
-/// The writer looks at each of its pages behind the move; did they have to be mapped then, that alone would be a fault for
-/// each.
+/// After the migration the writer checks each of its pages. If they had to be mapped then, each
+/// would cause a fault.
 #[test]
 fn a_guest_that_arrives_finds_its_memory_mapped() {
     require_lab().unwrap();
@@ -135,7 +135,8 @@ fn a_guest_that_arrives_finds_its_memory_mapped() {
     guest.command("write-on 24 50").unwrap();
     let waiting = to.wait_as(|command| {
         command.env("BELLHOP_LOG", "info");
-        // Memory that may lie on any node is unmapped by the kernel now and then, to see who uses it (NUMA balancing).
+        // The kernel sometimes unmaps memory that may lie on any node, to see which CPU uses it
+        // (NUMA balancing).
         command.args(["--host-numa-node", "0"]);
     });
     let (mut guest, _) = move_to_waiting(guest, waiting, &from, &to);
@@ -151,7 +152,7 @@ fn a_guest_that_arrives_finds_its_memory_mapped() {
     assert!(guest.power_off().unwrap().success());
 }
 
-/// The simulator sends a frame that is for the guest back to it, and has no cable.
+/// The simulator sends the guest's frames back to it, and has no cable.
 struct Loop;
 
 impl Neighbour for Loop {
@@ -176,7 +177,7 @@ fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
             ],
             neighbour: Loop,
             set_link: None,
-            // It is suspended: what it has begun ends.
+            // The device is suspended: it finishes what it has begun.
             may_lose: 0,
             resets: 0,
             moves_idle: true,
@@ -190,10 +191,10 @@ fn a_guest_on_vdpa_sim_moves_to_and_fro_at_any_moment() {
     );
 }
 
-/// Moves that fail: the guest stays, with its network.
+/// Migrations that fail: the guest stays, with its network.
 #[track_caller]
 fn moves_fail(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
-    // Nobody is there.
+    // No destination listens.
     from.send(to, json!({}));
     let status = from.settled(guest);
     assert_eq!(status["phase"], "Stayed", "{status}");
@@ -203,7 +204,7 @@ fn moves_fail(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
     );
     check_traffic(guest, device);
 
-    // Its device is not to be had: that of the source is given.
+    // The destination's device is busy: it is the source's.
     let busy = Host::new("move3", device.path());
     let mut waiting = busy.wait();
     from.send(&busy, json!({}));
@@ -216,7 +217,7 @@ fn moves_fail(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
     assert!(!waiting.wait_exit(NOTICE).unwrap().success());
     check_traffic(guest, device);
 
-    // Cancelled while memory goes over.
+    // Cancelled during the memory transfer.
     let mut waiting = to.wait();
     from.send(to, json!({ "downtime_ms": 0, "timeout_s": 600 }));
     let client = from.client();
@@ -232,7 +233,7 @@ fn moves_fail(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
     assert!(!waiting.wait_exit(NOTICE).unwrap().success());
     check_traffic(guest, device);
 
-    // The destination dies in the middle.
+    // The destination is killed during the transfer.
     let waiting = to.wait();
     from.send(to, json!({ "downtime_ms": 0 }));
     while client.get("/v1/vm/migration").unwrap()["rounds"] == 0 {}
@@ -242,7 +243,7 @@ fn moves_fail(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
     check_traffic(guest, device);
 }
 
-/// What is in the way of a move, in one text.
+/// The obstacles to a migration, in one text.
 #[track_caller]
 fn obstacles(trial: &Value) -> String {
     assert_eq!(trial["movable"], false, "{trial}");
@@ -251,11 +252,11 @@ fn obstacles(trial: &Value) -> String {
     trial["obstacles"].to_string()
 }
 
-/// Dry runs say whether the guest could move, and change nothing. Gives the process that waited for
-/// the guest meanwhile.
+/// Dry runs report whether the guest could migrate, and change nothing. Returns the process that
+/// waited for the guest meanwhile.
 #[track_caller]
 fn dry_runs(guest: &mut Guest, hosts: &[Host; 2], devices: &[SimDevice; 3]) -> Guest {
-    // Nobody is there.
+    // No destination listens.
     let trial = hosts[0].try_out(&hosts[1], json!({}));
     let text = obstacles(&trial);
     assert!(
@@ -263,7 +264,8 @@ fn dry_runs(guest: &mut Guest, hosts: &[Host; 2], devices: &[SimDevice; 3]) -> G
         "{text}"
     );
 
-    // The device that waits there is the source's own, or takes smaller frames; and those processes wait on.
+    // The device that waits there is the source's own, or takes smaller frames. Those processes
+    // keep waiting.
     for (name, device, reason) in [("busy", &devices[0], "busy"), ("small", &devices[2], "MTU")] {
         let wrong = Host::new(name, device.path());
         let waiting = wrong.wait();
@@ -278,7 +280,7 @@ fn dry_runs(guest: &mut Guest, hosts: &[Host; 2], devices: &[SimDevice; 3]) -> G
         drop(waiting);
     }
 
-    // It could move, as often as it is asked, if it may stand still for long enough.
+    // Each dry run reports that it could migrate, if the allowed downtime is long enough.
     let waiting = hosts[1].wait();
     for _ in 0..3 {
         let trial = hosts[0].try_out(&hosts[1], json!({}));
@@ -306,7 +308,7 @@ fn dry_runs(guest: &mut Guest, hosts: &[Host; 2], devices: &[SimDevice; 3]) -> G
     waiting
 }
 
-/// A destination that falls silent at the end does not hold the guest.
+/// A destination that falls silent at the end does not stop the guest.
 #[track_caller]
 fn falls_silent(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
     let mut waiting = to.wait();
@@ -349,7 +351,7 @@ fn what_cannot_move_stays_with_its_network_and_a_dry_run_says_so_before() {
     let [there, here] = &hosts;
     moves_fail(&mut guest, here, there, &devices[1]);
     falls_silent(&mut guest, here, there, &devices[1]);
-    // After all that it can move.
+    // After all that, the guest can still migrate.
     let (mut guest, _) = move_guest(guest, here, there);
     check_traffic(&mut guest, &devices[0]);
     let found = guest.command("write-off").unwrap();

@@ -1,9 +1,10 @@
-//! The node daemon is killed while its machine moves, on vdpa_sim: the guest runs once, at the destination with its NIC, and no
-//! daemon that comes later starts it again.
+//! The node daemon is killed while its VM migrates, on vdpa_sim. The guest runs once, at the
+//! destination with its NIC, and no later daemon starts it again.
 //!
 //! ```text
-//!   POST …/migration ── 202 ──> daemon killed, sooner or later ──> the guest is there, its process here is gone
-//!        └──> daemon again: known to have moved, or may be elsewhere ──> --settle there ──> stopped
+//!   POST …/migration ── 202 ──> daemon killed, sooner or later ──> guest at the destination,
+//!        │                                                         source process gone
+//!        └──> daemon again: moved, or location unknown ──> --settle there ──> stopped
 //! ```
 
 #![expect(
@@ -23,16 +24,16 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:5b:01";
 /// How long a guest's console may be silent while it boots.
 const SILENCE: Duration = Duration::from_secs(120);
 /// Longer than the first waits of a restart policy.
 const POLICY: Duration = Duration::from_secs(5);
-/// After how many milliseconds the daemon is killed.
+/// How many milliseconds after the request the daemon is killed.
 const KILLS: [u64; 2] = [0, 1000];
 
-/// A machine that is started again whatever happens to it, on this device.
+/// A VM on this device with the restart policy `Always`.
 #[track_caller]
 fn made(node: &Node, device: &SimDevice) -> Guest {
     let arguments = BellhopArguments::small().unwrap();
@@ -55,7 +56,7 @@ fn send(to: &Host) -> Value {
     json!({ "send": { "destination": to.endpoint() } })
 }
 
-/// What becomes of the machine here is settled: it is known to have moved, or somebody says so.
+/// Resolves the VM's location: the daemon knows that it has moved, or the test reports it.
 #[track_caller]
 fn settle_there(node: &Node) {
     let vm = || node.vm("web").unwrap().unwrap();
@@ -131,7 +132,7 @@ fn a_daemon_that_comes_back_while_its_machine_stays_starts_it_again_if_it_crashe
     let device = SimDevice::net("node1", MAC, 1500).unwrap();
     let guest = made(&node, &device);
     let before = node.vm("web").unwrap().unwrap();
-    // Nobody waits there.
+    // No destination listens.
     let nobody = Host::new("node3", device.path());
     node.api
         .done("POST", "/v1/vms/web/migration", Some(&send(&nobody)))

@@ -1,18 +1,19 @@
-//! Two node daemons pair a move, on vdpa_sim: the NIC is made at the destination and taken back at the source; a refusal leaves
-//! nothing behind.
+//! Two node daemons pair a migration, on vdpa_sim: the destination creates the NIC and the source
+//! deletes its own. A refusal leaves nothing behind.
 
 use lab::node::{Node, until};
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:5c:01";
 
 fn is_device(name: &str) -> bool {
     Path::new("/sys/bus/vdpa/devices").join(name).exists()
 }
 
-/// To the machine `web2` of this node: both daemons are on one host, so two of one name would have devices of one name.
+/// A request to migrate to the VM `web2` of this node. Both daemons are on one host, so two VMs of
+/// one name would have devices of one name.
 fn to(node: &Node, dry_run: bool) -> Value {
     let socket = node.api.socket().display().to_string();
     json!({ "send": { "destination": format!("node:{socket}"), "name": "web2", "dry_run": dry_run } })
@@ -29,7 +30,8 @@ fn the_daemons_pair_a_move_and_leave_nothing_behind() {
     let empty = there.traces().unwrap();
     let migration = "/v1/vms/web/migration";
 
-    // Refused by the other node, which has one of that name: it stays there, and nothing is made.
+    // The other node refuses, because it has a VM of that name. The guest stays, and nothing is
+    // created.
     let taken = there.tiny(&json!([])).unwrap();
     there.api.done("PUT", "/v1/vms/web2", Some(&taken)).unwrap();
     let refused = here.api.ask("POST", migration, Some(&to(&there, false)));
@@ -45,13 +47,13 @@ fn the_daemons_pair_a_move_and_leave_nothing_behind() {
         .done("DELETE", "/v1/vms/web2?force=true", None)
         .unwrap();
 
-    // Only asked: what was made for that is gone again.
+    // A dry run: the devices that it created are gone again.
     let asked = here.api.ask("POST", migration, Some(&to(&there, true)));
     let asked = asked.unwrap();
     assert_eq!(asked.body["movable"], true, "{}", asked.body);
     there.same(&empty, "after it was only asked").unwrap();
 
-    // What waits outlives its daemon, and goes when it is called off.
+    // The waiting VM outlives its daemon, and is deleted when the migration is cancelled.
     let mut wanted = here.api.get("/v1/vms/web/spec").unwrap();
     wanted["nics"][0]["id"] = "net1".into();
     let receive = json!({ "receive": { "spec": wanted } });
@@ -71,7 +73,7 @@ fn the_daemons_pair_a_move_and_leave_nothing_behind() {
         .same_but_descriptors(&empty, "after what waited was called off")
         .unwrap();
 
-    // It moves.
+    // The guest migrates.
     let sent = here.api.ask("POST", migration, Some(&to(&there, false)));
     let sent = sent.unwrap();
     assert_eq!(sent.status, 202, "{}", sent.body);

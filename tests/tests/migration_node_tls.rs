@@ -1,15 +1,16 @@
-//! Two node daemons pair the move of a Linux guest over TLS, both ways, on vdpa_sim: its memory and its traffic are as they
-//! were, and so is its NIC; a daemon whose token does not allow it is told so.
+//! Two node daemons pair the migration of a Linux guest over TLS, in both directions, on vdpa_sim.
+//! Its memory, its traffic and its NIC are unchanged. A daemon with an insufficient token gets an
+//! error.
 //!
-//! Both are on one host, and reach one another at 127.0.0.1 as two hosts would: by certificate, token, and a TCP port for the
-//! guest.
+//! Both are on one host and connect to 127.0.0.1 as two hosts would: with certificate, token, and a
+//! TCP port for the guest.
 
 #![expect(
     clippy::unwrap_used,
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
-// The same makeshift authority that the daemon's access is tested with.
+// The same test certificate authority as in the tests of the daemon's access control.
 #[allow(dead_code, reason = "other tests use more of it")]
 #[path = "../../cli/tests/api_access/certificates.rs"]
 mod certificates;
@@ -24,13 +25,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:5d:01";
 
-/// Not the usual one, so that it shows if it goes along.
+/// Not the default, so that a lost setting shows.
 const MTU: u64 = 1400;
 
-/// Both nodes' address, and what their certificates are for.
+/// The address of both nodes, which their certificates name.
 const ADDRESS: &str = "127.0.0.1";
 
 /// How long the guest may be silent; it is emulated twice.
@@ -55,7 +56,7 @@ impl Files {
         files
     }
 
-    /// For the owner's eyes only: keys and tokens that others may read are refused.
+    /// Readable only by the owner: the daemon refuses keys and tokens that others may read.
     fn write(&self, name: &str, text: &str) {
         let path = self.0.join(name);
         fs::write(&path, text).unwrap();
@@ -97,7 +98,7 @@ impl Drop for Files {
     }
 }
 
-/// As the file of tokens has it: role, a name for the log, SHA-256.
+/// A line of the token file: role, a name for the log, SHA-256.
 fn line_of((role, token): (&str, &str)) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, token.as_bytes());
     let digits: String = digest
@@ -108,13 +109,13 @@ fn line_of((role, token): (&str, &str)) -> String {
     format!("{role} {token} {digits}\n")
 }
 
-/// A port that nobody has.
+/// A port that no process uses.
 fn free_port() -> u16 {
     let listener = TcpListener::bind((ADDRESS, 0)).unwrap();
     listener.local_addr().unwrap().port()
 }
 
-/// The console of a machine that runs, and its process.
+/// The console of a running VM, and its process.
 #[track_caller]
 fn running(node: &Node, name: &str) -> (PathBuf, u32) {
     let vm = node.await_phase(name, "Running").unwrap();
@@ -125,7 +126,7 @@ fn running(node: &Node, name: &str) -> (PathBuf, u32) {
     )
 }
 
-/// The guest's frames come back to it, and its NIC is the one it had.
+/// Checks that the guest's frames return to it, and that its NIC is the same.
 #[track_caller]
 fn check(guest: &mut Guest) {
     let answer = guest
@@ -143,11 +144,11 @@ fn check(guest: &mut Guest) {
     );
 }
 
-/// A machine moves under load, and is taken back where it was.
+/// Migrates a VM under load and attaches to it at the destination.
 #[track_caller]
 fn moves(mut guest: Guest, from: (&Node, &str), to: (&Node, &str), request: &Value) -> Guest {
     guest.command("write-on 24 50").unwrap();
-    // To itself, through the device, a window of frames under way.
+    // To itself, through the device, with a window of frames in flight.
     let flood = format!("flood-on 300 64 eth0 to {MAC}");
     guest.command(&flood).unwrap();
     let path = format!("/v1/vms/{}/migration", from.1);
@@ -192,7 +193,7 @@ fn a_linux_guest_moves_between_two_daemons_over_tls_and_back() {
     check(&mut guest);
     let empty = there.traces().unwrap();
 
-    // Two machines of one name would have devices of one name on this one host.
+    // Two VMs of one name would have devices of one name on this one host.
     let to = |port: u16, name: &str, dry_run: bool| {
         let destination = format!("https://{ADDRESS}:{port}");
         // On a busy host the switch takes longer than the default allows.

@@ -1,7 +1,8 @@
-//! A guest is saved into a directory and goes on from there, on another vDPA device, as if nothing had been.
+//! Saves a guest into a directory and resumes it from there, on another vDPA device, without any
+//! visible change.
 //!
-//! A writer in the guest looks at every page of its own before it writes it again; frames are compared with
-//! what the devices counted.
+//! A writer in the guest checks every page of its own before it writes the page again. The tests
+//! compare frames with the devices' counts.
 
 #![expect(
     clippy::unwrap_used,
@@ -20,10 +21,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:57:01";
 
-/// How long a guest may take to notice something; it is emulated twice.
+/// How long a guest may take to notice a change; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
 /// Memory that the guest's writer writes, in MiB.
@@ -45,7 +46,7 @@ fn nic(device: &SimDevice) -> String {
     format!("id=nic,path={}", device.path().display())
 }
 
-/// `bellhop run` from a snapshot, its NIC on `device`.
+/// `bellhop run` from a snapshot, with its NIC on `device`.
 fn restore_command(snapshot: &Place, device: &SimDevice, socket: &Place) -> Command {
     let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
     command
@@ -79,7 +80,7 @@ fn write_on(guest: &mut Guest) {
         .unwrap();
 }
 
-/// Every page of the writer's is as it was left.
+/// Checks that every page of the writer is as it was left.
 #[track_caller]
 fn check_writer(guest: &mut Guest) {
     let found = guest.command("write-off").unwrap();
@@ -107,12 +108,12 @@ fn a_guest_goes_on_where_it_was_saved_and_so_does_the_one_that_was_saved() {
     let before = uptime(&mut guest);
     let info = snapshot(&client, &saved);
     println!("{info}");
-    // The one that was saved goes on, with its traffic.
+    // The saved guest continues, with its traffic.
     assert_eq!(client.get("/v1/vm").unwrap()["state"], "Running");
     check_traffic(&mut guest, &first);
     check_writer(&mut guest);
 
-    // Twice from the same snapshot, which is not used up; the first one runs beside it.
+    // Twice from the same snapshot, which can be used again; the first guest runs beside it.
     for _ in 0..2 {
         let started = Instant::now();
         let command = restore_command(&saved, &second, &other_socket);
@@ -196,7 +197,7 @@ fn a_paused_machine_is_saved_and_restored_paused() {
     assert!(waits.wait().unwrap().success());
 }
 
-/// A file system of a few MiB, full soon.
+/// A file system of a few MiB, which is soon full.
 struct Small(Place);
 
 impl Small {
@@ -294,7 +295,7 @@ fn what_is_no_whole_snapshot_is_refused() {
     file.set_len(len + 4096).unwrap();
     refused("memory that is too long", "memory");
     file.set_len(len).unwrap();
-    // A page that was data is something else now.
+    // A page of data is now different.
     let bytes = fs::read(&memory).unwrap();
     let at = bytes.iter().position(|byte| *byte != 0).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[bytes[at] ^ 1], u64::try_from(at).unwrap())
@@ -303,7 +304,7 @@ fn what_is_no_whole_snapshot_is_refused() {
     std::os::unix::fs::FileExt::write_all_at(&file, &[bytes[at]], u64::try_from(at).unwrap())
         .unwrap();
 
-    // Another NIC than it has.
+    // A NIC other than its own.
     let output = Command::new(std::env::var_os("BELLHOP").unwrap())
         .args(["run", "--restore", saved.text(), "--vdpa"])
         .arg(format!("id=other,path={}", device.path().display()))
@@ -313,7 +314,7 @@ fn what_is_no_whole_snapshot_is_refused() {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && text.contains("other"), "{text}");
 
-    // All that was done to it is undone: it is good still.
+    // All damage is undone: the snapshot is still valid.
     let command = restore_command(&saved, &device, &socket);
     let mut restored = Guest::start_restored(command, NOTICE).unwrap();
     check_traffic(&mut restored, &device);

@@ -1,5 +1,6 @@
-//! A guest whose device can neither suspend nor begin in the middle of a ring (vp_vdpa) moves to and fro between two
-//! functions: the device is reset where relays know what is in flight, and goes on shadowed.
+//! A guest whose device can neither suspend nor begin in the middle of a ring (vp_vdpa) migrates to
+//! and fro between two functions. The device is reset at a point where relays know what is in
+//! flight, and continues with shadow rings.
 
 #![expect(
     clippy::unwrap_used,
@@ -21,7 +22,7 @@ use moving::{Host, NOTICE};
 /// How long the neighbour floods, in seconds.
 const FLOOD: u64 = 3;
 
-/// A guest that sends back what it gets.
+/// A guest that sends back the frames that it receives.
 struct Echo {
     guest: Guest,
     mac: String,
@@ -68,7 +69,7 @@ impl Neighbour for Echo {
     }
 }
 
-/// A guest moves between the first two functions; the third one is its peer's.
+/// A guest migrates between the first two functions; the third one belongs to its peer.
 fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, leg: Leg) {
     let nic = SriovNic::enable(4).unwrap();
     let [first, second, third] =
@@ -86,9 +87,9 @@ fn to_and_fro(functions: [usize; 3], arguments: BellhopArguments, leg: Leg) {
             neighbour,
             // QEMU's packed rings break while the link is down: see `rings_sriov_backend`.
             set_link: if packed { None } else { Some(&pull) },
-            // The device is reset twice: where its queues are relayed, and where the guest stops.
+            // The device is reset twice: when its queues become relayed, and when the guest stops.
             may_lose: 32,
-            // There, and where the guest begins at the destination.
+            // At these two points, and when the guest starts at the destination.
             resets: 3,
             moves_idle: true,
             packed,

@@ -1,5 +1,6 @@
-//! A guest whose device can neither suspend nor begin in the middle of a ring (vp_vdpa) is saved: its device is
-//! reset where relays know what is in flight, and goes on shadowed, as does the next function that takes the guest.
+//! Saves a guest whose device can neither suspend nor begin in the middle of a ring (vp_vdpa). The
+//! device is reset at a point where relays know what is in flight, and continues with shadow rings.
+//! So does the next function that takes the guest.
 
 #![expect(
     clippy::unwrap_used,
@@ -16,13 +17,13 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How long a guest may take to answer when it goes on; it is emulated twice.
+/// How long a resumed guest may take to answer; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
-/// Each save writes all of it.
+/// Small, because each save writes all of it.
 const MEMORY: &str = "128M";
 
-/// Frames of the flood under way at once.
+/// Frames of the flood that are in flight at once.
 const WINDOW: u64 = 16;
 
 fn nic(device: &VfDevice<'_>) -> String {
@@ -38,7 +39,7 @@ fn snapshot(client: &Client, to: &Place) -> Value {
     answer.body
 }
 
-/// Checked frames to the peer, which sends them back.
+/// Sends checked frames to the peer, which sends them back.
 #[track_caller]
 fn check_traffic(guest: &mut Guest, mac: &str) {
     const COUNT: u64 = 200;
@@ -55,7 +56,8 @@ fn check_traffic(guest: &mut Guest, mac: &str) {
     }
 }
 
-/// Threads of the guest's machine that poll relays: one while its device is shadowed.
+/// Checks for threads of the guest's VMM that poll relays: there is one while its device is
+/// shadowed.
 #[track_caller]
 fn is_shadowed(guest: &Guest, wanted: bool) {
     let polls = || {
@@ -97,7 +99,7 @@ fn a_guest_on_vp_vdpa_is_saved_and_goes_on_here_and_on_another_function() {
     check_traffic(&mut guest);
     is_shadowed(&guest, false);
     let said = messages(&mut guest).unwrap();
-    // From a direct device and from a shadowed one, with frames under way.
+    // From a direct device and from a shadowed one, with frames in flight.
     for round in 0..3 {
         guest.command("write-on 24 50").unwrap();
         let line = format!("flood-on 300 {WINDOW} eth0 to {mac}");
@@ -109,8 +111,8 @@ fn a_guest_on_vp_vdpa_is_saved_and_goes_on_here_and_on_another_function() {
             assert_eq!(flooded[wrong], 0, "{wrong}: {flooded}");
         }
         assert!(flooded["rx"].as_u64() > Some(0), "{flooded}");
-        // The device is reset once: frames under way are gone, and those that the guest sends
-        // because it gave them up.
+        // The device is reset once: frames in flight are lost, and so are those that the guest
+        // sends in their place.
         assert!(flooded["lost"].as_u64() <= Some(2 * WINDOW), "{flooded}");
         check_traffic(&mut guest);
         let written = guest.command("write-off").unwrap();
@@ -125,10 +127,10 @@ fn a_guest_on_vp_vdpa_is_saved_and_goes_on_here_and_on_another_function() {
     guest.command("write-on 24 50").unwrap();
     snapshot(&client, &saved);
     assert_eq!(messages(&mut guest).unwrap(), said);
-    // The guest's address is to be on the switch once.
+    // The guest's address must be on the switch only once.
     drop(guest);
 
-    // On another function with another address of its own, and on the first.
+    // On another function with its own address, and on the first.
     for device in [&second, &first] {
         let mut command = Command::new(std::env::var_os("BELLHOP").unwrap());
         command
@@ -141,7 +143,7 @@ fn a_guest_on_vp_vdpa_is_saved_and_goes_on_here_and_on_another_function() {
         let written = restored.command("write-off").unwrap();
         assert_eq!(written["wrong"], 0, "{written}");
         assert_eq!(messages(&mut restored).unwrap(), said);
-        // Its driver's reset lets the device work directly again.
+        // The driver's reset lets the device work directly again.
         restored.command("rebind-flooded 1 0").unwrap();
         is_shadowed(&restored, false);
         check_traffic(&mut restored);

@@ -1,8 +1,8 @@
-//! Hot swap on the simulator: a guest's NIC moves to another vDPA device while it sends, and
-//! stays where it is when it cannot.
+//! Hot swap on the simulator: a guest's NIC moves to another vDPA device while it sends, and keeps
+//! its device when it cannot move.
 //!
-//! What moves is judged by others: the frames by the guest that sends them to itself, their number by both
-//! devices' own counters, that a device is free by whoever opens it.
+//! Independent parties check the result. The guest sends frames to itself and verifies them. Both
+//! devices' own counters give their number. A later open proves that a device is free.
 
 #![expect(
     clippy::unwrap_used,
@@ -23,14 +23,14 @@ use std::fs::File;
 use std::time::Duration;
 use swap::Vm;
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:54:01";
 const OTHER_MAC: &str = "52:54:5e:11:54:02";
 
-/// Far more than anything here takes: a watchdog, not a measurement.
+/// Far longer than any step here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// What the simulator offers, without STATUS.
+/// The simulator's features without STATUS.
 const WITHOUT_STATUS: &str = "0x308820028";
 
 const SOME: Frames = Frames {
@@ -43,7 +43,7 @@ fn devices(name: &str) -> [SimDevice; 2] {
     let other = format!("{name}2");
     [
         SimDevice::net(name, MAC, 1500).unwrap(),
-        // With another address: the guest's goes with the guest.
+        // With another address: the guest's address moves with the guest.
         SimDevice::net(&other, OTHER_MAC, 1500).unwrap(),
     ]
 }
@@ -59,7 +59,7 @@ fn ten_swaps_under_traffic(arguments: BellhopArguments, name: &str) {
     let mut vm = Vm::start(arguments, name, first, "");
     wait_nics(&mut vm.guest, &[MAC]);
     exchange_counted(&mut vm.guest, "eth0", first, &[SOME]).unwrap();
-    // Once there and back: so both can be asked what they counted.
+    // Once there and back, so that both devices can report their counts.
     vm.swap(first, second);
     wait_nics(&mut vm.guest, &[MAC]);
     exchange(&mut vm.guest, "eth0", SOME).unwrap();
@@ -124,7 +124,7 @@ fn an_address_that_the_guest_chose_goes_along() {
     wait_nics(&mut vm.guest, &[MAC]);
     vm.guest.command(&format!("mac {CHOSEN}")).unwrap();
     vm.swap(first, second);
-    // The simulator gives a frame back only to the address that its device has.
+    // The simulator returns a frame only to the address that its device has.
     exchange(&mut vm.guest, "eth0", SOME).unwrap();
     wait_nics(&mut vm.guest, &[CHOSEN]);
     vm.guest.command("rebind-flooded 1 0").unwrap();
@@ -180,10 +180,10 @@ fn a_nic_stays_where_it_is_if_the_other_device_does_not_fit() {
         ),
     ] {
         vm.refused(&body, status, code, words);
-        // It goes on, with the same device.
+        // It continues with the same device.
         exchange_counted(&mut vm.guest, "eth0", first, &[SOME]).unwrap();
     }
-    // What it has already is no change.
+    // Its current device is no change.
     vm.stays(first);
     exchange_counted(&mut vm.guest, "eth0", first, &[SOME]).unwrap();
     assert!(vm.gaps().is_empty());

@@ -1,5 +1,5 @@
-//! Another `bellhop` goes on with a running machine, in the same process: its guest, its memory and its
-//! traffic are as before.
+//! Another `bellhop` program continues a running machine in the same process: its guest, its memory
+//! and its traffic are unchanged.
 
 #![expect(
     clippy::unwrap_used,
@@ -17,24 +17,24 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:58:01";
 
 /// How long an upgrade may take to show; the guest is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
-/// Programs that go on with one machine, one after the other: the first ones under a flood, the
-/// others under frames at an even pace, whose gaps are measured.
+/// Upgrades of one machine, one after the other. The first ones run under a flood, the others under
+/// frames at an even pace, whose gaps are measured.
 const UPGRADES: u64 = 20;
 const FLOODED: u64 = 10;
 
-/// Paced frames a second.
+/// Paced frames per second.
 const RATE: u32 = 1000;
 
-/// Microseconds that two readings of clocks may differ.
+/// The largest difference between two clock readings, in microseconds.
 const TOLERANCE_US: f64 = 1000.0;
 
-/// A file in the temporary directory; it goes with this.
+/// A file in the temporary directory. Dropping it removes the file.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -80,7 +80,7 @@ fn ask_upgrade(client: &Client, program: &Path) {
     assert_eq!(answer.status, 202, "{}", answer.body);
 }
 
-/// The machine as soon as it says that an upgrade is over.
+/// Waits until the machine reports the end of an upgrade.
 fn wait_upgrade(guest: &Guest, client: &Client, done: impl Fn(&Value) -> bool) -> Value {
     let started = Instant::now();
     loop {
@@ -105,7 +105,8 @@ fn program_of(guest: &Guest) -> PathBuf {
     fs::read_link(format!("/proc/{}/exe", guest.pid())).unwrap()
 }
 
-/// An upgrade fails for a reason that has `wrong` in it, and the machine runs with its traffic.
+/// Checks that an upgrade fails with `wrong` in its reason, and that the machine runs with its
+/// traffic.
 #[track_caller]
 fn goes_on_as_before(guest: &mut Guest, client: &Client, device: &SimDevice, wrong: &str) {
     let vm = wait_upgrade(guest, client, |vm| vm["upgrade_error"].is_string());
@@ -119,7 +120,7 @@ fn goes_on_as_before(guest: &mut Guest, client: &Client, device: &SimDevice, wro
     check_traffic(guest, device);
 }
 
-/// Frames were sent, and each came back once and intact.
+/// Checks that frames were sent and that each returned once, intact.
 #[track_caller]
 fn came_back(answer: &Value) {
     println!("{answer}");
@@ -175,7 +176,7 @@ fn one_program_after_the_other_goes_on_with_a_guest_under_load() {
     for (begin, end, claimed_ms) in upgrades {
         let line = format!("paced-gaps {begin} {end}");
         let gaps = guest.command(&line).unwrap();
-        // The guest's clock counts the standstill, in which no frame comes.
+        // The guest's clock counts the downtime, in which no frame arrives.
         let longest_us = gaps["touching_us"].as_f64().unwrap();
         assert!(
             claimed_ms * 1000.0 <= longest_us + TOLERANCE_US,
@@ -199,7 +200,7 @@ fn a_program_that_cannot_go_on_leaves_the_machine_with_the_one_it_had() {
     guest.command("write-on 16 50").unwrap();
     let executable = program_of(&guest);
 
-    // Refused before the guest stands still.
+    // Refused before the guest stops.
     let rubbish = Temporary::program("rubbish", b"#!/bin/sh\necho hello\n");
     let no_program = Temporary::program("no-program", b"nothing");
     for (program, words) in [
@@ -218,7 +219,7 @@ fn a_program_that_cannot_go_on_leaves_the_machine_with_the_one_it_had() {
     }
     check_traffic(&mut guest, &device);
 
-    // It says that it reads everything, and then fails with the machine in its hands.
+    // The program claims to read every version, and then fails after it has received the machine.
     for (name, words, wrong) in [
         ("no-such-flag", "run --no-such-flag", "no-such-flag"),
         (
@@ -237,7 +238,7 @@ fn a_program_that_cannot_go_on_leaves_the_machine_with_the_one_it_had() {
         assert_eq!(program_of(&guest), executable);
     }
 
-    // It is gone when it is to be executed: the machine never left.
+    // The file is gone at the time of the exec: the machine never left.
     let vanishing = Temporary::program("vanishing", &fs::read(bellhop()).unwrap());
     ask_upgrade(&client, &vanishing.0);
     fs::remove_file(&vanishing.0).unwrap();

@@ -1,4 +1,4 @@
-//! The machine records what the simulator writes, under a guest with its stock driver.
+//! The machine logs the simulator's writes, under a guest with its stock driver.
 
 #![expect(
     clippy::unwrap_used,
@@ -11,7 +11,7 @@ use lab::sim::SimDevice;
 
 use self::logging::{Flood, Machine, REBIND, lost_by_resets, rounds};
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:55:01";
 
 #[test]
@@ -34,7 +34,7 @@ fn a_log_begins_and_ends_many_times_under_traffic() {
         }
         .unwrap();
         machine.relay_threads_are(1);
-        // The simulator has none.
+        // The simulator has no doorbells.
         assert_eq!(machine.doorbells(), 0);
     });
     machine.relay_threads_are(0);

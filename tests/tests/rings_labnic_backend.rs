@@ -1,5 +1,5 @@
-//! The machine records what a device with doorbells, several queues and events by index
-//! writes, which completes in its own time and order.
+//! The machine logs the writes of a device with doorbells, several queues and EVENT_IDX, which
+//! completes in its own time and order.
 
 #![expect(
     clippy::unwrap_used,
@@ -25,9 +25,9 @@ fn logs(parameters: &[(&str, &str)], rounds: u32, processors: u32) {
     let doorbells = machine.doorbells();
     let flood = Flood {
         to: MACS[1],
-        // The device is suspended: what it has begun ends.
+        // The device is suspended: it finishes what it has begun.
         lost_by_log: 0,
-        // The driver resets the device, or two rings; or the link goes.
+        // The driver resets the device, or two rings; or the link goes down.
         lost_between: lost_by_resets(2),
     };
     machine.log_under_traffic(rounds, &flood, |round, machine| {

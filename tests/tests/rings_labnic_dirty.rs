@@ -1,5 +1,5 @@
-//! What relays report as written by the device, against the truth: all of guest
-//! memory compared before and after, and each frame when the guest meets it.
+//! Compares the writes that relays report with the truth: all of guest memory before and after, and
+//! each frame when the guest sees it.
 
 #![expect(
     clippy::unwrap_used,
@@ -31,14 +31,14 @@ const A: Mac = [2, 0, 0x5e, 0, 0x53, 1];
 const B: Mac = [2, 0, 0x5e, 0, 0x53, 2];
 const PAIRS: u16 = 2;
 const FRAMES: u32 = 1500;
-/// Where receive buffers end.
+/// The end of the receive buffers.
 const RECEIVE_END: u64 = RECEIVE_BUFFERS + BUFFER * 64 * 2;
 
-/// Writes down every range, and passes it on to the memory's own bitmap.
+/// Records every range and passes it on to the memory's own bitmap.
 #[derive(Debug)]
 struct Log {
     memory: Arc<GuestMemory>,
-    /// By address: bytes, and how often since the guest looked at it.
+    /// By address: bytes, and the number of reports since the guest looked at it.
     marks: Mutex<BTreeMap<u64, (u32, u32)>>,
 }
 
@@ -53,8 +53,8 @@ impl Dirty for Log {
 }
 
 impl Log {
-    /// The guest has a frame in the buffer at `address`: it must have been reported
-    /// before, once for this frame.
+    /// The guest has a frame in the buffer at `address`: the write must have been reported before,
+    /// once for this frame.
     fn meet(&self, queue: u16, address: u64) {
         let mut marks = self.marks.lock().unwrap();
         match marks.get_mut(&address) {
@@ -76,7 +76,7 @@ fn content(memory: &GuestMemory) -> Vec<u8> {
     bytes
 }
 
-/// Compares; gives changed and claimed bytes of the receive buffers.
+/// Compares; returns changed and claimed bytes of the receive buffers.
 fn compare(log: &Log, before: &[u8], direct_rings: &[u64]) -> (u32, u32) {
     let after = content(&log.memory);
     let (mut changed, mut claimed) = (0, 0);
@@ -88,7 +88,7 @@ fn compare(log: &Log, before: &[u8], direct_rings: &[u64]) -> (u32, u32) {
         changed += u32::from(differs);
         claimed += u32::from(claims);
     }
-    // All of memory by pages: what this process wrote is in the bitmap as well.
+    // All of memory by pages: this process's own writes are also in the bitmap.
     let size = usize::try_from(BUFFER).unwrap();
     for (page, (old, new)) in before.chunks(size).zip(after.chunks(size)).enumerate() {
         let address = BUFFER * u64::try_from(page).unwrap();
@@ -104,11 +104,11 @@ fn compare(log: &Log, before: &[u8], direct_rings: &[u64]) -> (u32, u32) {
     (changed, claimed)
 }
 
-/// How the receive queues are relayed while frames come.
+/// How the receive queues are relayed while frames arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum How {
     Always(Strategy),
-    /// Mediated and shadowed by turns.
+    /// Mediated and shadowed in turn.
     ByTurns,
 }
 
@@ -152,8 +152,8 @@ fn run(event_idx: bool, completion: &str, how: How) {
         marks: Mutex::default(),
     });
     let receive = |how| [(0, how), (2, how)];
-    // Before traffic, so that nothing is written by a direct queue. A device that has
-    // taken buffers already is mediated first.
+    // Before traffic, so that no direct queue writes. A device that has already taken buffers is
+    // mediated first.
     machine.change(&receive(Strategy::Mediated), &*log).unwrap();
     let witness = Arc::clone(&log);
     a.witness = Some(Arc::new(move |queue, address| witness.meet(queue, address)));

@@ -75,7 +75,7 @@ fn four_pairs_each_carry_their_own_frames() {
     flow.count = 10;
     both_ways(&flow, &mut a, &mut b);
     flow.count = 1500;
-    // Each pair on a thread of its own.
+    // Each pair on its own thread.
     std::thread::scope(|threads| {
         for (from, to) in a.driver.pairs.iter_mut().zip(&mut b.driver.pairs) {
             let flow = &flow;
@@ -165,7 +165,7 @@ fn a_hostile_device_ends_the_queue_and_nothing_else() {
         assert_eq!(error.kind(), ErrorKind::BrokenByDevice, "{error:?}");
         let error = transmit.send(&frame).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::BrokenByDevice, "{error:?}");
-        // The other queue knows nothing of it, and the device can be reset.
+        // The other queue is not affected, and the device can be reset.
         assert_eq!(a.driver.pairs[0].receive.poll(1, |_| ()).unwrap(), 0);
         a.device.reset().unwrap();
     }

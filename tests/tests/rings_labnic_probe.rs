@@ -1,5 +1,4 @@
-//! `bellhop probe` on the lab NIC: each of its deliberate faults is found, and
-//! none where there is none.
+//! `bellhop probe` on the lab NIC: it finds each deliberate fault, and none where there is none.
 
 #![expect(
     clippy::unwrap_used,
@@ -110,7 +109,7 @@ fn a_probe_survives_every_fault() {
     ] {
         let labnic = Labnic::load(&[("faults", fault)]).unwrap();
         let device = labnic.add("a", &["mac", A]).unwrap();
-        // A device that does not reach memory is seen by its first frame.
+        // A device that does not reach memory fails at its first frame.
         let check = if fault == "silent_map" {
             "traffic"
         } else {
@@ -122,7 +121,7 @@ fn a_probe_survives_every_fault() {
     assert_eq!(labnic::trouble().unwrap(), Vec::<String>::new());
 }
 
-/// Sends back what comes, addresses swapped, until `stop` is set.
+/// Sends received frames back, with swapped addresses, until `stop` is set.
 fn echo(device: &SimDevice, stop: &AtomicBool) {
     let (device, iotlb) = Device::open(device.path()).unwrap().own().unwrap();
     let mut netdev = Netdev::start(device, iotlb, &Options::default()).unwrap();
@@ -156,7 +155,7 @@ fn a_switch_is_no_loopback_and_a_peer_echoes() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|threads| {
         threads.spawn(|| echo(&other, &stop));
-        // Also when the report cannot be had: the scope waits for its threads.
+        // Also when there is no report: the scope waits for its threads.
         let _stop = StopOnDrop(&stop);
         let report = json(one.path(), &["--peer", B, "--seconds", "20"], 0);
         assert_eq!(outcome(&report, "traffic"), "ok", "{report:#}");

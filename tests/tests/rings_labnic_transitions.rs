@@ -1,5 +1,5 @@
-//! Transitions of relays under full traffic between two lab NICs, across their
-//! abilities: every frame once, no interrupt and no kick lost.
+//! Transitions of relays under full traffic between two lab NICs, across their abilities: every
+//! frame arrives once, and no interrupt or kick is lost.
 //!
 //! ```text
 //!   guest a (thread) -- rings --> [relays] -- device a --\
@@ -7,8 +7,8 @@
 //!   guest b (thread) -- rings --> [relays] -- device b --/
 //!                                 this thread: change, relay, wait until all flows moved, again
 //! ```
-//! After each change both directions of all pairs have to move on before the next:
-//! the spurious kick and interrupt of a change hide what the one before it lost.
+//! After each change, both directions of all pairs must make progress before the next change. The
+//! spurious kick and interrupt of a change would hide the losses of the previous one.
 
 #![expect(
     clippy::unwrap_used,
@@ -44,7 +44,7 @@ const ALL: [Strategy; 3] = [Strategy::Direct, Strategy::Mediated, Strategy::Shad
 /// Transitions over all variants for each of `lab::endurance::cycles()`.
 const PER_CYCLE: u32 = 100;
 
-/// What a pair of devices and their drivers can do.
+/// The abilities of a pair of devices and of their drivers.
 #[derive(Debug, Clone, Copy)]
 struct Variant {
     event_idx: bool,
@@ -80,8 +80,8 @@ const fn variant(
     }
 }
 
-/// Each value of each ability with each of any other, where they go together:
-/// a used index as base can't be with completion out of order.
+/// Each value of each ability with each value of any other, where they are compatible: a used index
+/// as base excludes completion out of order.
 const VARIANTS: [Variant; 20] = [
     variant(true, "immediate", "avail", "enable", 0, (1, 3, true, true)),
     variant(
@@ -170,13 +170,13 @@ impl Variant {
             ("apply", self.apply),
             ("rx_prefetch", &self.rx_prefetch.to_string()),
             ("address_spaces", &self.address_spaces.to_string()),
-            // Frames wait for buffers for as long as it takes: nothing is dropped.
+            // Frames wait for buffers without a limit: none is dropped.
             ("credit_wait_ms", "60000"),
         ])
         .unwrap()
     }
 
-    /// Whether a device keeps buffers over a suspend and says so; the others give them
+    /// True if a device keeps buffers across a suspend and reports them. Other devices give them
     /// back, or have none before there is a frame for them.
     fn tells_held(&self) -> bool {
         self.rx_prefetch > 0 && self.ring_state == "avail"
@@ -189,7 +189,7 @@ impl Variant {
             control: true,
             doorbells: self.doorbells,
             pairs: self.pairs,
-            // Soon over the index wrap.
+            // Soon past the index wrap.
             start: 65_000,
             without: BackendFeatures::empty(),
         }
@@ -205,23 +205,24 @@ impl Variant {
     }
 }
 
-/// What there was at the cuts.
+/// The state at the cuts.
 #[derive(Debug, Default)]
 struct Cuts {
     changes: u32,
-    /// Queues that changed, by from and to.
+    /// Queues that changed, by old and new strategy.
     by_kind: [[u32; 3]; 3],
-    /// Receive queues that had buffers out; of those looked at, with buffers that the device held.
+    /// Receive queues with buffers available; and queues, among those examined, with buffers that
+    /// the device held.
     receive_given: u32,
     receive_held: u32,
-    /// Transmit queues with frames that were not completed.
+    /// Transmit queues with uncompleted frames.
     transmit: u32,
-    /// Control commands that had no answer when the device ran again.
+    /// Control commands without an answer when the device ran again.
     control: u32,
     /// Queues whose guest had switched interrupts off, or on.
     suppressed: u32,
     listening: u32,
-    /// Refused, because a direct device held chains that nobody had counted.
+    /// Refused, because a direct device held an unknown number of chains.
     uncounted: u32,
 }
 
@@ -277,7 +278,7 @@ fn place(strategy: Strategy) -> usize {
     ALL.iter().position(|one| *one == strategy).unwrap()
 }
 
-/// What direct devices hold while they are suspended.
+/// Records how many chains direct devices hold while they are suspended.
 fn look_at_held(machine: &mut Machine, cuts: &mut Cuts) {
     for (queue, held) in machine.held() {
         let held = u32::from(held.is_some_and(|held| held > 0));
@@ -285,7 +286,7 @@ fn look_at_held(machine: &mut Machine, cuts: &mut Cuts) {
     }
 }
 
-/// One change of a machine, with whatever is under way; gives the queues' new targets.
+/// Changes one machine once, with anything in flight, to random strategies.
 fn cut(machine: &mut Machine, variant: &Variant, random: &mut Random, cuts: &mut Cuts) {
     if random.below(8) == 0 {
         look_at_held(machine, cuts);
@@ -321,11 +322,11 @@ fn cut(machine: &mut Machine, variant: &Variant, random: &mut Random, cuts: &mut
             cuts.changes += 1;
         }
         Err(error) if error.kind() == ErrorKind::InFlightUnknown => {
-            // It says what it says only where devices hold buffers over a suspend.
+            // This error is valid only where devices hold buffers across a suspend.
             let holds = variant.rx_prefetch > 0 || variant.completion == "out_of_order";
             assert!(holds && variant.ring_state == "avail");
             cuts.uncounted += 1;
-            // The way leads over mediation.
+            // Mediation is the way around.
             let targets: Vec<_> = (targets.iter())
                 .map(|&(queue, _)| (queue, Strategy::Mediated))
                 .collect();
@@ -338,7 +339,7 @@ fn cut(machine: &mut Machine, variant: &Variant, random: &mut Random, cuts: &mut
     machine.nudge_control();
 }
 
-/// What a variant came to.
+/// The result of a variant.
 struct Outcome {
     cuts: Cuts,
     accounts: [Account; 2],
@@ -368,7 +369,7 @@ fn run(variant: &Variant, changes: u32, seed: u32) -> Outcome {
             scope.spawn(|| a.exchange(&stop)),
             scope.spawn(|| b.exchange(&stop)),
         ];
-        // All are direct still.
+        // All are still direct.
         look_at_held(&mut machine_a, &mut cuts);
         while cuts.changes < changes {
             let which = random.below(2);
@@ -378,8 +379,8 @@ fn run(variant: &Variant, changes: u32, seed: u32) -> Outcome {
                 &mut machine_b
             };
             cut(machine, variant, &mut random, &mut cuts);
-            // Mostly any moment; now and then long enough for traffic to live on
-            // its own kicks and interrupts.
+            // Mostly any moment; sometimes long enough for traffic to depend on its own kicks and
+            // interrupts.
             let frames = if random.below(16) == 0 {
                 200
             } else {
@@ -425,7 +426,7 @@ fn run(variant: &Variant, changes: u32, seed: u32) -> Outcome {
             })
         })
     });
-    // The device carried each command out once.
+    // The device executed each command once.
     for (machine, device) in [(&machine_a, &devices[0]), (&machine_b, &devices[1])] {
         let stats = device.vstats(u32::from(2 * variant.pairs)).unwrap();
         let find = |name: &str| {
@@ -502,7 +503,7 @@ fn transitions_under_full_traffic_lose_nothing() {
         distribution(times)
     );
     assert_eq!(sum.changes, changes * variants);
-    // By chance one variant alone may miss these.
+    // A single variant may miss these by chance.
     assert!(VARIANTS.iter().any(Variant::tells_held));
     assert!(sum.receive_held > 0, "no device ever held a buffer");
     assert!(sum.suppressed > 0, "interrupts were never off at a cut");
@@ -553,7 +554,7 @@ fn each_change_kicks_each_queue() {
     assert_eq!(labnic::trouble().unwrap(), Vec::<String>::new());
 }
 
-/// That a device has no position shows only when it is asked.
+/// That a device has no position shows only in an attempt.
 fn no_position(scene: &mut Scene<'_>) {
     for machine in &mut scene.machines {
         let device = machine.device();
@@ -567,12 +568,12 @@ fn no_position(scene: &mut Scene<'_>) {
         );
         assert_eq!(machine.strategies(), before);
     }
-    // On they go, whether the change failed before the first ring was touched or after.
+    // They continue, whether the change failed before the first ring was touched or after.
     scene.frames(500);
 }
 
-/// A device that suspends but tells no position, and takes none but 0: in place it cannot even be
-/// mediated, so it is reset as vp_vdpa is.
+/// A device that suspends but reports no position and accepts only 0. It cannot even be mediated in
+/// place, so it is reset, as vp_vdpa is.
 #[test]
 fn devices_without_ring_state_are_shadowed_by_a_reset() {
     let rounds = usize::try_from(endurance::cycles().unwrap().div_ceil(10)).unwrap();

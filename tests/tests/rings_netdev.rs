@@ -1,4 +1,4 @@
-//! `vdpa::netdev` on the kernel's simulator, which sends back what it is sent.
+//! `vdpa::netdev` on the kernel's simulator, which sends frames back.
 
 #![expect(
     clippy::unwrap_used,
@@ -48,7 +48,7 @@ fn frames_come_back_however_they_lie_and_are_waited_for() {
             let mut netdev = start(net.path(), &options);
             assert_eq!(netdev.driver.config().mac, Some(MAC));
             assert_eq!(netdev.driver.config().link, Some(true));
-            // The simulator has no doorbell, and does not pretend.
+            // The simulator has no doorbell and does not claim one.
             assert_eq!(
                 netdev.driver.pairs[0].transmit.queue().kick_by(),
                 Kick::Eventfd
@@ -128,7 +128,7 @@ fn rings_are_also_a_guest_s_memory() {
     assert!(maps.lines().any(|line| line.starts_with(&first)), "{first}");
 }
 
-/// A relay takes a running driver's rings over and gives them back, and the driver goes on.
+/// A relay takes over the rings of a running driver and returns them; the driver continues.
 #[test]
 fn rings_are_relayed_under_a_driver_that_notices_nothing() {
     let net = net();
@@ -149,7 +149,7 @@ fn rings_are_relayed_under_a_driver_that_notices_nothing() {
             }
             pair.receive.queue().counters().packets
         });
-        // Also when something below fails: the scope waits for its threads.
+        // Also when a check below fails: the scope waits for its threads.
         let stopped = StopOnDrop(&stop);
         let relay = |set: &mut RelaySet, time: Duration| {
             let (begin, mut used) = (Instant::now(), 0);

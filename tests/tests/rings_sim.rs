@@ -1,5 +1,5 @@
-//! Relays on the kernel's simulator, which sends back what it is sent: a running device
-//! changes between direct, mediated and shadowed under traffic.
+//! Relays on the kernel's simulator, which sends frames back: a running device changes between
+//! direct, mediated and shadowed under traffic.
 
 #![expect(
     clippy::unwrap_used,
@@ -51,7 +51,7 @@ fn begin(
     let options = Options {
         event_idx: false,
         indirect: false,
-        // The simulator drops what the receive ring has no room for.
+        // The simulator drops frames without room in the receive ring.
         window: 32,
         frames,
     };
@@ -71,7 +71,7 @@ fn begin(
     (guest, machine, flow)
 }
 
-/// Relays for a time.
+/// Polls the relays for a time.
 fn pump_for(machine: &mut Machine, time: Duration) {
     let begin = Instant::now();
     pump(&mut [machine], || begin.elapsed() >= time);
@@ -116,7 +116,7 @@ fn changes_under_traffic_lose_nothing() {
     println!("{account:?}, {by_strategy:?} by strategy");
     assert!(by_strategy.iter().all(|frames| *frames > 100));
     assert!(account.slept > 0);
-    // Over the index wrap.
+    // Past the index wrap.
     assert!(account.received > 1000);
 }
 
@@ -132,7 +132,7 @@ fn receive_pages(memory: &GuestMemory) -> Vec<(u64, Vec<u8>)> {
     (0..SIZE).map(page).collect()
 }
 
-/// Pages compared before and after with what was reported.
+/// Compares pages before and after with the report.
 #[test]
 fn every_page_that_the_device_wrote_is_dirty() {
     let net = simulator();
@@ -170,9 +170,8 @@ fn every_page_that_the_device_wrote_is_dirty() {
     }
 }
 
-/// A device that can't suspend is reset and shadowed under traffic, before the index wrap. The
-/// simulator works one step at a time, so between two of them it holds nothing: nothing is lost or
-/// sent twice.
+/// A device that cannot suspend is reset and shadowed under traffic, before the index wrap. The
+/// simulator works in steps and holds nothing between two of them: no frame is lost or sent twice.
 #[test]
 fn a_device_that_cannot_suspend_is_shadowed_by_a_reset() {
     let net = simulator();
@@ -190,7 +189,7 @@ fn a_device_that_cannot_suspend_is_shadowed_by_a_reset() {
         let targets = machine.all(Strategy::Shadowed);
         machine.restart(&targets, &*memory);
         assert_eq!(machine.strategy(TRANSMIT), Strategy::Shadowed);
-        // The shadow passes the guest's last frames, too.
+        // The shadow also passes the guest's last frames.
         pump(&mut [&mut machine], || {
             stop.store(flow.received() > 1500, Ordering::Relaxed);
             traffic.is_finished()

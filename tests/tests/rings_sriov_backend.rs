@@ -1,5 +1,6 @@
-//! The machine records what a device writes that can neither suspend nor begin in the middle
-//! of a ring: vp_vdpa is reset under its guest's driver, and stays shadowed until that resets it.
+//! The machine logs the writes of vp_vdpa, which can neither suspend nor begin in the middle of a
+//! ring. The device is reset under its guest's driver, and stays shadowed until the driver resets
+//! it.
 
 #![expect(
     clippy::unwrap_used,
@@ -28,11 +29,11 @@ use self::support::machine;
 /// VIRTIO_F_RING_PACKED (virtio 1.3, 6).
 const RING_PACKED: usize = 34;
 
-/// Resets in one round between the beginning of the log and its end: the driver's and the link's,
-/// and where the log ends and begins again the driver's and the one of the beginning.
+/// Resets in one round between the start and the end of the log: those of the driver and of the
+/// link. Where the log ends and starts again, those of the driver and of the start.
 const RESETS: u64 = 3;
 
-/// The machine of a guest on the first function records, with the second one as its peer.
+/// The machine of a guest on the first function logs writes; its peer is on the second function.
 fn logs(functions: [usize; 2], packed: bool) {
     let nic = SriovNic::enable(4).unwrap();
     let devices = functions.map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
@@ -48,7 +49,7 @@ fn logs(functions: [usize; 2], packed: bool) {
     let link = devices[0].function().link();
     let flood = Flood {
         to: &mac,
-        // The device is reset where the log begins: frames under way to it are gone.
+        // The device is reset when the log starts: frames in flight to it are lost.
         lost_by_log: lost_by_resets(1),
         lost_between: lost_by_resets(RESETS),
     };
@@ -98,7 +99,7 @@ fn a_log_of_packed_rings_begins_and_ends_many_times_under_traffic() {
     logs([FIRST_PACKED_FUNCTION, FIRST_PACKED_FUNCTION + 1], true);
 }
 
-/// A network driver by hand, without a control queue, events by index or merged buffers.
+/// A hand-written network driver, without a control queue, EVENT_IDX or merged buffers.
 fn by_hand(device: &VfDevice<'_>) -> machine::Machine {
     let options = VdpaOptions {
         id: device.function().mac(),
@@ -114,7 +115,7 @@ fn by_hand(device: &VfDevice<'_>) -> machine::Machine {
     machine
 }
 
-/// Sends frames one after the other and waits for each; others on the switch are left out.
+/// Sends frames one after the other and waits for each; ignores other frames on the switch.
 #[track_caller]
 fn send(from: &mut machine::Machine, to: &mut machine::Machine, mac: [u8; 6]) {
     for sequence in 0..40 {
@@ -131,8 +132,8 @@ fn marked(machine: &machine::Machine) -> usize {
     pages.filter(|page| region.bitmap().dirty_at(*page)).count()
 }
 
-/// vp_vdpa can't suspend and begins at the start of a ring only: it is saved by a reset and goes
-/// on shadowed, until its driver resets it.
+/// vp_vdpa cannot suspend and begins only at the start of a ring. It is saved by a reset and
+/// continues with shadow rings until its driver resets it.
 #[test]
 fn a_saved_device_goes_on_shadowed() {
     let nic = SriovNic::enable(2).unwrap();
@@ -152,7 +153,7 @@ fn a_saved_device_goes_on_shadowed() {
         assert!(b.backend.doorbell(0).is_none(), "round {round}");
         send(&mut a, &mut b, macs[1]);
         send(&mut b, &mut a, macs[0]);
-        // Shadowed as it is, a log needs no more.
+        // The device is already shadowed, so a log needs no change.
         let memory = std::sync::Arc::clone(&b.memory);
         memory.iter().for_each(|region| (**region).bitmap().reset());
         b.backend.log_writes(true).unwrap();

@@ -16,7 +16,7 @@ use traffic::{Flow, Mode, both_ways, frame, start};
 use vdpa::control_queue::{Answer, Command};
 use vdpa::netdev::{Chains, Kick, Netdev, Options, TxQueue};
 
-/// Those that QEMU offers and that change how a ring is used.
+/// Features that QEMU offers and that change how a ring is used.
 const EVENT_IDX: u64 = 1 << 29;
 
 fn mac(device: &VfDevice<'_>) -> [u8; 6] {
@@ -49,8 +49,8 @@ fn two_functions_talk(functions: [usize; 2], packed: bool) {
         }
         assert!(b.driver.pairs[0].receive.queue().counters().calls > 0);
     }
-    // All pairs. Which receive queue a frame comes to is the switch's choice, so
-    // here the transmit queues count: each sends, and gets its buffers back.
+    // All pairs. The switch chooses the receive queue of a frame, so here the transmit queues
+    // count: each sends, and gets its buffers back.
     let options = Options {
         pairs: 4,
         ..Options::default()
@@ -91,7 +91,7 @@ fn set_mac(netdev: &mut Netdev, address: [u8; 6]) {
     assert!(matches!(answer, Answer::Ok), "{answer:?}");
 }
 
-/// Sends frames that nobody waits for, until the device has taken them.
+/// Sends frames without a waiting receiver, until the device has taken them.
 fn send(transmit: &mut TxQueue, frames: &[Vec<u8>]) {
     let frames = frames.iter().map(Vec::as_slice);
     let count = frames.len();
@@ -104,15 +104,15 @@ fn send(transmit: &mut TxQueue, frames: &[Vec<u8>]) {
     }
 }
 
-/// As a driver announces itself, with a frame that is not one of a flow's.
+/// Announces an address as a driver does, with a frame outside the flows.
 fn announce(netdev: &mut Netdev, address: [u8; 6]) {
     let mut frame = [0xff; 60];
     frame[6..12].copy_from_slice(&address);
     send(&mut netdev.driver.pairs[0].transmit, &[frame.to_vec()]);
 }
 
-/// What a guest that moves to another host needs of its network: frames go to
-/// where the address was heard last.
+/// A migrating guest requires this of its network: frames go to the port that last sent from the
+/// address.
 #[test]
 fn the_switch_follows_an_address_that_moves() {
     const MOVED: [u8; 6] = [0x02, 0, 0x5e, 0, 0x99, 1];
@@ -130,8 +130,8 @@ fn the_switch_follows_an_address_that_moves() {
 
     set_mac(&mut old, mac(&devices[1]));
     set_mac(&mut new, MOVED);
-    // The switch has heard nothing of it: these go to the old place. One that came
-    // to the new one would come twice, for the numbers are used again.
+    // The switch does not know yet: these frames go to the old place. If one reached the new place,
+    // its number would arrive twice, because the numbers are reused.
     let transmit = &mut sender.driver.pairs[0].transmit;
     let tag = transmit.queue().index();
     let early: Vec<Vec<u8>> = (0..20)

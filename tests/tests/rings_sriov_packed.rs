@@ -1,6 +1,6 @@
-//! Shadows of packed rings on virtual functions behind vp_vdpa, which can neither suspend
-//! nor say or take a ring's position: every change is a reset, and rings begin at their
-//! start. Where a direct ring stood is told by its own memory.
+//! Shadows of packed rings on virtual functions behind vp_vdpa, which can neither suspend nor
+//! report or accept a ring's position. So every change is a reset, and rings begin at their start.
+//! The position of a direct ring is read from its own memory.
 //!
 //! ```text
 //!           any time              any time
@@ -30,22 +30,22 @@ use Strategy::{Direct, Mediated, Shadowed};
 
 const EVENT_IDX: u64 = 1 << 29;
 
-/// Rounds of restarts, by the devices in turns.
+/// Rounds of restarts, for the devices in turn.
 const ROUNDS: u32 = 16;
 /// Restarts within the shadow in each round.
 const RESTARTS: u32 = 2;
 
-/// What there was at the cuts.
+/// The state at the cuts.
 #[derive(Debug, Default)]
 struct Cuts {
     /// To shadowed from direct, and from shadowed.
     shadowed: u32,
     again: u32,
-    /// Cuts of shadowed rings at which a transmit ring had frames.
+    /// Cuts of shadowed rings with frames in a transmit ring.
     transmit: u32,
-    /// Cuts with frames on their way to the device that was reset.
+    /// Cuts with frames in flight to the device that was reset.
     inward: u32,
-    /// Direct was refused off the start.
+    /// Direct was refused away from the ring's start.
     refused: u32,
 }
 
@@ -73,7 +73,7 @@ impl Cuts {
         Ok(())
     }
 
-    /// What can't be done is refused, and traffic goes on as before.
+    /// Impossible changes are refused, and traffic continues as before.
     fn refusals(&mut self, scene: &mut Scene<'_>, which: usize) {
         let device = scene.machines[which].device();
         let chosen = choose(device.info(), device.backend_features(), device.features());
@@ -94,7 +94,7 @@ impl Cuts {
         scene.frames(50);
     }
 
-    /// Into the shadow, and again.
+    /// Shadows the rings, then repeatedly restarts them shadowed.
     fn round(&mut self, scene: &mut Scene<'_>, which: usize) {
         self.restart(scene, which, Shadowed).unwrap();
         for _ in 0..RESTARTS {
@@ -146,7 +146,7 @@ fn indirect_chains_without_event_idx() {
     many_transitions(&options(1, EVENT_IDX, Chains::Indirect));
 }
 
-/// Such rings don't tell where they stand, which is known before the device is reset.
+/// Such rings do not reveal their position, which is known before the device is reset.
 #[test]
 fn two_descriptors_to_a_frame() {
     let nic = SriovNic::enable(4).unwrap();

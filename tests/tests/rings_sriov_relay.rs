@@ -1,5 +1,5 @@
-//! Relays on virtual functions behind vp_vdpa, which can neither suspend nor say or
-//! take a ring's position: every change is a reset, and rings begin at 0.
+//! Relays on virtual functions behind vp_vdpa, which can neither suspend nor report or accept a
+//! ring's position. So every change is a reset, and rings begin at 0.
 
 #![expect(
     clippy::unwrap_used,
@@ -35,7 +35,7 @@ fn two_functions(options: &Options, loss: Loss, act: impl FnOnce(&mut Scene<'_>)
     play(devices, options, loss, act);
 }
 
-/// Nothing works without a reset, and that is known beforehand.
+/// Nothing works without a reset, which the choice predicts.
 fn no_suspend(machine: &mut Relayed) {
     let device = machine.device();
     let chosen = choose(device.info(), device.backend_features(), device.features());
@@ -65,7 +65,7 @@ fn without_event_idx() {
     often_shadowed(EVENT_IDX, Chains::Single);
 }
 
-/// Which queue a frame comes by is the switch's choice.
+/// The switch chooses the queue of a frame.
 #[test]
 fn two_queue_pairs() {
     two_functions(&options(2, 0, Chains::Pair), Loss::AllUnderWay, |scene| {

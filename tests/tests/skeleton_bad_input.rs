@@ -1,5 +1,5 @@
-//! What users get wrong: each gives a sentence that names it, an exit code
-//! other than 0, and leaves nothing behind.
+//! User errors: each gives a sentence that names it, an exit code other than 0, and leaves nothing
+//! behind.
 
 use lab::sim::{Mapping, SimDevice, reload, require_lab};
 use std::fs::{self, File};
@@ -33,7 +33,7 @@ fn with_kernel(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs it, and checks the exit code and that each of `words` is in the message.
+/// Runs the command, and checks the exit code and that the message has each of `words`.
 #[track_caller]
 fn refused(mut command: Command, code: i32, words: &[&str]) -> String {
     let Output { status, stderr, .. } = command.output().unwrap();
@@ -60,7 +60,7 @@ fn assert_each_cause_once(message: &str) {
     }
 }
 
-/// A file of this test's own, removed when dropped.
+/// A file for this test, removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -116,7 +116,7 @@ fn kernels_that_are_none() {
         FAILED,
         &[gzip.text(), "gzip"],
     );
-    // This test is an ELF file, but no kernel.
+    // This test is an ELF file, but not a kernel.
     let program = std::env::current_exe().unwrap();
     refused(
         bellhop(&["--kernel", program.to_str().unwrap()]),
@@ -185,7 +185,7 @@ fn amounts_of_memory() {
         ("900T", FAILED, "900"),
         ("size=65M,hugepages=2M", FAILED, "2 MiB"),
     ] {
-        // The host of the lab has a few GiB; odd sizes matter with huge pages.
+        // The lab host has a few GiB; odd sizes matter with huge pages.
         let size = if size == "20000001K" {
             "size=256001K,hugepages=2M"
         } else {
@@ -299,7 +299,7 @@ fn vdpa_paths_that_are_no_devices() {
     }
 }
 
-/// Lets others use a file until dropped.
+/// Gives others access to a file until dropped.
 struct Open(PathBuf, u32);
 
 impl Open {
@@ -395,7 +395,7 @@ fn a_short_limit_on_locked_memory() {
                 "ulimit -l 131072",
             ],
         );
-        // Nothing stays pinned or held: it can be opened at once.
+        // Nothing stays pinned or held: the device opens at once.
         File::options()
             .read(true)
             .write(true)

@@ -87,13 +87,13 @@ fn a_raw_file_has_what_the_guest_wrote_and_readonly_is_kept() {
     let refused = guest.command("disk-check vdb 11 8").unwrap_err();
     assert!(refused.to_string().contains("refused"), "{refused}");
 
-    // Another machine may not have the image meanwhile.
+    // Another machine must not get the image meanwhile.
     let other = BellhopArguments::small().unwrap().disk(image.path());
     let (status, said) = Guest::run_to_end(&other, Duration::from_secs(60)).unwrap();
     assert_eq!(status.code(), Some(1), "{said}");
     assert!(said.contains("is in use by another process"), "{said}");
 
-    // What the guest flushed is in the file while it still runs.
+    // Data that the guest flushed is in the file while the guest still runs.
     let seen = guest.command("disk-read vda").unwrap();
     assert_eq!(seen["sha256"], image.sha256());
     assert_ne!(image.sha256(), Image::new("blank", SECTORS).sha256());
@@ -101,7 +101,7 @@ fn a_raw_file_has_what_the_guest_wrote_and_readonly_is_kept() {
     assert_eq!(seen["sha256"], image.sha256());
     assert_eq!(read_only.sha256(), Image::new("blank", 64).sha256());
 
-    // The image is free again, and has it all for the next machine.
+    // The image is free again, and has all data for the next machine.
     let arguments = BellhopArguments::small().unwrap().disk(image.path());
     let mut guest = Guest::start(&arguments.processors(2)).unwrap();
     assert_eq!(

@@ -1,5 +1,4 @@
-//! Boot, processors, memory, and every way in which a guest ends or begins
-//! again.
+//! Boot, processors, memory, and every way in which a guest ends or restarts.
 
 #![expect(
     clippy::unwrap_used,
@@ -16,18 +15,17 @@ use lab::traffic::{Frames, exchange_counted};
 use std::path::Path;
 use std::time::Duration;
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:53:01";
 
-/// A console may be silent so long while a guest boots; generous, because the
-/// lab may be emulated.
+/// How long a console may be silent while a guest boots; generous, because the lab may be emulated.
 const SILENCE: Duration = Duration::from_secs(120);
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Boots with a NIC, checks what the guest sees, sends frames, and powers off. The guest ends
-/// before its NIC's device is removed: the kernel waits until the VMM has closed the device.
+/// Boots with a NIC, checks the guest's view, sends frames, and powers off. The guest ends before
+/// its NIC's device is removed: the kernel waits until the VMM has closed the device.
 fn boots(arguments: BellhopArguments, processors: u32, check: fn(&mut Guest)) {
     let net = SimDevice::net("boot", MAC, 1400).unwrap();
     let arguments = arguments
@@ -98,8 +96,8 @@ fn the_stock_kernel_boots_with_2_processors() {
     boots(BellhopArguments::stock().unwrap(), 2, |_| {});
 }
 
-/// More than the host has. Not the 32 that a machine can have: while so many come
-/// up, nested emulation loses one too often (a triple fault, or a hang).
+/// More than the host has. Not the 32 that a machine can have: while that many come up, nested
+/// emulation loses one too often (a triple fault, or a hang).
 #[test]
 fn many_processors_come_up() {
     let arguments = BellhopArguments::small()
@@ -139,8 +137,8 @@ fn memory_above_the_hole_below_4_gib_is_usable() {
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
-/// One process boots three times: after a reboot and after a panic. Its
-/// processors are no power of two.
+/// One process boots three times: after a reboot and after a panic. The number of its processors is
+/// not a power of two.
 #[test]
 fn a_reboot_and_a_panic_boot_again_in_the_same_process() {
     let net = SimDevice::net("again", MAC, 1500).unwrap();
@@ -172,7 +170,7 @@ fn has_random_numbers(guest: &mut Guest) {
     assert!(hwrng.starts_with("virtio_rng"), "{hwrng:?}");
     let answer = guest.command("rng 4096").unwrap();
     assert_eq!(answer["bytes"], 4096, "{answer}");
-    // All 256 values but a few in 4096 random bytes.
+    // 4096 random bytes have nearly all of the 256 values.
     assert!(answer["distinct"].as_u64().unwrap() > 200, "{answer}");
 }
 
@@ -188,7 +186,7 @@ fn a_triple_fault_ends_with_exit_code_3_and_a_sentence() {
         line.starts_with("error: the guest crashed: vCPU 0") && line.contains("triple-faulted"),
         "{console}"
     );
-    // For a report of the crash. What the guest had is not there on AMD processors.
+    // For a report of the crash. On AMD processors the guest's registers are lost.
     assert!(
         console.contains("vcpu0 registers: rip=0x") && console.contains(" cr3=0x"),
         "{console}"
@@ -230,7 +228,7 @@ fn huge_pages_back_the_memory_or_are_missed_clearly() {
     assert_eq!(HugePages::free(), PAGES, "the VMM's pages are free again");
 }
 
-/// Huge pages of 2 MiB that the host has set aside; given back when dropped.
+/// Huge pages of 2 MiB that the host has reserved; dropping it releases them.
 struct HugePages;
 
 impl HugePages {

@@ -1,5 +1,5 @@
-//! How a machine ends from outside: signals at every stage, `kill -9`, the
-//! console's escape. Afterwards the vDPA device is free and the terminal as before.
+//! Ends a machine from outside: signals at every stage, `kill -9`, the console's escape. Afterwards
+//! the vDPA device is free and the terminal is restored.
 
 #![expect(
     clippy::unwrap_used,
@@ -22,14 +22,14 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 const MAC: &str = "02:00:5e:00:53:21";
-/// Far more than anything here takes: a watchdog, not a measurement.
+/// Far longer than any step here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn pid(child: &Child) -> Pid {
     Pid::from_child(child)
 }
 
-/// The device opens at once: nobody holds it.
+/// Checks that the device opens at once, so no process has it open.
 #[track_caller]
 fn assert_free(net: &SimDevice) {
     File::options()
@@ -51,9 +51,8 @@ fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// Signals at moments from before `main` to a running guest. Before the
-/// handlers are there the signal itself ends the process; afterwards it ends
-/// with 128 + its number.
+/// Signals at moments from before `main` to a running guest. Before the handlers are installed, the
+/// signal itself ends the process. Afterwards the process exits with 128 + its number.
 #[test]
 fn signals_at_every_stage() {
     let net = SimDevice::net("end", MAC, 1500).unwrap();
@@ -112,7 +111,7 @@ fn killed_and_at_once_usable_again() {
     guest.power_off().unwrap();
 }
 
-/// The standard input that a VMM gets when its user closes the pipe early.
+/// The standard input of a VMM whose user closes the pipe early.
 #[test]
 fn a_guest_lives_on_without_input() {
     let mut child = BellhopArguments::small()
@@ -158,9 +157,8 @@ impl OnTerminal {
         };
         let mut command = arguments.command();
         command.stdin(open()).stdout(open()).stderr(open());
-        // SAFETY: needed to make the terminal the child's controlling one, as a
-        // shell would have it. Two system calls between fork and exec, without
-        // allocation or locks.
+        // SAFETY: needed to make the terminal the child's controlling one, as under a shell. The
+        // closure makes two system calls between fork and exec, without allocation or locks.
         unsafe {
             command.pre_exec(|| {
                 rustix::process::setsid()?;
@@ -182,7 +180,7 @@ impl OnTerminal {
             .intersects(LocalModes::ICANON | LocalModes::ECHO)
     }
 
-    /// Reads what is shown until `text` is there.
+    /// Reads the output until `text` appears.
     fn wait_for(&mut self, text: &str) -> String {
         let mut seen = Vec::new();
         let mut buffer = [0; 4096];
@@ -223,7 +221,7 @@ fn a_signal_restores_the_terminal_too() {
     }
 }
 
-/// Also before the guest has said anything.
+/// Even before the guest has printed anything.
 #[test]
 fn ctrl_a_x_leaves_at_once() {
     let mut vmm = OnTerminal::start();

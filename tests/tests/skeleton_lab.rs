@@ -1,4 +1,4 @@
-//! The lab itself: what its host promises to every other test.
+//! The lab itself: the guarantees of its host to every other test.
 
 use lab::sim::{self, Mapping, SimDevice, require_lab, vdpa};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Nothing leaks: a guest resets its driver 100 times and then reboots again and
-//! again, both under traffic. What is compared is in `lab::endurance`.
+//! Nothing leaks: a guest resets its driver 100 times and then reboots repeatedly, both under
+//! traffic. `lab::endurance` defines the comparison.
 
 #![expect(
     clippy::unwrap_used,
@@ -14,13 +14,13 @@ use lab::traffic::{Frames, exchange_counted};
 use lab::vmm_process::cost;
 use std::time::Duration;
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:53:01";
 
-/// How long a console may be silent while a guest boots again.
+/// How long a console may be silent while a guest reboots.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// Loads the simulator as it is by default, for whatever comes next.
+/// Loads the simulator with its defaults when dropped, for later tests.
 struct DefaultMapping;
 
 impl Drop for DefaultMapping {
@@ -29,7 +29,7 @@ impl Drop for DefaultMapping {
     }
 }
 
-/// A guest with a NIC and a disk, whose VMM logs what it holds.
+/// A guest with a NIC and a disk, whose VMM logs its resources.
 fn start(net: &SimDevice, block: &SimDevice) -> Guest {
     let arguments = BellhopArguments::small()
         .unwrap()
@@ -41,7 +41,7 @@ fn start(net: &SimDevice, block: &SimDevice) -> Guest {
     Guest::start(&arguments).unwrap()
 }
 
-/// The NIC works: 200 frames come back, the device counted them.
+/// Checks the NIC: 200 frames return, and the device counted them.
 fn check_nic(guest: &mut Guest, net: &SimDevice) {
     let frames = Frames {
         count: 200,
@@ -51,30 +51,29 @@ fn check_nic(guest: &mut Guest, net: &SimDevice) {
     exchange_counted(guest, "eth0", net, &[frames]).unwrap();
 }
 
-/// Frames of a flood come back whole or not at all.
+/// Frames of a flood return whole or not at all.
 fn check_flood(totals: &serde_json::Value) {
     assert_eq!(totals["corrupt"], 0, "{totals}");
     assert_eq!(totals["duplicate"], 0, "{totals}");
     assert!(totals["rx"].as_u64() > Some(0), "{totals}");
 }
 
-/// Boots again, and leaves the guest as it was after its first boot.
+/// Reboots, and leaves the guest as after its first boot.
 fn reboot(guest: &mut Guest) {
     guest.command("reboot").unwrap();
     let ready = guest.wait_ready(SILENCE).unwrap();
     assert_eq!(ready["nics"][0]["mac"], MAC);
 }
 
-/// Compares the lines that the VMM logged at each reset; there are at least so
-/// many of the machine and of the NIC.
+/// Compares the lines that the VMM logged at each reset, with at least this many of the machine and
+/// of the NIC.
 fn check_log(console: &str, machine_resets: u32, nic_resets: u32) {
     let line = |what, skipped, least: u32| SteadyLine {
         what,
         skipped,
         least: usize::try_from(least).unwrap(),
     };
-    // A device's first reset is the driver's when it finds it: nothing but RAM
-    // is mapped yet.
+    // A device's first reset is the one of the driver that finds it: only RAM is mapped then.
     let lines = [
         line("machine reset", 0, machine_resets),
         line("vDPA device reset device=nic", 1, nic_resets),
@@ -83,7 +82,7 @@ fn check_log(console: &str, machine_resets: u32, nic_resets: u32) {
     steady_log(console, &lines).unwrap();
 }
 
-/// Rebinds of the driver while frames are on their way, and at whatever moment it is.
+/// Rebinds of the driver while frames are in flight, and at any other moment.
 const REBINDS: [(u32, u32); 2] = [(60, 20), (40, 0)];
 /// Rebinds before the accounts begin.
 const FIRST_REBINDS: u32 = 5;
@@ -94,10 +93,10 @@ fn resets_and_reboots(mapping: Mapping) {
     sim::reload(mapping).unwrap();
     let net = SimDevice::net("leaks", MAC, 1500).unwrap();
     let block = SimDevice::block("leaks-blk").unwrap();
-    // One processor: where they are emulated, two are lost in every fifth run or so of this
-    // very load (tests/README.md). hardware_sriov_cycles and hardware_labnic_cycles have two.
+    // One processor: under emulation, a guest with two is lost in about every fifth run of this
+    // load (tests/README.md). hardware_sriov_cycles and hardware_labnic_cycles use two.
     let mut guest = start(&net, &block);
-    // Once of everything, so that what is made on first use is there.
+    // Each action once, so that resources allocated at first use exist.
     guest.command("flood-on 512").unwrap();
     let first = format!("rebind-flooded {FIRST_REBINDS} 20");
     guest.command(&first).unwrap();
@@ -123,7 +122,7 @@ fn resets_and_reboots(mapping: Mapping) {
     check_nic(&mut guest, &net);
     same_cost(&before, &cost(guest.pid()).unwrap()).unwrap();
     let rebinds = FIRST_REBINDS + REBINDS.map(|(times, _)| times).iter().sum::<u32>();
-    // The first reboot, too.
+    // Includes the first reboot.
     let machine_resets = reboots + 1;
     check_log(&guest.console(), machine_resets, rebinds + machine_resets);
     assert_eq!(guest.power_off().unwrap().code(), Some(0));

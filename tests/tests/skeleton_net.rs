@@ -14,18 +14,18 @@ use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:53:01";
 const OTHER_MAC: &str = "52:54:5e:11:53:0a";
 
-/// A few frames, to see that the NIC works.
+/// A few frames, to check that the NIC works.
 const FEW: Frames = Frames {
     count: 100,
     size: 256,
     window: 8,
 };
 
-/// The simulator as it is loaded by default, for whatever comes next.
+/// Loads the simulator with its defaults when dropped, for later tests.
 struct DefaultMapping;
 
 impl Drop for DefaultMapping {
@@ -59,7 +59,7 @@ fn small() -> BellhopArguments {
 
 fn traffic(guest: &mut Guest, net: &SimDevice) {
     exchange_counted(guest, "eth0", net, &frames_of_all_sizes(1400)).unwrap();
-    // A driver that starts anew gets the same memory.
+    // A driver that restarts gets the same memory.
     let rebound = guest.command("rebind 3").unwrap();
     assert_eq!(rebound["rx"], 30, "{rebound}");
 }
@@ -88,7 +88,7 @@ fn traffic_with_shared_virtual_addresses() {
     });
 }
 
-/// The simulator as it is loaded by default. The device is open already: the VMM inherits it.
+/// The simulator with its defaults. The device is already open: the VMM inherits it.
 #[test]
 fn traffic_with_shared_virtual_addresses_in_batches_on_an_inherited_device() {
     require_lab().unwrap();
@@ -101,7 +101,7 @@ fn traffic_with_shared_virtual_addresses_in_batches_on_an_inherited_device() {
     rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty()).unwrap();
     let arguments = small().argument("--vdpa", &format!("fd={},id=nic", file.as_raw_fd()));
     let mut guest = Guest::start(&arguments).unwrap();
-    // The VMM has it alone now.
+    // Now only the VMM has it open.
     drop(file);
     open().unwrap_err();
     traffic(&mut guest, &net);
@@ -116,7 +116,7 @@ fn an_address_set_by_the_guest_holds_until_its_driver_starts_anew() {
     let mut guest = Guest::start(&arguments.vdpa(net.path())).unwrap();
     check_features(&guest.ready()["nics"][0]);
     guest.command(&format!("mac {OTHER_MAC}")).unwrap();
-    // The device has it: it filters by it, and says so.
+    // The device has the address: it filters by it and reports it.
     assert_eq!(net.config().unwrap()["mac"], OTHER_MAC);
     exchange_counted(&mut guest, "eth0", &net, &[FEW]).unwrap();
 
@@ -127,7 +127,7 @@ fn an_address_set_by_the_guest_holds_until_its_driver_starts_anew() {
     assert_eq!(net.config().unwrap()["mac"], MAC);
     exchange_counted(&mut guest, "eth0", &net, &[FEW]).unwrap();
 
-    // Neither does a reboot leave it behind.
+    // A reboot does not leave it behind either.
     guest.command(&format!("mac {OTHER_MAC}")).unwrap();
     guest.command("reboot").unwrap();
     let ready = guest.wait_ready(Duration::from_secs(60)).unwrap();
@@ -161,7 +161,7 @@ fn two_nics_each_have_their_own_device_and_options() {
         (&nics[1]["mac"], &nics[1]["mtu"]),
         (&OTHER_MAC.into(), &1400.into())
     );
-    // The device got the address that the option gives.
+    // The device received the address of the option.
     assert_eq!(second.config().unwrap()["mac"], OTHER_MAC);
     assert_eq!(first.config().unwrap()["mac"], MAC);
 
@@ -169,7 +169,7 @@ fn two_nics_each_have_their_own_device_and_options() {
     exchange_counted(&mut guest, "eth0", &first, &[FEW]).unwrap();
     assert_eq!(lab::traffic::packets(&second).unwrap(), before);
     exchange_counted(&mut guest, "eth1", &second, &[FEW]).unwrap();
-    // A reset of one leaves the other alone.
+    // A reset of one device does not affect the other.
     assert_eq!(guest.command("rebind 1 eth1").unwrap()["rx"], 10);
     exchange(&mut guest, "eth0", FEW).unwrap();
     exchange(&mut guest, "eth1", FEW).unwrap();
@@ -177,7 +177,7 @@ fn two_nics_each_have_their_own_device_and_options() {
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
-/// The guest gets what the device offers and the VMM carries, no bit more.
+/// The guest gets the features that the device offers and the VMM supports, and no others.
 fn check_features(nic: &serde_json::Value) {
     // Character N of sysfs' attribute is feature bit N.
     let negotiated: Vec<usize> = nic["features"]
@@ -188,9 +188,9 @@ fn check_features(nic: &serde_json::Value) {
         .filter(|(_, bit)| *bit == b'1')
         .map(|(number, _)| number)
         .collect();
-    // MTU, MAC, STATUS, CTRL_VQ, CTRL_MAC_ADDR, VERSION_1. Neither ANY_LAYOUT,
-    // which VERSION_1 implies, nor ACCESS_PLATFORM, which is for the VMM. The VMM's own:
-    // GUEST_ANNOUNCE, RING_RESET.
+    // MTU, MAC, STATUS, CTRL_VQ, CTRL_MAC_ADDR, VERSION_1. Neither ANY_LAYOUT, which VERSION_1
+    // implies, nor ACCESS_PLATFORM, which is for the VMM. The VMM's own: GUEST_ANNOUNCE,
+    // RING_RESET.
     assert_eq!(negotiated, [3, 5, 16, 17, 21, 23, 32, 40]);
 }
 

@@ -1,5 +1,5 @@
-//! The `vdpa` library and the vDPA backend on real devices of the kernel's
-//! simulator, without any virtual machine.
+//! The `vdpa` library and the vDPA backend on real devices of the kernel's simulator, without any
+//! virtual machine.
 
 #![expect(
     clippy::unwrap_used,

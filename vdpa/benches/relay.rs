@@ -1,9 +1,8 @@
-//! `cargo bench -p vdpa --bench relay`: what the relays cost per element, without
-//! a kernel: a guest and a device that do nothing but move their indices.
+//! `cargo bench -p vdpa --bench relay`: the cost of the relays per element, without a kernel. Guest
+//! and device only move their indices.
 //!
-//! Only the passes are timed; what guest and device do between them is not. Each
-//! element is a chain of one writable buffer, without EVENT_IDX. The figure is the
-//! median of several rounds.
+//! Only the passes are timed, not guest and device between them. Each element is a chain of one
+//! writable buffer, without EVENT_IDX. The figure is the median of several rounds.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -51,7 +50,7 @@ fn guest() -> Result<Arc<GuestMemory>> {
     Ok(Arc::new(memory))
 }
 
-/// The device's end: which ring it reads and which it writes.
+/// The device's side: the rings that it reads and writes.
 struct Device<'a> {
     private: &'a SharedBuffer,
     /// Offset of the used ring in `private`.
@@ -82,7 +81,7 @@ impl Device<'_> {
     }
 }
 
-/// Time in passes for [`LAPS`] laps of [`SIZE`] elements.
+/// Time spent in passes for [`LAPS`] laps of [`SIZE`] elements.
 fn laps(relay: &mut dyn Relay, memory: &GuestMemory, device: &Device<'_>) -> Result<Duration> {
     let (mut index, mut spent) = (0u16, Duration::ZERO);
     for _ in 0..LAPS {

@@ -1,6 +1,7 @@
-//! An error and its causes for people, where they have to fit in one text: a record, an answer to another host, a line of a log.
+//! An error and its causes on one line, where they have to fit in one text: a record, a response to
+//! another host, a log line.
 //!
-//! What prints them line by line goes through the causes itself. It must not know any error.
+//! Code that prints one cause per line walks the causes itself.
 
 use std::error::Error;
 

@@ -1,33 +1,30 @@
-//! Doorbells: the page of device registers in which a store is a kick.
+//! Doorbells: pages of device registers in which a store is a kick.
 //!
-//! A [`Doorbell`] is one page of a vhost-vdpa device, mapped into this process
-//! (`vhost_vdpa_mmap` in the kernel's `drivers/vhost/vdpa.c`): the notification
-//! area of one queue (virtio 1.3, 4.1.4.4). It owns the mapping. It must not
-//! know who rings: a driver in this process calls [`Doorbell::ring`], a VMM
-//! puts the page into a guest's address space and never touches it.
+//! A [`Doorbell`] is one page of a vhost-vdpa device, mapped into this process (`vhost_vdpa_mmap`
+//! in the kernel's `drivers/vhost/vdpa.c`): the notification area of one queue (virtio 1.3,
+//! 4.1.4.4). The value owns the mapping. A driver in this process calls [`Doorbell::ring`]; a VMM
+//! maps the page into a guest's address space and never accesses it.
 //!
 //! ```text
 //!   Device::map_doorbell(queue) --> Mapped(Doorbell) -- drop --> unmapped
 //!                               \-> Absent(why)
 //! ```
-//! **Lifetime.** The mapping holds the device's open file: as long as a doorbell
-//! lives the device stays open, also when the [`Device`](crate::device::Device)
-//! and its IOTLB are gone, so nobody else can open it and `vdpa dev del` waits. Whoever
-//! wants the device to close drops its doorbells too; the order does not matter.
-//! Reset, suspend and new rings leave the mapping valid, so it is made once. If
-//! the hardware is pulled out, stores go nowhere.
+//! **Lifetime.** The mapping holds the device's open file. The device stays open as long as a
+//! doorbell lives, even after the [`Device`](crate::device::Device) and its IOTLB are dropped.
+//! Until then no other process can open it, and `vdpa dev del` waits. To close the device, drop its
+//! doorbells too, in any order. Reset, suspend and new rings leave the mapping valid, so it is
+//! created once. After the hardware is pulled out, stores have no effect.
 //!
-//! **Map and use it only with negotiated features**, for the kernel finds the page
-//! at the mapping's first *use*, and asks the parent again: mlx5 has no
-//! doorbells for queues that were not negotiated, and then answers address 0, which the kernel maps.
-//! So [`Device::map_doorbell`](crate::device::Device::map_doorbell) exists from *negotiated* on, and
-//! a VMM shows the page to the guest only while the device runs. Once used,
-//! later stores are harmless in every state: a notification to a queue that does not run is ignored
-//! (virtio 1.3, 3.1.1 has the driver not send it, and all a device learns from
-//! one is to look at its ring).
+//! **Map and use it only with negotiated features.** The kernel looks the page up at the mapping's
+//! first *use*, and asks the parent again. mlx5 has no doorbells for queues that were not
+//! negotiated, and then answers address 0, which the kernel maps. So
+//! [`Device::map_doorbell`](crate::device::Device::map_doorbell) exists from *negotiated* on, and a
+//! VMM maps the page for the guest only while the device runs. After the first use, stores are
+//! harmless in every state: a device ignores a notification to a queue that does not run. (virtio
+//! 1.3, 3.1.1 forbids the driver to send it, and the device only looks at its ring in response.)
 //!
-//! The page is never given to an IOTLB: it is not memory, and old kernels panic
-//! when they pin it. So it is no [`DmaRegion`](crate::memory::DmaRegion).
+//! The page is never mapped in an IOTLB: it is not memory, and old kernels panic when they pin it.
+//! So it is no [`DmaRegion`](crate::memory::DmaRegion).
 
 use std::fs::File;
 use std::io;
@@ -40,25 +37,24 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 /// Bytes of a doorbell: one page.
 pub const DOORBELL_SIZE: usize = 4096;
 
-/// `ENOTSUPP` of `include/linux/errno.h`: not meant for userspace and so without
-/// a name in libc, but what the kernel answers where a parent has no doorbell.
+/// `ENOTSUPP` of `include/linux/errno.h`. It is not meant for userspace and has no name in libc,
+/// but the kernel returns it if a parent has no doorbell.
 const ENOTSUPP: Errno = Errno::from_raw_os_error(524);
 
-/// What a device answered when asked for a queue's doorbell.
+/// The device's answer to a request for a queue's doorbell.
 #[derive(Debug)]
 pub enum DoorbellAnswer {
-    /// Here it is.
+    /// The mapped doorbell.
     Mapped(Doorbell),
-    /// It has none that could be mapped, and why; kick the queue by its eventfd.
+    /// The queue has no doorbell that can be mapped, for this reason; kick it by its eventfd.
     Absent(&'static str),
 }
 
-/// The parent driver offers none, or one that is smaller than a page (vp_vdpa on a device with a
-/// small `notify_off_multiplier`). The kernel says both by errno 524.
+/// The parent driver offers none, or one smaller than a page (vp_vdpa on a device with a small
+/// `notify_off_multiplier`). The kernel returns errno 524 for both.
 const NOT_OFFERED: &str = "the device has no doorbell of a page of its own (simulators have none; \
                            QEMU's virtio devices have with page-per-vq=on)";
-/// The doorbell does not begin at a page boundary, so that a mapping would show other registers
-/// too.
+/// The doorbell does not begin at a page boundary, so a mapping would expose other registers.
 const UNALIGNED: &str = "the doorbell shares its page with other registers";
 
 /// The mapped doorbell of one queue. See the module.
@@ -71,21 +67,21 @@ pub struct Doorbell {
 // SAFETY: needed because the pointer hides it. The mapping belongs to this
 // value, is tied to no thread, and is accessed by volatile stores only.
 unsafe impl Send for Doorbell {}
-// SAFETY: as above. Stores of several threads meet in the device's register,
-// which takes each of them as a kick.
+// SAFETY: as above. Stores of several threads reach the device's register, which treats each of
+// them as a kick.
 unsafe impl Sync for Doorbell {}
 
 impl Doorbell {
     /// Maps page `queue` of `file`, an open vhost-vdpa device that has that queue.
     pub(crate) fn map(file: &File, queue: u16) -> io::Result<DoorbellAnswer> {
         let offset = u64::from(queue) * crate::iova::PAGE_SIZE;
-        // SAFETY: needed to reach the device's page. A new mapping at an address
-        // of the kernel's choice replaces nothing that Rust knows.
+        // SAFETY: needed to reach the device's page. A new mapping at an address of the kernel's
+        // choice replaces nothing that Rust knows.
         let mapped = unsafe {
             mmap(
                 ptr::null_mut(),
                 DOORBELL_SIZE,
-                // The kernel refuses PROT_READ: registers may not like to be read.
+                // The kernel refuses PROT_READ: registers may not tolerate reads.
                 ProtFlags::WRITE,
                 MapFlags::SHARED,
                 file,
@@ -102,18 +98,18 @@ impl Doorbell {
         }
     }
 
-    /// The queue it belongs to.
+    /// The queue of this doorbell.
     #[must_use]
     pub fn queue(&self) -> u16 {
         self.queue
     }
 
-    /// Kicks: a 16-bit little-endian store of `queue_index` at the page's start
-    /// (virtio 1.3, 4.1.5.2, without NOTIFICATION_DATA). Everything stored
-    /// before, such as a new avail index, is visible to the device first.
+    /// Kicks: a 16-bit little-endian store of `queue_index` at the page's start (virtio 1.3,
+    /// 4.1.5.2, without NOTIFICATION_DATA). Earlier stores, such as a new avail index, are visible
+    /// to the device first.
     ///
-    /// `queue_index` is this doorbell's queue, but for parents where one page
-    /// serves all queues of the device (mlx5): there any of them.
+    /// `queue_index` is this doorbell's queue. On parents where one page serves all queues of the
+    /// device (mlx5) it may be any of them.
     pub fn ring(&self, queue_index: u16) {
         fence(Ordering::SeqCst);
         // SAFETY: needed because registers are reached by raw stores only. The
@@ -126,15 +122,15 @@ impl Doorbell {
     /// valid as long as the doorbell lives. [`DOORBELL_SIZE`] bytes, write-only.
     #[must_use]
     pub fn host_address(&self) -> u64 {
-        // Lossless: pointers have 64 bits wherever vhost-vdpa exists for us.
+        // Lossless: pointers have 64 bits on all supported hosts with vhost-vdpa.
         u64::try_from(self.page.as_ptr().addr()).unwrap_or(u64::MAX)
     }
 }
 
 impl Drop for Doorbell {
     fn drop(&mut self) {
-        // SAFETY: needed to undo the mapping, which is exactly this long. Whoever
-        // was given its address keeps `self` alive, so nobody uses it any more.
+        // SAFETY: needed to undo the mapping, which is exactly this long. Users of its address keep
+        // `self` alive, so the address is no longer in use.
         let unmapped = unsafe { munmap(self.page.as_ptr().cast(), DOORBELL_SIZE) };
         if let Err(error) = unmapped {
             tracing::error!(queue = self.queue, %error, "a doorbell cannot be unmapped: its device stays open");
@@ -142,8 +138,8 @@ impl Drop for Doorbell {
     }
 }
 
-/// The errors of `vhost_vdpa_mmap` that say that there is nothing to map. With
-/// the arguments of [`Doorbell::map`] it has one reason left for EINVAL.
+/// The errors of `vhost_vdpa_mmap` for a queue without a doorbell. With the arguments of
+/// [`Doorbell::map`] one reason is left for EINVAL.
 fn absence(errno: Errno) -> Option<&'static str> {
     match errno {
         ENOTSUPP => Some(NOT_OFFERED),
@@ -160,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// A file whose pages stand for those of a device.
+    /// A file whose pages stand for the device's pages.
     fn pages(count: u64) -> File {
         let file = memfd_create(c"doorbells", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, count * 4096).unwrap();
@@ -206,7 +202,7 @@ mod tests {
             .lines()
             .find(|line| line.starts_with(&format!("{address:08x}-")));
         assert!(line.unwrap().contains(" -w-s "), "{line:?}");
-        // The mapping holds the file, not the descriptor.
+        // The mapping holds the file open, not the descriptor.
         drop(file);
         doorbell.ring(0);
         drop(doorbell);

@@ -5,7 +5,7 @@ use std::io;
 
 use crate::ring::Violation;
 
-/// The cases that code decides on. The error's text has the rest.
+/// The cases that code decides on. The error's text has the details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The kernel or the device refused a request.
@@ -17,14 +17,14 @@ pub enum ErrorKind {
     },
     /// The device broke a ring: only a reset of the device helps.
     BrokenByDevice,
-    /// The device holds chains, and the rings do not say which. It may have used them soon.
+    /// The device holds chains, and the rings do not show which. It may use them soon.
     InFlightUnknown,
     /// Any other failure.
     Other,
 }
 
 crate::opaque_error! {
-    /// A device, a ring or a mapping that cannot be had or used.
+    /// A device, a ring or a mapping that cannot be obtained or used.
     pub
 }
 
@@ -64,7 +64,7 @@ impl Error {
         self.0.kind
     }
 
-    /// The rule of rings that a guest or a device broke, if that is the cause.
+    /// The ring rule that a guest or a device broke, if that is the cause.
     #[must_use]
     pub fn violation(&self) -> Option<Violation> {
         std::iter::successors(self.source(), |cause| (*cause).source())

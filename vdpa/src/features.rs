@@ -1,9 +1,8 @@
 //! Virtio feature bits: their names, and which of them a guest may have.
 //!
-//! [`pass_through`] decides bit by bit. A bit is withheld for one of a few
-//! [`Reason`]s; one that this module doesn't know is withheld too, because
-//! what it would change could be neither checked nor restored. The module must
-//! not know how features are negotiated.
+//! [`pass_through`] decides bit by bit. A bit is withheld for one of a few [`Reason`]s. An unknown
+//! bit is withheld too, because its effects could be neither checked nor restored. The caller
+//! negotiates.
 
 use std::fmt;
 
@@ -16,27 +15,27 @@ use virtio_bindings::virtio_ring as ring;
 /// Why a guest does not get a feature that the device offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// ACCESS_PLATFORM: negotiated by the VMM itself. IOVA = guest-physical
-    /// address, so the guest has nothing to translate.
+    /// ACCESS_PLATFORM: the VMM negotiates it. IOVA = guest-physical address, so the guest has
+    /// nothing to translate.
     TranslatedByVmm,
-    /// The vhost-vdpa interface has no way to do it.
+    /// The vhost-vdpa interface does not support it.
     NotInVhostVdpa,
     /// The VMM does this for the guest.
     DoneByVmm,
-    /// Its state could not be brought back after a migration or restore.
+    /// Its state could not be restored after a migration or restore.
     NotRestorable,
-    /// Control-queue commands that are not relayed.
+    /// Its control-queue commands are not relayed.
     CommandsNotRelayed,
-    /// NOTIFICATION_DATA: any queue may fall back from its doorbell to an eventfd,
-    /// which says that there was a kick but not what was written.
+    /// NOTIFICATION_DATA: any queue may fall back from its doorbell to an eventfd, which carries
+    /// the kick but not the data written.
     LostInEventfd,
-    /// Only legacy devices have a use for it.
+    /// Useful for legacy devices only.
     Legacy,
     /// It needs another device beside this one.
     NeedsPartner,
-    /// It needs a feature that is not there.
+    /// It needs a feature that is absent.
     MissingDependency,
-    /// The user said so.
+    /// The user withholds it.
     ByUser,
     /// Not known for this device type.
     Unknown,
@@ -62,23 +61,23 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What the user wants to keep from a guest.
+/// The user's restrictions on a guest's features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Policy {
-    /// Mask of features to withhold, whatever the device offers.
+    /// Mask of features to withhold, even if the device offers them.
     pub withhold: u64,
 }
 
 /// The outcome of [`pass_through`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Passed {
-    /// What the guest is offered.
+    /// Features offered to the guest.
     pub features: u64,
-    /// Offered by the device, but not to the guest; by ascending bit.
+    /// Features of the device that the guest is not offered; by ascending bit.
     pub withheld: Vec<(u32, Reason)>,
 }
 
-/// A feature: bit, name, and why a guest does not get it if so.
+/// A feature: bit, name, and the reason if a guest does not get it.
 type Row = (u32, &'static str, Option<Reason>);
 
 /// Reserved feature bits (virtio 1.3, section 6), for every device type.
@@ -218,8 +217,8 @@ const BLOCK: &[Row] = &[
     (blk::VIRTIO_BLK_F_ZONED, "ZONED", None),
 ];
 
-/// Network features and what each needs (virtio 1.3, 5.1.3.1): one of the
-/// bits in the mask. Listed so that what is needed comes first.
+/// Network features and their dependencies (virtio 1.3, 5.1.3.1): each needs one of the bits in the
+/// mask. Dependencies come first in the list.
 const NET_DEPENDENCIES: &[(u32, u64)] = &[
     (
         net::VIRTIO_NET_F_GUEST_TSO4,
@@ -296,8 +295,7 @@ pub fn name(bit: u32, device_type: u32) -> Option<&'static str> {
         .map(|&(_, name, _)| name)
 }
 
-/// Names of all bits of a mask, separated by spaces, for logs; `bit N` for
-/// one without a name.
+/// Names of all bits of a mask, separated by spaces, for logs; `bit N` for an unnamed bit.
 #[must_use]
 pub fn describe(features: u64, device_type: u32) -> String {
     let names: Vec<String> = (0..u64::BITS)
@@ -310,7 +308,7 @@ pub fn describe(features: u64, device_type: u32) -> String {
     names.join(" ")
 }
 
-/// What of the device's features a guest is offered.
+/// Selects the device's features that a guest is offered.
 #[must_use]
 pub fn pass_through(offered: u64, device_type: u32, policy: Policy) -> Passed {
     let mut features = 0;
@@ -370,7 +368,7 @@ mod tests {
 
     #[test]
     fn the_simulator_s_features_without_what_the_vmm_keeps() {
-        // What vdpa_sim_net offers: see `vdpa mgmtdev show`.
+        // The features of vdpa_sim_net: see `vdpa mgmtdev show`.
         let passed = pass_through(0x3_0883_0028, VIRTIO_ID_NET, Policy::default());
         assert_eq!(
             describe(passed.features, VIRTIO_ID_NET),

@@ -1,15 +1,15 @@
 //! Ranges of I/O virtual addresses.
 //!
-//! Owns the arithmetic, so that nobody else adds an address to a length
-//! unchecked. Must not know what lies at an address.
+//! [`IovaRange`] checks the arithmetic on addresses and lengths, so that no other module adds them
+//! unchecked.
 
 use std::fmt;
 
 /// The granule of every mapping, in bytes.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// A non-empty range of I/O virtual addresses. Both ends are inside, so that
-/// the last address of the space can be named.
+/// A non-empty range of I/O virtual addresses. Both ends are inclusive, so that it can include the
+/// last address of the space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IovaRange {
     first: u64,
@@ -33,7 +33,7 @@ impl IovaRange {
         }
     }
 
-    /// `size` bytes at `first`; `None` if that is empty or wraps.
+    /// `size` bytes at `first`; `None` if the range is empty or wraps.
     #[must_use]
     pub const fn from_size(first: u64, size: u64) -> Option<Self> {
         match size.checked_sub(1) {

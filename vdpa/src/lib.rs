@@ -1,16 +1,15 @@
-//! Everything about vDPA on Linux, for a VMM or for a driver in userspace.
+//! vDPA on Linux, for a VMM or for a driver in userspace.
 //!
 //! ```text
 //!   device::Device ---- ioctls ----+
 //!     states of one NIC            |      /dev/vhost-vdpa-N
 //!   iotlb::Iotlb ---- messages ----+----> (kernel, parent driver)
-//!     what memory it reaches       |
+//!     memory that it accesses      |
 //!   ring, control_queue            |
-//!     rings of our own  -- kick / call eventfds
+//!     the VMM's own rings  -- kick / call eventfds
 //!   doorbell::Doorbell -- a store in the device's own page instead of a kick
 //! ```
-//! The crate must not know KVM, PCI or HTTP. Nothing that a device or a guest
-//! wrote is trusted.
+//! The crate does not depend on KVM, PCI or HTTP. It trusts no data that a device or a guest wrote.
 //!
 //! A driver in userspace goes through these steps:
 //!

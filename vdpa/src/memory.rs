@@ -1,10 +1,9 @@
-//! The memory that a device reaches: guest RAM and private shared buffers.
+//! The memory that a device can access: guest RAM and private shared buffers.
 //!
-//! The guest-memory type lives in the lowest crate because every writer of
-//! guest memory (the control virtqueue here, the emulated devices and the boot
-//! loader above) must go through the same type: it is what records dirty
-//! pages for migration. This module knows nothing of what memory is used for,
-//! nor of what is mapped for a device: it says where memory is and keeps it alive.
+//! The guest-memory type is in the lowest crate because every writer of guest memory must use it:
+//! it records dirty pages for migration. Writers are the control virtqueue here, and the emulated
+//! devices and the boot loader above. This module gives the address of memory and keeps it alive.
+//! It does not depend on the use of the memory; [`crate::iotlb`] maps it for a device.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,18 +18,17 @@ pub(crate) use shared_buffer::not_pages;
 
 /// Guest RAM: one or more regions of a memfd, mapped `MAP_SHARED`.
 ///
-/// Every write through it marks the touched pages in the region's bitmap.
-/// The mapping is shared because software vDPA parents map nothing else
-/// (`drivers/vhost/vdpa.c`, `vhost_vdpa_va_map` skips private memory).
+/// Every write through it marks the written pages in the region's bitmap. The mapping is shared
+/// because software vDPA parents map nothing else (`drivers/vhost/vdpa.c`, `vhost_vdpa_va_map`
+/// skips private memory).
 pub type GuestMemory = GuestMemoryMmap<AtomicBitmap>;
 
-/// Memory that may be handed to a device.
+/// Memory that a device may access.
 ///
 /// # Safety
-/// For as long as the value lives, [`DmaRegion::host_address`] and the
-/// [`DmaRegion::size`] bytes after it must stay one valid mapping, and no Rust
-/// reference may point into it: the device reads and writes it at any moment,
-/// so this process may touch it by volatile or atomic access only.
+/// For as long as the value lives, [`DmaRegion::host_address`] and the [`DmaRegion::size`] bytes
+/// after it must stay one valid mapping. No Rust reference may point into it. The device reads and
+/// writes it at any moment, so this process may access it only by volatile or atomic operations.
 pub unsafe trait DmaRegion: Send + Sync + fmt::Debug {
     /// First address in this process.
     fn host_address(&self) -> u64;
@@ -81,9 +79,8 @@ impl GuestRegion {
     }
 }
 
-// SAFETY: needed so that guest RAM can be mapped for a device. The region is
-// one mmap of vm-memory, which lives as long as any clone of the
-// `GuestMemory` it belongs to, and `memory` is such a clone; vm-memory gives
+// SAFETY: needed so that guest RAM can be mapped for a device. The region is one mmap of vm-memory.
+// It lives as long as any clone of its `GuestMemory`, and `memory` is such a clone. vm-memory gives
 // out no Rust references into it and accesses it volatilely.
 unsafe impl DmaRegion for GuestRegion {
     fn host_address(&self) -> u64 {

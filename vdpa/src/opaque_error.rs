@@ -1,10 +1,8 @@
-//! The shape that the error of each crate has: a kind for code, a message with the remedy for the
-//! user, and its source.
-//!
-//! Owns what these errors have alike. It must not know any kind.
+//! The common shape of each crate's error: a kind for code, a message with the remedy for the user,
+//! and its source. The kinds belong to the crates.
 
-/// Defines `Error` beside an `ErrorKind`: with these attributes, and constructors that are visible
-/// so. The crate adds `kind()` and constructors of its own.
+/// Defines `Error` beside an `ErrorKind`, with these attributes and constructors of this
+/// visibility. The crate adds `kind()` and constructors of its own.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! opaque_error {
@@ -16,7 +14,7 @@ macro_rules! opaque_error {
         #[derive(Debug)]
         struct Inner {
             kind: ErrorKind,
-            /// None if the source speaks for itself.
+            /// `None` if the source is sufficient.
             message: Option<String>,
             hint: Option<&'static str>,
             source: Option<Box<dyn std::error::Error + Send + Sync>>,
@@ -62,7 +60,7 @@ macro_rules! opaque_error {
                 self
             }
 
-            /// The remedy, where it is not in the text.
+            /// The remedy, if the text lacks it.
             #[must_use]
             $vis fn remedy(&self) -> Option<&'static str> {
                 self.0.hint

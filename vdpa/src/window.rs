@@ -5,9 +5,8 @@
 //!   |--- guest RAM, IOVA = GPA ---|.......[ - ####  ##          ]........|
 //!                                           ^ page 0 stays unused
 //! ```
-//! The window is 1 GiB at the top of what both the device and any IOMMU
-//! reach. It owns the addresses in it and hands them out; what is mapped there
-//! is the IOTLB's business.
+//! The window is 1 GiB at the top of the range that both the device and any IOMMU can address. It
+//! allocates the addresses; the IOTLB maps memory there.
 
 use std::collections::BTreeMap;
 
@@ -16,21 +15,21 @@ use crate::iova::{IovaRange, PAGE_SIZE};
 
 /// Length of the window in bytes.
 pub const WINDOW_SIZE: u64 = 1 << 30;
-/// No window ends above this address: 48-bit IOMMUs translate signed
-/// addresses, so 47 bits are what all of them can do.
+/// No window ends above this address: 48-bit IOMMUs translate signed addresses, so all of them
+/// support 47 bits.
 pub const HIGHEST_END: u64 = 1 << 47;
 
-/// The window and what is taken of it.
+/// The window and its allocated ranges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrivateWindow {
     range: IovaRange,
-    /// First address → size of what was handed out.
+    /// First address → size of each allocated range.
     taken: BTreeMap<u64, u64>,
 }
 
 impl PrivateWindow {
-    /// Places the window for a device that reaches `range`, above guest RAM
-    /// that ends before `ram_end` (exclusive) even after every hot-plug.
+    /// Places the window for a device with the IOVA range `range`, above guest RAM. RAM ends before
+    /// `ram_end` (exclusive), even after every hot-plug.
     ///
     /// # Errors
     /// Guest RAM reaches into the window, or the device's range is too small or too high.
@@ -59,24 +58,24 @@ impl PrivateWindow {
         })
     }
 
-    /// All of the window.
+    /// The range of the whole window.
     #[must_use]
     pub fn range(&self) -> IovaRange {
         self.range
     }
 
-    /// Takes `size` bytes, a multiple of [`PAGE_SIZE`]; gives their first address.
+    /// Allocates `size` bytes, a multiple of [`PAGE_SIZE`]; returns their first address.
     ///
     /// # Errors
-    /// `size` is no positive number of whole pages, or the window is full.
+    /// `size` is not a positive number of whole pages, or the window is full.
     pub fn allocate(&mut self, size: u64) -> Result<u64, Error> {
         if size == 0 || !size.is_multiple_of(PAGE_SIZE) {
             return Err(Error::other(format!(
                 "{size:#x} bytes are not a positive number of 4 KiB pages"
             )));
         }
-        // Page 0 stays unused, so that an index or length gone wrong by a
-        // little meets nothing at the window's edge.
+        // Page 0 stays unused, so that a slightly wrong index or length hits nothing at the
+        // window's edge.
         let mut candidate = self.range.first() + PAGE_SIZE;
         for (&first, &length) in &self.taken {
             if first - candidate >= size {
@@ -95,7 +94,7 @@ impl PrivateWindow {
         Ok(candidate)
     }
 
-    /// Gives back what [`PrivateWindow::allocate`] gave; `false` if it never did.
+    /// Frees the range that [`PrivateWindow::allocate`] returned; `false` if it is not allocated.
     pub fn release(&mut self, first: u64) -> bool {
         self.taken.remove(&first).is_some()
     }

@@ -1,8 +1,8 @@
-//! How sizes are written in messages: `512 MiB`, `1.5 GiB`, `100 bytes`.
+//! Formats sizes in messages: `512 MiB`, `1.5 GiB`, `100 bytes`.
 
 use std::fmt;
 
-/// A number of bytes that prints with the binary unit a reader would choose.
+/// A number of bytes that prints with a suitable binary unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ByteCount(pub(crate) u64);
 

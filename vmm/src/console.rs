@@ -1,13 +1,14 @@
-//! The serial console's other end: what a machine needs of a terminal, and the
-//! way of input from it to the serial port.
+//! The other end of the serial console: the interface to a terminal, and the path of input from it
+//! to the serial port.
 //!
-//! [`ConsoleInput`] is the terminal's side (raw mode and escape sequences are
-//! its business), the serial port's receive FIFO the other. This module owns
-//! the bytes in between; it must not know the serial port's registers. A FIFO of 16 bytes is soon full; what doesn't fit waits
-//! in a backlog, and when that is full too, nothing more is read from the terminal
-//! until the guest has made room: nothing is lost when somebody pastes a
-//! page. The backlog is there so that the sequence that leaves the console is
-//! still read while a hung guest takes nothing.
+//! [`ConsoleInput`] is the terminal's side, which handles raw mode and escape sequences. The other
+//! side is the serial port's receive FIFO. This module owns the bytes in between; it must not know
+//! the serial port's registers.
+//!
+//! A FIFO of 16 bytes fills quickly; a backlog holds the rest. If that is full too, this module
+//! stops reading from the terminal until the guest has made room. So pasting a page loses nothing.
+//! Thanks to the backlog, the sequence that leaves the console is still read while a hung guest
+//! reads nothing.
 //!
 //! ```text
 //!                        readable, backlog has room
@@ -21,7 +22,8 @@
 //!             |   the backlog                          |
 //!             +----------------------------------------+
 //! ```
-//! A machine without a terminal has its console on a Unix socket and in a log file: see [`ConsoleSocket`].
+//! A machine without a terminal has its console on a Unix socket and in a log file: see
+//! [`ConsoleSocket`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -38,22 +40,21 @@ mod socket;
 pub(crate) use screen::{Attached, Screen};
 pub use socket::{ConsoleLoss, ConsoleSocket};
 
-/// What a read from the terminal gave.
+/// Result of a read from the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConsoleRead {
-    /// So many bytes for the guest; 0 if all that came was for the terminal itself.
+    /// Number of bytes for the guest; 0 if all input was for the terminal itself.
     Bytes(usize),
-    /// The user wants to leave: the machine stops.
+    /// The user leaves the console: the machine stops.
     Leave,
     /// There will be no more input.
     Closed,
 }
 
-/// Where console input comes from.
+/// A source of console input.
 pub trait ConsoleInput: Send + AsFd {
-    /// Takes what there is, at most `buffer.len()` bytes. Called when the
-    /// descriptor is readable, or at any time if it can't be waited for (a
-    /// regular file).
+    /// Reads the available input, at most `buffer.len()` bytes. Called when the descriptor is
+    /// readable, or at any time if epoll does not support it (a regular file).
     ///
     /// # Errors
     /// The input is broken; it will not be read again.
@@ -63,7 +64,7 @@ pub trait ConsoleInput: Send + AsFd {
 /// The other end of the serial console.
 #[derive(Debug)]
 pub enum Console {
-    /// A terminal, or what stands for one.
+    /// A terminal or a substitute.
     Terminal(TerminalConsole),
     /// A Unix socket and a log file.
     Socket(ConsoleSocket),
@@ -71,11 +72,11 @@ pub enum Console {
 
 /// The two ends of a terminal.
 pub struct TerminalConsole {
-    /// Keyboard; `None`: the guest never sees input.
+    /// Keyboard; `None`: the guest never gets input.
     pub input: Option<Box<dyn ConsoleInput>>,
-    /// Screen. A descriptor and not a writer, because nothing may buffer what
-    /// the guest writes, and the machine waits for it when it is slow. Its file may
-    /// be blocking; the machine never writes when that would block.
+    /// Screen. A descriptor and not a writer, because nothing may buffer the guest's output, and
+    /// the machine waits for it when it is slow. Its file may be blocking; the machine never writes
+    /// when that would block.
     pub output: OwnedFd,
 }
 
@@ -88,24 +89,24 @@ impl fmt::Debug for TerminalConsole {
     }
 }
 
-/// Takes bytes into the serial port's receive FIFO; returns how many fitted.
+/// Accepts bytes into the serial port's receive FIFO.
 pub(crate) trait Receiver {
-    /// Offers `bytes`; the first `n` of them are taken. If `n` is less than
-    /// all, [`Token::ConsoleRoom`] comes once there is room again.
+    /// Offers `bytes` and returns the number of accepted ones. If that is less than all,
+    /// [`Token::ConsoleRoom`] follows once there is room again.
     fn receive(&self, bytes: &[u8]) -> usize;
 }
 
 /// Bytes read from the terminal at once.
 const CHUNK: usize = 256;
-/// Bytes that wait for the guest at most.
+/// Limit of the bytes that wait for the guest.
 const BACKLOG: usize = 4096;
 
-/// How it is learned that there is something to read.
+/// How the pump detects input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Readiness {
-    /// The event loop tells.
+    /// The event loop reports it.
     Waited,
-    /// There is at any time: a regular file.
+    /// Always readable: a regular file.
     Always,
 }
 
@@ -117,7 +118,7 @@ enum Phase {
     Closed,
 }
 
-/// Where bytes come from now.
+/// The current source of bytes.
 struct Source {
     input: Box<dyn ConsoleInput>,
     readiness: Readiness,
@@ -154,14 +155,14 @@ impl fmt::Debug for InputPump {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Pumped {
-    /// Go on.
+    /// Continue.
     Stay,
     /// Stop the machine.
     Leave,
 }
 
 impl InputPump {
-    /// Without a source.
+    /// Creates a pump without a source.
     pub(crate) fn idle() -> Self {
         Self {
             source: None,
@@ -170,8 +171,8 @@ impl InputPump {
         }
     }
 
-    /// Registers `input` with the loop; it is read from now on. An earlier source is closed, what came
-    /// from it waits still.
+    /// Registers `input` with the loop, and reads it from now on. An earlier source is closed;
+    /// bytes already read from it stay in the backlog.
     ///
     /// # Errors
     /// The descriptor can't be registered (a regular file need not be).
@@ -212,8 +213,7 @@ impl InputPump {
         readiness == Some(Readiness::Always)
     }
 
-    /// The terminal has input. For [`Token::ConsoleInput`] only: else the
-    /// read might block.
+    /// The terminal has input. For [`Token::ConsoleInput`] only: otherwise the read might block.
     pub(crate) fn readable(&mut self, receiver: &dyn Receiver, events: &EventLoop) -> Pumped {
         let pumped = self.read(events);
         self.offer(receiver, events);
@@ -223,7 +223,7 @@ impl InputPump {
     /// The serial port has room. Also called once when the machine begins to run.
     pub(crate) fn room(&mut self, receiver: &dyn Receiver, events: &EventLoop) -> Pumped {
         self.offer(receiver, events);
-        // A file waits for nobody: it is read as fast as the guest takes it.
+        // A file needs no wait: it is read as fast as the guest accepts it.
         while self.waits_for_nobody() && self.phase == Phase::Reading && self.backlog.is_empty() {
             if self.read(events) == Pumped::Leave {
                 return Pumped::Leave;
@@ -233,7 +233,7 @@ impl InputPump {
         Pumped::Stay
     }
 
-    /// Drops what the guest has not seen: it was reset.
+    /// Drops bytes that the guest has not seen, after a reset.
     pub(crate) fn reset(&mut self, events: &EventLoop) {
         self.backlog.clear();
         self.update(events);
@@ -268,7 +268,7 @@ impl InputPump {
         Pumped::Stay
     }
 
-    /// Gives the serial port what it takes of the backlog.
+    /// Offers the backlog to the serial port.
     fn offer(&mut self, receiver: &dyn Receiver, events: &EventLoop) {
         loop {
             let (bytes, _) = self.backlog.as_slices();
@@ -285,7 +285,7 @@ impl InputPump {
         self.update(events);
     }
 
-    /// Makes phase and registration follow the backlog.
+    /// Updates phase and registration from the backlog.
     fn update(&mut self, events: &EventLoop) {
         let full = self.backlog.len() >= BACKLOG;
         let Some(source) = &self.source else {

@@ -1,7 +1,8 @@
-//! Credentials in files: who this host is, and who others may be.
+//! Credentials in files: those of this host, and the authorities that authenticate peers.
 //!
-//! Owns the files' checks (`file.rs`) and what PEM (RFC 7468) has in them. It must not know what is spoken to whom: the
-//! migration, the node daemon and the command line each make their own configuration of what they get here.
+//! Owns the files' checks (`file.rs`) and the reading of PEM (RFC 7468). It must not know the
+//! protocols or peers. The migration, the node daemon and the command line each build their own
+//! configuration from these parts.
 
 mod file;
 
@@ -15,7 +16,7 @@ use crate::Error;
 
 pub use file::{Holder, Secrecy, read};
 
-/// The certificates in a file: one at least.
+/// The certificates in a file: at least one.
 ///
 /// # Errors
 /// See [`Error`].
@@ -29,7 +30,7 @@ pub fn certificates(path: &Path, holder: Holder) -> Result<Vec<CertificateDer<'s
     Ok(found)
 }
 
-/// The certificates in a file, as authorities that are believed.
+/// The certificates in a file, as trusted authorities.
 ///
 /// # Errors
 /// See [`Error`].
@@ -48,7 +49,7 @@ pub fn authorities(path: &Path, holder: Holder) -> Result<RootCertStore, Error> 
     Ok(authorities)
 }
 
-/// The private key in a file, which nobody but its owner may read.
+/// The private key in a file, which only its owner may read.
 ///
 /// # Errors
 /// See [`Error`].

@@ -1,9 +1,9 @@
-//! What the vmm thread waits for: an epoll set whose entries are named by a
-//! [`Token`], so that the loop itself is one `match`.
+//! The events that the vmm thread waits for: an epoll set whose entries have a [`Token`], so that
+//! the loop itself is one `match`.
 //!
-//! Owns the set and the meaning of its tokens. It must not know what is done
-//! about an event. Registrations are level-triggered: whoever handles an
-//! event reads its descriptor, or it comes again.
+//! Owns the set and the meaning of its tokens. It must not know how an event is handled.
+//! Registrations are level-triggered: the handler of an event reads its descriptor, or the event
+//! repeats.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -15,22 +15,22 @@ use rustix::time::{
 };
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-/// What became readable (or writable, where it says so).
+/// The descriptor that became readable (or writable, where stated).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Token {
-    /// Somebody asked the machine to stop.
+    /// The machine is to stop.
     Stop,
-    /// A vCPU cannot go on.
+    /// A vCPU cannot continue.
     VcpuFailed,
-    /// Somebody asked for statistics.
+    /// Statistics are requested.
     Statistics,
     /// A request to the machine waits.
     Request,
     /// The guest ejected a device.
     Ejected,
-    /// It is time to look at the rings in guest memory.
+    /// The rings in guest memory are due for a check.
     RingWatch,
-    /// vCPUs that are held back are to stop, or to go on.
+    /// Throttled vCPUs are to stop or to resume.
     Throttle,
     /// The guest switched the power off or pressed reset.
     Power,
@@ -38,24 +38,24 @@ pub enum Token {
     ConsoleInput,
     /// The serial console has room for input again.
     ConsoleRoom,
-    /// The serial console has output that could not be written at once, or that others are to write.
+    /// The serial console has output that could not be written at once, or that another thread is
+    /// to write.
     ConsoleOutput,
-    /// The terminal, or the client of the console's socket, takes output again.
+    /// The terminal, or the client of the console's socket, is writable again.
     ConsoleWritable,
-    /// Somebody wants the console.
+    /// A client connects to the console.
     ConsoleConnection,
-    /// A device's backend asked for this descriptor
-    /// ([`devices::virtio::backend::Event`]).
+    /// A device's backend registered this descriptor ([`devices::virtio::backend::Event`]).
     Device {
-        /// Which device: a number that the machine gave it.
+        /// The device's number, which the machine assigned.
         device: u16,
         /// The backend's own token.
         token: u16,
     },
 }
 
-/// First of the numbers that stand for [`Token::Device`]; the two halves below it
-/// are the device and its token.
+/// First of the numbers for [`Token::Device`]; the two halves below it are the device and its
+/// token.
 const DEVICE: u64 = 1 << 32;
 
 impl From<Token> for u64 {
@@ -82,7 +82,7 @@ impl From<Token> for u64 {
 }
 
 impl Token {
-    /// Undoes [`u64::from`]; `None` for a number that stands for nothing.
+    /// Undoes [`u64::from`]; `None` for a number without a token.
     fn from_number(number: u64) -> Option<Self> {
         Some(match number {
             0 => Self::Stop,
@@ -110,11 +110,11 @@ impl Token {
     }
 }
 
-/// Events taken from the kernel at once. More wait for the next turn.
+/// Limit of the events per wait. More follow in the next one.
 const BATCH: usize = 32;
 
-/// Where [`EventLoop::wait`] puts what it learned. Apart from the loop, so that
-/// registrations can be changed while events are handled.
+/// The result of [`EventLoop::wait`]. Separate from the loop, so that handlers can change
+/// registrations.
 #[derive(Debug)]
 pub struct Ready {
     events: [EpollEvent; BATCH],
@@ -147,7 +147,7 @@ pub struct EventLoop {
 }
 
 impl EventLoop {
-    /// An empty set.
+    /// Creates an empty set.
     ///
     /// # Errors
     /// The process has no descriptor left.
@@ -157,20 +157,20 @@ impl EventLoop {
         })
     }
 
-    /// Waits for `fd` to become readable from now on. The caller keeps `fd` open
-    /// until it is removed or the loop is gone.
+    /// Waits for `fd` to become readable from now on. The caller keeps `fd` open until it removes
+    /// it or drops the loop.
     ///
     /// # Errors
-    /// EPERM for a file that cannot be waited for (a regular file is
-    /// always readable), EEXIST for one that is waited for already.
+    /// EPERM for a file that epoll does not support (a regular file is always readable), EEXIST for
+    /// one that is registered already.
     pub fn add(&self, fd: RawFd, token: Token) -> io::Result<()> {
         self.register(fd, EventSet::IN, token)
     }
 
-    /// Waits for `fd` to become writable from now on; else as [`EventLoop::add`].
+    /// Waits for `fd` to become writable from now on; otherwise like [`EventLoop::add`].
     ///
     /// # Errors
-    /// As [`EventLoop::add`].
+    /// Those of [`EventLoop::add`].
     pub fn add_writable(&self, fd: RawFd, token: Token) -> io::Result<()> {
         self.register(fd, EventSet::OUT, token)
     }
@@ -183,19 +183,19 @@ impl EventLoop {
         )
     }
 
-    /// Waits for `fd` no more.
+    /// Stops waiting for `fd`.
     ///
     /// # Errors
-    /// ENOENT if it was not waited for.
+    /// ENOENT if it was not registered.
     pub fn remove(&self, fd: RawFd) -> io::Result<()> {
         self.epoll
             .ctl(ControlOperation::Delete, fd, EpollEvent::default())
     }
 
-    /// Waits until something is ready and puts what it is into `ready`.
+    /// Waits until a descriptor is ready and puts the events into `ready`.
     ///
     /// # Errors
-    /// Whatever epoll says; an interruption by a signal is none.
+    /// An error of epoll, except an interruption by a signal.
     pub fn wait(&self, ready: &mut Ready) -> io::Result<()> {
         ready.count = 0;
         loop {
@@ -211,26 +211,26 @@ impl EventLoop {
     }
 }
 
-/// A timer that the loop waits for.
+/// A timer in the loop.
 #[derive(Debug)]
 pub(crate) struct Timer(OwnedFd);
 
 impl Timer {
-    /// A timer that does not run.
+    /// Creates a stopped timer.
     ///
     /// # Errors
     /// The process has no descriptor left.
     pub(crate) fn new() -> io::Result<Self> {
-        // Not blocking: it may be stopped between the event and the read.
+        // Not blocking: the timer may be stopped between the event and the read.
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         Ok(Self(timerfd_create(TimerfdClockId::Monotonic, flags)?))
     }
 
-    /// Has it expire after `first`, and then each `period` unless that is zero. Zero as `first` stops
-    /// it.
+    /// Has it expire after `first`, and then each `period` unless that is zero. Zero as `first`
+    /// stops it.
     ///
     /// # Errors
-    /// The times are longer than the kernel can count.
+    /// The times are too long for the kernel.
     pub(crate) fn set(&self, first: Duration, period: Duration) -> io::Result<()> {
         let time = |time| Timespec::try_from(time).map_err(io::Error::other);
         let timer = Itimerspec {
@@ -241,9 +241,9 @@ impl Timer {
         Ok(())
     }
 
-    /// Takes the event, however often it has expired.
+    /// Clears the event, regardless of the number of expirations.
     pub(crate) fn take(&self) {
-        // An error only says that there is none.
+        // An error only means that there is no event.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }
@@ -314,7 +314,7 @@ mod tests {
         events.add(two.as_raw_fd(), device).unwrap();
         assert!(events.add(two.as_raw_fd(), device).is_err());
         two.write(1).unwrap();
-        // Level-triggered: it comes until it is read.
+        // Level-triggered: the event repeats until the read.
         for _ in 0..2 {
             assert_eq!(ready(&events), [device]);
         }

@@ -1,8 +1,7 @@
-//! What of the host a machine is placed on: its CPUs, its NUMA nodes, and the node that a device
-//! hangs on.
+//! The host's resources for placement: its CPUs, its NUMA nodes, and the node of a device.
 //!
-//! Owns the reading of sysfs, below a root so that tests can make one up. It must not know who
-//! is placed there. Sysfs is read and nothing else is asked: a machine needs no netlink.
+//! Owns the reading of sysfs, below a root so that tests can provide a fake one. It must not know
+//! the placed machine. It reads nothing but sysfs: a machine needs no netlink.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -29,7 +28,7 @@ impl Host {
     /// Checks that the CPUs of all lists, one for each vCPU, are online.
     ///
     /// # Errors
-    /// A CPU is not there or not online.
+    /// A CPU does not exist or is offline.
     pub(crate) fn check_cpus(&self, lists: &[HostCpus]) -> Result<(), Error> {
         if lists.is_empty() {
             return Ok(());
@@ -47,8 +46,8 @@ impl Host {
         Ok(())
     }
 
-    /// Checks that a node is there and has so many bytes of memory, free or not. A guest that is
-    /// bound to a node with less would be ended by the kernel once it touches too much.
+    /// Checks that a node exists and has `size` bytes of memory, free or not. The kernel would kill
+    /// a guest bound to a node with less, once it touches too much.
     ///
     /// # Errors
     /// [`Error`].
@@ -80,9 +79,8 @@ impl Host {
         }
     }
 
-    /// The node that a character or block device hangs on: what the nearest of its parents says
-    /// that knows one, which is the PCI function behind a vDPA device. `None` where none
-    /// does, or the file is something else.
+    /// The node of a character or block device: that of the nearest parent that reports one, which
+    /// is the PCI function behind a vDPA device. `None` if no parent does, or for other files.
     pub(crate) fn node_of(&self, device: &fs::Metadata) -> Option<u16> {
         let kind = match device.file_type() {
             kind if kind.is_char_device() => "char",
@@ -103,11 +101,11 @@ impl Host {
             .by_ref()
             .take_while(|parent| parent.starts_with(&root))
             .filter_map(|parent| fs::read_to_string(parent.join("numa_node")).ok())
-            // -1: the firmware does not say.
+            // -1: the firmware does not report it.
             .find_map(|node| node.trim().parse().ok())
     }
 
-    /// The numbers in a file that has a list in the kernel's format.
+    /// Reads the numbers of a list in the kernel's format.
     fn list(&self, path: &str) -> Result<Vec<u16>, Error> {
         let text = self.read(path)?;
         let numbers = parse_list(text.trim()).unwrap_or_default();
@@ -125,15 +123,14 @@ impl Host {
     }
 }
 
-/// `Node 0 MemTotal:  2014332 kB` in bytes.
+/// Reads `Node 0 MemTotal:  2014332 kB` in bytes.
 fn node_total(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find(|line| line.contains(" MemTotal:"))?;
     let kib: u64 = line.split_whitespace().nth_back(1)?.parse().ok()?;
     kib.checked_mul(1 << 10)
 }
 
-/// What there is to say about a device on `device_node` of a machine whose memory is bound to
-/// `memory_node`.
+/// A warning about a device on `device_node` of a machine whose memory is bound to `memory_node`.
 pub(crate) fn numa_warning(device_node: Option<u16>, memory_node: Option<u16>) -> Option<String> {
     let (device, memory) = (device_node?, memory_node?);
     (device != memory).then(|| {

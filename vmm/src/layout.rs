@@ -1,35 +1,33 @@
-//! The guest-physical map: where everything lies, in one place.
+//! The guest-physical map: all addresses in one place.
 //!
-//! Owns the numbers and the arithmetic on them; knows nothing of KVM, of
-//! files or of how the ranges are filled. The map depends only on the size of
-//! RAM and on the width of guest-physical addresses, so two hosts with the
-//! same width lay out a guest alike.
-//!
+//! Owns the numbers and the arithmetic on them. It must not know KVM, files or how the ranges are
+//! filled. The map depends only on the size of RAM and on the width of guest-physical addresses. So
+//! two hosts with the same width lay out a guest identically.
 //! ```text
 //!                0 +-----------------------------------+
 //!                  | RAM: boot structures below 640 KiB |  (see the BOOT consts)
-//!           9_FC00 +-----------------------------------+
+//!           9_FC00 +------------------------------------+
 //!                  | no RAM for the guest               |
-//!           E_0000 +-----------------------------------+
+//!           E_0000 +------------------------------------+
 //!                  | ACPI tables, the RSDP first        |  124 KiB
 //!           F_F000 | generation ID                      |  1 page
-//!          10_0000 +-----------------------------------+
+//!          10_0000 +------------------------------------+
 //!                  | RAM: kernel, initramfs             |
-//!        C000_0000 +-----------------------------------+  3 GiB, or the end of RAM
+//!        C000_0000 +------------------------------------+  3 GiB, or the end of RAM
 //!                  | 32-bit window for PCI BARs         |  512 MiB
-//!        E000_0000 +-----------------------------------+
+//!        E000_0000 +------------------------------------+
 //!                  | ECAM of bus 0                      |  1 MiB
 //!                  | ...                                |
 //!        FEC0_0000 | I/O APIC                           |
 //!        FEE0_0000 | local APICs, target of MSIs        |
 //!        FFFB_C000 | KVM's identity map and TSS         |  4 pages
-//!      1_0000_0000 +-----------------------------------+  4 GiB
+//!      1_0000_0000 +------------------------------------+  4 GiB
 //!                  | RAM beyond the first 3 GiB         |
-//!                  +-----------------------------------+
+//!                  +------------------------------------+
 //!                  | ...                                |
-//!        2^(bits-1)+-----------------------------------+
+//!        2^(bits-1)+------------------------------------+
 //!                  | 64-bit window for PCI BARs         |  at most 64 GiB
-//!                  +-----------------------------------+
+//!                  +------------------------------------+
 //! ```
 
 use crate::Error;
@@ -38,9 +36,9 @@ use crate::byte_count::ByteCount;
 /// Bytes in a page of the processor.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// The smallest RAM (bytes) a guest may have: below it no Linux kernel unpacks itself.
+/// The smallest RAM (bytes) of a guest: with less, no Linux kernel decompresses itself.
 pub const RAM_MIN: u64 = 16 << 20;
-/// The largest RAM (bytes) a guest may have, if its physical addresses are wide enough.
+/// The largest RAM (bytes) of a guest, if its physical addresses are wide enough.
 pub const RAM_MAX: u64 = 1 << 40;
 
 /// The global descriptor table of the boot processor, at most 64 bytes.
@@ -49,7 +47,7 @@ pub const BOOT_GDT: u64 = 0x500;
 pub const BOOT_PVH_START_INFO: u64 = 0x6000;
 /// The Linux zero page (`struct boot_params`): one page.
 pub const BOOT_ZERO_PAGE: u64 = 0x7000;
-/// Top of the stack at entry: the boot protocols ask for none, kernels make their own.
+/// Top of the stack at entry: the boot protocols require none, and kernels set up their own.
 pub const BOOT_STACK_TOP: u64 = 0x8ff0;
 /// Identity page tables for the 64-bit entry: PML4, PDPT and four page
 /// directories, one page each.
@@ -59,22 +57,22 @@ pub const BOOT_CMDLINE: u64 = 0x2_0000;
 /// Bytes set aside for the command line, NUL included.
 pub const BOOT_CMDLINE_LEN: u64 = 0x1_0000;
 
-/// End of the RAM below 640 KiB; the last KiB is where firmware keeps its data area.
+/// End of the RAM below 640 KiB; firmware keeps its data area in the last KiB.
 pub const LOW_RAM_END: u64 = 0x9_fc00;
-/// First address of the ACPI tables and of the RSDP, inside the area that an
-/// operating system searches when nobody tells it (ACPI 6.5, section 5.2.5.1).
+/// First address of the ACPI tables, the RSDP first. It is inside the area that an operating system
+/// searches without a pointer from the firmware (ACPI 6.5, section 5.2.5.1).
 pub const ACPI_TABLES: u64 = 0xe_0000;
 /// Bytes set aside for the ACPI tables.
 pub const ACPI_TABLES_LEN: u64 = 0x1_f000;
-/// The page that begins with the 16 bytes of the generation ID, and has nothing else: it stays reserved when the tables have
-/// been read.
+/// The page that begins with the 16 bytes of the generation ID and is otherwise empty. It stays
+/// reserved after the guest has read the tables.
 pub const GENERATION_ID: u64 = ACPI_TABLES + ACPI_TABLES_LEN;
 /// First address of the RAM above the legacy area: kernels are loaded from here on.
 pub const HIGH_RAM_START: u64 = 0x10_0000;
 
 /// First address of the hole in RAM below 4 GiB.
 pub const HOLE_START: u64 = 0xc000_0000;
-/// First address after that hole; RAM goes on here.
+/// First address after that hole; RAM continues here.
 pub const HOLE_END: u64 = 0x1_0000_0000;
 /// The 32-bit window for PCI BARs.
 pub const PCI_MMIO32: AddressRange = AddressRange {
@@ -137,28 +135,28 @@ pub const ACPI_RESET_PORT: u16 = 0x602;
 pub const ACPI_RESET_VALUE: u8 = 1;
 /// First port of the PCI hot-plug registers ([`devices::pci::PciHotplug`]).
 pub const HOTPLUG_PORT: u16 = 0x610;
-/// Interrupt of PCI hot-plug: an input of the I/O APIC that no ISA device, and so no
-/// PIC, has.
+/// Interrupt of PCI hot-plug: an input of the I/O APIC without an ISA device, and so without a PIC
+/// input.
 pub const HOTPLUG_IRQ: u8 = 16;
 /// The power button's register ([`devices::legacy::event`]), 1 byte.
 pub const POWER_BUTTON_PORT: u16 = 0x620;
-/// Interrupt of the power button; as [`HOTPLUG_IRQ`].
+/// Interrupt of the power button; without a PIC input like [`HOTPLUG_IRQ`].
 pub const POWER_BUTTON_IRQ: u8 = 17;
-/// The register that says that the generation ID has changed ([`devices::legacy::event`]), 1 byte.
+/// The register that reports a changed generation ID ([`devices::legacy::event`]), 1 byte.
 pub const GENERATION_PORT: u16 = 0x630;
-/// Interrupt of a changed generation ID; as [`HOTPLUG_IRQ`].
+/// Interrupt of a changed generation ID; without a PIC input like [`HOTPLUG_IRQ`].
 pub const GENERATION_IRQ: u8 = 18;
 /// The sleep type (SLP_TYP) that means "off" in [`ACPI_SLEEP_CONTROL_PORT`].
 pub const ACPI_SLEEP_TYPE_OFF: u8 = 5;
 
-/// Narrowest guest-physical address (bits) we build a map for; no x86-64
-/// processor has less.
+/// Narrowest guest-physical address (bits) with a map; no x86-64 processor has less.
 const PHYSICAL_BITS_MIN: u8 = 36;
-/// Widest address we use: a Linux guest with 4-level page tables reaches no further.
+/// Widest address in use: a Linux guest with 4-level page tables reaches no further.
 const PHYSICAL_BITS_USED: u8 = 46;
-/// Width (bits) of guest-physical addresses that hosts of a mixed cluster have in common: desktops have 39, servers more.
+/// Width (bits) of guest-physical addresses that all hosts of a mixed cluster have: desktops have
+/// 39, servers more.
 const PHYSICAL_BITS_COMMON: u8 = 39;
-/// Widest address that x86-64 knows.
+/// Widest address of x86-64.
 const PHYSICAL_BITS_MAX: u8 = 52;
 /// Largest 64-bit window for PCI BARs, in bytes.
 const PCI_MMIO64_MAX: u64 = 64 << 30;
@@ -186,12 +184,12 @@ impl AddressRange {
     }
 }
 
-/// What a range of the map is, as firmware tells the operating system.
+/// The kind of a range of the map, as firmware reports it to the operating system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Usable RAM.
     Ram,
-    /// Not to be used.
+    /// Not usable.
     Reserved,
     /// ACPI tables; usable once they have been read.
     Acpi,
@@ -214,7 +212,7 @@ impl MemoryKind {
 pub struct MemoryMapEntry {
     /// The addresses.
     pub range: AddressRange,
-    /// What is there.
+    /// The kind of memory.
     pub kind: MemoryKind,
 }
 
@@ -226,16 +224,15 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The map for `ram_size` bytes of RAM and guest-physical addresses of
-    /// `physical_bits` bits (CPUID leaf 0x8000_0008, EAX bits 7..0, *as the
-    /// guest sees it*).
+    /// Creates the map for `ram_size` bytes of RAM and guest-physical addresses of `physical_bits`
+    /// bits (CPUID leaf 0x8000_0008, EAX bits 7..0, *as the guest sees it*).
     ///
     /// # Errors
-    /// If the size is not between [`RAM_MIN`] and what fits, not whole pages, or the width is out
-    /// of 36..=52.
+    /// The size is below [`RAM_MIN`], too large for the map or not whole pages, or the width is
+    /// outside 36..=52.
     pub fn new(ram_size: u64, physical_bits: u8) -> Result<Self, Error> {
         let mmio64 = mmio64_window(physical_bits)?;
-        // The hole pushes the rest of RAM up by its own length.
+        // The hole shifts the rest of RAM up by its own length.
         let max = RAM_MAX.min(mmio64.start - (HOLE_END - HOLE_START));
         if ram_size < RAM_MIN {
             return Err(Error::unusable(format!(
@@ -260,7 +257,7 @@ impl Layout {
         Ok(Self { ram_size, mmio64 })
     }
 
-    /// Bytes of RAM.
+    /// Size of RAM in bytes.
     #[must_use]
     pub fn ram_size(&self) -> u64 {
         self.ram_size
@@ -275,7 +272,7 @@ impl Layout {
         }
     }
 
-    /// RAM from 4 GiB on, if there is that much.
+    /// RAM from 4 GiB on, if any.
     #[must_use]
     pub fn ram_above_hole(&self) -> Option<AddressRange> {
         let len = self.ram_size.saturating_sub(HOLE_START);
@@ -321,8 +318,8 @@ impl Layout {
             entry(ACPI_TABLES, GENERATION_ID, MemoryKind::Acpi),
             entry(GENERATION_ID, HIGH_RAM_START, MemoryKind::Reserved),
             entry(HIGH_RAM_START, self.ram_below_hole().end(), MemoryKind::Ram),
-            // Linux believes MCFG only if the range is reserved here or by a
-            // device of the DSDT; early in boot only this one can be read.
+            // Linux accepts MCFG only if the range is reserved here or by a device of the DSDT;
+            // early in boot only this one can be read.
             entry(PCI_ECAM.start, PCI_ECAM.end(), MemoryKind::Reserved),
             entry(KVM_IDENTITY_MAP.start, KVM_TSS.end(), MemoryKind::Reserved),
         ];
@@ -334,8 +331,9 @@ impl Layout {
     }
 }
 
-/// Width (bits) of the guest-physical addresses of a guest with `ram_size` bytes that is to move between hosts whose widths
-/// differ: as few as leave room for its RAM, at least 39, whatever the host has. So all hosts lay it out alike.
+/// Width (bits) of guest-physical addresses for a guest with `ram_size` bytes that is to move
+/// between hosts of different widths. It is the smallest width of at least 39 with room for its
+/// RAM, regardless of this host. So all hosts lay the guest out identically.
 #[must_use]
 pub fn common_physical_bits(ram_size: u64) -> u8 {
     (PHYSICAL_BITS_COMMON..PHYSICAL_BITS_USED)
@@ -343,10 +341,9 @@ pub fn common_physical_bits(ram_size: u64) -> u8 {
         .unwrap_or(PHYSICAL_BITS_USED)
 }
 
-/// The 64-bit window: the first bytes of the upper half of the address space.
-/// Its place must not follow the size of RAM, or BARs would move when memory
-/// is added; and the upper quarter stays free, where AMD hosts reserve
-/// addresses for HyperTransport.
+/// The 64-bit window: the first bytes of the upper half of the address space. Its position must not
+/// depend on the size of RAM, or BARs would move when memory is added. The upper quarter stays
+/// free, where AMD hosts reserve addresses for HyperTransport.
 fn mmio64_window(physical_bits: u8) -> Result<AddressRange, Error> {
     if !(PHYSICAL_BITS_MIN..=PHYSICAL_BITS_MAX).contains(&physical_bits) {
         return Err(Error::unusable(format!(
@@ -485,7 +482,7 @@ mod tests {
         fn nothing_overlaps(pages in RAM_MIN / PAGE_SIZE..=RAM_MAX / PAGE_SIZE, bits in 36u8..=52) {
             let size = pages * PAGE_SIZE;
             let Ok(layout) = Layout::new(size, bits) else {
-                // The only reason left is that it does not fit.
+                // The only remaining reason is that it does not fit.
                 prop_assert!(size > (1 << (bits - 1)) - (1 << 30));
                 return Ok(());
             };

@@ -1,4 +1,4 @@
-//! The machine.
+//! Runs one virtual machine: builds and boots it, saves and migrates it, and serves its API.
 
 pub mod acpi;
 pub mod api;

@@ -1,8 +1,8 @@
-//! Guest RAM: one memfd, mapped shared, cut at the hole below 4 GiB.
+//! Guest RAM: one memfd, mapped shared, split at the hole below 4 GiB.
 //!
-//! Owns the file and its mappings. Knows where RAM lies ([`crate::layout`])
-//! but not who maps it further: the machine makes KVM memory slots and the
-//! vDPA backend makes IOTLB entries of [`GuestRam::slots`].
+//! Owns the file and its mappings. It knows the addresses of RAM ([`crate::layout`]), but not its
+//! users. The machine creates KVM memory slots from [`GuestRam::slots`], and the vDPA backend
+//! creates IOTLB entries.
 //!
 //! ```text
 //!   memfd "guest-ram"     0 ............ 3 GiB ............... size
@@ -10,10 +10,9 @@
 //!   guest-physical        0 .......... 3 GiB     4 GiB .......... size + 1 GiB
 //! ```
 //!
-//! A file mapped `MAP_SHARED` and nothing else: software vDPA parents skip
-//! any other memory without an error, and the file can be handed to a
-//! successor of this process. Which NUMA node it comes from is said before a page of it is
-//! touched (`bind.rs`).
+//! RAM is a file mapped `MAP_SHARED` only. Software vDPA parents skip any other memory without an
+//! error, and the file can be passed to a successor of this process. Its NUMA node is set before
+//! any of its pages is touched (`bind.rs`).
 
 mod bind;
 mod free;
@@ -35,7 +34,7 @@ use crate::layout::{AddressRange, Layout};
 
 pub(crate) use free::free;
 
-/// One contiguous piece of guest RAM, as KVM and the IOTLB want it.
+/// One contiguous piece of guest RAM, for KVM and the IOTLB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RamSlot {
     /// Guest-physical addresses.
@@ -56,11 +55,11 @@ pub struct GuestRam {
 }
 
 impl GuestRam {
-    /// Makes and maps the RAM of `layout`, zero-filled, on pages of the
-    /// host's usual size or on huge pages.
+    /// Creates and maps the RAM of `layout`, zero-filled, on pages of the host's usual size or on
+    /// huge pages.
     ///
-    /// The file is sealed: nobody, this process included, can change its
-    /// size any more, so that no access to the mapping can fault.
+    /// The file is sealed: no process, including this one, can change its size any more. So no
+    /// access to the mapping can fault.
     ///
     /// # Errors
     /// [`Error`]; nothing is left behind.
@@ -68,8 +67,8 @@ impl GuestRam {
         Self::on_node(layout, hugepages, None)
     }
 
-    /// As [`GuestRam::new`], of one NUMA node's memory. Huge pages of a node are all taken at once:
-    /// their reservation says nothing about nodes. [`crate::host`] knows which nodes there are.
+    /// Like [`GuestRam::new`], from one NUMA node's memory. Huge pages of a node are all allocated
+    /// at once: their reservation does not consider nodes. [`crate::host`] knows the nodes.
     ///
     /// # Errors
     /// [`Error`]; nothing is left behind.
@@ -90,18 +89,18 @@ impl GuestRam {
         Self::map(layout, file, hugepages, node)
     }
 
-    /// Maps RAM that another program has made for the same layout, with what is in it. Its pages stay where
-    /// they are, whatever node they come from.
+    /// Maps RAM that another process has created for the same layout, with its content. Its pages
+    /// stay where they are, on any node.
     ///
     /// # Errors
-    /// The file is none of guest memory, or cannot be mapped.
+    /// The file is no guest memory, or cannot be mapped.
     pub fn adopt(
         layout: &Layout,
         file: File,
         hugepages: Option<HugePageSize>,
     ) -> Result<Self, Error> {
         let size = layout.ram_size();
-        // A file that could shrink would be a SIGBUS for whoever touches what is gone.
+        // If the file shrank, access to the removed part would raise SIGBUS.
         let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let seals = rustix::fs::fcntl_get_seals(&file);
         let fits = file.metadata().is_ok_and(|metadata| metadata.len() == size);
@@ -114,7 +113,7 @@ impl GuestRam {
         Self::map(layout, Arc::new(file), hugepages, None)
     }
 
-    /// Maps the file as the layout says.
+    /// Maps the file according to the layout.
     fn map(
         layout: &Layout,
         file: Arc<File>,
@@ -167,7 +166,7 @@ impl GuestRam {
     }
 }
 
-/// Refuses what the kernel would grant now and regret later.
+/// Rejects sizes that the kernel would grant now and fail to provide later.
 fn check_size(size: u64, host: u64, hugepages: Option<HugePageSize>) -> Result<(), Error> {
     if size > host {
         let (size, host) = (ByteCount(size), ByteCount(host));
@@ -223,8 +222,8 @@ fn map_region(
 ) -> Result<GuestRegionMmap<AtomicBitmap>, Error> {
     let os = |step, source| cannot(step, size)(source);
     let len = usize::try_from(guest.len).map_err(|source| os("map", io::Error::other(source)))?;
-    // Not MAP_NORESERVE, which the crate's own constructor sets: with huge
-    // pages it would turn a short pool into SIGBUS in the middle of the run.
+    // Not MAP_NORESERVE, which the crate's own constructor sets: with huge pages, a pool that is
+    // too small would raise SIGBUS during the run.
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let mut region = MmapRegion::<AtomicBitmap>::build(
         Some(FileOffset::from_arc(Arc::clone(file), file_offset)),
@@ -242,9 +241,9 @@ fn map_region(
         (other, _) => os("map", io::Error::other(other)),
     })?;
     region.set_hugetlbfs(hugepages.is_some());
-    // A child of this process has no business in the guest's memory, and a
-    // core dump must be neither as large as the guest nor hold its secrets.
-    // MADV_HUGEPAGE is left to the administrator's shmem_enabled setting.
+    // A child of this process must not have the guest's memory. A core dump must be neither as
+    // large as the guest nor hold its secrets. MADV_HUGEPAGE is left to the administrator's
+    // shmem_enabled setting.
     for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
         // SAFETY: needed because the advice has no safe wrapper. Sound because
         // the range is exactly the mapping that `region` owns, and both kinds
@@ -256,7 +255,7 @@ fn map_region(
         .ok_or_else(|| os("lay out", io::ErrorKind::InvalidInput.into()))
 }
 
-/// Takes the pages of a region that nobody has touched from one node.
+/// Allocates the pages of an untouched region from one node.
 fn bind_region(
     region: &GuestRegionMmap<AtomicBitmap>,
     node: u16,
@@ -291,7 +290,7 @@ fn bind_region(
     }
 }
 
-/// A step on the way failed.
+/// The error of a failed step.
 fn cannot(step: &str, size: u64) -> impl FnOnce(io::Error) -> Error {
     let message = format!("cannot {step} guest memory of {}", ByteCount(size));
     move |source| Error::unusable(message).because(source)
@@ -325,7 +324,7 @@ mod tests {
 
     #[test]
     fn slots_match_the_layout_and_the_file() {
-        // Perhaps more than this host has, but nothing of it is touched.
+        // Perhaps more than this host has, but the test touches none of it.
         for size in [16 * MIB, HOLE_START, HOLE_START + 64 * MIB] {
             let layout = Layout::new(size, 46).unwrap();
             let file = Arc::new(make_file(size, None).unwrap());
@@ -344,7 +343,7 @@ mod tests {
             assert_eq!(ram.slots().len(), ram.memory().num_regions());
             if size > HOLE_START {
                 assert_eq!(ram.slots()[1].guest.start, HOLE_END);
-                // What is written above the hole lies behind the first slot in the file.
+                // Bytes above the hole follow the first slot in the file.
                 ram.memory()
                     .write_obj(0x1234_5678_u32, GuestAddress(HOLE_END + 4))
                     .unwrap();
@@ -377,7 +376,7 @@ mod tests {
         assert_eq!(byte, [7]);
     }
 
-    /// What the kernel says of the mapping with this start: `bind:0` or `default`.
+    /// The kernel's policy of the mapping with this start: `bind:0` or `default`.
     fn policy(ram: &GuestRam) -> Option<String> {
         let start = format!("{:x} ", ram.slots()[0].host_address);
         let maps = std::fs::read_to_string("/proc/self/numa_maps").ok()?;

@@ -4,11 +4,11 @@
 //!
 //! ```text
 //!         the next write would pass the limit
-//!   FILE ─────────────────────────────────────> FILE renamed to FILE.1 (an older one goes),
-//!                                               FILE anew
+//!   FILE ─────────────────────────────────────> FILE renamed to FILE.1 (replaces an older one),
+//!                                               a new FILE
 //! ```
-//! A write may take as long as the page cache makes it: a file system that hangs holds the caller,
-//! so a log belongs on a local one.
+//! The page cache determines how long a write takes: a file system that hangs blocks the caller, so
+//! use a local one for a log.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-/// The size of a log where none is given, in bytes.
+/// The default size of a log in bytes.
 pub const SIZE_MAX: u64 = 16 << 20;
-/// Who may read it: the user of this process. A guest may say secrets.
+/// Readable by the user of this process only. A guest may print secrets.
 const MODE: Mode = Mode::from_raw_mode(0o600);
 
 /// See the module.
@@ -33,19 +33,19 @@ pub struct RotatingFile {
     size: u64,
 }
 
-/// How far a write came.
+/// Error of a write, with its progress.
 #[derive(Debug, thiserror::Error)]
 #[error("a log cannot be written")]
 pub struct AppendError {
     /// Bytes that were written.
     pub written: usize,
-    /// Why no more.
+    /// The cause.
     #[source]
     pub source: io::Error,
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // No link is followed, and no FIFO is waited for.
+    // Follows no link, and waits for no FIFO.
     let flags = OFlags::WRONLY
         | OFlags::APPEND
         | OFlags::CREATE
@@ -64,8 +64,8 @@ fn no_file() -> io::Error {
 }
 
 impl RotatingFile {
-    /// Opens `path` or makes it, readable by this user alone; its content stays. It grows to
-    /// `limit` bytes.
+    /// Opens or creates `path`, readable by this user alone; its content stays. It grows to `limit`
+    /// bytes.
     ///
     /// # Errors
     /// The file cannot be opened, or is no regular file of this user.
@@ -82,7 +82,7 @@ impl RotatingFile {
         if !metadata.is_file() || !ours {
             return Err(no_file());
         }
-        // One that was there may be readable for others.
+        // An existing file may be readable for others.
         rustix::fs::fchmod(&file, MODE)?;
         Ok(Self {
             path: path.to_owned(),
@@ -92,19 +92,19 @@ impl RotatingFile {
         })
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The open file; none after a rotation that failed.
+    /// The open file; `None` after a failed rotation.
     #[must_use]
     pub fn file(&self) -> Option<&File> {
         self.file.as_ref()
     }
 
-    /// Writes all of `bytes`. Whether that is into another file than the write before.
+    /// Writes all of `bytes`. Returns whether the write went to another file than the one before.
     ///
     /// # Errors
     /// The file system is full, or a rotation failed.
@@ -136,12 +136,12 @@ impl RotatingFile {
         Ok(rotates)
     }
 
-    /// Each time from the beginning: after a failure the file stays as large as it is.
+    /// Starts over at each attempt: after a failure the file keeps its size.
     fn rotate(&mut self) -> io::Result<()> {
         let mut old = OsString::from(&self.path);
         old.push(".1");
         match std::fs::rename(&self.path, old) {
-            // It was deleted: there is nothing to keep.
+            // The file was deleted: there is nothing to keep.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             renamed => renamed?,
         }

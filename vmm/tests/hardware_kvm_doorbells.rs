@@ -1,6 +1,6 @@
-//! Doorbell pages as memory slots against a real `/dev/kvm`. The page is one of
-//! a memfd, mapped for writes only as the kernel maps a device's: KVM treats a
-//! guest's read of either alike. Fails (and says so) where there is no KVM.
+//! Doorbell pages as memory slots against a real `/dev/kvm`. The page belongs to a memfd and is
+//! mapped for writes only, like a device's page in the kernel. KVM treats a guest's read of either
+//! alike. Fails with a message without KVM.
 
 mod support;
 
@@ -71,24 +71,24 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: nobody uses the mapping any more.
+        // SAFETY: the mapping has no user any more.
         unsafe { libc::munmap(self.address, 4096) };
     }
 }
 
-// SAFETY: one mapping of a page that stays as long as the value lives.
+// SAFETY: one mapping of a page, which stays as long as the value lives.
 unsafe impl DoorbellPage for Page {
     fn host_address(&self) -> u64 {
         self.address.addr() as u64
     }
 }
 
-/// Takes the doorbell at [`MMIO`] away when the guest trips over it.
+/// Unmaps the doorbell at [`MMIO`] when the guest faults on it.
 #[derive(Debug)]
 struct Remedy {
     doorbells: Arc<KvmDoorbells>,
     helps: AtomicBool,
-    /// Somebody else takes it away before this looks.
+    /// Another thread unmaps it before the handler does.
     late: AtomicBool,
     asked: AtomicUsize,
 }
@@ -126,7 +126,7 @@ fn rig(code: &[u8]) -> (Rig, Arc<KvmDoorbells>, Arc<Remedy>) {
     (rig, doorbells, remedy)
 }
 
-/// Says the byte at [`MMIO`].
+/// Prints the byte at [`MMIO`].
 fn read_and_say() -> Vec<u8> {
     let [low, high] = MMIO.to_le_bytes();
     vec![0xa0, low, high, 0xe6, PORT] // mov al, [MMIO]; out PORT, al
@@ -142,8 +142,8 @@ fn a_store_reaches_the_page_and_nobody_else() {
     let page = Page::new();
     let bell = EventFd::new(EFD_NONBLOCK).unwrap();
     for round in 1..=3 {
-        // First the eventfd, so that KVM has cached that nothing is there; then,
-        // without a gap, the page, and back.
+        // First the eventfd, so that KVM has cached the absence of memory there; then, without a
+        // gap, the page, and back.
         doorbells.attach(MMIO.into(), &bell).unwrap();
         rig.vcpus.resume();
         rig.port.take(1);

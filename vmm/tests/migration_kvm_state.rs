@@ -1,6 +1,6 @@
-//! Saved vCPUs and VMs against a real `/dev/kvm`: guests of a few bytes that go on in a new
-//! VM, and states that no guest could have. The clocks' tests need a KVM on processor virtualization: one that
-//! lets guests read the host's TSC as it is cannot set it.
+//! Saved vCPUs and VMs against a real `/dev/kvm`: guests of a few bytes that resume in a new VM,
+//! and states that no guest could have. The tests of the clocks need a KVM on hardware
+//! virtualization: one that exposes the host's TSC to guests unchanged cannot set it.
 
 mod support;
 
@@ -23,10 +23,10 @@ const DONE: u64 = 0x530;
 
 /// IA32_KERNEL_GS_BASE.
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
-/// IA32_MTRR_PHYSBASE3, which KVM_GET_MSR_INDEX_LIST leaves out.
+/// IA32_MTRR_PHYSBASE3, which KVM_GET_MSR_INDEX_LIST omits.
 const MTRR_PHYSBASE3: u32 = 0x206;
 
-/// A whole machine on its way.
+/// A whole saved machine.
 struct Saved {
     memory: Vec<u8>,
     vm: VmState,
@@ -44,7 +44,7 @@ fn save(rig: &Rig) -> Saved {
     }
 }
 
-/// A new VM with what was saved, parked. The state goes through its encoded form.
+/// A new VM with the saved state, parked. The state passes through its encoded form.
 fn restore(saved: &Saved, policy: ClockPolicy) -> Rig {
     let rig = Rig::new(u8::try_from(saved.vcpus.len()).unwrap(), &[]);
     rig.load(0, &saved.memory);
@@ -58,7 +58,7 @@ fn restore(saved: &Saved, policy: ClockPolicy) -> Rig {
     rig
 }
 
-/// Puts something into EBX, XMM0 and two MSRs, counts, and on command tells what is there.
+/// Sets EBX, XMM0 and two MSRs, counts, and on a command stores their values.
 fn teller() -> Vec<u8> {
     let count = [
         0x66, 0x43, // inc ebx
@@ -108,7 +108,7 @@ fn a_guest_goes_on_in_another_vm() {
     for _ in 0..3 {
         let rig = restore(&saved, ClockPolicy::StandStill);
         let count = rig.word(COUNTER);
-        // What a restored vCPU holds is what was saved, the TSC apart.
+        // A restored vCPU holds the saved values, except for the TSC.
         let mut again = rig.vcpus.save().unwrap();
         again[0].tsc = saved.vcpus[0].tsc;
         assert_eq!(again, saved.vcpus);
@@ -139,7 +139,7 @@ fn no_device_access_is_lost_or_done_twice() {
     let (mut at_address, mut at_port) = (Vec::new(), Vec::new());
     for round in 0..40u64 {
         rig.vcpus.resume();
-        // However slow it is: somewhere behind its first access.
+        // At any speed: somewhere after its first access.
         at_address.extend(rig.mmio.take(1));
         std::thread::sleep(Duration::from_micros(round * 37 % 500));
         let saved = save(&rig);
@@ -161,7 +161,7 @@ fn tsc(state: &VcpuState) -> (i128, i128) {
     (state.tsc.value.into(), state.tsc.kvmclock_ns.into())
 }
 
-/// Nanoseconds that two clocks may differ where they are read one after the other.
+/// Nanoseconds that two clocks may differ when they are read one after the other.
 const SLACK: i128 = 50_000_000;
 
 /// Nanoseconds since `begin`.
@@ -204,7 +204,7 @@ fn the_clocks_stand_or_go_on_together() {
         let rig = restore(&saved, policy);
         let now = rig.vcpus.save().unwrap();
         let passed = tsc(&now[0]).1 - clock_then;
-        // The clock counts from the restore on, or from the save on and what it was away besides.
+        // The clock counts from the restore on, or from the save on plus the time away.
         let (least, most) = match away {
             None => (0, since(restoring)),
             Some(seconds) => {
@@ -224,12 +224,12 @@ fn the_clocks_stand_or_go_on_together() {
     }
 }
 
-/// Guests with a timer that this test begins at most.
+/// Limit of the guests with a timer that this test starts.
 const TIMERS: u32 = 5;
 
 #[test]
 fn a_timer_that_runs_fires_at_its_time() {
-    // The deadline's handler says T.
+    // The deadline's handler prints T.
     let handler = join(&[&asm::out(PORT, b'T'), IRET]);
     let code = join(&[
         CLI,
@@ -244,8 +244,8 @@ fn a_timer_that_runs_fires_at_its_time() {
         STI,
         HALT_FOR_EVER,
     ]);
-    // On a busy host the timer may fire before the state is saved: then this proves nothing, and
-    // another guest begins.
+    // On a busy host the timer may fire before the state is saved. Such a run proves nothing, and
+    // another guest starts.
     let saved = (0..TIMERS).find_map(|_| {
         let rig = Rig::new(2, &code);
         rig.load(0x20 * 4, &[0x00, 0x20, 0x00, 0x00]); // 0000:2000
@@ -267,7 +267,7 @@ fn a_timer_that_runs_fires_at_its_time() {
     assert_eq!(rig.port.take_bytes(1), b"T");
     let took = start.elapsed();
     assert!(took > left / 2, "{took:?} instead of {left:?}");
-    // After time that went on, the deadline has passed.
+    // With time that passed, the deadline has expired.
     let rig = restore(&saved, ClockPolicy::Advance);
     rig.vcpus.resume();
     assert_eq!(rig.port.take_bytes(1), b"T");
@@ -282,7 +282,7 @@ const CLOCK_FLAGS: u64 = CLOCK + 29;
 /// PVCLOCK_GUEST_STOPPED.
 const GUEST_STOPPED: u8 = 1 << 1;
 
-/// KVM sets the flag only where the guest's clock, an MSR, is on. So events follow the registers.
+/// KVM sets the flag only if the guest's clock, an MSR, is on. So events follow the registers.
 #[test]
 fn a_restored_guest_sees_that_it_was_stopped() {
     let code = join(&[
@@ -313,7 +313,7 @@ fn a_restored_guest_sees_that_it_was_stopped() {
 
 #[test]
 fn application_processors_wait_on_and_start_later() {
-    // Waits for the command, then wakes all others, which each count once.
+    // Waits for the command, then starts all others; each counts once.
     let code = join(&[
         CLI,
         &asm::x2apic(),
@@ -336,12 +336,12 @@ fn application_processors_wait_on_and_start_later() {
     rig.vcpus.resume();
     rig.port.take(3);
     assert_eq!(rig.word(COUNTER), 3);
-    // And once more, now that they have run and halted.
+    // And once more, after they have run and halted.
     let saved = save(&rig);
     let rig = restore(&saved, ClockPolicy::StandStill);
     rig.vcpus.resume();
     assert_eq!(rig.vcpus.take_report(), None);
-    // A machine that came from elsewhere can be reset as any other.
+    // A machine from elsewhere can be reset like any other.
     rig.vcpus.pause();
     rig.vm.reset_irqchips().unwrap();
     rig.restart();
@@ -368,7 +368,7 @@ fn the_interrupt_controllers_come_along() {
     assert_eq!(vm.ioapic.redirection, saved.vm.ioapic.redirection);
     assert_eq!((vm.ioapic.ioregsel, vm.ioapic.id), (0x12, 3));
     assert_eq!(vm.pic_master.0.imr, 0xfb);
-    // Any bytes are some state.
+    // Any bytes are a state.
     saved.vm.ioapic.redirection = [u64::MAX; 24];
     let all_ones = [0xff; 16];
     saved.vm.pic_slave = postcard::from_bytes(&[&[16][..], &all_ones].concat()).unwrap();
@@ -440,7 +440,7 @@ fn states_that_cannot_be_are_refused() {
         state.cpuid = vec![state.cpuid[0]; 300];
     });
 
-    // KVM is the one that refuses these, and all the others in the middle.
+    // KVM itself rejects these and the ones below, in the middle of a restore.
     let refused_by_kvm = |name: &str, change: &dyn Fn(&mut VcpuState)| {
         let mut states = good.clone();
         change(&mut states[0]);
@@ -458,7 +458,7 @@ fn states_that_cannot_be_are_refused() {
     });
     refused_by_kvm("DR7", &|state| state.debug_regs.dr7 = u64::MAX);
 
-    // KVM may take the others: no guest could do worse. The vCPU fails, not the VMM: the machine
+    // KVM may accept the others: no guest could do worse. The vCPU fails, not the VMM: the machine
     // works again after its next reset.
     let refused = |name: &str, change: &dyn Fn(&mut VcpuState)| {
         let mut states = good.clone();
@@ -493,12 +493,12 @@ fn states_that_cannot_be_are_refused() {
     refused("a fast TSC", &|state| state.tsc.khz = u32::MAX);
     refused("MP state", &|state| state.mp_state = 1);
 
-    // And it is as good as new after all that.
+    // It works as before after all that.
     rig.restart();
     rig.vcpus.restore(&good).unwrap();
 }
 
-/// A structure all of whose bytes are `byte`.
+/// A structure whose bytes are all `byte`.
 fn any<T: zerocopy::FromBytes>(byte: u8) -> T {
     T::read_from_bytes(&vec![byte; size_of::<T>()]).unwrap()
 }
@@ -532,7 +532,7 @@ fn a_guest_keeps_the_processor_that_it_knows() {
     }
     rig.vcpus.restore(&states).unwrap();
     assert_eq!(rig.vcpus.save().unwrap()[0].cpuid, states[0].cpuid);
-    // The way back to the older one, and on to this one again.
+    // Back to the older one, and to this one again.
     let rig = Rig::new(1, HALT_FOR_EVER);
     rig.vcpus.restore(&states).unwrap();
     let error = states[0].check_cpuid(&[]);

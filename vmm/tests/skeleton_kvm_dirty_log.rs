@@ -1,5 +1,5 @@
-//! The pages that a guest and this process write, as KVM and vm-memory know them, against a real `/dev/kvm`.
-//! Fails (and says so) where there is no KVM.
+//! The pages that a guest and this process write, as KVM and vm-memory log them, against a real
+//! `/dev/kvm`. Fails with a message without KVM.
 
 mod support;
 
@@ -11,7 +11,7 @@ use vmm::layout::AddressRange;
 use vmm::memory::RamSlot;
 use vmm::migration::dirty::{DirtyPages, DirtyTracker};
 
-/// inc dword [0x500]; jmp back: writes page 0 for ever.
+/// inc dword [0x500]; jmp back: writes page 0 forever.
 const SPIN: &[u8] = &[0x66, 0xff, 0x06, 0x00, 0x05, 0xeb, 0xf9];
 
 /// mov byte [PAGE × 4096 + 0x123], 1; jmp back to it.
@@ -64,10 +64,10 @@ fn writes_of_vcpus_userspace_and_always_are_one_set() {
             tracker.take(&mut pages, &[]).unwrap();
         }
         rig.vcpus.pause();
-        // What it wrote between the last look and the pause.
+        // The writes between the last read and the pause.
         tracker.take(&mut pages, &[]).unwrap();
-        // KVM counts a page as written also when it maps it writable for a fetch
-        // (make_spte in arch/x86/kvm/mmu/spte.c): that of the code may be there.
+        // KVM also counts a page as written when it maps it writable for a fetch (make_spte in
+        // arch/x86/kvm/mmu/spte.c): the page of the code may be included.
         let mut found = numbers(&pages);
         found.retain(|&number| number != 1);
         assert_eq!(found, [u64::from(page)], "the vCPU alone wrote");

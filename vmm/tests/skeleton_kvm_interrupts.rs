@@ -1,5 +1,4 @@
-//! Interrupts and doorbells against a real `/dev/kvm`. Fails (and says so)
-//! where there is no KVM.
+//! Interrupts and doorbells against a real `/dev/kvm`. Fails with a message without KVM.
 
 mod support;
 
@@ -17,7 +16,7 @@ use vmm::kvm::memory_slots::SlotRange;
 use vmm::kvm::msi::{KvmMsiVectors, MsiCounts};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Long enough for an interrupt that must not come.
+/// Long enough for an interrupt that must not arrive.
 const SILENCE: Duration = Duration::from_millis(50);
 
 fn message(vector: u32) -> MsiMessage {
@@ -27,7 +26,7 @@ fn message(vector: u32) -> MsiMessage {
     }
 }
 
-/// A guest that halts, and says `letter` for each interrupt `vector` it takes.
+/// A guest that halts, and prints `letter` for each interrupt `vector` it receives.
 fn listener(vectors: &[(u16, u8)]) -> Rig {
     let rig = Rig::new(
         1,
@@ -59,7 +58,7 @@ fn msi_vectors_mask_unmask_and_reroute() {
     let vectors = KvmMsiVectors::new(rig.vm.fd().clone());
     let vector = vectors.allocate().unwrap();
 
-    // Masked from the start: what is triggered stays pending.
+    // Masked from the start: a trigger stays pending.
     vector.eventfd().write(1).unwrap();
     std::thread::sleep(SILENCE);
     assert!(vector.pending() && rig.port.is_empty());
@@ -67,7 +66,7 @@ fn msi_vectors_mask_unmask_and_reroute() {
     assert_eq!(rig.port.take_bytes(1), b"a");
     assert!(!vector.pending());
 
-    // Delivered once: no memory of it in the next mask and unmask.
+    // Delivered once: the next mask and unmask do not repeat it.
     vector.mask().unwrap();
     assert!(!vector.pending());
     vector.unmask(message(0x40)).unwrap();
@@ -76,7 +75,7 @@ fn msi_vectors_mask_unmask_and_reroute() {
 
     vector.eventfd().write(1).unwrap();
     assert_eq!(rig.port.take_bytes(1), b"a");
-    // Re-routed while it is not masked.
+    // Re-routed without a mask.
     vector.unmask(message(0x41)).unwrap();
     vector.eventfd().write(1).unwrap();
     assert_eq!(rig.port.take_bytes(1), b"b");
@@ -115,7 +114,7 @@ fn no_route_or_irqfd_leaks() {
                 irqfds: 63
             }
         );
-        // A message that no APIC understands does not spoil the others.
+        // A message that no APIC understands does not affect the others.
         let odd = MsiMessage {
             address: u64::MAX,
             data: u32::MAX,
@@ -181,7 +180,7 @@ fn isa_lines_survive_a_new_routing_table() {
     trigger.write(1).unwrap();
     std::thread::sleep(SILENCE);
     assert!(rig.port.is_empty());
-    // Cut for good: the same pin can be tied again.
+    // Disconnected for good: the same pin can be connected again.
     let _again = InterruptLine::new(rig.vm.fd().clone(), &trigger, 4).unwrap();
     assert_eq!(rig.port.take_bytes(1), b"4");
 }

@@ -1,5 +1,5 @@
-//! Whole machines against a real `/dev/kvm`, with PVH kernels of a few
-//! instructions. Fails (and says so) where there is no KVM.
+//! Whole machines against a real `/dev/kvm`, with PVH kernels of a few instructions. Fails with a
+//! message without KVM.
 
 use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
@@ -14,7 +14,7 @@ use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
 use vmm::machine::{Exit, Machine, Origin, Snapshot, StopHandle};
 use vmm::vcpu::VcpuFailure;
 
-/// A file under the temporary directory that goes with its name.
+/// A file in the temporary directory, removed on drop.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -49,7 +49,7 @@ mod asm {
     pub(crate) fn keyboard_reset() -> Vec<u8> {
         [out(0x64, 0xfe), SPIN.to_vec()].concat()
     }
-    /// Says `len` bytes of its memory.
+    /// Prints `len` bytes of its memory.
     pub(crate) fn say_memory(address: u32, len: u32) -> Vec<u8> {
         let mut code = vec![0xbe]; // mov esi, address
         code.extend(address.to_le_bytes());
@@ -59,7 +59,7 @@ mod asm {
         code.extend([0x66, 0xba, 0xf8, 0x03, 0xac, 0xee, 0xe2, 0xfc]);
         code
     }
-    /// Says a register of a CPUID leaf: 0 EAX, 1 ECX, 2 EDX, 3 EBX.
+    /// Prints a register of a CPUID leaf: 0 EAX, 1 ECX, 2 EDX, 3 EBX.
     pub(crate) fn say_cpuid(leaf: u32, register: u8) -> Vec<u8> {
         let mut code = vec![0xb8]; // mov eax, leaf
         code.extend(leaf.to_le_bytes());
@@ -155,7 +155,7 @@ fn machine(config: &VmConfig, console: Console, stop: &StopHandle) -> Machine {
         .expect("this test needs a working /dev/kvm; `cargo lab test` provides one")
 }
 
-/// Runs to the end; what it was and what the guest said.
+/// Runs to the end; returns the exit and the guest's output.
 fn run(code: &[u8], name: &str, cpus: u64) -> (Exit, Vec<u8>) {
     let kernel = Temporary::new(name, &kernel(code));
     let (console, mut output) = silent();
@@ -195,7 +195,7 @@ fn a_triple_fault_ends_the_run_as_a_crash() {
     assert_eq!(said, b"oh");
 }
 
-/// Counts at 5 MiB, which no power-on writes; resets until it is 25.
+/// Counts at 5 MiB, which no power-on overwrites; resets until the count is 25.
 fn reboots(reset: Vec<u8>) -> Vec<u8> {
     let mut code = asm::say(b".");
     code.extend([0xff, 0x05, 0, 0, 0x50, 0]); // inc dword [0x500000]
@@ -222,12 +222,11 @@ fn reboots_in_place_and_leaks_nothing() {
         let stop = StopHandle::new().unwrap();
         let mut machine = machine(&config, console, &stop);
         let resources = machine.resources();
-        // Other tests open and close descriptors meanwhile: look at what
-        // belongs to this machine only.
+        // Other tests open and close descriptors meanwhile: check only those of this machine.
         assert_eq!((resources.memory_slots, resources.doorbells), (1, 0));
         assert_eq!(machine.run().unwrap(), Exit::PoweredOff);
         assert_eq!(machine.resources(), resources);
-        // Once more is the same as a reset.
+        // A second run is the same as a reset.
         assert_eq!(machine.run().unwrap(), Exit::PoweredOff);
         assert_eq!(machine.resources(), resources);
         drop(machine);
@@ -238,7 +237,7 @@ fn reboots_in_place_and_leaks_nothing() {
 
 #[test]
 fn dropping_a_machine_closes_everything() {
-    // In a process of its own, where nobody else opens descriptors.
+    // In a process of its own, where no other test opens descriptors.
     const CHILD: &str = "BELLHOP_TEST_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
         // Its output stays here: the test runner must not count the child's results.
@@ -254,7 +253,7 @@ fn dropping_a_machine_closes_everything() {
         return;
     }
     let round = || run(&reboots(asm::reset()), "descriptors", 3);
-    round(); // what is opened once per process
+    round(); // opens everything that is opened once per process
     let before = descriptors();
     for _ in 0..3 {
         assert_eq!(round().0, Exit::PoweredOff);
@@ -277,13 +276,13 @@ fn stops_from_another_thread_and_stays_stopped() {
     });
     assert_eq!(machine.run().unwrap(), Exit::Stopped);
     thread.join().unwrap();
-    // The wish stays.
+    // The stop request persists.
     let start = Instant::now();
     assert_eq!(machine.run().unwrap(), Exit::Stopped);
     assert!(start.elapsed() < Duration::from_secs(10));
 }
 
-/// Reads the serial port and says the same, until it reads a `q`.
+/// Echoes the serial port until it reads a `q`.
 fn echo() -> Vec<u8> {
     let mut code = vec![
         0x66, 0xba, 0xfd, 0x03, // mov dx, 0x3fd
@@ -310,8 +309,8 @@ fn console_input_reaches_the_guest_complete() {
     text.push(b'q');
     let typed = text.clone();
     let typist = thread::spawn(move || typist.write_all(&typed).map(|()| typist));
-    // Nobody looks at the screen until the end: its pipe is smaller than the
-    // text, so output has to wait too.
+    // The screen is not read until the end: its pipe is smaller than the text, so output has to
+    // wait too.
     let reader = thread::spawn(move || {
         thread::sleep(Duration::from_millis(300));
         let mut screen = File::from(OwnedFd::from(screen));
@@ -357,7 +356,7 @@ fn bad_files_are_errors_with_nothing_left() {
         error.to_string().starts_with("cannot boot the kernel"),
         "{error}"
     );
-    // The file may be put right, and the machine runs.
+    // After the file is corrected, the machine runs.
     std::fs::write(&not_a_kernel.0, kernel(&asm::power_off())).unwrap();
     assert_eq!(machine.run().unwrap(), Exit::PoweredOff);
 
@@ -373,7 +372,8 @@ fn bad_files_are_errors_with_nothing_left() {
     assert_eq!(error.kind(), ErrorKind::Unusable, "{error}");
 }
 
-/// Says its generation ID; when told that it has changed, takes note, says whether it is told still, and the ID again.
+/// Prints its generation ID. After a notification of a change, acknowledges it, and prints whether
+/// the notification is still pending and the ID again.
 fn generation() -> Vec<u8> {
     const AT: u32 = 0xf_f000;
     let mut code = asm::say_memory(AT, 16);
@@ -448,7 +448,8 @@ fn a_guest_of_a_baseline_is_shown_that_and_no_more() {
         .chunks_exact(4)
         .map(|word| u32::from_le_bytes(word.try_into().unwrap()))
         .collect();
-    // SSE3, SSSE3, CX16, SSE4.1, SSE4.2, x2APIC, POPCNT, TSC deadline, hypervisor; TSC_ADJUST; no XSAVE; 39 and 48 bits.
+    // SSE3, SSSE3, CX16, SSE4.1, SSE4.2, x2APIC, POPCNT, TSC deadline, hypervisor; TSC_ADJUST; no
+    // XSAVE; 39 and 48 bits.
     let bits = [0, 9, 13, 19, 20, 21, 23, 24, 31];
     let features = bits.iter().fold(0_u32, |all, bit| all | 1 << bit);
     assert_eq!(said, [features, 2, 0, 0x3027], "{said:x?}");

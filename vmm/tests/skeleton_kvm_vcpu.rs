@@ -1,5 +1,5 @@
-//! vCPU threads against a real `/dev/kvm`, with real-mode guests of a few
-//! bytes. Fails (and says so) where there is no KVM.
+//! vCPU threads against a real `/dev/kvm`, with real-mode guests of a few bytes. Fails with a
+//! message without KVM.
 
 mod support;
 
@@ -91,8 +91,8 @@ fn protected_mode(sregs: &mut kvm_sregs) {
 fn a_triple_fault_is_reported_and_reset_recovers() {
     let rig = Rig::new(1, &[0x0f, 0x0b]); // ud2
     for _ in 0..3 {
-        // Protected mode without a table of handlers: no exception can be
-        // delivered, nor the double fault that follows.
+        // Protected mode without a table of handlers: neither an exception nor the following double
+        // fault can be delivered.
         let regs = kvm_regs {
             rip: support::CODE,
             rflags: 2,
@@ -117,7 +117,7 @@ fn a_triple_fault_is_reported_and_reset_recovers() {
     assert_eq!(rig.port.take_bytes(1), b"Z");
 }
 
-/// Whoever saves a machine parks its vCPUs and then looks whether one has failed: none may say so later.
+/// Saving a machine parks its vCPUs and then checks for a failure: no vCPU may report one later.
 #[test]
 fn a_vcpu_says_what_failed_before_it_parks() {
     let rig = Rig::new(1, &[0x0f, 0x0b]); // ud2
@@ -158,7 +158,7 @@ fn memory_that_is_not_there_is_an_exit_not_a_loop() {
 #[test]
 fn pause_holds_and_resume_continues_under_load() {
     for code in [SPIN, SPIN_WITH_EXITS] {
-        // The application processors wait for a start-up IPI all along.
+        // The application processors wait for a start-up IPI throughout.
         let rig = Rig::new(4, &join(&[CLI, code]));
         rig.vcpus.resume();
         let mut seen = rig.wait_change(COUNTER, 0);
@@ -185,7 +185,7 @@ fn pause_right_after_resume_loses_no_wakeup() {
         rig.vcpus.resume();
         rig.vcpus.pause();
     }
-    // Twice the same is as good as once.
+    // A repeated call has no further effect.
     rig.vcpus.pause();
     rig.vcpus.resume();
     rig.vcpus.resume();

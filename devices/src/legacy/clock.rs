@@ -1,11 +1,9 @@
-//! The PC's clock at ports 0x70 and 0x71 (MC146818): time of day from the host,
-//! in UTC.
+//! The PC's clock at ports 0x70 and 0x71 (MC146818): time of day from the host, in UTC.
 //!
-//! It owns the address register, registers A and B and the alarm registers. It
-//! gives no interrupts. The guest cannot set the host's time: what it writes to
-//! the time registers is dropped. The other bytes of the CMOS memory (memory
-//! sizes, shutdown code) read as 0; a kernel takes the memory map from its boot
-//! protocol.
+//! Owns the address register, registers A and B and the alarm registers. It raises no interrupts.
+//! The guest cannot set the host's time: writes to the time registers are dropped. The other bytes
+//! of the CMOS memory (memory sizes, shutdown code) read as 0; a kernel takes the memory map from
+//! its boot protocol.
 
 mod saved;
 
@@ -40,7 +38,7 @@ const REGISTER_A: u8 = 10;
 const REGISTER_B: u8 = 11;
 const REGISTER_C: u8 = 12;
 const REGISTER_D: u8 = 13;
-/// Named by the FADT field CENTURY.
+/// The FADT field CENTURY names this register.
 const CENTURY: u8 = 0x32;
 
 /// Register A: update in progress.
@@ -53,15 +51,15 @@ const SET: u8 = 0x80;
 const BINARY: u8 = 0x04;
 /// Register B: 24 rather than 12 hours.
 const HOURS_24: u8 = 0x02;
-/// Register B: what is kept of a write. Interrupts can't be enabled.
+/// Register B: the bits that a write changes. Interrupts cannot be enabled.
 const REGISTER_B_MASK: u8 = SET | BINARY | HOURS_24 | 0x01;
 /// Register D: the battery is good.
 const VALID: u8 = 0x80;
 /// In 12-hour mode, bit 7 of the hours.
 const PM: u8 = 0x80;
 
-/// How long before the second changes the update is announced (tBUC of the
-/// MC146818): a driver that sees no update in progress has that long to read.
+/// How long before the second changes the update is announced (tBUC of the MC146818). A driver that
+/// sees no update in progress has at least that long to read.
 const UPDATE_NOTICE: Duration = Duration::from_micros(244);
 
 #[derive(Debug)]
@@ -76,7 +74,7 @@ struct Registers {
 
 type Now = Box<dyn Fn() -> Duration + Send + Sync>;
 
-/// The clock.
+/// The clock device.
 pub struct Clock {
     now: Now,
     registers: Mutex<Registers>,
@@ -97,7 +95,7 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// A clock that shows the host's time.
+    /// Creates a clock that shows the host's time.
     #[must_use]
     pub fn new() -> Self {
         Self::with_time(Box::new(|| {
@@ -107,7 +105,7 @@ impl Clock {
         }))
     }
 
-    /// A clock that shows what `now` gives: the time since 1970 in UTC.
+    /// Creates a clock that shows the time of `now`, the time since 1970 in UTC.
     fn with_time(now: Now) -> Self {
         Self {
             now,
@@ -197,7 +195,7 @@ impl BusDevice for Clock {
     }
 }
 
-/// A number below 100, in the driver's format.
+/// Encodes a number below 100 in the driver's format.
 fn encode(value: u8, register_b: u8) -> u8 {
     if register_b & BINARY != 0 {
         value
@@ -236,8 +234,8 @@ impl Date {
     fn from_unix(seconds: u64) -> Self {
         let days = seconds / 86_400;
         let of_day = seconds % 86_400;
-        // Years are counted from March, so that the leap day is the last one. The
-        // epoch is moved to the first of March of the year 0.
+        // Years begin in March, so that the leap day is the last day. The epoch moves to the first
+        // of March of the year 0.
         let shifted = days + 719_468;
         let era = shifted / 146_097;
         let of_era = shifted % 146_097;
@@ -251,8 +249,7 @@ impl Date {
             from_march - 9
         };
         let year = era * 400 + year_of_era + u64::from(month <= 2);
-        // Every field is below 256, except the century of a host in the year
-        // 25,600 or later.
+        // Every field is below 256, except the century of a host in the year 25,600 or later.
         let narrow = |value: u64| u8::try_from(value).unwrap_or(u8::MAX);
         Self {
             century: narrow(year / 100 % 100),
@@ -286,7 +283,7 @@ mod tests {
     }
 
     fn get(clock: &Clock, register: u8) -> u8 {
-        // The NMI mask must not matter.
+        // The NMI mask must have no effect.
         clock.write(INDEX, &[register | 0x80]);
         let mut data = [0];
         clock.read(DATA, &mut data);
@@ -352,7 +349,7 @@ mod tests {
                 expected
             );
         }
-        // A host with an absurd clock.
+        // A host with an absurd clock must not cause a panic.
         Date::from_unix(u64::MAX / 2);
     }
 
@@ -362,7 +359,7 @@ mod tests {
         assert_eq!(get(&clock, REGISTER_A), REGISTER_A_DEFAULT);
         nanos.store(LEAP_DAY * 1_000_000_000 + 999_800_000, Ordering::Relaxed);
         assert_ne!(get(&clock, REGISTER_A) & UPDATE_IN_PROGRESS, 0);
-        // Not while the driver holds updates; and the time stands still then.
+        // Not while the driver holds updates; the time then stops.
         set(&clock, REGISTER_B, SET | HOURS_24);
         assert_eq!(get(&clock, REGISTER_A) & UPDATE_IN_PROGRESS, 0);
         nanos.fetch_add(1_000_000_000, Ordering::Relaxed);
@@ -388,7 +385,7 @@ mod tests {
         for register in [0x0f, 0x15, 0x16, 0x17, 0x18, 0x30, 0x31, 0x34, 0x35, 0x5b] {
             assert_eq!(get(&clock, register), 0);
         }
-        // Interrupts can't be enabled.
+        // Interrupts cannot be enabled.
         set(&clock, REGISTER_B, 0x72);
         assert_eq!(get(&clock, REGISTER_B), HOURS_24);
         // Any length, any offset.

@@ -1,17 +1,17 @@
-//! Something that the outside tells the guest: the power event was raised, the machine's generation has changed.
+//! An event register that notifies the guest: a power event, or a change of the machine's
+//! generation ID.
 //!
-//! One register of a byte. Bit 0 says that it happened and the guest has not
-//! taken note; a write clears the bits that it sets. The intended user is the
-//! machine's ACPI code (`vmm`'s DSDT), which notifies the device that it is about
-//! (ACPI 6.5, 5.6.9). Owns the register and its interrupt; must not know what is told, nor what the
-//! guest does about it.
+//! One register of one byte. Bit 0 is set if the event happened and the guest has not acknowledged
+//! it; a write clears the bits that it sets. The intended user is the machine's ACPI code (`vmm`'s
+//! DSDT), which notifies the related device (ACPI 6.5, 5.6.9). Owns the register and its interrupt.
+//! It must not know the meaning of the event, nor the guest's reaction.
 //!
 //! ```text
 //!           raise                    guest writes 1, or reset
 //!   quiet ------> raised (stays) ---------------------------> quiet
 //!                 interrupt asserted
 //! ```
-//! The interrupt is level-triggered: what happens before the guest listens is not lost.
+//! The interrupt is level-triggered: an event before the guest listens is not lost.
 
 mod saved;
 
@@ -25,19 +25,19 @@ use crate::hypervisor::LevelInterrupt;
 
 pub use saved::AcpiEventState;
 
-/// Bytes of the register.
+/// Length of the register in bytes.
 pub const ACPI_EVENT_LEN: u64 = 1;
-/// The bit that says that it happened.
+/// The bit of an event that happened.
 pub const RAISED: u8 = 1;
 
 #[derive(Debug, Default)]
 struct State {
     raised: bool,
-    /// What the interrupt was set to last.
+    /// The last level of the interrupt.
     asserted: bool,
 }
 
-/// See the module.
+/// An event register; see the module.
 pub struct AcpiEvent {
     name: &'static str,
     interrupt: Box<dyn LevelInterrupt>,
@@ -54,7 +54,8 @@ impl fmt::Debug for AcpiEvent {
 }
 
 impl AcpiEvent {
-    /// One that has not happened, by the name that messages have for it, and the interrupt that it drives.
+    /// Creates a register without an event. Messages contain `name`; the register drives
+    /// `interrupt`.
     #[must_use]
     pub fn new(name: &'static str, interrupt: Box<dyn LevelInterrupt>) -> Self {
         Self {
@@ -64,12 +65,12 @@ impl AcpiEvent {
         }
     }
 
-    /// It happens. Once more before the guest took note changes nothing.
+    /// Raises the event. Has no effect if the guest has not acknowledged the previous one.
     pub fn raise(&self) {
         self.set(&mut self.state.lock(), true);
     }
 
-    /// It is forgotten, for a guest that starts anew.
+    /// Clears the event, for a guest that boots.
     pub fn reset(&self) {
         self.set(&mut self.state.lock(), false);
     }
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
     use crate::saved::through_a_file;
 
-    /// Its level in bit 0, the number of changes above.
+    /// Level in bit 0, number of changes above.
     #[derive(Debug, Default, Clone)]
     struct Line(Arc<AtomicU32>);
 

@@ -1,8 +1,8 @@
-//! The few devices of a PC that a guest kernel expects at fixed ports: serial
-//! console, power control, keyboard controller (only its reset), clock; and what the outside tells the guest by ACPI.
+//! The PC devices that a guest kernel expects at fixed ports: serial console, power control,
+//! keyboard controller (only its reset), clock. Also the ACPI event registers.
 //!
-//! They own their registers. They must not know which ports they sit at, nor
-//! what the machine does when the guest asks for power-off.
+//! They own their registers. They must not know their ports, nor how the machine reacts when the
+//! guest requests a power-off.
 
 pub mod clock;
 pub mod event;

@@ -1,8 +1,8 @@
-//! Where the serial port's output goes without ever holding a vCPU.
+//! Buffers the serial port's output so that it never blocks a vCPU.
 //!
-//! `OutputBuffer` keeps what the writer does not take now; [`PolledWriter`]
-//! makes a writer that would block say so instead, without O_NONBLOCK, which
-//! would change the file for every process that shares it (the shell, for one).
+//! `OutputBuffer` keeps the bytes that the writer does not take now. [`PolledWriter`] makes a
+//! writer that would block return an error instead. It does so without O_NONBLOCK, which would
+//! change the file for every process that shares it (the shell, for one).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,20 +11,20 @@ use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Bytes that wait at most.
+/// Maximum number of waiting bytes.
 pub const CAPACITY: usize = 256 * 1024;
 
-/// Bytes given to a [`PolledWriter`] at once. A pipe that polls writable takes
-/// up to PIPE_BUF (4,096) bytes without blocking; a terminal has room for less.
+/// Bytes passed to a [`PolledWriter`] at once. A pipe that polls writable takes up to PIPE_BUF
+/// (4,096) bytes without blocking; a terminal has room for less.
 const CHUNK: usize = 256;
 
-/// A writer over a file that may block, that answers
-/// [`io::ErrorKind::WouldBlock`] instead of blocking.
+/// A writer over a file that may block; it returns [`io::ErrorKind::WouldBlock`] instead of
+/// blocking.
 #[derive(Debug)]
 pub struct PolledWriter<F>(F);
 
 impl<F: AsFd + Write> PolledWriter<F> {
-    /// Wraps `file`, which is left as it is.
+    /// Wraps `file`, whose flags stay unchanged.
     pub fn new(file: F) -> Self {
         Self(file)
     }
@@ -34,7 +34,7 @@ impl<F: AsFd + Write> Write for PolledWriter<F> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let fd = self.0.as_fd();
         let mut fds = [PollFd::new(&fd, PollFlags::OUT)];
-        // POLLERR and POLLHUP count as ready: the write then says what is wrong.
+        // POLLERR and POLLHUP count as ready: the write then reports the error.
         if poll(&mut fds, Some(&Timespec::default()))? == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -43,8 +43,8 @@ impl<F: AsFd + Write> Write for PolledWriter<F> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // The bytes were written by `write`, which does not buffer; a buffering
-        // writer must not be wrapped.
+        // `write` does not buffer, so nothing is left to flush. A buffering writer must not be
+        // wrapped.
         Ok(())
     }
 }
@@ -54,7 +54,7 @@ pub(crate) struct OutputBuffer {
     writer: Box<dyn Write + Send>,
     waiting: VecDeque<u8>,
     lost: u64,
-    /// The writer failed for good; output is dropped from then on.
+    /// The writer has failed for good; output is dropped from then on.
     failed: bool,
 }
 
@@ -78,7 +78,7 @@ impl OutputBuffer {
         }
     }
 
-    /// Whether no further byte can be kept.
+    /// Whether there is no room for another byte.
     pub(crate) fn is_full(&self) -> bool {
         self.waiting.len() >= CAPACITY
     }
@@ -88,12 +88,13 @@ impl OutputBuffer {
         self.waiting.is_empty()
     }
 
-    /// Bytes lost: written by the guest to a full port, or to a broken writer.
+    /// Returns the number of lost bytes: written by the guest to a full port, or to a broken
+    /// writer.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Writes what waits, as far as the writer takes it.
+    /// Writes waiting bytes, as far as the writer takes them.
     pub(crate) fn write_out(&mut self) {
         while !self.waiting.is_empty() {
             let (front, _) = self.waiting.as_slices();
@@ -131,7 +132,7 @@ impl OutputBuffer {
     }
 }
 
-/// The side of the UART: takes everything, never fails, never blocks.
+/// The UART's side: takes everything, never fails, never blocks.
 impl Write for OutputBuffer {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         if self.failed {

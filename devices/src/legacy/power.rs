@@ -1,8 +1,8 @@
-//! How the guest asks for power-off and reset.
+//! Power-off and reset requests of the guest.
 //!
-//! Two devices lead to one [`PowerSignal`]: the registers of hardware-reduced
-//! ACPI (ACPI 6.5, 4.8.3.6 and 4.8.3.7) and the keyboard controller's reset
-//! command. They own no machine state; whoever holds the signal decides.
+//! Two devices signal one [`PowerSignal`]: the registers of hardware-reduced ACPI (ACPI 6.5,
+//! 4.8.3.6 and 4.8.3.7) and the keyboard controller's reset command. They own no machine state; the
+//! holder of the signal decides.
 //!
 //! ```text
 //!   idle --request--> requested (the first one stays) --take--> idle
@@ -23,7 +23,7 @@ use crate::bus::BusDevice;
 
 pub use saved::PowerState;
 
-/// What the guest asked for.
+/// The request of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PowerRequest {
     /// Soft off (ACPI state S5).
@@ -40,10 +40,10 @@ pub struct PowerSignal {
 }
 
 impl PowerSignal {
-    /// A signal with no request.
+    /// Creates a signal with no request.
     ///
     /// # Errors
-    /// No eventfd can be made.
+    /// No eventfd can be created.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             event: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
@@ -51,26 +51,27 @@ impl PowerSignal {
         })
     }
 
-    /// Becomes readable when there is a request.
+    /// Returns the eventfd, which becomes readable when there is a request.
     #[must_use]
     pub fn eventfd(&self) -> &EventFd {
         &self.event
     }
 
-    /// Asks. Of several requests before the next [`PowerSignal::take`] the first one counts.
+    /// Sets the request. Of several requests before the next [`PowerSignal::take`], the first one
+    /// counts.
     pub fn request(&self, request: PowerRequest) {
         self.request.lock().get_or_insert(request);
         // The only failure is a counter at its maximum, which is readable too.
         let _ = self.event.write(1);
     }
 
-    /// Takes the eventfd's signal and leaves the request: it is not to be served now.
+    /// Clears the eventfd and keeps the request, which must not be served now.
     pub fn hold(&self) {
-        // An error only says that there is none.
+        // An error only means that there is no signal.
         let _ = self.event.read();
     }
 
-    /// Signals the request again that was left, if there is one.
+    /// Signals a kept request again, if there is one.
     pub fn release(&self) {
         if self.request.lock().is_some() {
             // The only failure is a counter at its maximum, which is readable too.
@@ -78,9 +79,9 @@ impl PowerSignal {
         }
     }
 
-    /// Takes the request, and the eventfd's signal with it.
+    /// Takes the request and clears the eventfd.
     pub fn take(&self) -> Option<PowerRequest> {
-        // In this order a request in between is seen now or signalled again.
+        // In this order, a request that arrives in between is taken now or signalled again.
         let _ = self.event.read();
         self.request.lock().take()
     }
@@ -96,7 +97,7 @@ pub const SLEEP_STATUS: u64 = 1;
 pub const RESET: u64 = 2;
 /// SLP_TYP for soft off: the first element of `\_S5` in the DSDT.
 pub const SLEEP_TYPE_OFF: u8 = 5;
-/// What a write to the reset register must be (FADT field RESET_VALUE).
+/// The value that a write to the reset register must have (FADT field RESET_VALUE).
 pub const RESET_VALUE: u8 = 1;
 
 /// SLP_EN of the sleep control register.
@@ -109,7 +110,7 @@ pub struct AcpiPower {
 }
 
 impl AcpiPower {
-    /// Registers that lead to `signal`.
+    /// Creates registers that signal `signal`.
     #[must_use]
     pub fn new(signal: Arc<PowerSignal>) -> Self {
         Self { signal }
@@ -118,7 +119,7 @@ impl AcpiPower {
 
 impl BusDevice for AcpiPower {
     fn read(&self, _offset: u64, data: &mut [u8]) {
-        // SLP_EN reads as 0, WAK_STS is never set: the machine does not sleep.
+        // SLP_EN reads as 0, and WAK_STS is never set: the machine does not sleep.
         data.fill(0);
     }
 
@@ -151,7 +152,7 @@ impl Trigger for ResetTrigger {
     }
 }
 
-/// An i8042 that knows the reset command (0xfe to port 0x64) and nothing else.
+/// An i8042 that supports only the reset command (0xfe to port 0x64).
 pub struct KeyboardController(Mutex<I8042Device<ResetTrigger>>);
 
 impl fmt::Debug for KeyboardController {
@@ -161,7 +162,7 @@ impl fmt::Debug for KeyboardController {
 }
 
 impl KeyboardController {
-    /// A controller that leads to `signal`.
+    /// Creates a controller that signals `signal`.
     #[must_use]
     pub fn new(signal: Arc<PowerSignal>) -> Self {
         Self(Mutex::new(I8042Device::new(ResetTrigger(signal))))
@@ -217,7 +218,7 @@ mod tests {
         let power = AcpiPower::new(Arc::clone(&signal));
         power.write(RESET, &[0]);
         assert_eq!(signal.take(), None);
-        // As the last byte of a wider access, too.
+        // Also as the last byte of a wider access.
         power.write(SLEEP_STATUS, &[0, RESET_VALUE]);
         assert_eq!(signal.take(), Some(PowerRequest::Reset));
 
@@ -229,7 +230,7 @@ mod tests {
         assert_eq!(signal.take(), Some(PowerRequest::Reset));
         let mut status = [0xff];
         keyboard.read(4, &mut status);
-        // Input buffer empty: a driver that waits for that goes on.
+        // Input buffer empty: a driver that waits for that continues.
         assert_eq!(status, [0]);
     }
 

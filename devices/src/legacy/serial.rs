@@ -1,16 +1,14 @@
 //! The serial console: a 16550A UART on top of `vm-superio`.
 //!
-//! It owns the registers and both directions' buffers. It must not know the
-//! terminal: the machine gives it a writer, feeds it input and calls
-//! [`Serial::write_out`].
+//! Owns the registers and the buffers of both directions. It must not know the terminal: the
+//! machine gives it a writer, feeds it input and calls [`Serial::write_out`].
 //!
-//! Output. A vCPU never waits for the writer. Bytes that it does not take (it
-//! answers [`std::io::ErrorKind::WouldBlock`], see
-//! [`PolledWriter`](super::output::PolledWriter)) wait in a buffer of 256 KiB.
-//! When that is full the port shows a busy transmitter (THRE and TEMT of the
-//! line status clear, no transmit interrupt), as a real one with a slow line
-//! does: drivers wait, and nothing is lost. Bytes of a driver that writes in
-//! spite of it are lost and counted (Linux's printk waits 10 ms for each).
+//! Output. A vCPU never waits for the writer. Bytes that the writer does not take
+//! ([`std::io::ErrorKind::WouldBlock`], see [`PolledWriter`](super::output::PolledWriter)) wait in
+//! a buffer of 256 KiB. While the buffer is full the port reports a busy transmitter (THRE and TEMT
+//! of the line status clear, no transmit interrupt). So does a real port with a slow line: drivers
+//! wait, and nothing is lost. If a driver writes in spite of that, its bytes are lost and counted
+//! (Linux's printk waits 10 ms for each).
 //!
 //! ```text
 //!             buffer full
@@ -19,8 +17,8 @@
 //!    room again: transmit interrupt, if enabled
 //! ```
 //!
-//! Input. The receive FIFO takes 64 bytes; [`Serial::enqueue`] says how many it
-//! took, and [`Serial::input_space`] becomes readable when the guest emptied it.
+//! Input. The receive FIFO takes 64 bytes. [`Serial::enqueue`] returns how many it took, and
+//! [`Serial::input_space`] becomes readable when the guest has emptied it.
 
 mod saved;
 
@@ -46,15 +44,15 @@ const LINE_CONTROL: u8 = 3;
 const LINE_STATUS: u8 = 5;
 /// Line control: offsets 0 and 1 are the baud rate divisor.
 const DIVISOR_LATCH: u8 = 0x80;
-/// Line status: transmitter holding register empty, and transmitter empty.
+/// Line status: transmitter holding register empty and transmitter empty.
 const TRANSMITTER_READY: u8 = 0x20 | 0x40;
 
-/// What is left to write after [`Serial::write_out`].
+/// The output that is left after [`Serial::write_out`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pending {
     /// Nothing.
     Nothing,
-    /// The writer took no more: call again when it is writable.
+    /// The writer takes no more: call again when it is writable.
     Output,
 }
 
@@ -65,7 +63,7 @@ impl Trigger for Interrupt {
 
     fn trigger(&self) -> io::Result<()> {
         match self.0.write(1) {
-            // The counter is at its maximum: the interrupt is pending already.
+            // The counter is at its maximum: the interrupt is already pending.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             result => result,
         }
@@ -88,7 +86,7 @@ impl SerialEvents for Events {
 
 struct Inner {
     uart: Uart<Interrupt, Events, OutputBuffer>,
-    /// The port was busy: the driver waits for a transmit interrupt.
+    /// The port was busy, and the driver waits for a transmit interrupt.
     owes_interrupt: bool,
 }
 
@@ -104,7 +102,7 @@ impl Inner {
 
     fn write(&mut self, register: u8, value: u8) {
         if let Err(error) = self.uart.write(register, value) {
-            // The buffer takes everything: only the interrupt can have failed.
+            // The buffer takes everything, so only the interrupt can have failed.
             tracing::warn!(%error, "the serial port cannot interrupt the guest");
         }
         self.settle();
@@ -116,8 +114,8 @@ impl Inner {
             self.owes_interrupt = true;
         } else if self.owes_interrupt && self.uart.read(LINE_CONTROL) & DIVISOR_LATCH == 0 {
             self.owes_interrupt = false;
-            // Writing the enabled interrupts again makes the UART raise those whose
-            // condition holds.
+            // Writing the enabled interrupts again makes the UART raise those whose condition
+            // holds.
             let enabled = self.uart.read(INTERRUPT_ENABLE);
             if let Err(error) = self.uart.write(INTERRUPT_ENABLE, enabled) {
                 tracing::warn!(%error, "the serial port cannot interrupt the guest");
@@ -140,12 +138,12 @@ impl fmt::Debug for Serial {
 }
 
 impl Serial {
-    /// A port that signals `interrupt` (IRQ 4 for the first one) and writes what
-    /// the guest sends to `output`, on the thread of the vCPU that sends it.
-    /// `output` must not block: see [`PolledWriter`](super::output::PolledWriter).
+    /// Creates a port that signals `interrupt` (IRQ 4 for the first one). The thread of the sending
+    /// vCPU writes the guest's output to `output`, which must not block: see
+    /// [`PolledWriter`](super::output::PolledWriter).
     ///
     /// # Errors
-    /// No eventfd can be made.
+    /// No eventfd can be created.
     pub fn new(interrupt: Arc<EventFd>, output: Box<dyn Write + Send>) -> io::Result<Self> {
         let flags = libc::EFD_NONBLOCK | libc::EFD_CLOEXEC;
         let input_space = Arc::new(EventFd::new(flags)?);
@@ -163,8 +161,8 @@ impl Serial {
         })
     }
 
-    /// Gives input to the guest; how many bytes were taken. The others are to be
-    /// offered again when [`Serial::input_space`] becomes readable.
+    /// Passes input to the guest and returns the number of bytes taken. Offer the others again when
+    /// [`Serial::input_space`] becomes readable.
     pub fn enqueue(&self, input: &[u8]) -> usize {
         let mut inner = self.inner.lock();
         let room = inner.uart.fifo_capacity().min(input.len());
@@ -182,22 +180,22 @@ impl Serial {
         }
     }
 
-    /// Becomes readable when the guest emptied the receive FIFO. Read it before
-    /// the next [`Serial::enqueue`].
+    /// Returns the eventfd that becomes readable when the guest has emptied the receive FIFO. Read
+    /// it before the next [`Serial::enqueue`].
     #[must_use]
     pub fn input_space(&self) -> &EventFd {
         &self.input_space
     }
 
-    /// Becomes readable when output had to be put aside: wait until the writer's
+    /// Returns the eventfd that becomes readable when output is buffered: wait until the writer's
     /// file is writable, then call [`Serial::write_out`].
     #[must_use]
     pub fn output_waits(&self) -> &EventFd {
         &self.output_waits
     }
 
-    /// Writes what was put aside, as far as the writer takes it. Also to be
-    /// called once at the end, so that the last lines are not lost.
+    /// Writes buffered output, as far as the writer takes it. Call it once more at the end, so that
+    /// the last lines are not lost.
     pub fn write_out(&self) -> Pending {
         let _ = self.output_waits.read();
         let mut inner = self.inner.lock();
@@ -210,15 +208,15 @@ impl Serial {
         }
     }
 
-    /// How many bytes were lost since the start: written to a busy port, or to a
-    /// writer that failed.
+    /// Returns the number of bytes lost since the start: written to a busy port, or to a writer
+    /// that failed.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.inner.lock().uart.writer().lost()
     }
 
-    /// Back to the state after power-on; input that the guest has not read is
-    /// gone, output that waits stays. No vCPU may be running.
+    /// Restores the state after power-on. Input that the guest has not read is dropped; buffered
+    /// output stays. No vCPU may be running.
     pub fn reset(&self) {
         const LINE_CONTROL_DEFAULT: u8 = 3;
         const MODEM_CONTROL: u8 = 4;
@@ -238,7 +236,7 @@ impl Serial {
         while inner.uart.read(LINE_STATUS) & DATA_READY != 0 {
             inner.uart.read(0);
         }
-        // Reading it clears what was pending.
+        // Reading it clears pending interrupts.
         inner.uart.read(2);
         inner.owes_interrupt = false;
     }

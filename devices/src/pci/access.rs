@@ -1,7 +1,7 @@
-//! The two doors to configuration space: ECAM in memory and the ports 0xCF8/0xCFC.
+//! The two access paths to configuration space: ECAM in memory and the ports 0xCF8/0xCFC.
 //!
-//! They turn an access into slot, register and data. They must not know what
-//! a register means.
+//! They convert an access into slot, register and data. They must not know the meaning of a
+//! register.
 
 mod saved;
 
@@ -14,7 +14,7 @@ use crate::bus::BusDevice;
 
 pub use saved::ConfigPortsState;
 
-/// Bytes of the ECAM of one bus: 32 devices, 8 functions, 4 KiB each.
+/// Length of the ECAM of one bus in bytes: 32 devices, 8 functions, 4 KiB each.
 pub const ECAM_SIZE: u64 = 1 << 20;
 /// First port of [`ConfigPorts`] (PCI 3.0, section 3.2.2.3.2).
 pub const PORTS_BASE: u64 = 0xcf8;
@@ -26,7 +26,7 @@ const ENABLE: u32 = 1 << 31;
 /// Bits of CONFIG_ADDRESS that hold a value; the others read zero.
 const ADDRESS_MASK: u32 = 0x80ff_fffc;
 
-/// What an address selects: slot, function and register.
+/// The target of an address: slot, function and register.
 struct Target {
     slot: u8,
     function: u8,
@@ -45,7 +45,7 @@ impl Target {
 pub struct Ecam(Arc<PciBus>);
 
 impl Ecam {
-    /// A door to `bus`.
+    /// Creates an ECAM for `bus`.
     #[must_use]
     pub fn new(bus: Arc<PciBus>) -> Self {
         Self(bus)
@@ -82,8 +82,8 @@ impl BusDevice for Ecam {
 
 /// Configuration mechanism #1: CONFIG_ADDRESS at port 0xCF8, CONFIG_DATA at 0xCFC.
 ///
-/// CONFIG_ADDRESS takes 4-byte accesses only, as the specification asks;
-/// CONFIG_DATA takes 1, 2 and 4 bytes that stay inside it.
+/// CONFIG_ADDRESS accepts only 4-byte accesses, as the specification requires. CONFIG_DATA accepts
+/// 1, 2 and 4 bytes that stay inside it.
 #[derive(Debug)]
 pub struct ConfigPorts {
     bus: Arc<PciBus>,
@@ -91,7 +91,7 @@ pub struct ConfigPorts {
 }
 
 impl ConfigPorts {
-    /// A door to `bus`.
+    /// Creates configuration ports for `bus`.
     #[must_use]
     pub fn new(bus: Arc<PciBus>) -> Self {
         Self {
@@ -104,7 +104,7 @@ impl ConfigPorts {
         *self.address.lock()
     }
 
-    /// What an access of `len` bytes at `offset` in the data port means.
+    /// Returns the target of an access of `len` bytes at `offset` in the data port.
     fn target(&self, offset: u64, len: usize) -> Option<(Slot, u16)> {
         let lane = offset.checked_sub(CONFIG_DATA)?;
         let end = lane.checked_add(u64::try_from(len).ok()?)?;

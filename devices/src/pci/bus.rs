@@ -1,9 +1,9 @@
-//! Bus 0: which function sits in which slot, and where its BARs answer.
+//! Bus 0: the functions in its slots, and the addresses of their BARs.
 //!
-//! Owns the slots, the first BAR addresses and the mapping of BARs into the
-//! memory [`Bus`]. It must not know what a function does.
+//! Owns the slots, the first BAR addresses and the mapping of BARs into the memory [`Bus`]. It must
+//! not know the type of a function.
 //!
-//! A BAR goes through these states; only the second answers accesses:
+//! A BAR has these states; only the second answers accesses:
 //!
 //! ```text
 //!              decoding on, address free and inside the window
@@ -13,9 +13,9 @@
 //!              decoding off, address changed, function removed
 //! ```
 //!
-//! After each write to a command or BAR register of any function all BARs are
-//! looked at: first those that left their place are unmapped, then those that
-//! wait are mapped. So two functions may swap addresses in any order of writes.
+//! After each write to a command or BAR register of any function, all BARs are updated. First those
+//! that left their address are unmapped, then waiting ones are mapped. So two functions may swap
+//! addresses in any order of writes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -48,9 +48,9 @@ impl BusDevice for BarRange {
 
 #[derive(Debug)]
 struct Placement {
-    /// Address given by the allocator.
+    /// The address that the allocator chose.
     first: u64,
-    /// Where the BAR answers now.
+    /// The address at which the BAR is mapped now.
     mapped: Option<u64>,
 }
 
@@ -67,18 +67,18 @@ struct Slots {
     occupants: BTreeMap<Slot, Occupant>,
 }
 
-/// See the module. Shared by [`Ecam`](super::Ecam), [`ConfigPorts`](super::ConfigPorts)
+/// PCI bus 0; see the module. Shared by [`Ecam`](super::Ecam), [`ConfigPorts`](super::ConfigPorts)
 /// and the machine.
 #[derive(Debug)]
 pub struct PciBus {
-    /// Not owned: the memory bus owns the ECAM, which owns this.
+    /// Weak, because the memory bus owns the ECAM, which owns this bus.
     memory: Weak<Bus>,
     bridge: Arc<HostBridge>,
     slots: Mutex<Slots>,
 }
 
-/// What a guest can change about the bus itself. Each function saves itself; the
-/// BARs answer where configuration space says, once [`PciBus::remap`] was called.
+/// The guest's changes to the bus itself. Each function saves itself. The BARs are mapped at the
+/// addresses in configuration space once [`PciBus::remap`] was called.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PciBusState {
     /// The host bridge's configuration space.
@@ -86,8 +86,8 @@ pub struct PciBusState {
 }
 
 impl PciBus {
-    /// A bus with its host bridge in slot 0. BARs get their first address from
-    /// `window`, and answer, on `memory`, only inside it.
+    /// Creates a bus with its host bridge in slot 0. BARs get their first address from `window`,
+    /// and are mapped on `memory` only inside it.
     #[must_use]
     pub fn new(memory: &Arc<Bus>, window: MmioWindow) -> Self {
         let host_bridge = Arc::new(HostBridge::new());
@@ -105,11 +105,11 @@ impl PciBus {
         }
     }
 
-    /// Puts `function` into `slot`, or into the first free one, and programs its
-    /// BARs with free addresses. Decoding stays off until the guest wants it.
+    /// Puts `function` into `slot`, or into the first free one, and programs its BARs with free
+    /// addresses. Decoding stays off until the guest enables it.
     ///
     /// # Errors
-    /// The slot is taken, no slot is free, or a BAR has no address; nothing has changed then.
+    /// The slot is in use, no slot is free, or a BAR has no address; nothing has changed then.
     pub fn add(&self, slot: Option<Slot>, function: Arc<dyn PciFunction>) -> Result<Slot, Error> {
         let mut slots = self.slots.lock();
         let slot = match slot {
@@ -147,14 +147,14 @@ impl PciBus {
         Ok(slot)
     }
 
-    /// Takes the function out of `slot`; its BARs answer no more when this
-    /// returns. The host bridge stays.
+    /// Removes the function from `slot`; its BARs are unmapped when this returns. The host bridge
+    /// stays.
     pub fn remove(&self, slot: Slot) -> Option<Arc<dyn PciFunction>> {
         self.remove_if(slot, |_| true)
     }
 
-    /// As [`PciBus::remove`], if it is `function` that sits there: the slot may have got
-    /// another one since the caller knew. `true` if it was.
+    /// As [`PciBus::remove`], but only if `function` is in the slot, which may have got another one
+    /// meanwhile. Returns `true` if it was removed.
     pub fn remove_function(&self, slot: Slot, function: &Arc<dyn PciFunction>) -> bool {
         self.remove_if(slot, |occupant| Arc::ptr_eq(occupant, function))
             .is_some()
@@ -177,12 +177,12 @@ impl PciBus {
             self.unmap(&occupant.function, index, placement);
             slots.window.free(placement.first);
         }
-        // Another function may have waited for the place.
+        // Another function may have waited for the address.
         self.map_all(&mut slots);
         Some(occupant.function)
     }
 
-    /// The functions on the bus by slot, the host bridge among them.
+    /// Returns the functions on the bus by slot, including the host bridge.
     #[must_use]
     pub fn functions(&self) -> Vec<(Slot, Arc<dyn PciFunction>)> {
         let slots = self.slots.lock();
@@ -192,8 +192,8 @@ impl PciBus {
             .collect()
     }
 
-    /// Resets every function and gives its BARs their first addresses again, as
-    /// firmware would after the machine's reset.
+    /// Resets every function and programs its BARs with their first addresses again, as firmware
+    /// would after the machine's reset.
     pub fn reset(&self) {
         let mut slots = self.slots.lock();
         for occupant in slots.occupants.values() {
@@ -203,14 +203,13 @@ impl PciBus {
         self.map_all(&mut slots);
     }
 
-    /// Makes the mapping follow the BARs as they are programmed now. The
-    /// machine calls it after functions were restored from a saved state;
-    /// writes through this bus do it by themselves.
+    /// Updates the mapping to the current BARs. The machine calls it after functions were restored
+    /// from a saved state; writes through this bus do so themselves.
     pub fn remap(&self) {
         self.map_all(&mut self.slots.lock());
     }
 
-    /// See [`PciBusState`].
+    /// Returns the state of the bus; see [`PciBusState`].
     #[must_use]
     pub fn save(&self) -> PciBusState {
         PciBusState {
@@ -218,7 +217,7 @@ impl PciBus {
         }
     }
 
-    /// Takes a saved bus.
+    /// Restores a saved bus.
     ///
     /// # Errors
     /// As [`ConfigSpace::restored`](super::ConfigSpace::restored); nothing has changed then.
@@ -226,8 +225,8 @@ impl PciBus {
         self.bridge.restore(&state.host_bridge)
     }
 
-    /// Hands a memory fault of the guest to every function: see
-    /// [`PciFunction::memory_fault`]. `true` if one of them took something away.
+    /// Passes a memory fault of the guest to every function: see [`PciFunction::memory_fault`].
+    /// Returns `true` if one of them removed a mapping.
     pub fn memory_fault(&self, address: Option<u64>) -> bool {
         let mut changed = false;
         for (_, function) in self.functions() {
@@ -236,7 +235,7 @@ impl PciBus {
         changed
     }
 
-    /// Reads configuration space; all ones where no function is.
+    /// Reads configuration space; returns all ones if there is no function.
     pub fn read_config(&self, slot: Slot, register: u16, data: &mut [u8]) {
         let function = self.function(slot);
         match function.filter(|_| in_bounds(register, data.len())) {
@@ -245,8 +244,8 @@ impl PciBus {
         }
     }
 
-    /// Writes configuration space; dropped where no function is. When it
-    /// returns, BARs answer where the write put them.
+    /// Writes configuration space; dropped if there is no function. When it returns, BARs are
+    /// mapped according to the write.
     pub fn write_config(&self, slot: Slot, register: u16, data: &[u8]) {
         if !in_bounds(register, data.len()) {
             return;
@@ -257,8 +256,8 @@ impl PciBus {
             }
             return;
         }
-        // Held over write and mapping: of two vCPUs that write at once, the
-        // mapping of the second write must not be undone by the first's.
+        // Held over write and mapping: if two vCPUs write at once, the first one's mapping must not
+        // undo the second one's.
         let mut slots = self.slots.lock();
         if let Some(occupant) = slots.occupants.get(&slot) {
             occupant.function.write_config(register, data);
@@ -305,7 +304,7 @@ impl PciBus {
                     continue;
                 }
                 if !window.contains(bar.address, bar.size) {
-                    // Guests that size a BAR with decoding on pass through here.
+                    // Guests that size a BAR with decoding on reach this.
                     debug!(%slot, bar = bar.index, address = bar.address, "BAR outside the PCI window: nothing answers there");
                     continue;
                 }
@@ -328,7 +327,7 @@ impl PciBus {
 }
 
 impl Drop for PciBus {
-    /// The memory bus may live longer: it must not keep the functions alive.
+    /// The memory bus may live longer and must not keep the functions alive.
     fn drop(&mut self) {
         let slots: Vec<Slot> = self.slots.lock().occupants.keys().copied().collect();
         for slot in slots {

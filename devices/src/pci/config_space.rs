@@ -1,19 +1,18 @@
 //! The configuration space of one function: header type 0, BARs, capabilities.
 //!
-//! Every byte has a mask of the bits that the guest can write, so that the BAR
-//! sizing protocol (write all ones, read the size back) and read-only
-//! capabilities need no code of their own. It owns the registers and their
-//! masks; it must not know what a write means to the function.
+//! Every byte has a mask of the bits that the guest can write. So the BAR sizing protocol (write
+//! all ones, read the size back) and read-only capabilities need no code of their own. Owns the
+//! registers and their masks. It must not know the effect of a write on the function.
 
 use serde::{Deserialize, Serialize};
 
 use super::Bar;
 use crate::Error;
 
-/// Bytes of configuration space that hold registers (PCI 3.0, section 6.1).
+/// Length of the configuration space with registers, in bytes (PCI 3.0, section 6.1).
 pub const CONFIG_SPACE_SIZE: usize = 256;
-/// Bytes that each function takes in the ECAM (PCI Express 3.0, section 7.2.2).
-/// The bytes above [`CONFIG_SPACE_SIZE`] read zero: no extended capabilities.
+/// Length of a function in the ECAM, in bytes (PCI Express 3.0, section 7.2.2). The bytes above
+/// [`CONFIG_SPACE_SIZE`] read zero: there are no extended capabilities.
 pub const EXTENDED_CONFIG_SPACE_SIZE: u16 = 4096;
 
 // PCI 3.0, section 6.1, figure 6-1 and include/uapi/linux/pci_regs.h.
@@ -40,7 +39,7 @@ const BAR_REGISTERS: u8 = 6;
 const BAR_MEMORY_64: u8 = 0x04;
 const MIN_BAR_SIZE: u64 = 4096;
 
-/// What identifies a function (PCI 3.0, section 6.2.1 and 6.2.4).
+/// The identity of a function (PCI 3.0, section 6.2.1 and 6.2.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Vendor ID.
@@ -71,13 +70,13 @@ pub struct ConfigSpace {
     writable: [u8; CONFIG_SPACE_SIZE],
     /// Index and size of each BAR, ascending.
     bars: Vec<(u8, u64)>,
-    /// Where the next capability's offset goes.
+    /// The position of the link to the next capability.
     last_link: usize,
     next_free: usize,
 }
 
 impl ConfigSpace {
-    /// A header of type 0 without BARs and capabilities.
+    /// Creates a header of type 0 without BARs and capabilities.
     #[must_use]
     pub fn new(identity: Identity) -> Self {
         let mut space = Self {
@@ -109,11 +108,11 @@ impl ConfigSpace {
         }
     }
 
-    /// Adds a 64-bit, not prefetchable memory BAR of `size` bytes in the
-    /// register pair `index`, `index + 1`.
+    /// Adds a 64-bit, non-prefetchable memory BAR of `size` bytes in the register pair `index`,
+    /// `index + 1`.
     ///
     /// # Errors
-    /// No BAR can have that size; or the registers do not exist or belong to another BAR.
+    /// The size is invalid for a BAR; or the registers do not exist or belong to another BAR.
     pub fn add_bar(&mut self, index: u8, size: u64) -> Result<(), Error> {
         if !size.is_power_of_two() || size < MIN_BAR_SIZE {
             return Err(Error::other(format!(
@@ -139,9 +138,9 @@ impl ConfigSpace {
         Ok(())
     }
 
-    /// Appends a capability: its ID, the link to the next one, then `body`, of
-    /// which the guest can write the bits set in `writable` (they must be zero
-    /// in `body`: that is their reset value). Returns the offset of the ID.
+    /// Appends a capability: its ID, the link to the next one, then `body`. The guest can write the
+    /// bits that are set in `writable`; they must be zero in `body`, which is their reset value.
+    /// Returns the offset of the ID.
     ///
     /// # Errors
     /// No room is left in the 256 bytes, or body and mask differ in length.
@@ -175,7 +174,7 @@ impl ConfigSpace {
         Ok(offset)
     }
 
-    /// Reads; bytes past the 256 that exist are zero.
+    /// Reads; bytes beyond the 256 existing ones are zero.
     pub fn read(&self, offset: u16, data: &mut [u8]) {
         let mut bytes = self.bytes.iter().skip(usize::from(offset));
         for byte in data {
@@ -192,13 +191,13 @@ impl ConfigSpace {
         }
     }
 
-    /// Sets bytes of a capability that mirror something outside (`offset` from
-    /// the start of configuration space), whatever their mask.
+    /// Sets bytes of a capability that mirror external state, whatever their mask. `offset` is from
+    /// the start of configuration space.
     pub fn set(&mut self, offset: u8, value: &[u8]) {
         self.put(usize::from(offset), value);
     }
 
-    /// A little-endian 16-bit register.
+    /// Reads a little-endian 16-bit register.
     #[must_use]
     pub fn read_u16(&self, offset: u16) -> u16 {
         let mut bytes = [0; 2];
@@ -206,7 +205,7 @@ impl ConfigSpace {
         u16::from_le_bytes(bytes)
     }
 
-    /// A little-endian 32-bit register.
+    /// Reads a little-endian 32-bit register.
     #[must_use]
     pub fn read_u32(&self, offset: u16) -> u32 {
         let mut bytes = [0; 4];
@@ -220,7 +219,7 @@ impl ConfigSpace {
         self.bytes[COMMAND] & COMMAND_MEMORY != 0
     }
 
-    /// The BARs as programmed now, ascending by index.
+    /// Returns the BARs as currently programmed, ascending by index.
     #[must_use]
     pub fn bars(&self) -> Vec<Bar> {
         let decoded = self.memory_decoding();
@@ -245,7 +244,7 @@ impl ConfigSpace {
         }
     }
 
-    /// What [`ConfigSpace::restored`] takes.
+    /// Returns the input of [`ConfigSpace::restored`].
     #[must_use]
     pub fn save(&self) -> ConfigSpaceState {
         ConfigSpaceState {
@@ -253,10 +252,10 @@ impl ConfigSpace {
         }
     }
 
-    /// This configuration space with the writable bits of `state`.
+    /// Returns this configuration space with the writable bits of `state`.
     ///
     /// # Errors
-    /// `state` has no 256 bytes, or differs in a bit that the guest could not have written.
+    /// `state` does not have 256 bytes, or differs in a bit that the guest could not have written.
     pub fn restored(&self, state: &ConfigSpaceState) -> Result<Self, Error> {
         if state.bytes.len() != CONFIG_SPACE_SIZE {
             return Err(Error::other(format!(
@@ -284,7 +283,7 @@ pub(super) fn touches_decoding(offset: u16, len: usize) -> bool {
     meets(COMMAND, COMMAND + 1) || meets(BAR_0, BAR_0 + 4 * usize::from(BAR_REGISTERS) - 1)
 }
 
-/// Offset of BAR register `index` in configuration space.
+/// Returns the offset of BAR register `index` in configuration space.
 pub(super) fn bar_register(index: u8) -> u16 {
     0x10 + 4 * u16::from(index)
 }

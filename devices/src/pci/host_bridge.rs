@@ -1,15 +1,14 @@
 //! The host bridge at 00.0: identity and nothing else.
 //!
-//! Linux looks for it before it trusts the configuration ports
-//! (`arch/x86/pci/direct.c`, `pci_sanity_check`). It has no BAR and no
-//! capability; it must not know the bus behind it.
+//! Linux looks for it before it trusts the configuration ports (`arch/x86/pci/direct.c`,
+//! `pci_sanity_check`). It has no BAR and no capability. It must not know the bus behind it.
 
 use parking_lot::Mutex;
 
 use super::{Bar, ConfigSpace, ConfigSpaceState, Identity, PciFunction};
 use crate::Error;
 
-/// The generic PCI Express host bridge that guests know from other VMMs.
+/// The generic PCI Express host bridge that other VMMs present to guests.
 const IDENTITY: Identity = Identity {
     vendor: 0x1b36,
     device: 0x0008,
@@ -19,7 +18,7 @@ const IDENTITY: Identity = Identity {
     subsystem: 0,
 };
 
-/// See the module.
+/// The host bridge; see the module.
 #[derive(Debug)]
 pub(super) struct HostBridge(Mutex<ConfigSpace>);
 

@@ -1,16 +1,16 @@
-//! The registers by which functions of bus 0 come and go while the guest runs.
+//! The registers for hot-plug and unplug of functions of bus 0.
 //!
-//! Owns which slots the guest has still to look at, which it is asked to give up, and
-//! the interrupt that says so. It must not know what sits in a slot, nor the ACPI
-//! methods that are the only intended user of the registers (`vmm`'s DSDT has them).
+//! Owns the slots that the guest has to scan, the slots that it is asked to eject, and the
+//! interrupt for both. It must not know the function in a slot, nor the ACPI methods (`vmm`'s DSDT)
+//! that are the only intended user of the registers.
 //!
-//! Three registers of 32 bits, little-endian, in which bit *n* is slot *n*; only
-//! aligned accesses of 4 bytes count, others read all ones or are dropped:
+//! Three registers of 32 bits, little-endian, in which bit *n* is slot *n*. Only aligned accesses
+//! of 4 bytes are valid; others read all ones or are dropped:
 //!
 //! | offset | name | read | write |
 //! |---|---|---|---|
 //! | 0 | INSERTED | slots with a new function | ones clear: seen |
-//! | 4 | REMOVAL | slots that the guest is asked to eject | ones clear: heard |
+//! | 4 | REMOVAL | slots that the guest is asked to eject | ones clear: noticed |
 //! | 8 | EJECT | 0 | ones eject |
 //!
 //! ```text
@@ -19,19 +19,19 @@
 //!                             |                                |
 //!                             | request_removal                | request_removal
 //!                             v                                v
-//!                          asked  -- guest clears REMOVAL --> heard
+//!                          asked  -- guest clears REMOVAL --> noticed
 //!                             |                                |
 //!                             +------ guest writes EJECT ------+
 //!                                             |
 //!                                             v
-//!                      off the bus; the machine hears of it (take_ejected)
+//!                      off the bus; the machine takes it (take_ejected)
 //! ```
-//! The interrupt is level-triggered and asserted while INSERTED or REMOVAL has a bit, so
-//! a guest that was not listening yet, or masked it, loses nothing.
+//! The interrupt is level-triggered and asserted while INSERTED or REMOVAL has a bit set. So a
+//! guest that does not listen yet, or masked the interrupt, misses no event.
 //!
-//! **A guest can eject only what it was asked for.** What it writes to EJECT for any other slot
-//! (the boot disk's, an empty one's) has no effect; and as the function stays on
-//! the bus, a rescan finds it again.
+//! **A guest can eject only a slot that it was asked to eject.** Its writes to EJECT for any other
+//! slot (the boot disk's, an empty one's) have no effect. As the function stays on the bus, a
+//! rescan finds it again.
 
 mod saved;
 
@@ -49,7 +49,7 @@ use crate::hypervisor::LevelInterrupt;
 
 pub use saved::PciHotplugState;
 
-/// Bytes of the registers.
+/// Length of the registers in bytes.
 pub const HOTPLUG_LEN: u64 = 12;
 /// Offset of INSERTED.
 pub const HOTPLUG_INSERTED: u64 = 0;
@@ -62,16 +62,16 @@ pub const HOTPLUG_EJECT: u64 = 8;
 struct State {
     inserted: u32,
     removal: u32,
-    /// What the guest may eject: asked for, whether it has heard or not.
+    /// The slots that the guest may eject: asked for, whether noticed or not.
     ejectable: u32,
     ejected: u32,
-    /// What the interrupt was set to last.
+    /// The last level of the interrupt.
     asserted: bool,
     /// Whether a refused eject was logged: a guest must not fill the log.
     refused: bool,
 }
 
-/// See the module.
+/// The hot-plug registers; see the module.
 pub struct PciHotplug {
     bus: Arc<PciBus>,
     interrupt: Box<dyn LevelInterrupt>,
@@ -92,10 +92,10 @@ fn bit(slot: Slot) -> u32 {
 }
 
 impl PciHotplug {
-    /// Registers for `bus` with nothing to tell, and the interrupt they drive.
+    /// Creates registers for `bus` with no bit set, which drive `interrupt`.
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// The process has no free descriptor.
     pub fn new(bus: Arc<PciBus>, interrupt: Box<dyn LevelInterrupt>) -> io::Result<Self> {
         Ok(Self {
             bus,
@@ -105,18 +105,18 @@ impl PciHotplug {
         })
     }
 
-    /// Tells the guest that there is a function in `slot`, which is on the bus already.
+    /// Notifies the guest of a function in `slot`, which is already on the bus.
     pub fn announce(&self, slot: Slot) {
         let mut state = self.state.lock();
         state.inserted |= bit(slot);
         self.settle(&mut state);
     }
 
-    /// Asks the guest to eject `slot`; asking again tells it again. Nothing follows
-    /// if the guest does not want to, or has just done so: that stays to be taken.
+    /// Asks the guest to eject `slot`; a repeated call notifies it again. Has no effect if the
+    /// guest refuses, or has just ejected the slot: that ejection stays to be taken.
     pub fn request_removal(&self, slot: Slot) {
         let mut state = self.state.lock();
-        // A question that is older than its answer would hit the slot's next function.
+        // A request older than the ejection would hit the slot's next function.
         if state.ejected & bit(slot) != 0 {
             return;
         }
@@ -125,17 +125,17 @@ impl PciHotplug {
         self.settle(&mut state);
     }
 
-    /// Readable when [`PciHotplug::take_ejected`] has something.
+    /// Returns the eventfd that is readable when [`PciHotplug::take_ejected`] has a slot to return.
     #[must_use]
     pub fn eventfd(&self) -> &EventFd {
         &self.event
     }
 
-    /// The slots that the guest has ejected since the last call. Their functions are
-    /// off the bus; who owns them lets them go.
+    /// Returns the slots that the guest has ejected since the last call. Their functions are off
+    /// the bus, and their owner must release them.
     #[must_use]
     pub fn take_ejected(&self) -> Vec<Slot> {
-        // In this order an eject in between is seen now or signalled again.
+        // In this order, an eject that arrives in between is taken now or signalled again.
         let _ = self.event.read();
         let ejected = std::mem::take(&mut self.state.lock().ejected);
         (0..SLOTS)
@@ -144,8 +144,8 @@ impl PciHotplug {
             .collect()
     }
 
-    /// Forgets what the guest was to be told and asked, for a guest that starts anew
-    /// and looks at all slots by itself. What was ejected before stays to be taken.
+    /// Clears pending notifications and requests, for a guest that boots and scans all slots
+    /// itself. Earlier ejections stay to be taken.
     pub fn reset(&self) {
         let mut state = self.state.lock();
         state.inserted = 0;
@@ -166,8 +166,8 @@ impl PciHotplug {
         }
         for slot in (0..SLOTS).filter_map(Slot::new) {
             if granted & bit(slot) != 0 {
-                // Off the bus before the guest's write is over: a rescan
-                // that follows must not find it.
+                // Off the bus before the guest's write is complete: a subsequent rescan must not
+                // find it.
                 self.bus.remove(slot);
             }
         }
@@ -181,7 +181,7 @@ impl PciHotplug {
         }
     }
 
-    /// Makes the interrupt follow the registers.
+    /// Sets the interrupt according to the registers.
     fn settle(&self, state: &mut State) {
         if let Err(error) = self.try_settle(state) {
             error!(%error, "the PCI hot-plug interrupt cannot be set");

@@ -1,9 +1,8 @@
 //! PCI as the guest sees it: one segment, one bus, 32 slots, no bridges.
 //!
-//! Owns configuration space, BAR decoding, the two ways to reach
-//! configuration space ([`Ecam`] and [`ConfigPorts`]), MSI-X and hot-plug. It must not
-//! know what a function does (virtio is only a client), nor how the hypervisor
-//! delivers an interrupt.
+//! Owns configuration space, BAR decoding, the two access paths to configuration space ([`Ecam`]
+//! and [`ConfigPorts`]), MSI-X and hot-plug. It must not know the type of a function (virtio is
+//! only a client), nor how the hypervisor delivers an interrupt.
 //!
 //! ```text
 //!   vCPU exit --> Bus (ports) --> ConfigPorts --+
@@ -15,8 +14,8 @@
 //!                     +--> PciFunction (BAR)
 //! ```
 //!
-//! Lock order: the lock of [`PciHotplug`], then the lock of [`PciBus`], then the lock inside a function, then
-//! the lock of the memory [`Bus`](crate::bus::Bus). A function never calls up.
+//! Lock order: [`PciHotplug`], then [`PciBus`], then the lock inside a function, then the memory
+//! [`Bus`](crate::bus::Bus). A function never calls up.
 
 mod access;
 mod bus;
@@ -59,7 +58,7 @@ impl Slot {
         (number < SLOTS).then_some(Self(number))
     }
 
-    /// The device number.
+    /// Returns the device number.
     #[must_use]
     pub fn number(self) -> u8 {
         self.0
@@ -72,16 +71,16 @@ impl fmt::Display for Slot {
     }
 }
 
-/// A 64-bit memory BAR as its function's configuration space holds it now.
+/// A 64-bit memory BAR as currently programmed in its function's configuration space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bar {
     /// Number of the first of its two BAR registers, 0 to 4.
     pub index: u8,
-    /// Bytes; a power of two of at least 4096.
+    /// Size in bytes; a power of two of at least 4096.
     pub size: u64,
     /// Guest-physical address as programmed; a multiple of the size.
     pub address: u64,
-    /// Whether the command register lets the function answer there.
+    /// Whether the command register enables decoding of the BAR.
     pub decoded: bool,
 }
 
@@ -97,8 +96,8 @@ pub trait PciFunction: Send + Sync + fmt::Debug {
     /// Writes configuration space; bounds as in [`PciFunction::read_config`].
     fn write_config(&self, offset: u16, data: &[u8]);
 
-    /// The function's BARs as they are programmed now, ascending by index. Number,
-    /// index and size never change.
+    /// Returns the function's BARs as currently programmed, ascending by index. Number, index and
+    /// size never change.
     fn bars(&self) -> Vec<Bar>;
 
     /// Reads at `offset` from the start of BAR `bar`. The whole access lies inside the BAR.
@@ -107,20 +106,20 @@ pub trait PciFunction: Send + Sync + fmt::Debug {
     /// Writes at `offset` from the start of BAR `bar`; bounds as in [`PciFunction::read_bar`].
     fn write_bar(&self, bar: u8, offset: u64, data: &[u8]);
 
-    /// BAR `bar` answers at `address` from now on, or nowhere if `None`. Always
-    /// `None` between two addresses.
+    /// BAR `bar` is decoded at `address` from now on, or nowhere if `None`. There is always a call
+    /// with `None` between two addresses.
     fn bar_moved(&self, bar: u8, address: Option<u64>);
 
-    /// The guest made an access that memory of this function cannot serve (a read of
-    /// a write-only page that was mapped in a BAR), at guest-physical `address`; `None`: the
-    /// hypervisor does not say where. The function takes away what cannot serve, so
-    /// that the same access then comes to [`PciFunction::read_bar`].
+    /// Handles a guest access that memory of this function cannot serve, such as a read of a
+    /// write-only page that is mapped in a BAR. `address` is guest-physical; `None` if the
+    /// hypervisor does not report it. The function removes the mapping, so that the same access
+    /// then comes to [`PciFunction::read_bar`].
     ///
-    /// `true` if it took anything away. Functions that map nothing have nothing to do.
+    /// Returns `true` if it removed a mapping. Functions without mappings have nothing to do.
     fn memory_fault(&self, _address: Option<u64>) -> bool {
         false
     }
 
-    /// Back to the state after power-on: BARs zero, decoding off.
+    /// Restores the state after power-on: BARs zero, decoding off.
     fn reset(&self);
 }

@@ -1,13 +1,13 @@
 //! MSI-X (PCI 3.0, section 6.8.2): capability, table and Pending Bit Array.
 //!
-//! Owns the table as the guest programmed it and turns it into routes of
-//! [`MsiVector`]s. It must not know who signals a vector.
+//! Owns the table as the guest programmed it and converts it into routes of [`MsiVector`]s. It must
+//! not know who signals a vector.
 //!
 //! ```text
 //!             enabled, function mask clear, entry's mask clear
 //!   masked  ----------------------------------------------------> routed(message)
 //!           <----------------------------------------------------    |  ^
-//!             any of the three not so, or reset                      +--+
+//!             any of the three is not met, or reset                    +--+
 //!                                                          another message written
 //! ```
 //! A trigger of a masked vector stays pending in the vector's eventfd.
@@ -25,12 +25,12 @@ use crate::hypervisor::{MsiMessage, MsiVector};
 pub const MSIX_CAPABILITY_ID: u8 = 0x11;
 /// Offset of Message Control from the start of the capability.
 pub const MSIX_CONTROL_OFFSET: u16 = 2;
-/// Largest table.
+/// Maximum number of vectors.
 pub const MAX_VECTORS: usize = 2048;
-/// Bytes of a table entry: address low and high, data, vector control; 4 each.
+/// Length of a table entry in bytes: address low and high, data, vector control; 4 each.
 pub const TABLE_ENTRY_SIZE: u64 = 16;
-/// The Pending Bit Array comes in words of this many bytes, bit *n* of word
-/// *w* for vector 64 *w* + *n*.
+/// Length of a word of the Pending Bit Array in bytes; bit *n* of word *w* is for vector 64 *w* +
+/// *n*.
 pub const PBA_WORD_SIZE: u64 = 8;
 
 const CONTROL_FUNCTION_MASK: u16 = 1 << 14;
@@ -62,12 +62,12 @@ struct Entry {
     message: MsiMessage,
     masked: bool,
     vector: Arc<dyn MsiVector>,
-    /// What the vector is routed to now; `None`: masked.
+    /// The current route of the vector; `None`: masked.
     routed: Option<MsiMessage>,
 }
 
 impl Entry {
-    /// The entry's four registers.
+    /// Returns the entry's four registers.
     fn registers(&self) -> [u32; 4] {
         let low_high = self.message.address.to_le_bytes();
         let [a, b, c, d, e, f, g, h] = low_high;
@@ -89,7 +89,7 @@ impl Entry {
         }
     }
 
-    /// Makes the route what the registers ask for.
+    /// Sets the route according to the registers.
     fn update(&mut self, number: usize, deliver: bool) {
         let wanted = (deliver && !self.masked).then_some(self.message);
         if wanted == self.routed {
@@ -101,7 +101,7 @@ impl Entry {
         };
         match done {
             Ok(()) => self.routed = wanted,
-            // The route stays what it was and is tried again at the next change.
+            // The route stays unchanged, and the next change retries it.
             Err(error) => warn!(vector = number, %error, "cannot route an MSI-X vector"),
         }
     }
@@ -111,7 +111,7 @@ impl Entry {
     }
 }
 
-/// MSI-X of one function.
+/// The MSI-X state of one function.
 #[derive(Debug)]
 pub struct Msix {
     enabled: bool,
@@ -120,10 +120,10 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// A table of masked entries, one per vector.
+    /// Creates a table of masked entries, one per vector.
     ///
     /// # Errors
-    /// MSI-X has between 1 and 2048 vectors.
+    /// The number of vectors is not between 1 and 2048.
     pub fn new(vectors: Vec<Arc<dyn MsiVector>>) -> Result<Self, Error> {
         if vectors.is_empty() || vectors.len() > MAX_VECTORS {
             return Err(Error::other(format!(
@@ -147,16 +147,16 @@ impl Msix {
         })
     }
 
-    /// Number of vectors, 1 to 2048.
+    /// Returns the number of vectors, 1 to 2048.
     #[must_use]
     pub fn vectors(&self) -> u16 {
         u16::try_from(self.entries.len()).unwrap_or(u16::MAX)
     }
 
-    /// Body of the capability and the mask of its writable bits, for
-    /// [`ConfigSpace::add_capability`](super::ConfigSpace::add_capability):
-    /// Message Control, then where in BAR `bar` (0 to 5) table and Pending Bit
-    /// Array begin, in bytes; both multiples of 8.
+    /// Returns the body of the capability and the mask of its writable bits, for
+    /// [`ConfigSpace::add_capability`](super::ConfigSpace::add_capability). The body is Message
+    /// Control, then the offsets of table and Pending Bit Array in BAR `bar` (0 to 5). Both are in
+    /// bytes and multiples of 8.
     #[must_use]
     pub fn capability(&self, bar: u8, table: u32, pending: u32) -> ([u8; 10], [u8; 10]) {
         let mut body = [0; 10];
@@ -169,7 +169,7 @@ impl Msix {
         (body, mask)
     }
 
-    /// Takes Message Control as the guest wrote it.
+    /// Takes the guest's write of Message Control.
     pub fn set_control(&mut self, control: u16) {
         self.enabled = control & CONTROL_ENABLE != 0;
         self.function_masked = control & CONTROL_FUNCTION_MASK != 0;
@@ -183,8 +183,8 @@ impl Msix {
         }
     }
 
-    /// Reads the table at `offset` bytes. Aligned accesses of 4 and 8 bytes
-    /// answer; any other, and any outside of the table, reads zero.
+    /// Reads the table at `offset` bytes. Only aligned accesses of 4 and 8 bytes inside the table
+    /// are valid; all others read zero.
     pub fn read_table(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let Some((number, register, count)) = self.locate(offset, data.len()) else {
@@ -200,8 +200,8 @@ impl Msix {
         }
     }
 
-    /// Writes the table at `offset` bytes; accesses as in [`Msix::read_table`],
-    /// others are ignored.
+    /// Writes the table at `offset` bytes; valid accesses are as in [`Msix::read_table`], others
+    /// are ignored.
     pub fn write_table(&mut self, offset: u64, data: &[u8]) {
         let deliver = self.enabled && !self.function_masked;
         let Some((number, register, _)) = self.locate(offset, data.len()) else {
@@ -218,7 +218,7 @@ impl Msix {
         entry.update(number, deliver);
     }
 
-    /// Entry, first register in it and number of registers of an access.
+    /// Returns the entry, the first register in it and the number of registers of an access.
     fn locate(&self, offset: u64, len: usize) -> Option<(usize, usize, usize)> {
         if !matches!(len, 4 | 8) || !offset.is_multiple_of(u64::try_from(len).ok()?) {
             return None;
@@ -228,7 +228,7 @@ impl Msix {
         Some((number, register, len / 4))
     }
 
-    /// Reads the Pending Bit Array at `offset` bytes; accesses as in
+    /// Reads the Pending Bit Array at `offset` bytes; valid accesses are as in
     /// [`Msix::read_table`]. It cannot be written.
     pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
@@ -248,7 +248,7 @@ impl Msix {
         }
     }
 
-    /// Triggers `vector`; a number past the table (such as "no vector") does nothing.
+    /// Triggers `vector`; a number beyond the table (such as "no vector") has no effect.
     pub fn signal(&self, vector: u16) {
         if let Some(entry) = self.entries.get(usize::from(vector))
             && let Err(error) = entry.vector.eventfd().write(1)
@@ -257,7 +257,7 @@ impl Msix {
         }
     }
 
-    /// Masks everything, clears the table and drops what was pending.
+    /// Masks everything, clears the table and drops pending triggers.
     pub fn reset(&mut self) {
         self.enabled = false;
         self.function_masked = false;
@@ -270,7 +270,7 @@ impl Msix {
         }
         self.update_all();
         for (number, entry) in self.entries.iter().enumerate() {
-            // Only a counter that is not zero is read: the eventfd may block.
+            // Only a non-zero counter is read: the eventfd may block.
             if entry.pending()
                 && let Err(error) = entry.vector.eventfd().read()
             {
@@ -279,7 +279,7 @@ impl Msix {
         }
     }
 
-    /// The table as the guest programmed it.
+    /// Returns the table as the guest programmed it.
     #[must_use]
     pub fn save(&self) -> MsixState {
         let state = |entry: &Entry| MsixEntryState {
@@ -293,7 +293,7 @@ impl Msix {
         }
     }
 
-    /// Whether [`Msix::restore`] would take `state`.
+    /// Checks whether [`Msix::restore`] accepts `state`.
     ///
     /// # Errors
     /// The saved table has another number of entries.
@@ -307,8 +307,8 @@ impl Msix {
         )))
     }
 
-    /// Takes a saved table and Message Control, routes as they ask, and triggers again
-    /// what was pending.
+    /// Restores a saved table and Message Control, sets the routes accordingly, and repeats pending
+    /// triggers.
     ///
     /// # Errors
     /// As [`Msix::check`]; nothing has changed then.

@@ -1,7 +1,6 @@
-//! The range of guest-physical addresses in which BARs live.
+//! The range of guest-physical addresses for BARs.
 //!
-//! Owns who was given which first address; it must not know where the guest
-//! moves a BAR afterwards.
+//! Owns the first address of each BAR. It must not know where the guest moves a BAR afterwards.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +12,15 @@ pub struct MmioWindow {
     base: u64,
     /// Inclusive, so that a window may reach the end of the address space.
     last: u64,
-    /// Given ranges: first address to last address.
+    /// Allocated ranges: first address to last address.
     given: BTreeMap<u64, u64>,
 }
 
 impl MmioWindow {
-    /// The window `base..base + len` (bytes).
+    /// Creates the window `base..base + len` (bytes).
     ///
     /// # Errors
-    /// The window is empty or passes the end of the address space.
+    /// The window is empty or exceeds the address space.
     pub fn new(base: u64, len: u64) -> Result<Self, Error> {
         let last = len
             .checked_sub(1)
@@ -45,10 +44,10 @@ impl MmioWindow {
         end.is_some_and(|end| address >= self.base && end <= self.last)
     }
 
-    /// The lowest free address that is a multiple of `size`, a power of two.
+    /// Allocates the lowest free address that is a multiple of `size`, a power of two.
     ///
     /// # Errors
-    /// Nothing is left for this size, or it is not a power of two.
+    /// No address is left for this size, or it is not a power of two.
     pub fn allocate(&mut self, size: u64) -> Result<u64, Error> {
         let full = || {
             Error::other(format!(
@@ -78,7 +77,7 @@ impl MmioWindow {
         }
     }
 
-    /// Takes back what [`MmioWindow::allocate`] gave at `address`.
+    /// Frees the range that [`MmioWindow::allocate`] returned at `address`.
     pub fn free(&mut self, address: u64) {
         self.given.remove(&address);
     }

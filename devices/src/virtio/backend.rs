@@ -1,10 +1,9 @@
-//! The seam between the virtio transport and what does the device's work.
+//! The interface between the virtio transport and a device's backend.
 //!
-//! The *transport* (virtio-pci) owns what the guest programs:
-//! features, status, ring addresses and sizes, enable bits, vectors. A
-//! *backend* (rng, block, vhost-vdpa) owns what happens behind it. A backend
-//! gets a read-only description of the guest's choices at activation and at
-//! every later change; it must not know PCI, nor who runs the event loop.
+//! The *transport* (virtio-pci) owns the state that the guest programs: features, status, ring
+//! addresses and sizes, enable bits, vectors. A *backend* (rng, block, vhost-vdpa) owns the device
+//! behind it. A backend receives a read-only description of the guest's settings at activation and
+//! at each later change. It must not know PCI, nor who runs the event loop.
 //!
 //! ```text
 //!             negotiate            activate
@@ -26,8 +25,8 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::Error;
 use crate::hypervisor::DoorbellPage;
 
-/// One virtqueue as the guest programmed it (virtio 1.3, 4.1.4.3). Addresses
-/// are guest-physical and *not yet checked* against guest memory.
+/// One virtqueue as the guest programmed it (virtio 1.3, 4.1.4.3). Addresses are guest-physical and
+/// *not yet checked* against guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct QueueAddresses {
     /// Entries: a power of two for split rings, never above the offered maximum.
@@ -45,12 +44,12 @@ pub struct QueueAddresses {
 pub struct Queue {
     /// Index of the queue.
     pub index: u16,
-    /// What the guest programmed.
+    /// The guest's settings.
     pub addresses: QueueAddresses,
-    /// Signalled when the guest kicks. The same fd for the life of the device.
+    /// Signalled when the guest kicks. The same eventfd for the life of the device.
     pub kick: Arc<EventFd>,
-    /// To be signalled when buffers were used; `None` while the guest has no
-    /// vector for this queue.
+    /// To be signalled when buffers were used; `None` while the guest has set no vector for this
+    /// queue.
     pub call: Option<Arc<EventFd>>,
 }
 
@@ -63,52 +62,50 @@ pub struct Activation {
     pub queues: Vec<Queue>,
 }
 
-/// A change the guest made to a running device.
+/// A change that the guest made to a running device.
 #[derive(Debug)]
 pub enum QueueChange {
-    /// The queue's interrupt vector was re-routed: signal this one from now
-    /// on. The backend follows it with one spurious interrupt, so that none is lost.
+    /// The queue's interrupt vector was re-routed: signal this eventfd from now on. The backend
+    /// then sends one spurious interrupt, so that none is lost.
     Call {
         /// Index of the queue.
         index: u16,
         /// The new eventfd; `None`: no vector.
         call: Option<Arc<EventFd>>,
     },
-    /// The queue was enabled after DRIVER_OK: one that was reset before.
+    /// The queue was enabled after DRIVER_OK, following its reset.
     Enable(Queue),
-    /// The queue was reset (virtio 1.3, 2.6.1); only where the backend offers
-    /// RING_RESET. When the backend returns, nothing touches the queue's rings and
-    /// buffers any more, until it is enabled again.
+    /// The queue was reset (virtio 1.3, 2.6.1); only if the backend offers RING_RESET. Once the
+    /// backend returns, nothing accesses the queue's rings and buffers until it is enabled again.
     Reset {
         /// Index of the queue.
         index: u16,
     },
 }
 
-/// What a queue is for, as far as it tells what its indices mean to somebody who watches
-/// them.
+/// The purpose of a queue, which determines the meaning of its indices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueRole {
-    /// Buffers wait in it until something arrives from outside (a network device's receiveq):
-    /// an old buffer is no sign of trouble, an empty queue may be one.
+    /// Buffers wait until data arrives from outside (a network device's receiveq). An old buffer is
+    /// normal; an empty queue may be a fault.
     Receive,
-    /// The device is to work on each buffer at once: transmitq, requests, control commands.
+    /// The device works on each buffer at once: transmitq, requests, control commands.
     Request,
-    /// Not known.
+    /// Unknown.
     Other,
 }
 
-/// A file descriptor that a backend wants to be polled for reading, for the
-/// whole life of the device (also while it is inactive).
+/// A file descriptor that must be polled for reading during the whole life of the device, even
+/// while it is inactive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
     /// The descriptor; the backend keeps it open.
     pub fd: RawFd,
-    /// Given back to [`Backend::process`].
+    /// Passed back to [`Backend::process`].
     pub token: u16,
 }
 
-/// What the transport must do after a backend processed an event.
+/// The reaction that the transport owes to an event that a backend processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Outcome {
     /// The device configuration changed: new generation and a configuration
@@ -121,7 +118,7 @@ pub struct Outcome {
 /// A backend's state in a snapshot or a migration stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
-    /// Which kind of backend wrote it, such as `virtio-rng`.
+    /// The kind of backend that wrote it, such as `virtio-rng`.
     pub name: String,
     /// Version of the payload's layout.
     pub version: u32,
@@ -129,23 +126,23 @@ pub struct SavedState {
     pub payload: Vec<u8>,
 }
 
-/// The device whose place a backend is to take behind the same virtio transport, so that the
-/// guest's driver goes on with it.
+/// The device that a backend replaces behind the same virtio transport, while the guest's driver
+/// keeps running.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Predecessor {
-    /// What [`Hardware::identity`] of the predecessor gave.
+    /// The result of [`Hardware::identity`] of the predecessor.
     pub identity: SavedState,
-    /// What the guest's driver relies on: the features that it negotiated, or all that it is
-    /// offered while it makes its choice. 0: no driver is there.
+    /// The features on which the guest's driver relies: those it negotiated, or all offered
+    /// features while it negotiates. 0: there is no driver.
     pub features: u64,
-    /// The driver works on its rings: they have to go on in their middle.
+    /// The driver works on its rings, which continue in the middle.
     pub running: bool,
 }
 
-/// What does a virtio device's work. See the module's diagram for who calls
-/// what in which order; the transport upholds it.
+/// The implementation of a virtio device. The module's diagram shows the order of calls, which the
+/// transport keeps.
 ///
-/// No method may block on the guest, and none may panic on what the guest wrote.
+/// No method may block on the guest, and none may panic on guest input.
 pub trait Backend: Send + fmt::Debug {
     /// Virtio device type (virtio 1.3, section 5): 1 network, 2 block, …
     fn device_type(&self) -> u32;
@@ -156,8 +153,8 @@ pub trait Backend: Send + fmt::Debug {
     /// Feature bits to offer. VERSION_1 is always among them.
     fn features(&self) -> u64;
 
-    /// What `queue` of the active device is for, by its type and the features that were
-    /// negotiated.
+    /// Returns the purpose of `queue` of the active device, by its type and the negotiated
+    /// features.
     fn queue_role(&self, _queue: u16) -> QueueRole {
         QueueRole::Other
     }
@@ -172,9 +169,9 @@ pub trait Backend: Send + fmt::Debug {
     /// Writes device configuration; bounds as in [`Backend::read_config`].
     fn write_config(&mut self, offset: u32, data: &[u8]);
 
-    /// Descriptors for the event loop; asked once, before the device is used.
-    /// `kicks[i]` is the kick eventfd of queue *i*, for the queues whose kicks
-    /// this backend serves in userspace.
+    /// Returns descriptors for the event loop; called once, before the device is used. `kicks[i]`
+    /// is the kick eventfd of queue *i*, for the queues whose kicks this backend serves in
+    /// userspace.
     fn events(&mut self, kicks: &[Arc<EventFd>]) -> Vec<Event>;
 
     /// The driver wrote FEATURES_OK with `features`, a subset of the offer.
@@ -195,126 +192,128 @@ pub trait Backend: Send + fmt::Debug {
     /// As [`Backend::activate`].
     fn change(&mut self, change: QueueChange) -> Result<(), Error>;
 
-    /// Stops everything and forgets what the guest programmed. When it
-    /// returns, nothing touches guest memory any more.
+    /// Stops everything and clears the guest's settings. Once it returns, nothing accesses guest
+    /// memory.
     fn reset(&mut self);
 
-    /// One of the descriptors of [`Backend::events`] became readable.
+    /// Handles one of the descriptors of [`Backend::events`], which became readable.
     fn process(&mut self, token: u16) -> Outcome;
 
-    /// Stops the device and gives its state, rings included. The device
-    /// stays stopped until [`Backend::restore`] or [`Backend::reset`].
+    /// Stops the device and returns its state, including its rings. The device stays stopped until
+    /// [`Backend::restore`] or [`Backend::reset`].
     ///
     /// # Errors
-    /// Says why this device cannot be saved now, with the device as before. The kind is
-    /// [`ErrorKind::BrokenRing`] if only a reset would help: the device as it is cannot be saved,
-    /// but need not be either.
+    /// The reason for which this device cannot be saved now, with the device as before. The kind is
+    /// [`ErrorKind::BrokenRing`] if only a reset would help: such a device cannot be saved, but
+    /// does not need to be.
     ///
     /// [`ErrorKind::BrokenRing`]: crate::ErrorKind::BrokenRing
     fn save(&mut self) -> Result<SavedState, Error>;
 
-    /// Starts an inactive device, or one that is stopped by [`Backend::save`] or
-    /// [`Hardware::hand_over`], from a saved state. `activation` is what the restored transport
-    /// holds; its features may have been negotiated just before.
+    /// Starts an inactive device, or one that [`Backend::save`] or [`Hardware::hand_over`] stopped,
+    /// from a saved state. `activation` is the state of the restored transport; its features may
+    /// have been negotiated just before.
     ///
     /// # Errors
     /// The state is of another kind or version, malformed, or the device refuses it.
     fn restore(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error>;
 
-    /// Whether this state can be read at all, its kind and version, and that it is whole; and, as far as that can be told
-    /// without starting anything, whether the device can do what it says.
+    /// Checks that this state can be read: its kind, its version and its integrity. Checks also
+    /// that the device supports the state, as far as possible without starting anything.
     ///
     /// # Errors
-    /// As [`Backend::restore`] for such.
+    /// As [`Backend::restore`].
     fn check_state(&self, state: &SavedState) -> Result<(), Error>;
 
-    /// What a backend can do besides that has a device of the host behind it. `None`: the VMM is
-    /// the device itself. Its every write goes through guest memory, which marks by itself.
+    /// Returns the additional operations of a backend with a device of the host. `None`: the VMM is
+    /// the device itself. All its writes go through guest memory, which marks the pages.
     fn hardware(&mut self) -> Option<&mut dyn Hardware> {
         None
     }
 }
 
-/// A backend behind which a device of the host works on the guest's rings: it kicks by doorbells,
-/// fails, is replaced by another one, and writes unseen. The transport asks for it by
+/// A backend behind which a device of the host works on the guest's rings. Such a device has
+/// doorbells, can fail, can be replaced, and writes without being seen. The transport gets it from
 /// [`Backend::hardware`].
 pub trait Hardware {
-    /// The device's own doorbell for `queue`, an enabled queue of the active
-    /// device, if the guest may store there instead of signalling the kick
-    /// eventfd. Asked after each activation and restore, and let go before
-    /// [`Backend::reset`]. The kick eventfd must work all the same: the guest may
-    /// be sent back to it at any time.
+    /// Returns the device's own doorbell for `queue`, an enabled queue of the active device, if it
+    /// has one. The guest may store there instead of signalling the kick eventfd. The transport
+    /// asks after each activation and restore, and releases the doorbell before [`Backend::reset`].
+    /// The kick eventfd must work all the same: the guest may be switched back to it at any time.
     ///
     /// None for queues that are served in userspace.
     fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>>;
 
-    /// Asks the guest to announce itself on its network, because it came to
-    /// another place there (virtio 1.3, 5.1.6.5.4, GUEST_ANNOUNCE). The outcome says
-    /// `config_changed` if it can be asked: a network device, started by a driver
-    /// that understands it. Asking again before the driver answered changes nothing.
+    /// Asks the guest to announce itself on its network, because its location there changed (virtio
+    /// 1.3, 5.1.6.5.4, GUEST_ANNOUNCE). The outcome has `config_changed` set if the guest can be
+    /// asked: the device is a network device, started by a driver that supports it. Asking again
+    /// before the driver answered has no effect.
     fn announce(&mut self) -> Outcome;
 
-    /// Whether the device itself, and no ring of its driver's, is why [`Outcome::needs_reset`] was said: another
-    /// device in its place would work. Until it is reset.
+    /// Whether the device itself, and not a ring of its driver, caused [`Outcome::needs_reset`]:
+    /// another device in its place would work. Holds until the reset.
     fn has_failed(&self) -> bool;
 
-    /// `on`: from when this returns until it is called again with `false`, or [`Backend::save`], every page that the
-    /// device writes is marked in the bitmap of guest memory, save those of [`Hardware::always_dirty`]; what it wrote
-    /// before is not. Resets and starts by the driver in between change nothing about that. The guest keeps its device
-    /// meanwhile. [`Hardware::doorbell`] is to be asked again afterwards, and is let go before. `false` without a
-    /// record does nothing.
+    /// With `on`, every page that the device writes is marked in the bitmap of guest memory, except
+    /// those of [`Hardware::always_dirty`]. This holds from the return of this call until a call
+    /// with `false` or [`Backend::save`]; earlier writes are not marked. Resets and starts by the
+    /// driver do not end it. The guest keeps its device meanwhile. [`Hardware::doorbell`] is
+    /// released before and must be asked again afterwards. `false` without logging has no effect.
     ///
     /// # Errors
-    /// Says why it can't be done, with the device as before. The kind is [`ErrorKind::BrokenRing`]
-    /// if only a reset would help. If that could not be kept either, the device asks for a reset by
-    /// its driver ([`Outcome::needs_reset`]). At the end of a record: the device could not be
-    /// brought back to its former state; nothing is recorded any more.
+    /// The reason, with the device as before. The kind is [`ErrorKind::BrokenRing`] if only a reset
+    /// would help. If the device could not be kept as before, it asks its driver for a reset
+    /// ([`Outcome::needs_reset`]). When logging ends: the device could not return to its former
+    /// state; nothing is logged any more.
     ///
     /// [`ErrorKind::BrokenRing`]: crate::ErrorKind::BrokenRing
     fn log_writes(&mut self, on: bool) -> Result<(), Error>;
 
-    /// While pages are recorded: guest-physical address and length in bytes of what the device may write at any
-    /// moment without a mark, to be copied once more when it has stopped. Asked again after each
-    /// change by the driver, and before [`Backend::save`].
+    /// While writes are logged: the guest-physical address and length in bytes of areas that the
+    /// device may write at any moment without a mark. They must be copied once more after it has
+    /// stopped. Asked again after each change by the driver, and before [`Backend::save`].
     fn always_dirty(&self) -> Vec<(u64, u64)>;
 
-    /// What the guest was told of this device, whatever its driver negotiated, and takes for
-    /// unchanging: for [`Hardware::succeed`] of the device that takes its place.
+    /// Returns the properties of this device that the guest has seen and takes as constant,
+    /// whatever its driver negotiated. Input for [`Hardware::succeed`] of the device that replaces
+    /// it.
     ///
     /// # Errors
-    /// Devices of this kind are not replaced.
+    /// Devices of this kind cannot be replaced.
     fn identity(&mut self) -> Result<SavedState, Error>;
 
-    /// Makes this device, which is unused yet, look like its predecessor, or says why
-    /// it cannot. The predecessor goes on meanwhile.
+    /// Makes this device, which is still unused, look like its predecessor, or gives the reason why
+    /// it cannot. The predecessor keeps running meanwhile.
     ///
     /// # Errors
-    /// What the guest would lose.
+    /// The property that the guest would lose.
     fn succeed(&mut self, predecessor: &Predecessor) -> Result<(), Error>;
 
-    /// Whether a driver that relies on `features` by now (as [`Predecessor::features`]) can go on with this device: it may have
-    /// relied on less when this one [took its predecessor's place](Hardware::succeed). A device that has taken none has nothing
-    /// to say.
+    /// Checks that a driver that now relies on `features` (as [`Predecessor::features`]) can
+    /// continue with this device. It may have relied on less when this device [took its
+    /// predecessor's place](Hardware::succeed). A device without a predecessor does not object.
     ///
     /// # Errors
-    /// As [`Hardware::succeed`]: what the guest would lose.
+    /// As [`Hardware::succeed`]: the property that the guest would lose.
     fn check_succession(&self, features: u64) -> Result<(), Error>;
 
-    /// As [`Backend::save`], but for a device that takes this one's place: in the state no
-    /// chain is left with this device, and a device that cannot be suspended may be reset for it. One that
-    /// [has failed](Hardware::has_failed) is reset, and asked nothing.
+    /// As [`Backend::save`], but for a device that replaces this one: the state leaves no chain
+    /// with this device. A device that cannot be suspended may be reset for it. A device that [has
+    /// failed](Hardware::has_failed) is reset, without any other request to it.
     ///
     /// # Errors
-    /// Says why the place cannot be handed over now; the device continues, or is as broken as before.
+    /// The reason why it cannot be handed over now; the device continues, or is as broken as
+    /// before.
     fn hand_over(&mut self) -> Result<SavedState, Error>;
 
-    /// As [`Backend::restore`], after a device that was to go on from this state failed, this one or another. It is reset,
-    /// but may have worked on the rings before: where they stand is looked up again.
+    /// As [`Backend::restore`], after a device that was to continue from this state failed, this
+    /// one or another. That device is reset, but may have worked on the rings before: their
+    /// positions are read again.
     ///
     /// # Errors
-    /// As [`Backend::restore`], or it is not known what that one has done.
+    /// As [`Backend::restore`], or the progress of the failed device is unknown.
     fn take_back(&mut self, state: &SavedState, activation: Activation) -> Result<(), Error>;
 }
 
-/// How the backends that touch guest memory hold it.
+/// The guest memory that backends share.
 pub type SharedMemory = Arc<GuestMemory>;

@@ -1,4 +1,4 @@
-//! Virtio: the transport, the seam behind it, and the backends.
+//! Virtio: the transport, the backend interface, and the backends.
 
 pub mod backend;
 pub mod block;
@@ -10,8 +10,9 @@ pub mod status;
 pub mod userspace_queue;
 pub mod vdpa;
 
-/// The versions of the saved states, by unique names: the transport, each kind of backend, and the
-/// identity of a network device for another host. A program reads these versions and no others.
+/// Returns the versions of the saved states, by unique names. They cover the transport, each kind
+/// of backend, and the identity of a network device for another host. A program reads these
+/// versions only.
 #[must_use]
 pub fn state_versions() -> [(&'static str, u32); 5] {
     let [device, identity] = vdpa::STATE_VERSIONS;

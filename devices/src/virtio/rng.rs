@@ -1,9 +1,8 @@
 //! virtio-rng (virtio 1.3, 5.4): random bytes of the host for the guest.
 //!
-//! It owns the request queue while the driver runs. It must not know the
-//! transport. Work is bounded: [`MAX_BYTES`] for each request (the
-//! specification lets the device fill less than the buffer) and
-//! [`REQUESTS_PER_TURN`] for each turn of the event loop.
+//! Owns the request queue while the driver runs. It must not know the transport. Work is bounded:
+//! [`MAX_BYTES`] for each request and [`REQUESTS_PER_TURN`] for each turn of the event loop. The
+//! specification lets the device fill less than the buffer.
 //!
 //! ```text
 //!              activate, restore
@@ -32,9 +31,9 @@ use super::single_queue::{Offer, SavedSingleQueue, SingleQueue, active, inactive
 use super::userspace_queue::{Kick, UserspaceQueue};
 use crate::Error;
 
-/// Most random bytes given for one request.
+/// Maximum number of random bytes for one request.
 pub const MAX_BYTES: usize = 4096;
-/// Most requests served before the event loop gets its turn again.
+/// Maximum number of requests served before the event loop gets its turn again.
 pub const REQUESTS_PER_TURN: usize = 64;
 
 const FEATURES: u64 =
@@ -61,7 +60,7 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// An inactive device over `memory`.
+    /// Creates an inactive device over `memory`.
     #[must_use]
     pub fn new(memory: SharedMemory) -> Self {
         Self {
@@ -72,7 +71,7 @@ impl Rng {
     }
 }
 
-/// Serves one turn. `Ok(true)`: there is more to do.
+/// Serves one turn. `Ok(true)`: there is more work.
 fn serve(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, Error> {
     let answered = answer(queue, memory);
     queue.signal_used()?;
@@ -92,7 +91,7 @@ fn answer(queue: &mut UserspaceQueue, memory: &SharedMemory) -> Result<bool, Err
     Ok(true)
 }
 
-/// Fills the writable part of a chain and says with how many bytes.
+/// Fills the writable part of a chain and returns the number of bytes.
 fn fill(chain: &Chain, memory: &SharedMemory) -> u32 {
     let mut entropy = [0u8; MAX_BYTES];
     let (_, writable) = chain.split();
@@ -127,8 +126,8 @@ fn fill(chain: &Chain, memory: &SharedMemory) -> u32 {
 /// Fills `buffer` from the kernel's generator.
 fn getrandom(mut buffer: &mut [u8]) -> io::Result<()> {
     while !buffer.is_empty() {
-        // SAFETY: the system call writes at most `buffer.len()` bytes to `buffer`,
-        // which is ours and writable; no safe wrapper is among the dependencies.
+        // SAFETY: the system call writes at most `buffer.len()` bytes to `buffer`, which this
+        // function borrows mutably; no safe wrapper is among the dependencies.
         let result = unsafe { libc::getrandom(buffer.as_mut_ptr().cast(), buffer.len(), 0) };
         match usize::try_from(result) {
             Ok(filled) => buffer = buffer.get_mut(filled..).unwrap_or_default(),
@@ -228,7 +227,7 @@ impl Backend for Rng {
     }
 
     fn save(&mut self) -> Result<SavedState, Error> {
-        // Nothing is ever in flight between two calls.
+        // Nothing is in flight between two calls.
         let saved = Saved(self.active.take().map(|active| active.save()));
         saved_state::encode(STATE_NAME, STATE_VERSION, &saved)
     }

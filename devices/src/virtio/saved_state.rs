@@ -1,9 +1,7 @@
-//! Encoding of a backend's state into a [`SavedState`], and the checks on the
-//! way back.
+//! Encodes a backend's state into a [`SavedState`], and checks it when decoding.
 //!
-//! It owns the envelope (name, version, postcard payload) and must not know
-//! what any backend puts inside. A saved state comes from a file or from
-//! another host, so nothing in it is trusted.
+//! Owns the envelope (name, version, postcard payload). It must not know a backend's payload. A
+//! saved state comes from a file or from another host and is not trusted.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

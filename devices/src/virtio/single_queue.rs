@@ -1,8 +1,7 @@
-//! What every emulated device with one queue does alike: take the features and
-//! the queue over at activation, follow changes, save and restore.
+//! The common part of emulated devices with one queue: they take the features and the queue at
+//! activation, follow changes, save and restore.
 //!
-//! It owns the `UserspaceQueue` while the driver runs. It must not know which
-//! device it serves.
+//! Owns the `UserspaceQueue` while the driver runs. It must not know which device it serves.
 
 use serde::{Deserialize, Serialize};
 use vdpa::ring::RingFeatures;
@@ -14,22 +13,22 @@ use crate::Error;
 
 const NOT_SERVED: &str = "the queue cannot be served";
 
-/// The device must be inactive for that.
+/// The error for an operation that needs an inactive device.
 pub(crate) fn active() -> Error {
     Error::other("the device is active already")
 }
 
-/// The device must be active for that.
+/// The error for an operation that needs an active device.
 pub(crate) fn inactive() -> Error {
     Error::other("the device is not active")
 }
 
-/// The device has queue 0 only.
+/// The error for another queue than 0, the only one.
 fn no_such_queue(index: u16) -> Error {
     Error::other(format!("there is no queue {index}"))
 }
 
-/// What the offer and the queue's maximum are.
+/// The offered features and the queue's maximum size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Offer {
     /// Feature bits.
@@ -39,7 +38,7 @@ pub(crate) struct Offer {
 }
 
 impl Offer {
-    /// Checks what the driver chose.
+    /// Checks the driver's choice.
     ///
     /// # Errors
     /// Features outside the offer, or without VERSION_1.
@@ -71,10 +70,10 @@ pub(crate) struct SingleQueue {
 }
 
 impl SingleQueue {
-    /// Takes over what the driver programmed.
+    /// Takes over the driver's settings.
     ///
     /// # Errors
-    /// Features, queue index or ring are not acceptable.
+    /// Features, queue index or ring are invalid.
     pub(crate) fn activate(
         activation: Activation,
         offer: Offer,
@@ -93,10 +92,10 @@ impl SingleQueue {
         Ok(started)
     }
 
-    /// As [`SingleQueue::activate`], going on where `saved` stopped.
+    /// As [`SingleQueue::activate`], continuing at the position in `saved`.
     ///
     /// # Errors
-    /// Also when `saved` does not fit `activation`, or is malformed.
+    /// As [`SingleQueue::activate`], or `saved` does not fit `activation`, or is malformed.
     pub(crate) fn restore(
         saved: SavedSingleQueue,
         mut activation: Activation,
@@ -126,7 +125,7 @@ impl SingleQueue {
         Ok(started)
     }
 
-    /// The state to save. Every popped chain must have been given back.
+    /// Returns the state to save. Every popped chain must have been returned.
     pub(crate) fn save(&self) -> SavedSingleQueue {
         SavedSingleQueue {
             features: self.features,
@@ -139,7 +138,7 @@ impl SingleQueue {
         self.features.checked_shr(bit).unwrap_or(0) & 1 != 0
     }
 
-    /// The queue, if the driver enabled it.
+    /// Returns the queue, if the driver enabled it.
     pub(crate) fn queue(&mut self) -> Option<&mut UserspaceQueue> {
         self.queue.as_mut()
     }
@@ -147,7 +146,7 @@ impl SingleQueue {
     /// Follows a change of the running device.
     ///
     /// # Errors
-    /// The queue does not exist, is enabled already, or is not acceptable.
+    /// The queue does not exist, is enabled already, or is invalid.
     pub(crate) fn change(&mut self, change: QueueChange) -> Result<(), Error> {
         match change {
             QueueChange::Call { index, call } => {
@@ -159,7 +158,7 @@ impl SingleQueue {
                 Ok(())
             }
             QueueChange::Enable(queue) => self.enable(queue),
-            // RING_RESET is not offered, so the transport never asks.
+            // RING_RESET is not offered, so the transport never requests it.
             QueueChange::Reset { index } => {
                 Err(Error::other(format!("queue {index} cannot be reset alone")))
             }

@@ -1,7 +1,7 @@
 //! The virtio device status register (virtio 1.3, section 2.1) as one table.
 //!
-//! Owns which write is legal in which state and what has to happen then. It
-//! must not know features, queues or backends.
+//! Owns which write is legal in which state, and its effect. It must not know features, queues or
+//! backends.
 //!
 //! ```text
 //!    0 --> ACKNOWLEDGE --> DRIVER --> FEATURES_OK --> DRIVER_OK
@@ -21,25 +21,25 @@ pub const ACKNOWLEDGE: u8 = 1;
 pub const DRIVER: u8 = 2;
 /// The driver is set up and the device runs.
 pub const DRIVER_OK: u8 = 4;
-/// Features were agreed on.
+/// Features are negotiated.
 pub const FEATURES_OK: u8 = 8;
-/// The device met an error that it cannot recover from.
+/// The device has met an error from which it cannot recover.
 pub const NEEDS_RESET: u8 = 64;
 /// The driver gave up.
 pub const FAILED: u8 = 128;
 
-/// What a driver's write of the status register asks for.
+/// The effect of a driver's write of the status register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// The write is illegal or adds nothing: the register stays as it is.
     Nothing,
     /// Reset the device.
     Reset,
-    /// Set the register to this; nothing else is to be done.
+    /// Set the register to this value; nothing else is needed.
     Set(DeviceStatus),
-    /// Check the features; set the register to this if the device agrees.
+    /// Check the features; set the register to this value if the device accepts them.
     Negotiate(DeviceStatus),
-    /// Start the device, then set the register to this.
+    /// Start the device, then set the register to this value.
     Activate(DeviceStatus),
 }
 
@@ -68,7 +68,7 @@ const fn transition(from: u8, to: u8, step: Step) -> Transition {
     }
 }
 
-/// A driver that gives up.
+/// A driver gives up.
 const fn failure(from: u8) -> Transition {
     Transition {
         from,
@@ -83,7 +83,7 @@ const DRIVEN: u8 = ACKNOWLEDGED | DRIVER;
 const AGREED: u8 = DRIVEN | FEATURES_OK;
 const RUNNING: u8 = AGREED | DRIVER_OK;
 
-/// Every legal write, except that of 0, which is legal anywhere.
+/// Every legal write except 0, which is legal in any state.
 const TRANSITIONS: [Transition; 10] = [
     transition(0, ACKNOWLEDGED, Step::Set),
     transition(0, DRIVEN, Step::Set),
@@ -112,7 +112,7 @@ impl DeviceStatus {
     /// As [`DeviceStatus::AGREED`], and DRIVER_OK: the device works.
     pub const RUNNING: Self = Self(RUNNING);
 
-    /// A register that a driver and a device can have brought about; else `None`.
+    /// Returns a register that a driver and a device can have reached; else `None`.
     #[must_use]
     pub fn from_bits(bits: u8) -> Option<Self> {
         let driver = bits & !NEEDS_RESET;
@@ -132,14 +132,14 @@ impl DeviceStatus {
         self.0 & bits == bits
     }
 
-    /// The same with NEEDS_RESET.
+    /// Returns the register with NEEDS_RESET set.
     #[must_use]
     pub fn broken(self) -> Self {
         Self(self.0 | NEEDS_RESET)
     }
 
-    /// What the driver's write of `written` asks for. NEEDS_RESET in it is
-    /// ignored: it is the device's.
+    /// Returns the effect of the driver's write of `written`. NEEDS_RESET in it is ignored: only
+    /// the device sets it.
     #[must_use]
     pub fn write(self, written: u8) -> Request {
         if written == 0 {
@@ -172,8 +172,8 @@ impl fmt::Debug for DeviceStatus {
 mod tests {
     use super::*;
 
-    /// The rule in the words of the specification, not as a table: every
-    /// register a driver can reach times every byte it can write.
+    /// The rule in the words of the specification, not as a table: every register that a driver can
+    /// reach, with every byte that it can write.
     fn rule(current: u8, written: u8) -> Request {
         if written == 0 {
             return Request::Reset;
@@ -183,14 +183,14 @@ mod tests {
         let new = written & driver_bits;
         let added = new & !old;
         let status = DeviceStatus(current | added);
-        // Reserved bits, bits that go away, and a driver that gave up.
+        // Reserved bits, cleared bits, and a driver that gave up.
         if written & 0x30 != 0 || old & !new != 0 || old & 0x80 != 0 {
             return Request::Nothing;
         }
         if added == 0x80 {
             return Request::Set(status);
         }
-        // A device that needs a reset takes nothing else.
+        // A device that needs a reset accepts nothing else.
         if current & 0x40 != 0 {
             return Request::Nothing;
         }
@@ -214,7 +214,7 @@ mod tests {
                         "{current:#x} <- {written:#x}"
                     );
                 } else {
-                    // Cannot be reached; only reset may lead out.
+                    // Unreachable; only reset may lead out.
                     let expected = if written == 0 {
                         Request::Reset
                     } else {

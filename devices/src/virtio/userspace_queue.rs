@@ -1,15 +1,15 @@
 //! One virtqueue served by this process, as the emulated devices use it.
 //!
-//! It owns a queue's eventfds and whether it is broken; the ring, with the checks on what
-//! the driver wrote there and interrupt suppression, is [`vdpa::ring::DeviceQueue`]. It must
-//! not know what the buffers mean.
+//! Owns a queue's eventfds and whether it is broken. The ring, with the checks of the driver's data
+//! and interrupt suppression, is [`vdpa::ring::DeviceQueue`]. It must not know the meaning of the
+//! buffers.
 //!
 //! ```text
 //!            pop: malformed chain, avail index ahead by more than the size; set_broken
 //!   serving --------------------------------------------------------------------------> broken
 //! ```
-//! A broken queue hands out nothing any more; only a device reset ends that
-//! (virtio 1.3, 2.1.2: DEVICE_NEEDS_RESET).
+//! A broken queue hands out no chains; only a device reset ends that (virtio 1.3, 2.1.2:
+//! DEVICE_NEEDS_RESET).
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -35,7 +35,7 @@ pub(crate) struct SavedQueue {
     broken: bool,
 }
 
-/// Where a queue stands, by ring format.
+/// The position of a queue, by ring format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedPosition {
     Split { next_avail: u16, next_used: u16 },
@@ -54,13 +54,13 @@ impl From<VringBase> for SavedPosition {
     }
 }
 
-/// The kick eventfd of a queue, never blocking.
+/// The kick eventfd of a queue; it never blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct Kick(Arc<EventFd>);
 
 impl Kick {
-    /// Takes the eventfd and makes it non-blocking, so that a spurious wake-up
-    /// cannot hang the event loop.
+    /// Takes the eventfd and makes it non-blocking, so that a spurious wake-up cannot hang the
+    /// event loop.
     pub(crate) fn new(event: Arc<EventFd>) -> io::Result<Self> {
         // SAFETY: fcntl on a descriptor that `event` keeps open; F_GETFL takes no
         // pointer. There is no safe wrapper for an eventfd of vmm-sys-util.
@@ -79,20 +79,20 @@ impl Kick {
         Ok(Self(event))
     }
 
-    /// The descriptor to poll.
+    /// Returns the descriptor to poll.
     pub(crate) fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
     /// Takes all pending kicks.
     pub(crate) fn drain(&self) {
-        // The only failure is "none pending".
+        // The only possible failure is that none is pending.
         let _ = self.0.read();
     }
 
-    /// Makes the event loop come back: there is more to do than one turn allows.
+    /// Makes the event loop return: there is more work than one turn allows.
     pub(crate) fn again(&self) {
-        // The only failure is a counter at its maximum, which is readable too.
+        // The only possible failure is a counter at its maximum, which is readable too.
         let _ = self.0.write(1);
     }
 }
@@ -109,10 +109,10 @@ pub(crate) struct UserspaceQueue {
 impl UserspaceQueue {
     /// Takes over a queue that the driver programmed, at its beginning.
     ///
-    /// `max_size` is what was offered for it, `features` are as negotiated.
+    /// `max_size` is the offered maximum; `features` are negotiated.
     ///
     /// # Errors
-    /// The size, alignment or place of the ring is not acceptable.
+    /// The size, alignment or address of the ring is invalid.
     pub(crate) fn new(
         queue: Queue,
         max_size: u16,
@@ -157,12 +157,12 @@ impl UserspaceQueue {
         })
     }
 
-    /// As [`UserspaceQueue::new`], at the saved indices, with one spurious kick
-    /// and one spurious interrupt so that neither side waits for a lost one.
+    /// As [`UserspaceQueue::new`], at the saved indices. It sends one spurious kick and one
+    /// spurious interrupt, so that neither side waits for a lost one.
     ///
     /// # Errors
-    /// As [`UserspaceQueue::new`], or the indices make no sense, or are of the
-    /// other ring format.
+    /// As [`UserspaceQueue::new`], or the indices are inconsistent or belong to the other ring
+    /// format.
     pub(crate) fn restore(
         queue: Queue,
         saved: SavedQueue,
@@ -171,8 +171,8 @@ impl UserspaceQueue {
         memory: SharedMemory,
     ) -> Result<Self, Error> {
         let base = match saved.position {
-            // A broken queue is served no more, so its position may be any: a
-            // chain that was never given back may be in flight for ever.
+            // A broken queue is no longer served, so any position is valid: a chain that was never
+            // returned may be in flight for ever.
             _ if saved.broken => VringBase::initial(features.packed),
             SavedPosition::Split {
                 next_avail,
@@ -193,7 +193,7 @@ impl UserspaceQueue {
         Ok(restored)
     }
 
-    /// The state to save. Every popped chain must have been given back, and signalled.
+    /// Returns the state to save. Every popped chain must have been returned, and signalled.
     pub(crate) fn save(&self) -> SavedQueue {
         SavedQueue {
             position: self.ring.base().into(),
@@ -201,15 +201,15 @@ impl UserspaceQueue {
         }
     }
 
-    /// The queue's kick.
+    /// Returns the queue's kick.
     pub(crate) fn kick(&self) -> &Kick {
         &self.kick
     }
 
-    /// Takes the next available chain; `None` when there is none or the queue is broken.
+    /// Takes the next available chain; `None` if there is none or the queue is broken.
     ///
     /// # Errors
-    /// The driver wrote something malformed: the queue is broken from now on.
+    /// The driver's data is malformed: the queue is broken from now on.
     pub(crate) fn pop(&mut self) -> Result<Option<Chain>, Error> {
         if self.broken {
             return Ok(None);
@@ -219,13 +219,13 @@ impl UserspaceQueue {
         popped.map_err(Error::ring)
     }
 
-    /// Stops serving the queue: what the driver put into a chain makes no sense.
+    /// Stops serving the queue: the driver's chain is invalid.
     pub(crate) fn set_broken(&mut self) {
         self.broken = true;
     }
 
-    /// Gives a chain back; `len` is how many bytes were written to it. The caller has made every
-    /// write to its buffers, and marked it dirty, before. The driver may see it only after
+    /// Returns a chain; `len` is the number of bytes written to it. The caller has made every write
+    /// to its buffers, and marked it dirty, before. The driver may see the chain only after
     /// [`UserspaceQueue::signal_used`].
     ///
     /// # Errors
@@ -236,8 +236,8 @@ impl UserspaceQueue {
         pushed.map_err(Error::ring)
     }
 
-    /// Asks the driver to kick from now on; `true` when chains were made
-    /// available meanwhile, which no kick will announce.
+    /// Asks the driver to kick from now on. Returns `true` if chains were made available meanwhile,
+    /// for which no kick comes.
     ///
     /// # Errors
     /// The ring cannot be accessed.
@@ -245,8 +245,8 @@ impl UserspaceQueue {
         Ok(!self.broken && self.ring.set_notifications(true).map_err(Error::ring)?)
     }
 
-    /// Shows the driver what [`UserspaceQueue::push_used`] gave back, and interrupts it,
-    /// unless it suppressed that (virtio 1.3, 2.7.7, 2.7.10 and 2.8.10).
+    /// Publishes the chains of [`UserspaceQueue::push_used`], and interrupts the driver unless it
+    /// suppressed that (virtio 1.3, 2.7.7, 2.7.10 and 2.8.10).
     ///
     /// # Errors
     /// The ring cannot be accessed.
@@ -265,8 +265,8 @@ impl UserspaceQueue {
 
     fn call_now(&self) {
         if let Some(call) = &self.call {
-            // The only failure is a counter at its maximum: the interrupt is
-            // pending already.
+            // The only possible failure is a counter at its maximum: the interrupt is already
+            // pending.
             let _ = call.write(1);
         }
     }

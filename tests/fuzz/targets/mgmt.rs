@@ -1,4 +1,4 @@
-//! Every decoder of `vdpa_mgmt`, with what the kernel and other processes could send.
+//! Feeds every decoder of `vdpa_mgmt` with input that the kernel and other processes could send.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! The destination of a migration, with what another host could send.
+//! Feeds the destination of a migration with input that another host could send.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Every decoder of `vmm::snapshot`, with what a file or the other end of a migration could hold.
+//! Feeds every decoder of `vmm::snapshot` with input that a file or a migration peer could hold.
 
 #![no_main]
 

@@ -1,12 +1,11 @@
-//! Which accelerator QEMU uses for the lab host: KVM where nested
-//! virtualization really works, else TCG.
+//! Chooses QEMU's accelerator for the lab host: KVM where nested virtualization works, else TCG.
 //!
-//! A `/dev/kvm` that opens proves little: some hosts emulate too little of a
-//! processor for Linux. So KVM is only used after a lab host has booted on it
-//! within [`PROBE_LIMIT`] *and* has a `/dev/kvm` of its own. The probe runs once per boot of this
-//! machine, and only where the processor announces virtualization.
+//! A `/dev/kvm` that opens proves little: some hosts emulate too little of a processor for Linux.
+//! The lab uses KVM only after a lab host has booted on it within [`PROBE_LIMIT`] *and* has a
+//! `/dev/kvm` of its own. The probe runs once per boot of this machine, and only where the
+//! processor announces virtualization.
 //!
-//! Owns the decision and its memory. Booting is [`crate::host`]'s.
+//! This module owns the choice and the remembered result of the probe.
 
 use crate::cache::Cache;
 use crate::files;
@@ -21,7 +20,7 @@ pub const PROBE_LIMIT: Duration = Duration::from_secs(20);
 /// QEMU's accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accelerator {
-    /// The machine's own KVM, nested.
+    /// KVM of this machine, nested.
     Kvm,
     /// QEMU's emulation; it includes AMD's virtualization extension.
     Tcg,
@@ -37,17 +36,17 @@ impl std::fmt::Display for Accelerator {
 }
 
 impl Accelerator {
-    /// QEMU's arguments.
+    /// The arguments for QEMU.
     pub fn qemu_arguments(self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            // Five-level paging would only make every nested walk longer.
+            // Five-level paging would only lengthen every nested page walk.
             Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off"],
         }
     }
 
-    /// Decides. `boots` boots a lab host on KVM and says whether it greeted
-    /// with a `/dev/kvm` of its own.
+    /// Chooses the accelerator. `boots` boots a lab host on KVM and returns true if it greeted with
+    /// a `/dev/kvm` of its own.
     pub fn choose(cache: &Cache, boots: impl FnOnce() -> bool) -> Self {
         if File::options()
             .read(true)
@@ -59,7 +58,7 @@ impl Accelerator {
         {
             return Self::Tcg;
         }
-        // One probe at a time: two would slow each other down, beyond the limit perhaps.
+        // One probe at a time: two would slow each other down, perhaps beyond the limit.
         static PROBE: Mutex<()> = Mutex::new(());
         let _one = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = memory_of_probe(cache);
@@ -73,21 +72,21 @@ impl Accelerator {
         } else {
             (Self::Tcg, "tcg")
         };
-        // Without the memory the next start probes again: slower, not wrong.
+        // If the result cannot be saved, the next start probes again: slower, not wrong.
         let _ = files::write(&memory, text);
         chosen
     }
 }
 
-/// The probe's answer is kept by boot: a new kernel or a moved machine may
-/// answer differently.
+/// The file with the probe's result. Its name contains the boot ID: after a boot, a new kernel or a
+/// moved machine may behave differently.
 fn memory_of_probe(cache: &Cache) -> PathBuf {
     let boot = files::read_text(Path::new("/proc/sys/kernel/random/boot_id")).unwrap_or_default();
     let boot: String = boot.chars().filter(char::is_ascii_hexdigit).collect();
     cache.directory().join(format!("kvm-probe-{boot}"))
 }
 
-/// Whether the processor announces Intel's or AMD's virtualization extension: without it a
+/// True if the processor announces Intel's or AMD's virtualization extension. Without it, a
 /// `/dev/kvm` that opens is an emulation.
 fn announced(cpuinfo: &str) -> bool {
     cpuinfo
@@ -99,7 +98,7 @@ fn announced(cpuinfo: &str) -> bool {
         })
 }
 
-/// False where a KVM module says that it does not nest. Silence is not a no.
+/// False where a KVM module reports that it does not nest. A missing parameter counts as nesting.
 fn nesting_enabled(modules: &Path) -> bool {
     ["kvm_intel", "kvm_amd"].iter().all(|name| {
         files::read_text(&modules.join(name).join("parameters/nested"))

@@ -1,7 +1,7 @@
 //! The test areas: what `cargo lab test AREA` selects.
 //!
-//! Owns the table. A test target belongs to exactly one area; tests that need
-//! no kernel belong to the area of what they test.
+//! This module owns the table. A test target belongs to exactly one area. A test that needs no
+//! kernel belongs to the area of its subject.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -67,8 +67,8 @@ const LAB_TESTED: [&str; 3] = ["tests", "vmm", "cli"];
 /// Names of all integration tests that run in the lab host.
 ///
 /// # Errors
-/// [`Error::File`]; [`Error::Invalid`] for a file that belongs to no area: no filter would select
-/// it.
+/// [`Error::File`]; [`Error::Invalid`] for a file that belongs to no area, because no filter would
+/// select it.
 pub fn test_names(repository: &Path) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for folder in LAB_TESTED {

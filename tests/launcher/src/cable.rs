@@ -7,11 +7,11 @@
 //!   vf2 ── tap2 ─┤ (it learns)      crossed sockets,
 //!   vf3 ── tap3 ─┘                  one queue pair each
 //! ```
-//! The bridge lives in a network namespace that has no name. A thread that
-//! ends makes it; the taps' descriptors keep it. QEMU inherits them, so all of
-//! it vanishes with QEMU's process, however that ends.
+//! The bridge lives in a network namespace without a name. A thread creates the namespace and ends;
+//! the taps' descriptors keep it alive. QEMU inherits them, so the kernel removes all of it with
+//! QEMU's process, however that ends.
 //!
-//! Owns the descriptors. Knows nothing of PCI.
+//! This module owns the descriptors and does not depend on PCI.
 
 use crate::error::{Error, Result, report};
 use crate::process::output;
@@ -22,28 +22,27 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
-/// The bridge's name; nobody else sees its namespace.
+/// The bridge's name. No other process is in its namespace.
 const BRIDGE: &str = "cable";
 
-/// The device that makes taps (Documentation/networking/tuntap.rst).
+/// The device that creates taps (Documentation/networking/tuntap.rst).
 const TUN: &str = "/dev/net/tun";
 
-/// A network that was made, until QEMU has inherited it.
+/// A network, until QEMU has inherited it.
 #[derive(Debug)]
 pub enum Cable {
-    /// Every port reaches every other one: one tap per port, one descriptor
-    /// per queue pair.
+    /// Every port reaches every other port: one tap per port, one descriptor per queue pair.
     Switch(Vec<Vec<OwnedFd>>),
     /// Ports 0 and 1, 2 and 3, … are crossed; one queue pair each.
     Pairs(Vec<OwnedFd>),
 }
 
 impl Cable {
-    /// Makes a switch, or crossed pairs where that is not possible; says then
-    /// why, and what is missing with them.
+    /// Creates a switch, or crossed pairs where the rights for a switch are missing. It then prints
+    /// the reason and what the pairs lack.
     ///
     /// # Errors
-    /// [`Error::System`] when not even sockets can be made.
+    /// [`Error::System`] when it cannot even create sockets.
     pub fn lay(root: &Root, ports: usize, queue_pairs: usize) -> Result<Self> {
         match switch(root, ports, queue_pairs) {
             Ok(taps) => Ok(Self::Switch(taps)),
@@ -59,10 +58,10 @@ impl Cable {
         }
     }
 
-    /// QEMU's `-netdev` value for a port.
+    /// The value of QEMU's `-netdev` for a port.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a port that was not made.
+    /// [`Error::Invalid`] for a port that does not exist.
     pub fn netdev(&self, port: usize, id: &str) -> Result<String> {
         let missing = || Error::invalid("the cable", format!("it has no port {port}"));
         Ok(match self {
@@ -85,7 +84,7 @@ impl Cable {
         })
     }
 
-    /// The descriptors that QEMU is to inherit.
+    /// The descriptors that QEMU inherits.
     pub fn into_descriptors(self) -> Vec<OwnedFd> {
         match self {
             Self::Switch(taps) => taps.into_iter().flatten().collect(),
@@ -104,8 +103,8 @@ fn pairs(ports: usize) -> Result<Vec<OwnedFd>> {
     Ok(sockets)
 }
 
-/// Makes taps and a bridge from a thread of its own: a namespace belongs to a
-/// thread, and this process is to keep the machine's network.
+/// Creates taps and a bridge in a separate thread. A namespace belongs to a thread, and this
+/// process must stay in the machine's network.
 fn switch(root: &Root, ports: usize, queue_pairs: usize) -> Result<Vec<Vec<OwnedFd>>> {
     std::thread::scope(|scope| {
         scope
@@ -125,8 +124,8 @@ fn switch_in_new_namespace(
     // thread ends soon and shares its network with no other.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
         .map_err(Error::system("make a network namespace"))?;
-    // The bridge itself must not speak on the cable. The file is this thread's
-    // namespace's; where there is none there is no IPv6.
+    // The bridge itself must not send on the cable. The file belongs to this thread's namespace;
+    // where it is missing there is no IPv6.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     let ip = |arguments: &[&str]| output(root.program("usr/sbin/ip").args(arguments)).map(drop);
     ip(&[
@@ -151,7 +150,7 @@ fn switch_in_new_namespace(
         .collect()
 }
 
-/// Opens one more queue of a tap; the first one makes it.
+/// Opens one more queue of a tap; the first call creates the tap.
 fn tap(name: &str) -> Result<OwnedFd> {
     let path = Path::new(TUN);
     let file = File::options()
@@ -162,7 +161,7 @@ fn tap(name: &str) -> Result<OwnedFd> {
     // SAFETY: needed because the C structure has a union and no constructor.
     // All its fields are integers, for which zero is valid.
     let mut interface: libc::ifreq = unsafe { std::mem::zeroed() };
-    // One byte stays zero: the kernel wants a terminated name.
+    // One byte stays zero: the kernel requires a terminated name.
     if name.len() >= interface.ifr_name.len() {
         return Err(Error::invalid(
             "a tap's name",
@@ -206,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_tap_with_a_long_name_is_refused() {
-        // Without the rights or the device the error is another one.
+        // Without the rights or the device, the error is a different one.
         assert!(tap("sixteencharacter").is_err());
     }
 }

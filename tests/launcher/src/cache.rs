@@ -1,9 +1,9 @@
-//! The lab's cache: what is slow to build is built once per recipe.
+//! The lab's cache: builds each slow step once per recipe.
 //!
-//! Each step owns a directory `<step>-<hash>` under the user's cache
-//! directory. The hash covers everything that the result depends on, also the
-//! hash of the steps before it. A step is built in `<step>-<hash>.partial` and
-//! renamed at the end, so a directory without that suffix is complete:
+//! Each step owns a directory `<step>-<hash>` under the user's cache directory. The hash covers
+//! everything that the result depends on, including the hashes of the steps before it. The lab
+//! builds a step in `<step>-<hash>.partial` and renames it at the end, so a directory without that
+//! suffix is complete:
 //!
 //! ```text
 //!            build                 rename
@@ -12,8 +12,8 @@
 //!      └────────────────┘
 //! ```
 //!
-//! Owns the naming, the lock between processes, and the removal of leftovers.
-//! Knows nothing of what the steps build.
+//! This module owns the naming, the lock between processes, and the removal of leftovers. It does
+//! not know what the steps build.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -24,7 +24,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Name of the cache's directory under the user's cache directory.
+/// The cache's directory under the user's cache directory.
 const NAME: &str = "bellhop-lab";
 
 /// The cache directory.
@@ -39,16 +39,16 @@ pub struct CacheLock {
     _file: File,
 }
 
-/// Hash over what a step depends on. Inputs are separated, so that moving a
-/// byte from one input to its neighbour changes the result.
+/// A hash over a step's dependencies. Inputs are separated, so that moving a byte from one input to
+/// its neighbour changes the result.
 #[derive(Debug, Clone)]
 pub struct RecipeHash {
     digest: Sha256,
 }
 
 impl RecipeHash {
-    /// Starts with the step's name and the version of the code that builds it:
-    /// raise it when that code changes in a way that the result shows.
+    /// Starts with the step's name and the version of the code that builds it. Raise the version
+    /// when a change of that code changes the result.
     pub fn new(step: &str, version: u32) -> Self {
         let mut hash = Self {
             digest: Sha256::new(),
@@ -60,7 +60,7 @@ impl RecipeHash {
 
     /// Adds one input.
     pub fn add(&mut self, input: &[u8]) {
-        // A length in front of each input keeps neighbours apart.
+        // The length in front of each input keeps neighbours apart.
         let length = u64::try_from(input.len()).unwrap_or(u64::MAX);
         self.digest.update(length.to_le_bytes());
         self.digest.update(input);
@@ -116,7 +116,7 @@ impl Entry {
         self.directory.is_dir()
     }
 
-    /// The directory in which the result is built.
+    /// The directory in which the step is built.
     pub fn partial(&self) -> PathBuf {
         let mut name = self.directory.clone().into_os_string();
         name.push(".partial");
@@ -161,7 +161,7 @@ impl Cache {
         &self.directory
     }
 
-    /// Where the logs of the steps go.
+    /// The directory of the steps' logs.
     pub fn log(&self, step: &str) -> PathBuf {
         self.directory.join("log").join(step)
     }
@@ -173,7 +173,7 @@ impl Cache {
         }
     }
 
-    /// Waits until no other lab builds, then keeps others from it.
+    /// Waits until no other lab builds, then locks the cache.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -188,11 +188,11 @@ impl Cache {
         Ok(CacheLock { _file: file })
     }
 
-    /// Returns a step's entry, building it first when it is not complete.
-    /// `build` gets the empty partial directory.
+    /// Returns a step's entry and builds it first if it is not complete. `build` receives the empty
+    /// partial directory.
     ///
     /// # Errors
-    /// What `build` says; [`Error::File`].
+    /// The error of `build`; [`Error::File`].
     pub fn ensure(
         &self,
         _lock: &CacheLock,
@@ -212,12 +212,12 @@ impl Cache {
 }
 
 impl Cache {
-    /// Marks an entry as used now, and removes entries of the same step that are no longer in use:
-    /// those unused for a week, and of those unused for two hours all but the newest four. Other
-    /// worktrees and running labs may still need a recent one.
+    /// Marks an entry as used now and removes other entries of the same step. An entry unused for a
+    /// week is removed. Of those unused for two hours, only the newest four stay. Other worktrees
+    /// and running labs may still need a recent one.
     pub fn retire_others(&self, _lock: &CacheLock, step: &str, used: &Entry) {
         let now = SystemTime::now();
-        // A mark that cannot be set only makes the entry look older.
+        // If the time cannot be set, the entry only looks older.
         let _ = File::open(used.directory()).and_then(|file| file.set_modified(now));
         let mut others: Vec<(Duration, PathBuf)> = files::list(&self.directory)
             .unwrap_or_default()
@@ -228,13 +228,13 @@ impl Cache {
         others.sort();
         for (position, (age, path)) in others.into_iter().enumerate() {
             if age > UNUSED || (age > RECENT && position + 1 >= KEPT) {
-                // Left over is harmless; the next start tries again.
+                // A leftover is harmless; the next start tries again.
                 let _ = remove_tree(&path);
             }
         }
     }
 
-    /// Removes what interrupted steps and ended labs left: partial entries and old logs.
+    /// Removes the leftovers of interrupted steps and ended labs: partial entries and old logs.
     pub fn prune(&self, _lock: &CacheLock) {
         let now = SystemTime::now();
         let partial = files::list(&self.directory).unwrap_or_default();
@@ -251,7 +251,7 @@ impl Cache {
         }
     }
 
-    /// Removes the whole cache. The lock must not be held.
+    /// Removes the whole cache. The caller must not hold the lock.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -263,13 +263,13 @@ impl Cache {
     }
 }
 
-/// An entry that no lab has used for so long goes.
+/// The cache removes an entry that no lab has used for this long.
 const UNUSED: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// One used since may be in use at this moment.
+/// An entry used within this time may be in use now.
 const RECENT: Duration = Duration::from_secs(2 * 60 * 60);
 
-/// Entries of one step that are kept, the used one included.
+/// How many entries of one step the cache keeps, including the one in use.
 const KEPT: usize = 4;
 
 fn is_of_step(path: &Path, step: &str) -> bool {
@@ -284,9 +284,9 @@ fn age(path: &Path, now: SystemTime) -> Option<Duration> {
     now.duration_since(modified.ok()?).ok()
 }
 
-/// Removes a directory and what is in it; not existing is fine. Files of a
-/// root that was made without privileges belong to subordinate user ids, which
-/// only their user namespace can remove.
+/// Removes a directory and its content; a missing directory is no error. Files of a root that was
+/// built without privileges belong to subordinate user IDs, which only their user namespace can
+/// remove.
 ///
 /// # Errors
 /// [`Error::File`].

@@ -1,12 +1,11 @@
-//! Writer of initial ramdisks: cpio archives in the "newc" format.
+//! Writes initial ramdisks: cpio archives in the "newc" format.
 //!
-//! Format: Documentation/driver-api/early-userspace/buffer-format.rst of the
-//! kernel. Each entry is a header of 110 ASCII bytes (magic "070701", then 13
-//! fields of eight hexadecimal digits), the name with its NUL, padding to four
-//! bytes, the data, padding to four bytes; an entry `TRAILER!!!` ends it.
+//! Format: Documentation/driver-api/early-userspace/buffer-format.rst of the kernel. Each entry
+//! begins with a header of 110 ASCII bytes (magic "070701", then 13 fields of eight hexadecimal
+//! digits). The name with its NUL follows, padding to four bytes, the data, and padding to four
+//! bytes. An entry `TRAILER!!!` ends the archive.
 //!
-//! Owns the format. Archives are the same for the same input: times are zero,
-//! owners are root, inode numbers count up.
+//! The same input gives the same archive: times are zero, owners are root, inode numbers count up.
 
 use crate::error::{Error, Result};
 use std::io::Write as _;

@@ -1,23 +1,23 @@
-//! Known faults of the emulated lab host, recognised by what its kernel printed last.
+//! Recognises known faults of the emulated lab host by the last lines of its kernel's console.
 //!
-//! QEMU's emulation of nested virtualization loses an interrupt between processors now and then,
-//! or runs a processor with another one's state (tests/README.md). A crash with one of Bellhop's
-//! drivers on the stack is never counted as such a fault: Bellhop may have caused it.
+//! QEMU's emulation of nested virtualization sometimes loses an interrupt between processors, or
+//! runs a processor with the state of another (tests/README.md). A crash with one of Bellhop's
+//! drivers on the stack never counts as such a fault: Bellhop may have caused it.
 
-/// Lines of a console that are searched.
+/// How many lines of a console are searched.
 const SEARCHED: usize = 200;
 
-/// A processor that waits for another one's answer to an interrupt, for ever.
+/// A processor waits forever for another one to answer an interrupt.
 const LOST_INTERRUPT: [&str; 2] = ["soft lockup", "smp_call_function"];
 
-/// A stack, or state of a processor, that no code of the kernel wrote.
+/// A stack or processor state that no kernel code wrote.
 const FOREIGN_STATE: [&str; 3] = [
     "corrupted stack end",
     "kernel stack overflow",
     "double fault",
 ];
 
-/// What Bellhop uses in the kernel.
+/// Kernel drivers that Bellhop uses.
 const OWN_DRIVERS: [&str; 7] = [
     "vhost",
     "vdpa",
@@ -28,7 +28,7 @@ const OWN_DRIVERS: [&str; 7] = [
     "netdevsim",
 ];
 
-/// Evidence of a known fault in the console of a host that was lost.
+/// Evidence of a known fault in the console of a lost host.
 pub(crate) fn fault(console: &str) -> Option<String> {
     let lines: Vec<&str> = console.lines().collect();
     let lines = &lines[lines.len().saturating_sub(SEARCHED)..];
@@ -37,7 +37,7 @@ pub(crate) fn fault(console: &str) -> Option<String> {
         .position(|line| line.contains("BUG:") || line.contains("Kernel panic"))?;
     let crash = &lines[begin..];
     let has = |word: &str| crash.iter().find(|line| line.contains(word));
-    // Frames of the stack have an offset; the list of loaded modules names drivers, too.
+    // Stack frames have an offset. The list of loaded modules also names drivers, without one.
     let own = crash
         .iter()
         .any(|line| line.contains("+0x") && OWN_DRIVERS.iter().any(|driver| line.contains(driver)));

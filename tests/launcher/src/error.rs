@@ -1,8 +1,7 @@
-//! What can go wrong in the lab, in one type.
+//! The lab's error type.
 //!
-//! Owns the wording: every message names the cause and, where the user can do
-//! something about it, the remedy. The cause of a cause is only in `source()`;
-//! [`report`] prints the chain once. Knows nothing of the verbs.
+//! This module owns the wording: every message names the cause and, where the user can act, the
+//! remedy. Deeper causes are only in `source()`; [`report`] prints the chain once.
 
 use std::io;
 use std::path::PathBuf;
@@ -29,20 +28,20 @@ pub enum Error {
     /// A file could not be read, written, renamed, …
     #[error("cannot {action} {}", path.display())]
     File {
-        /// What was tried, as a verb ("read", "create").
+        /// The action as a verb ("read", "create").
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// A system call that names no file failed.
     #[error("cannot {action}")]
     System {
-        /// What was tried, as a verb with its object.
+        /// The action as a verb with its object.
         action: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -51,11 +50,11 @@ pub enum Error {
     Start {
         /// The program's name or path.
         program: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// A program ended without success.
+    /// A program failed.
     #[error("{program} failed ({status}); its last lines:\n{tail}")]
     Program {
         /// The program's name or path.
@@ -65,26 +64,26 @@ pub enum Error {
         /// The end of what it printed.
         tail: String,
     },
-    /// Something that the lab needs is not there.
+    /// Something that the lab needs is missing.
     #[error("{what}; remedy: {remedy}")]
     Missing {
-        /// What is missing.
+        /// The missing thing.
         what: String,
-        /// What the user can do about it.
+        /// The remedy.
         remedy: String,
     },
-    /// Input (a recipe, a message, a table) that is not as it must be.
+    /// Invalid input: a recipe, a message, a table.
     #[error("{what} is not valid: {why}")]
     Invalid {
         /// Which input.
         what: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// The lab host did not boot.
     #[error("the lab host did not boot ({why}); its console: {}", console.display())]
     Boot {
-        /// Why the boot was given up.
+        /// Why the lab gave up the boot.
         why: String,
         /// The log of the serial console.
         console: PathBuf,
@@ -92,26 +91,26 @@ pub enum Error {
     /// The connection to the lab host's agent broke.
     #[error("the lab host went away ({why}); its console: {}", console.display())]
     HostLost {
-        /// What was noticed.
+        /// The symptom.
         why: String,
         /// The log of the serial console.
         console: PathBuf,
     },
-    /// A guest did not do what was asked of it.
+    /// A guest did not do what the test requested.
     #[error("the guest {what}; the end of its serial console:\n{console}")]
     Guest {
-        /// What it did instead ("did not boot in 3 attempts").
+        /// The guest's failure ("did not boot in 3 attempts").
         what: String,
         /// The last lines of its console.
         console: String,
     },
-    /// Asked for something that does not exist or cannot be combined.
+    /// The request names something that does not exist or cannot be combined.
     #[error("{0}")]
     Usage(String),
 }
 
 impl Error {
-    /// For `map_err`: wraps an I/O error with what was tried on which file.
+    /// For `map_err`: wraps an I/O error with the action and the file.
     pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File {
@@ -129,7 +128,7 @@ impl Error {
         }
     }
 
-    /// A missing thing and what the user can do about it.
+    /// Something missing and its remedy.
     pub fn missing(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Missing {
             what: what.into(),
@@ -137,7 +136,7 @@ impl Error {
         }
     }
 
-    /// Input that is not as it must be.
+    /// Invalid input and the reason.
     pub fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Invalid {
             what: what.into(),

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// The middle one; the upper of the two middle ones; 0 of none.
+/// The middle value, the upper one of two middle values, or 0 without values.
 pub fn median(values: &[f64]) -> f64 {
     percentile(values, 50)
 }
 
-/// The value that `percent` of all values do not exceed; 0 of none.
+/// The value that `percent` percent of all values do not exceed, or 0 without values.
 pub fn percentile(values: &[f64], percent: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -16,12 +16,12 @@ pub fn percentile(values: &[f64], percent: usize) -> f64 {
     sorted.get(position.min(last)).copied().unwrap_or_default()
 }
 
-/// Events per second; 0 in no time.
+/// Events per second, or 0 in no time.
 pub fn per_second(count: u32, time: Duration) -> f64 {
     ratio(f64::from(count), time.as_secs_f64())
 }
 
-/// Microseconds for each of `count`; 0 of none.
+/// Microseconds for each of `count`, or 0 if `count` is 0.
 pub fn microseconds_each(time: Duration, count: u32) -> f64 {
     ratio(time.as_secs_f64() * 1e6, f64::from(count))
 }
@@ -31,18 +31,18 @@ pub fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// `part / whole`; 0 of nothing.
+/// `part / whole`, or 0 if `whole` is not positive.
 pub fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
-/// Of each round the one figure divided by the other.
+/// For each round, the first figure divided by the second.
 pub fn ratios(parts: &[f64], wholes: &[f64]) -> Vec<f64> {
     let pairs = parts.iter().zip(wholes);
     pairs.map(|(part, whole)| ratio(*part, *whole)).collect()
 }
 
-/// Rounded to so many digits behind the point.
+/// The value rounded to this many decimal places.
 pub fn rounded(value: f64, digits: i32) -> f64 {
     let scale = 10f64.powi(digits);
     (value * scale).round() / scale

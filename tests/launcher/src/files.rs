@@ -1,7 +1,4 @@
-//! File operations whose errors say what was tried on which path.
-//!
-//! Owns nothing; a thin layer over `std::fs` so that callers do not repeat the
-//! wrapping. Knows nothing of what the files are for.
+//! File operations whose errors name the action and the path: a thin layer over `std::fs`.
 
 use crate::error::{Error, Result};
 use std::fs;

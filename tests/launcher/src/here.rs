@@ -1,8 +1,8 @@
-//! `--here --i-own-this-host`: no lab host; commands run on this machine.
+//! `--here --i-own-this-host`: runs commands on this machine, without a lab host.
 //!
-//! For machines that have what the lab emulates: a working KVM and a vDPA
-//! driver. Owns the checks; each missing thing is an error with its remedy.
-//! Touches nothing itself: what tests create, they remove.
+//! For machines that have what the lab emulates: a working KVM and a vDPA driver. This module owns
+//! the checks; each missing thing is an error with its remedy. It changes nothing itself: tests
+//! remove what they create.
 
 use crate::agent::protocol::Execute;
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ pub struct HereArguments {
 }
 
 impl HereArguments {
-    /// True when the command is to run on this machine.
+    /// True if the command runs on this machine.
     pub fn is_wanted(&self) -> bool {
         self.here && self.i_own_this_host
     }
@@ -51,7 +51,7 @@ pub fn run(execute: &Execute, timeout: Option<Duration>) -> Result<u8> {
         .env("BELLHOP_LAB", "here")
         .current_dir(&execute.directory);
     if timeout.is_some() {
-        // The whole group is ended with it.
+        // The timeout ends the whole process group.
         command.process_group(0);
     }
     let mut child = die_with_parent(&mut command).spawn().map_err(start)?;
@@ -77,7 +77,7 @@ pub fn run(execute: &Execute, timeout: Option<Duration>) -> Result<u8> {
     }
 }
 
-/// What the lab host would have: root, KVM, vhost-vdpa, the simulator.
+/// Checks for the equipment of a lab host: root, KVM, vhost-vdpa, the simulator.
 ///
 /// # Errors
 /// [`Error::Missing`] for the first missing thing.

@@ -8,13 +8,13 @@
 //!       the emulation └──┘                        (gone)
 //! ```
 //!
-//! Several may run at once, of one process or of several: what a host has of its own
-//! is its console's log, its sockets (pairs without names) and its cable (a namespace
-//! without a name); what they share (root, cache, repository) is read-only or the
-//! developer's own. Only this machine's memory must be divided ([`LabHost::boot_beside`]).
+//! Several lab hosts may run at once, in one process or in several. Each host has its own console
+//! log, its own sockets (unnamed pairs) and its own cable (an unnamed namespace). They share the
+//! root, the cache and the repository, which are read-only or the developer's own. Only this
+//! machine's memory is divided ([`LabHost::boot_beside`]).
 //!
-//! Owns QEMU's process, which dies with the thread that booted it, and QEMU's monitor.
-//! Commands are run through [`crate::agent::client`].
+//! This module owns QEMU's process, which dies with the thread that booted it, and QEMU's monitor.
+//! Commands run through [`crate::agent::client`].
 
 use crate::accelerator::{Accelerator, PROBE_LIMIT};
 use crate::agent::protocol::{BOOTED, Frame, Hello, Request, Setup, Share};
@@ -36,34 +36,34 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A boot whose console says nothing for so long hangs. It is longer than the host's kernel takes
-/// to report a processor that is stuck ([`STUCK`]).
+/// A boot whose console is silent for this long hangs. The limit is longer than the host's kernel
+/// takes to report a stuck processor ([`STUCK`]).
 const SILENCE_LIMIT: Duration = Duration::from_secs(75);
 
-/// A boot that takes longer hangs in some other way.
+/// A boot that takes longer hangs in another way.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 
-/// With less, in bytes, a machine carries one lab host only: "8 GiB" with what its
-/// firmware and kernel keep for themselves.
+/// With less memory, in bytes, a machine carries only one lab host: "8 GiB" less what firmware and
+/// kernel reserve.
 const TWO_HOSTS_MEMORY: u64 = 7 << 30;
 
 /// How long the host may take to switch itself off.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
 
-/// A host whose kernel has been stuck for a minute (twice the threshold) ends, so that what
-/// ran there is run again: its emulation loses an interrupt between processors now and then, and
-/// one waits for the other for ever.
+/// A host whose kernel has been stuck for a minute (twice the threshold) panics, so that the lab
+/// runs its tests again. The emulation sometimes loses an interrupt between processors, and one of
+/// them then waits forever.
 const STUCK: &str = "softlockup_panic=1 watchdog_thresh=30";
 
-/// Two NUMA nodes, made by the host's kernel of its memory: each has half of it and all processors.
+/// Two NUMA nodes, which the host's kernel creates: each has half of the memory and all processors.
 const NUMA: &str = "numa=fake=2";
-/// At its start Linux counts timer interrupts for a few milliseconds and panics when too few come:
-/// an emulated host on a busy machine (another one beside it is enough) gets them late. On KVM
-/// Linux leaves that out by itself.
+/// At start Linux counts timer interrupts for a few milliseconds and panics when too few arrive. An
+/// emulated host on a busy machine (a second lab host is enough) receives them late. On KVM, Linux
+/// skips the check.
 const TIMER: &str = "no_timer_check";
 
-/// An emulated host on a busy machine compares its clocks late, takes the processor's for unstable, and reads a slow one from
-/// then on, as its guests do. The emulation's is as good as this machine's.
+/// An emulated host on a busy machine compares its clocks late and marks the TSC as unstable. It
+/// and its guests then read a slow clock. The emulated TSC is as good as this machine's.
 const CLOCK: &str = "tsc=nowatchdog";
 
 /// A lab host that has greeted.
@@ -79,12 +79,12 @@ pub struct LabHost {
     accelerator: Accelerator,
 }
 
-/// QEMU's process and the files it writes; killed when dropped.
+/// QEMU's process and the files it writes. Dropping it kills the process.
 #[derive(Debug)]
 struct Qemu {
     child: Child,
     console: PathBuf,
-    /// Removed with the process; kept where it shows why something failed.
+    /// False to remove the log with the process; true when it shows why something failed.
     keep_console: bool,
 }
 
@@ -93,12 +93,12 @@ impl LabHost {
     ///
     /// # Errors
     /// [`Error::Boot`] with the cause, also when QEMU cannot be started. A known fault of the
-    /// emulation is an error only the second time.
+    /// emulation becomes an error only the second time.
     pub fn boot(lab: &Lab, rig: Rig) -> Result<Self> {
         Self::boot_beside(lab, rig, 1)
     }
 
-    /// The same, where up to `hosts` lab hosts are to run on this machine at once.
+    /// Boots like [`Self::boot`] where up to `hosts` lab hosts run on this machine at once.
     ///
     /// # Errors
     /// As [`Self::boot`].
@@ -150,7 +150,7 @@ impl LabHost {
         }
     }
 
-    /// What the agent said when it was ready.
+    /// The agent's greeting.
     pub fn hello(&self) -> &Hello {
         &self.hello
     }
@@ -160,12 +160,12 @@ impl LabHost {
         self.retried.as_deref()
     }
 
-    /// The process of its QEMU.
+    /// The process ID of its QEMU.
     pub fn pid(&self) -> u32 {
         self.qemu.child.id()
     }
 
-    /// What the host runs on.
+    /// The accelerator that the host runs on.
     pub fn accelerator(&self) -> Accelerator {
         self.accelerator
     }
@@ -175,11 +175,10 @@ impl LabHost {
         &mut self.port
     }
 
-    /// Does what a program in the host asked of the outside.
+    /// Executes a request of a program in the host.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a link that the rig does not have; those of
-    /// [`Qmp::execute`].
+    /// [`Error::Usage`] for a link that the rig does not have; those of [`Qmp::execute`].
     pub fn obey(&mut self, request: &Request) -> Result<()> {
         let Request::SetLink { link, up } = request;
         if !self.rig.links().contains(&link.as_str()) {
@@ -209,13 +208,13 @@ impl LabHost {
         }
     }
 
-    /// Keeps the serial console's log and says where it is.
+    /// Keeps the serial console's log and returns its path.
     pub fn keep_console(&mut self) -> &Path {
         self.qemu.keep_console = true;
         &self.qemu.console
     }
 
-    /// Switches the host off and waits until what it wrote is here.
+    /// Switches the host off and waits until its writes are here.
     ///
     /// # Errors
     /// [`Error::HostLost`] when it does not switch itself off in time.
@@ -235,7 +234,7 @@ impl LabHost {
 }
 
 impl Qemu {
-    /// Evidence that the emulation failed a boot and the lab's own code did not: a crash of a known
+    /// Evidence that the emulation failed a boot, not the lab's own code. It is a crash of a known
     /// kind, or a kernel that hangs before it starts that code.
     fn emulator_fault(&mut self, why: &str) -> Option<String> {
         let console = files::read_text(&self.console).unwrap_or_default();
@@ -247,7 +246,7 @@ impl Qemu {
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        // Already ended is fine.
+        // A process that has already ended is no error.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if !self.keep_console {
@@ -257,14 +256,14 @@ impl Drop for Qemu {
     }
 }
 
-/// Where QEMU's own messages go.
+/// The file with QEMU's own messages.
 fn said_by_qemu(console: &Path) -> PathBuf {
     console.with_extension("qemu")
 }
 
 type Failed = (Option<Qemu>, String);
 
-/// A QEMU that has just been started.
+/// A QEMU that has just started.
 struct Started {
     qemu: Qemu,
     port: UnixStream,
@@ -272,7 +271,7 @@ struct Started {
     setup: Setup,
 }
 
-/// Boots once, with so many MiB of memory.
+/// Boots once, with this many MiB of memory.
 fn attempt(
     lab: &Lab,
     rig: Rig,
@@ -356,7 +355,7 @@ fn start(lab: &Lab, rig: Rig, memory: u64, accelerator: Accelerator) -> Result<S
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(messages)
-        // A Ctrl-C on the terminal is for the command in the host, not for it.
+        // Ctrl-C on the terminal goes to the command in the host, not to QEMU.
         .process_group(0);
     let mut inherited = descriptors;
     inherited.extend([OwnedFd::from(agent), OwnedFd::from(control)]);
@@ -408,11 +407,11 @@ fn greeting(started: &mut Started, limit: Duration) -> std::result::Result<Hello
     let mut size = 0;
     let mut first = [0; 1];
     loop {
-        // Only looks whether the greeting has begun; it is read in one piece
-        // below, without the timeout that could cut it.
+        // Peeks whether the greeting has begun. The code below reads it in one piece, without the
+        // timeout that could cut it.
         match rustix::net::recv(&*port, &mut first, rustix::net::RecvFlags::PEEK) {
             Ok((1.., _)) => break,
-            // Closed or reset: QEMU ends, and what it said is the better reason.
+            // Closed or reset: QEMU ends, and its own message is the better reason.
             Ok(_)
             | Err(
                 rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET,
@@ -449,9 +448,8 @@ fn greeting(started: &mut Started, limit: Duration) -> std::result::Result<Hello
     }
 }
 
-/// The directories that the lab host sees at their own paths: the repository
-/// and the build for reading and writing (tests leave logs and snapshots there),
-/// the cache for reading.
+/// The directories that the lab host mounts at their own paths. The repository and the build are
+/// writable, because tests leave logs and snapshots there; the cache is read-only.
 fn shares(lab: &Lab) -> Vec<Share> {
     let mut shares = vec![Share {
         tag: "repository".into(),
@@ -493,15 +491,15 @@ fn escaped(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
-/// The name of a console's log: its own for each QEMU of each process.
+/// A name for the console log, unique for each QEMU of each process.
 fn console_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("console-{}-{number}", std::process::id())
 }
 
-/// The lab host's memory in MiB, 2 to 6 GiB: half of this machine's, of several hosts
-/// an equal part of three quarters.
+/// The lab host's memory in MiB, 2 to 6 GiB. One host gets half of this machine's memory; several
+/// hosts get equal shares of three quarters.
 fn memory_mib(hosts: u8) -> u64 {
     let machine = machine_memory() >> 20;
     let part = match hosts {
@@ -511,8 +509,8 @@ fn memory_mib(hosts: u8) -> u64 {
     part.clamp(2048, 6144)
 }
 
-/// How many lab hosts this machine carries at once, unless it is asked for another number:
-/// two where it has two processors and memory for both, else one.
+/// How many lab hosts this machine carries at once by default: two with two processors and memory
+/// for both, else one.
 pub fn hosts_at_once() -> u8 {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     if processors >= 2 && machine_memory() >= TWO_HOSTS_MEMORY {

@@ -1,38 +1,38 @@
-//! Journeys: a guest that moves to and fro, and what each of its moves was like.
+//! Journeys of a migrating guest: the request for a journey and the record of each migration.
 //!
 //! ```text
-//!  cargo lab soak --moves ── leg ([`Leg`], by variable) ──▶ test in the lab host (tests/moving/journey.rs)
+//!  cargo lab soak --moves ── leg ([`Leg`], by variable) ──▶ test (tests/moving/journey.rs)
 //!        ▲                                                    │
 //!        └────────────── a line for each move ([`Move`]) ─────┘
 //! ```
-//! Owns both forms, so that the test and the verb cannot disagree: a host that falls over takes no
-//! move away that was made before. Knows nothing of how guests are moved.
+//! Both formats are here, so that the test and the verb cannot disagree. The test prints each move
+//! at once, so a host that crashes loses none of the earlier moves.
 
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The variable that says which leg of a journey a test makes; `cargo lab soak --moves` sets it.
+/// The variable with the leg that a test runs; `cargo lab soak --moves` sets it.
 pub const LEG: &str = "LAB_LEG";
 
-/// Before the JSON of a move, on a line of a test's output.
+/// The text before the JSON of a move, on a line of a test's output.
 const PREFIX: &str = "journey: ";
 
-/// A part of a journey that one guest makes.
+/// The part of a journey that one guest makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leg {
-    /// Which of the moments comes first, counted from the journey's begin.
+    /// The index of the first moment, counted from the start of the journey.
     pub first: usize,
     /// How many moves.
     pub moves: u32,
 }
 
 impl Leg {
-    /// The one that is asked for, else this one.
+    /// The leg that the variable requests, else this one.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the variable says no leg.
+    /// [`Error::Invalid`] when the variable holds no leg.
     pub fn asked_or(self) -> Result<Self> {
         match std::env::var(LEG) {
             Ok(text) => text.parse(),
@@ -41,7 +41,7 @@ impl Leg {
     }
 }
 
-/// As the variable has it: `FIRST+MOVES`.
+/// Formats the leg as the variable has it: `FIRST+MOVES`.
 impl fmt::Display for Leg {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}+{}", self.first, self.moves)
@@ -63,44 +63,45 @@ impl FromStr for Leg {
     }
 }
 
-/// Buffers that the guest's NICs had been given and had not used when it was stopped, as Bellhop counts
-/// them (`in_flight` of `GET /v1/vm/migration`).
+/// Buffers of the guest's NICs that were available but not used when the guest stopped, as Bellhop
+/// counts them (`in_flight` of `GET /v1/vm/migration`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InFlight {
-    /// Receive buffers that were not filled.
+    /// Receive buffers not yet filled.
     pub rx: u32,
-    /// Frames that were not sent.
+    /// Frames not yet sent.
     pub tx: u32,
-    /// Commands on control queues that were not answered.
+    /// Control queue commands not yet answered.
     pub cvq: u32,
 }
 
-/// One move.
+/// One migration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Move {
-    /// What the guest did at that time.
+    /// The guest's activity at that time.
     pub moment: String,
-    /// How long it had done so, in milliseconds.
+    /// How long the activity had run, in milliseconds.
     pub after_ms: u64,
-    /// How long the guest stood still, as Bellhop measured it, in milliseconds.
+    /// The downtime that Bellhop measured, in milliseconds.
     pub downtime_ms: f64,
-    /// What was under way when it was stopped.
+    /// The buffers in flight when the guest stopped.
     pub in_flight: InFlight,
-    /// Frames that the guest's peer did not get, or the guest did not get back; none where its cable was
-    /// pulled or its driver taken off.
+    /// Frames that the guest's peer or the guest did not receive; `None` where the test pulled the
+    /// cable or unbound the driver.
     pub lost: Option<u64>,
-    /// Commands that the guest sent to its control queue in that time, and that were answered; none where it sent none.
+    /// Control queue commands that the guest sent in that time and the device answered; `None`
+    /// where it sent none.
     pub commands: Option<u64>,
 }
 
 impl Move {
-    /// The line of a test's output.
+    /// Formats the move as a line of a test's output.
     pub fn line(&self) -> String {
         let json = serde_json::to_string(self).unwrap_or_else(|error| error.to_string());
         format!("{PREFIX}{json}")
     }
 
-    /// The move that a line of a test's output tells of; the test's name may be before it.
+    /// Parses the move in a line of a test's output. The test's name may precede it.
     pub fn read(line: &str) -> Option<Self> {
         let (_, json) = line.split_once(PREFIX)?;
         serde_json::from_str(json).ok()

@@ -1,11 +1,11 @@
-//! The lab's outside: builds what the lab host is made of, boots it and runs commands in it.
+//! Builds the parts of the lab host, boots it and runs commands in it.
 //!
 //! | layer | what | here |
 //! |---|---|---|
 //! | L1 | this machine | [`setup`], [`host`], [`verbs`] |
 //! | L2 | the lab host | crate `lab`, which speaks [`agent`]'s protocol |
 //!
-//! Must not depend on Bellhop's crates nor on TLS: `cargo lab` builds this crate alone before it
+//! This crate must not depend on Bellhop's crates or on TLS: `cargo lab` builds it alone before it
 //! shows its first line. Recipes are in `images/`.
 
 pub mod accelerator;

@@ -1,7 +1,7 @@
-//! Rust's test harness: which tests a program has, and what came of them.
+//! Rust's test harness: lists a program's tests and reads their results.
 //!
-//! Results are read from the line of each test (`test one ... ok`), not from the summary: a test
-//! that starts a harness itself prints a second one. A test without a line has failed.
+//! Results come from the line of each test (`test one ... ok`), not from the summary. A test that
+//! starts a harness itself prints a second summary. A test without a line has failed.
 
 use crate::error::Result;
 use crate::notice::{self, Kind};
@@ -12,8 +12,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The tests of a program in the order in which they run, without those that are marked
-/// `#[ignore]`: other tests start them.
+/// The tests of a program in the order in which they run, without those marked `#[ignore]`: other
+/// tests start them.
 ///
 /// # Errors
 /// Those of [`output`].
@@ -36,12 +36,12 @@ fn listed(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// What was counted.
+/// Counts of results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Tests that passed.
     pub passed: u64,
-    /// Tests that failed, and harnesses that did not come to their end.
+    /// Tests that failed, and harnesses that did not finish.
     pub failed: u64,
 }
 
@@ -53,7 +53,7 @@ impl AddAssign for Tally {
 }
 
 impl Tally {
-    /// Takes a line of a harness's output into account: its summary counts.
+    /// Reads a line of a harness's output and adds the counts of a summary.
     pub fn read(&mut self, line: &str) {
         let Some((_, counts)) = line
             .strip_prefix("test result: ")
@@ -72,7 +72,8 @@ impl Tally {
         }
     }
 
-    /// A harness has ended: without success and without a failed test it counts as one.
+    /// Records the end of a harness: without success and without a failed test, it counts as one
+    /// failure.
     pub fn end(&mut self, success: bool) {
         if !success && self.failed == 0 {
             self.failed = 1;
@@ -80,14 +81,14 @@ impl Tally {
     }
 }
 
-/// What one run of a harness in the lab host prints.
+/// What one run of a harness in the lab host printed.
 #[derive(Debug)]
 pub struct Report {
     /// The tests that were to run, in their order.
     tests: Vec<String>,
     results: BTreeMap<String, bool>,
     took: Vec<(String, Duration)>,
-    /// When the test before this one ended.
+    /// When the previous test ended.
     last: Instant,
     /// The failed test whose output is being read.
     section: Option<String>,
@@ -96,7 +97,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of a run that begins now.
+    /// The report of a run that begins now.
     pub fn new(tests: &[String]) -> Self {
         Self {
             tests: tests.to_vec(),
@@ -109,7 +110,7 @@ impl Report {
         }
     }
 
-    /// Takes a line of output into account.
+    /// Reads a line of output.
     pub fn read(&mut self, line: &str) {
         if let Some((kind, text)) = notice::read(line) {
             match (&self.section, kind) {
@@ -144,8 +145,8 @@ impl Report {
         }
     }
 
-    /// Tests that did not pass, with evidence of a known fault of the emulation where there is
-    /// some. A test without a result has failed.
+    /// Tests that did not pass, with evidence of a known fault of the emulation if there is any. A
+    /// test without a result has failed.
     pub fn failed(&self) -> Vec<(String, Option<String>)> {
         self.tests
             .iter()

@@ -1,8 +1,7 @@
 //! Load order of kernel modules, from the kernel's own `modules.dep`.
 //!
-//! Format (modules.dep(5)): `path: dependency…`, paths relative to the release
-//! directory; a module's dependencies are listed so that the last one must be
-//! loaded first. Owns the parsing. Knows nothing of what the modules do.
+//! Format (modules.dep(5)): `path: dependency…`, paths relative to the release directory. A
+//! module's dependencies are listed so that the last one must be loaded first.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -33,8 +32,8 @@ impl ModuleTree {
         })
     }
 
-    /// Files of the wanted modules and of all they depend on, each once, in an
-    /// order in which they can be loaded. Built-in ones are left out.
+    /// Files of the wanted modules and of all their dependencies, each once, in an order in which
+    /// they can be loaded. Built-in modules are left out.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a module that the kernel does not have.

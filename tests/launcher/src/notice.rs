@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io::Write as _;
 
-/// What a notice reports.
+/// The kind of a notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The test proves less than its claim in this run; `cargo lab soak` proves all of it.
@@ -42,7 +42,7 @@ impl Kind {
     }
 }
 
-/// A notice as its line, without the end.
+/// Formats a notice as its line, without the line break.
 pub fn line(kind: Kind, text: impl fmt::Display) -> String {
     let text = text.to_string().replace('\n', " | ");
     format!("{}{text}", kind.prefix())
@@ -51,18 +51,18 @@ pub fn line(kind: Kind, text: impl fmt::Display) -> String {
 /// Prints a notice of one line.
 pub fn notice(kind: Kind, text: impl fmt::Display) {
     let line = format!("{}\n", line(kind, text));
-    // A runner that is gone reads nothing; the test's result does not change.
+    // If the runner has exited, the test's result does not change.
     let _ = std::io::stderr().lock().write_all(line.as_bytes());
 }
 
-/// For `Drop`, which cannot fail: reports what could not be removed or set back.
+/// For `Drop`, which cannot fail: reports what could not be removed or restored.
 pub fn left_behind<T>(result: crate::error::Result<T>) {
     if let Err(error) = result {
         notice(Kind::LeftBehind, crate::error::report(&error));
     }
 }
 
-/// The notice in a line of a test's output. The test's name may stand before it.
+/// Parses the notice in a line of a test's output. The test's name may precede it.
 pub fn read(line: &str) -> Option<(Kind, &str)> {
     Kind::ALL.into_iter().find_map(|kind| {
         let (_, text) = line.split_once(kind.prefix())?;

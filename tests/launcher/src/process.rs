@@ -1,7 +1,5 @@
-//! Child processes of the lab: they never outlive it, and what they print goes
-//! to a log and to the progress display.
-//!
-//! Owns the handling of children. Knows nothing of what they do.
+//! Child processes of the lab. They never outlive it, and their output goes to a log and to the
+//! progress display.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -13,8 +11,8 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
-/// Has the kernel kill the child when the thread that started it ends, so that
-/// no QEMU and no package installation goes on without the lab.
+/// Makes the kernel kill the child when the thread that started it ends, so that no QEMU and no
+/// package installation outlives the lab.
 pub fn die_with_parent(command: &mut Command) -> &mut Command {
     // SAFETY: needed because only the child itself can ask for the signal. The
     // closure runs between fork and exec and makes one system call: it takes
@@ -27,7 +25,7 @@ pub fn die_with_parent(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Exit status as a shell would say it: the code, or 128 + the signal.
+/// The exit status as a shell gives it: the code, or 128 + the signal.
 pub fn exit_code(status: ExitStatus) -> u8 {
     let code = status
         .code()
@@ -59,8 +57,8 @@ pub fn run_logged(command: &mut Command, log: &Path, progress: &Progress) -> Res
         program: program.clone(),
         source,
     })?;
-    // The command keeps its copies of the pipe's writing end; without them the
-    // reader sees the end when the child has closed its own.
+    // The command keeps its copies of the pipe's writing end. Without them the reader sees the end
+    // when the child has closed its own.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();

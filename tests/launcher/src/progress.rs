@@ -1,11 +1,9 @@
-//! Progress of long work on standard error: one display for all steps that run at once.
+//! Shows progress of long work on standard error: one display for all steps that run at once.
 //!
-//! On a terminal each step has a line with its elapsed time and its latest output, and a last line
+//! On a terminal each step has a line with its elapsed time and its latest output. A last line
 //! shows the total and the estimate. Elsewhere a line every five seconds shows all of it, and each
-//! step that took longer than a second prints a line when it ends. What is printed through
+//! step that took longer than a second prints a line when it ends. Output printed through
 //! [`around`] never mixes with the display.
-//!
-//! Owns the drawing. Knows nothing of the work.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::collections::BTreeMap;
@@ -17,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Time between two lines where there is no terminal.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// A step that is shorter leaves no line behind.
+/// A shorter step leaves no line behind.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Characters of a step's latest output in a line, where there is no terminal.
@@ -31,7 +29,7 @@ pub fn around<T>(print: impl FnOnce() -> T) -> T {
     TERMINAL.suspend(print)
 }
 
-/// Sets how long the work that is left is expected to take.
+/// Sets the expected time of the remaining work.
 pub fn expect(left: Duration) {
     let mut state = DISPLAY.lock();
     let elapsed = state.began.map_or(Duration::ZERO, |began| began.elapsed());
@@ -57,9 +55,9 @@ struct State {
     began: Option<Instant>,
     expected: Option<Duration>,
     next: u64,
-    /// By the order in which they started.
+    /// Keyed by start order.
     steps: BTreeMap<u64, Shown>,
-    /// The last line of a terminal.
+    /// The last line on a terminal.
     total: Option<ProgressBar>,
     has_printer: bool,
 }
@@ -76,7 +74,7 @@ impl Display {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prints a line at each interval for as long as there are steps.
+    /// Prints a line at each interval while there are steps.
     fn print_plainly(&self) {
         let mut state = self.lock();
         while !state.steps.is_empty() {
@@ -94,7 +92,7 @@ impl Display {
 }
 
 impl State {
-    /// `75 s of about 290 s`.
+    /// The elapsed and the expected time: `75 s of about 290 s`.
     fn total(&self) -> String {
         let seconds = self.began.map_or(0, |began| began.elapsed().as_secs());
         match self.expected {

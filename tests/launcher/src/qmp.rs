@@ -1,12 +1,10 @@
-//! QEMU's machine protocol (QMP), as much of it as the lab needs: one command
-//! at a time, each with its answer.
+//! A client of QEMU's machine protocol (QMP): one command at a time, each with its answer.
 //!
 //! ```text
 //!   greeting ─▶ qmp_capabilities ─▶ ready ─▶ command, answer ─▶ ready …
 //! ```
-//! Every line is one JSON object, ended by a line break; events that come in
-//! between are kept for who wants them. Owns the connection. Knows nothing of what the
-//! commands mean.
+//! Every line is one JSON object, ended by a line break. The client keeps events that arrive before
+//! an answer for [`Qmp::take_events`].
 
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
@@ -17,27 +15,27 @@ use std::time::Duration;
 /// How long QEMU may take for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 
-/// No line of QEMU's is longer, in bytes.
+/// The longest line that QEMU sends, in bytes.
 const LINE_LIMIT: u64 = 1 << 20;
 
-/// Events that may come before an answer does, and that are kept.
+/// How many events that arrive before an answer the client keeps.
 const EVENTS_LIMIT: usize = 1000;
 
 /// A connection to a QEMU.
 #[derive(Debug)]
 pub struct Qmp {
     stream: BufReader<UnixStream>,
-    /// Has QEMU greeted and been told what this end can do?
+    /// True after QEMU's greeting and the negotiation of capabilities.
     ready: bool,
-    /// In their order, the first ones.
+    /// The first events, in their order.
     events: Vec<Value>,
 }
 
 impl Qmp {
-    /// A connection whose other end is a QEMU's monitor, or will be.
+    /// Creates a connection. The other end is or becomes the monitor of a QEMU.
     ///
     /// # Errors
-    /// [`Error::System`] when the socket takes no time limit.
+    /// [`Error::System`] when the socket rejects a time limit.
     pub fn new(stream: UnixStream) -> Result<Self> {
         stream
             .set_read_timeout(Some(ANSWER_LIMIT))
@@ -50,16 +48,16 @@ impl Qmp {
         })
     }
 
-    /// The events that came before an answer, since this was asked last.
+    /// The events that arrived before answers since the last call.
     pub fn take_events(&mut self) -> Vec<Value> {
         std::mem::take(&mut self.events)
     }
 
-    /// Executes a command and returns what QEMU returns.
+    /// Executes a command and returns QEMU's answer.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with QEMU's words when it refuses, or for an answer
-    /// that is none; [`Error::System`] when the connection breaks.
+    /// [`Error::Invalid`] with QEMU's text when it refuses, or for a malformed answer;
+    /// [`Error::System`] when the connection breaks.
     pub fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         if !self.ready {
             let greeting = self.line()?;
@@ -115,7 +113,7 @@ impl Qmp {
 mod tests {
     use super::*;
 
-    /// A peer that has written all its lines beforehand and reads nothing.
+    /// A peer that has written all its lines in advance and reads nothing.
     fn peer(lines: &str) -> (Qmp, UnixStream) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(lines.as_bytes()).unwrap();

@@ -1,7 +1,7 @@
-//! Rigs: what hardware the lab host has, and what it loads for it.
+//! Rigs: the hardware of the lab host and the modules that it loads for it.
 //!
-//! Owns the table from a rig to QEMU arguments, kernel parameters, modules and
-//! links. A new rig is a new variant here and nothing elsewhere.
+//! This module owns the table from a rig to QEMU arguments, kernel parameters, modules and links. A
+//! new rig is a new variant here and nothing elsewhere.
 
 use crate::agent::protocol::Module;
 use crate::cable::Cable;
@@ -13,26 +13,26 @@ use std::path::Path;
 /// Virtual functions of the SR-IOV rig's NIC.
 pub const VIRTUAL_FUNCTIONS: usize = 4;
 
-/// Queue pairs of each virtual function, where the cable has as many.
+/// Queue pairs of each virtual function, where the cable supports that many.
 pub const QUEUE_PAIRS: usize = 4;
 
 /// Interrupt vectors of a virtual function: two for each queue pair, one for
 /// its control queue, one for its configuration.
 const VECTORS: usize = 2 * QUEUE_PAIRS + 2;
 
-/// Pieces of memory that vhost_vdpa keeps for one address space: 4 GiB in the
-/// smallest ones.
+/// The number of memory pieces that vhost_vdpa keeps for one address space: 4 GiB in pieces of the
+/// smallest size.
 const IOTLB_ENTRIES: u32 = 1 << 20;
 
-/// Links of the SR-IOV rig: QEMU's names of the virtual functions' network ends.
+/// Links of the SR-IOV rig: QEMU's names for the network ends of the virtual functions.
 const LINKS: [&str; VIRTUAL_FUNCTIONS] = ["vf0", "vf1", "vf2", "vf3"];
 
-/// PCI slot of NICs that no test can use: on `sim` one without an IOMMU, on
-/// `sriov` two functions (0 and 1) in one IOMMU group.
+/// PCI slot of NICs that no test can use. On `sim` it holds one without an IOMMU, on `sriov` two
+/// functions (0 and 1) in one IOMMU group.
 pub const PLAIN_SLOT: u8 = 0x10;
 
-/// The first virtual function that offers packed rings; those before it have
-/// split ones only, so that guests meet both formats, alone and together.
+/// The first virtual function that offers packed rings. Earlier ones have only split rings, so that
+/// guests use both formats, alone and together.
 pub const FIRST_PACKED_FUNCTION: usize = 2;
 
 /// A lab host's equipment.
@@ -48,12 +48,12 @@ pub enum Rig {
     Sriov,
 }
 
-/// What a QEMU needs for a rig's devices.
+/// What QEMU needs for a rig's devices.
 #[derive(Debug, Default)]
 pub struct Equipment {
     /// Its arguments.
     pub arguments: Vec<String>,
-    /// Descriptors that the arguments name and that it must inherit.
+    /// Descriptors that the arguments name and that QEMU must inherit.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -96,7 +96,7 @@ impl Rig {
         }
     }
 
-    /// Makes what QEMU needs for the rig's devices.
+    /// Creates what QEMU needs for the rig's devices.
     ///
     /// # Errors
     /// Those of [`Cable::lay`].
@@ -111,7 +111,7 @@ impl Rig {
         }
     }
 
-    /// Names of the links that can be set up and down from outside.
+    /// Names of the links that the outside can set up and down.
     pub fn links(self) -> &'static [&'static str] {
         match self {
             Self::Sim | Self::Labnic => &[],
@@ -123,17 +123,17 @@ impl Rig {
     pub fn kernel_parameters(self) -> &'static str {
         match self {
             Self::Sim | Self::Labnic => "",
-            // Debian's kernel translates only when it is asked to.
+            // Debian's kernel translates only on request.
             Self::Sriov => "intel_iommu=on iommu.passthrough=0",
         }
     }
 
-    /// Modules that the lab host loads at start. `built` is the directory of
-    /// the modules that the lab builds itself.
+    /// Modules that the lab host loads at start. `built` is the directory of the modules that the
+    /// lab builds itself.
     pub fn modules(self, built: &Path) -> Vec<Module> {
         let stock = |name: &str| Module::Stock(name.to_owned(), Vec::new());
-        // One entry for each contiguous piece of a pinned guest: how many that
-        // are is chance, and with the kernel's own limit some guests don't start.
+        // One entry for each contiguous piece of a pinned guest. Their number varies by chance, and
+        // with the kernel's default limit some guests do not start.
         let vhost_vdpa = || {
             Module::Stock(
                 "vhost_vdpa".to_owned(),
@@ -155,7 +155,7 @@ impl Rig {
             ],
             Self::Labnic => vec![vhost_vdpa(), file("vringh.ko"), file("labnic.ko")],
             Self::Sriov => vec![
-                // First: no virtual functions before the physical one's driver runs.
+                // First: there are no virtual functions before the physical function's driver runs.
                 stock("virtio_net"),
                 vhost_vdpa(),
                 file("vp_vdpa.ko"),
@@ -164,8 +164,8 @@ impl Rig {
     }
 }
 
-/// The MAC address of a virtual function. They are in 02:00:5e:00:54:00/40,
-/// which nothing else in the lab uses.
+/// The MAC address of a virtual function. The addresses are in 02:00:5e:00:54:00/40, which nothing
+/// else in the lab uses.
 pub fn vf_mac(index: usize) -> String {
     format!("02:00:5e:00:54:{:02x}", index + 1)
 }
@@ -181,8 +181,8 @@ fn plain_nic(function: u8, options: &str) -> Vec<String> {
     ]
 }
 
-/// One NIC with virtual functions. The physical function comes last on the
-/// command line: QEMU wants the virtual ones to be there before it.
+/// One NIC with virtual functions. The physical function comes last on the command line: QEMU
+/// requires the virtual functions before it.
 fn sriov(cable: Cable) -> Result<Equipment> {
     let mut arguments: Vec<String> = [
         "-device",
@@ -242,7 +242,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// How the lab host loads it, and the kernel's own default.
+    /// The lab host's choice and the kernel's default.
     pub const DEFAULT: Self = Self::new(true, true);
 
     /// All four combinations.
@@ -260,8 +260,8 @@ impl Mapping {
         }
     }
 
-    /// The parameters of `vdpa_sim` for it. The simulator keeps an entry for
-    /// each contiguous piece of pinned memory, as vhost_vdpa does.
+    /// The parameters of `vdpa_sim` for this mapping. The simulator keeps an entry for each
+    /// contiguous piece of pinned memory, as vhost_vdpa does.
     pub fn parameters(self) -> String {
         format!(
             "use_va={} batch_mapping={} max_iotlb_entries=65536",

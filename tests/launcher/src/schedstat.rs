@@ -1,5 +1,5 @@
-//! What the kernel accounts to each thread of a process: `/proc/PID/task/TID/schedstat`,
-//! nanoseconds on a processor and nanoseconds of waiting for one.
+//! Scheduler accounts of each thread of a process: `/proc/PID/task/TID/schedstat`, nanoseconds on a
+//! processor and nanoseconds of waiting for one.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,26 +8,26 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::files;
 
-/// One thread's account, since it began.
+/// One thread's account since its start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
-    /// Its name.
+    /// The thread's name.
     pub name: String,
-    /// On a processor.
+    /// Time on a processor.
     pub ran: Duration,
-    /// Ready to run, while others did.
+    /// Time ready to run while other threads ran.
     pub waited: Duration,
 }
 
 /// The accounts of all threads that the process has now, by their directory.
 ///
 /// # Errors
-/// [`Error::File`] if there is no such process; [`Error::Invalid`] for an answer
-/// that does not look like the kernel's.
+/// [`Error::File`] if there is no such process; [`Error::Invalid`] for an answer in an unexpected
+/// format.
 pub fn accounts(pid: u32) -> Result<BTreeMap<PathBuf, Account>> {
     let mut all = BTreeMap::new();
     for task in files::list(&PathBuf::from(format!("/proc/{pid}/task")))? {
-        // A thread may end while it is looked at.
+        // A thread may exit during the scan.
         let (Ok(name), Ok(times)) = (
             files::read_text(&task.join("comm")),
             files::read_text(&task.join("schedstat")),
@@ -57,8 +57,8 @@ fn account(name: &str, schedstat: &str) -> Result<Account> {
     })
 }
 
-/// Of the time in which the process's threads had something to do, the part, in percent, that
-/// they waited for a processor; 0 of a process that never ran.
+/// The percentage of their runnable time that the process's threads waited for a processor; 0 for a
+/// process that never ran.
 ///
 /// # Errors
 /// As [`accounts`].

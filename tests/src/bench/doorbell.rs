@@ -1,16 +1,16 @@
-//! `cargo lab bench doorbell`: what a kick costs in VM exits.
+//! `cargo lab bench doorbell`: measures the cost of a kick in VM exits.
 //!
-//! The same guest twice on the same device: `doorbell=on`, where a kick is a
-//! store in the device's page, and `doorbell=off`, where it is an ioeventfd. Its
-//! sender is paced, so that each frame is one kick (under a flood, event
-//! suppression hides kicks in either way). Counted are, over the same frames:
+//! It boots the same guest twice on the same device. With `doorbell=on`, a kick is a store in the
+//! device's page; with `doorbell=off`, it is an ioeventfd. The sender is paced, so that each frame
+//! is one kick (under a flood, event suppression hides kicks in both cases). Over the same frames,
+//! the benchmark counts:
 //!
 //! * exits to the addresses of the notify BAR, by KVM's tracepoints;
-//! * all exits of the guest, by KVM's statistics. What the command to send costs by
-//!   itself (the console is a serial port) is measured with no frame and taken off.
+//! * all exits of the guest, by KVM's statistics. A command that sends no frame measures the
+//!   command's own cost (the console is a serial port), which is subtracted.
 //!
-//! A few frames go first: the first store to a page makes the host look it up,
-//! once in the VM's life.
+//! A few frames go first: at the first store to a page the host looks the page up, once in the VM's
+//! life.
 
 use super::print_json;
 use crate::error::{Error, Result};
@@ -25,14 +25,14 @@ use serde::Serialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// Bytes of a frame, and the pause between two in microseconds.
+/// Bytes of a frame, and the pause between two frames in microseconds.
 const FRAME_BYTES: u32 = 128;
 const PAUSE_US: u32 = 2000;
 
-/// Frames that go first.
+/// Frames sent before the measurement.
 const WARM_UP: u32 = 20;
 
-/// Of the device that is made where the rig's have none of their own.
+/// The MAC address of the device that is created where the rig has none.
 const MAC: &str = "02:00:5e:00:53:2b";
 
 /// The keys of `--json`.
@@ -45,7 +45,7 @@ struct Report {
     total_exits_per_frame_ioeventfd: f64,
 }
 
-/// What was counted in one way.
+/// The counts of one mode.
 #[derive(Debug, Clone, Copy)]
 struct Counted {
     kick_exits: u64,
@@ -108,7 +108,7 @@ fn compare(arguments: &DoorbellArguments, device: &Path) -> Result<()> {
     print_json(arguments.common.json, &report)
 }
 
-/// To three digits.
+/// Exits per frame, to three digits.
 fn per_frame(exits: u64, frames: u32) -> f64 {
     let thousandths = exits
         .saturating_mul(1000)
@@ -117,7 +117,7 @@ fn per_frame(exits: u64, frames: u32) -> f64 {
     thousandths.map_or(f64::INFINITY, |value| f64::from(value) / 1000.0)
 }
 
-/// One guest, one way.
+/// Runs one guest in one mode.
 fn run(device: &Path, doorbell: &str, frames: u32) -> Result<Counted> {
     eprintln!("  doorbell={doorbell}: {frames} frames …");
     let options = format!("path={},doorbell={doorbell}", device.display());
@@ -149,7 +149,7 @@ fn run(device: &Path, doorbell: &str, frames: u32) -> Result<Counted> {
     })
 }
 
-/// Sends, and says how many exits that took.
+/// Sends frames and returns the number of exits.
 fn exits_of(guest: &mut Guest, frames: u32) -> Result<(Value, u64)> {
     let exits = |guest: &Guest| -> Result<u64> {
         kvm_statistics::read(guest)?

@@ -1,15 +1,15 @@
-//! `cargo lab bench footprint`: what a VMM costs its host.
+//! `cargo lab bench footprint`: measures the memory and start-up time of a VMM, beside QEMU's.
 //!
-//! | figure | Bellhop | QEMU |
-//! |---|---|---|
-//! | memory outside guest RAM, of a guest with one vDPA NIC | after 10 requests to the API | the same guest, without a monitor |
-//! | processor time from the start of the process | to the open socket; to the first answer | to the monitor's greeting |
+//! * Memory outside guest RAM, of a guest with one vDPA NIC. Bellhop: after 10 requests to the API.
+//!   QEMU: the same guest, without a monitor.
+//! * Processor time from the start of the process. Bellhop: to the open socket and to the first
+//!   answer. QEMU: to the monitor's greeting.
 //!
-//! Memory is the sum of `Rss` in `/proc/PID/smaps` without the mapping of guest RAM; pages of the
-//! program's file count, although all VMMs of a host share them, so what is a process's own is
-//! shown beside it. Processor time is that of all threads (`schedstat`), user and kernel, from the exec
-//! of the program. Of QEMU the greeting counts, as QEMU's socket is open long before
-//! anybody is served.
+//! Memory is the sum of `Rss` in `/proc/PID/smaps` without the mapping of guest RAM. Pages of the
+//! program's file count, although all VMMs of a host share them; the report therefore shows the
+//! process's private memory beside it. Processor time is that of all threads (`schedstat`), user
+//! and kernel, from the exec of the program. For QEMU the greeting counts, because QEMU's socket is
+//! open long before QEMU serves a client.
 
 use super::peer::{self, Nic};
 use super::print_json;
@@ -30,10 +30,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Of the guest's NIC. No zero bytes: the simulator compares addresses as if they were strings.
+/// The NIC's MAC address. No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:57:01";
 
-/// Requests to the API before memory is looked at, one of each kind in turn.
+/// Requests to the API before memory is read, one of each kind in turn.
 const REQUESTS: [&str; 10] = [
     "/v1/vm",
     "/v1/vm/config",
@@ -71,7 +71,7 @@ pub(super) fn measure(arguments: &FootprintArguments) -> Result<()> {
     print_json(arguments.common.json, &report)
 }
 
-/// Each round's figures: milliseconds, and memory.
+/// Figures of each round: milliseconds, and memory.
 #[derive(Debug, Default)]
 struct Measured {
     open: Vec<f64>,
@@ -120,7 +120,7 @@ impl Measured {
 fn megabytes(of: &[Resident], part: fn(&Resident) -> u64) -> f64 {
     let values: Vec<f64> = of
         .iter()
-        // A process that has more than 4 TiB is none of ours.
+        // A process with more than 4 TiB is not one of ours.
         .map(|one| f64::from(u32::try_from(part(one)).unwrap_or(u32::MAX)) * 1024.0 / 1e6)
         .collect();
     median(&values)
@@ -159,7 +159,7 @@ impl Report {
     }
 }
 
-/// What is resident of Bellhop with a guest, after 10 requests.
+/// The resident memory of Bellhop with a guest, after 10 requests.
 fn bellhop_guest() -> Result<Resident> {
     let device = SimDevice::net("footprint", MAC, 1500)?;
     let socket = Place::new("footprint-bellhop");
@@ -176,7 +176,7 @@ fn bellhop_guest() -> Result<Resident> {
     Ok(resident)
 }
 
-/// What is resident of QEMU with the same guest.
+/// The resident memory of QEMU with the same guest.
 fn qemu_guest(program: &Path) -> Result<Resident> {
     let device = SimDevice::net("footprint", MAC, 1500)?;
     let arguments = BellhopArguments::small()?;
@@ -191,7 +191,7 @@ fn qemu_guest(program: &Path) -> Result<Resident> {
     Ok(resident)
 }
 
-/// Processor time of Bellhop until its socket takes connections, and until it has answered.
+/// Processor time of Bellhop until its socket accepts connections, and until it has answered.
 fn bellhop_start() -> Result<(Duration, Duration)> {
     let socket = Place::new("footprint-start");
     let program = std::env::var_os("BELLHOP")
@@ -219,7 +219,7 @@ fn qemu_start(program: &Path) -> Result<Duration> {
     process.ran()
 }
 
-/// A VMM without a guest; killed when dropped.
+/// A VMM without a guest. Dropping it kills the process.
 struct Process(Child);
 
 impl Process {
@@ -233,7 +233,7 @@ impl Process {
         Ok(Self(child))
     }
 
-    /// Waits until somebody listens.
+    /// Waits until the process listens.
     fn connect(&self, socket: &Path) -> Result<UnixStream> {
         let deadline = Instant::now() + OPEN_LIMIT;
         loop {
@@ -247,7 +247,7 @@ impl Process {
         }
     }
 
-    /// What all its threads have run.
+    /// Processor time of all its threads.
     fn ran(&self) -> Result<Duration> {
         let accounts = schedstat::accounts(self.0.id())?;
         Ok(accounts.values().map(|one| one.ran).sum())
@@ -256,7 +256,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Already ended is fine.
+        // A process that has already ended is no error.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,12 +1,12 @@
-//! `cargo lab bench mgmt`: how fast vDPA devices are made, shown and deleted.
+//! `cargo lab bench mgmt`: measures how fast vDPA devices are created, shown and deleted.
 //!
-//! The same three times on the kernel's simulator, each device by its name:
+//! The same work runs three times on the kernel's simulator, each device by its name:
 //!
 //! * `vdpa_mgmt` through one connection, as the node daemon uses it;
-//! * a loop over iproute2's `vdpa`, a process for each step;
-//! * a small C program with one socket (`mgmt_floor.c`): what the kernel itself takes.
+//! * a loop over iproute2's `vdpa`, one process for each step;
+//! * a small C program with one socket (`mgmt_floor.c`): the time that the kernel itself takes.
 //!
-//! Deleting with `vdpa_mgmt` includes its look at who has the device open.
+//! Deletion with `vdpa_mgmt` includes its search for processes that have the device open.
 
 use super::print_json;
 use crate::error::{Error, Result};
@@ -68,12 +68,12 @@ fn seconds(duration: Duration) -> f64 {
     rounded(duration.as_secs_f64())
 }
 
-/// To three digits.
+/// The value to three digits.
 fn rounded(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
-/// The devices' names; what is left of them is deleted at the end.
+/// The devices' names. Devices that still exist are deleted at the end.
 struct Names {
     count: u32,
 }
@@ -130,7 +130,7 @@ fn with_iproute2(names: &Names) -> Result<()> {
     Ok(())
 }
 
-/// Builds the C program in the lab host and returns it.
+/// Builds the C program in the lab host and returns its path.
 fn compile_floor() -> Result<PathBuf> {
     let directory = std::env::temp_dir();
     let source = directory.join("lab-mgmt-floor.c");

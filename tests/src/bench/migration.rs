@@ -1,8 +1,10 @@
-//! `cargo lab bench migration`: how long traffic rests while a guest moves to another process, Bellhop's and QEMU's.
+//! `cargo lab bench migration`: measures how long traffic stops while a guest migrates to another
+//! process, with Bellhop and with QEMU.
 //!
-//! Both VMMs have the lab's guest with 256 MiB, one processor and one NIC on `vdpasim_net`, a writer of memory in it,
-//! and frames at half of what the better one could take, at least; they move in turn, each there and back, through
-//! a Unix socket on one host, and the other guest rests meanwhile. `traffic.rs` says how gaps are measured.
+//! Both VMMs run the lab's guest with 256 MiB, one processor, one NIC on `vdpasim_net` and a memory
+//! writer. Frames flow at half of the capacity of the better VMM, at least. The guests migrate in
+//! turn, each there and back, through a Unix socket on one host; the other guest idles meanwhile.
+//! `traffic.rs` describes how gaps are measured.
 
 mod bellhop;
 mod qemu;
@@ -23,14 +25,14 @@ use crate::figures::{median, milliseconds, ratios, rounded};
 use crate::guest::Guest;
 use crate::sim::{self, Mapping};
 
-/// No zero bytes: the simulator compares addresses as if they were strings.
+/// No zero bytes: the simulator compares addresses like C strings.
 const OURS: &str = "52:54:5e:11:5a:01";
 const QEMUS: &str = "52:54:5e:11:5a:02";
 
-/// What the guest writes all the time, in MiB, and its pause behind each page, in microseconds.
+/// The writer's memory in MiB and its pause after each page, in microseconds.
 const WRITER: &str = "24 50";
 
-/// Traffic before a move, and behind it.
+/// Traffic before a migration, and after it.
 const STEADY: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_millis(1500);
 
@@ -43,35 +45,35 @@ pub(super) fn measure(arguments: &MigrationArguments) -> Result<()> {
     print_json(arguments.common.json, &report)
 }
 
-/// A VMM with a guest that can move.
+/// A VMM with a guest that can migrate.
 trait Vmm {
     fn guest(&mut self) -> &mut Guest;
 
-    /// Moves the guest to the other end.
+    /// Migrates the guest to the other end.
     ///
     /// # Errors
-    /// It did not move.
+    /// The migration failed.
     fn migrate(&mut self) -> Result<Move>;
 }
 
-/// A guest has moved.
+/// The times of a migration.
 #[derive(Debug)]
 struct Move {
-    /// When it was asked for.
+    /// When it was requested.
     began: Instant,
-    /// Until here the guest ran at the source, surely.
+    /// Until here the guest certainly ran at the source.
     before: Instant,
-    /// Between these the guest was stopped.
+    /// The guest stopped between these two times.
     stops: (Instant, Instant),
-    /// When it was seen to run at the destination.
+    /// When the guest was seen to run at the destination.
     moved: Instant,
-    /// What the VMM says of its downtime, in milliseconds.
+    /// The downtime that the VMM reports, in milliseconds.
     own_downtime: f64,
-    /// All that it says.
+    /// The VMM's whole report.
     said: Value,
 }
 
-/// What a move was like for the guest's peer; milliseconds.
+/// One migration as the guest's peer saw it; milliseconds.
 #[derive(Debug, Clone, Copy)]
 struct Round {
     downtime: f64,
@@ -80,17 +82,17 @@ struct Round {
     precopy: f64,
     steady_p99: f64,
     steady_longest: f64,
-    /// What the guest's clock fell behind.
+    /// How far the guest's clock fell behind.
     clock: f64,
-    /// How well that is known.
+    /// The uncertainty of that value.
     clock_error: f64,
     lost: f64,
     rate: f64,
-    /// How long it took to have all writes logged, where the VMM says that.
+    /// How long it took to have all writes logged, where the VMM reports it.
     switch: Option<f64>,
 }
 
-/// One after the other, and each VMM's guest.
+/// All rounds, one after the other, for both VMMs.
 #[derive(Debug)]
 struct Moves {
     ours: Vec<Round>,
@@ -100,14 +102,15 @@ struct Moves {
     upgrades: Vec<f64>,
     capacity: [f64; 2],
     rate: u32,
-    /// Rounds that were begun and did not come to their end.
+    /// Rounds that started and did not finish.
     lost: u32,
 }
 
-/// How many rounds may be lost with a guest that falls silent, as one of an emulated processor does now and then.
+/// How many rounds may be lost to a guest that falls silent: on an emulated processor a guest
+/// sometimes does.
 const LOST_MAX: u32 = 3;
 
-/// Both guests, at rest.
+/// Both guests, idle.
 struct Guests {
     ours: Bellhop,
     qemu: Qemu,
@@ -122,7 +125,7 @@ impl Guests {
         Ok(Self { ours, qemu })
     }
 
-    /// A move of each, and what else happens to ours.
+    /// Migrates each guest once, then swaps and upgrades ours.
     fn round(&mut self, host: Host, rate: u32) -> Result<OneRound> {
         let Self { ours, qemu } = self;
         Ok(OneRound {
@@ -134,7 +137,7 @@ impl Guests {
     }
 }
 
-/// What one round has measured.
+/// The measurements of one round.
 struct OneRound {
     qemu: Round,
     ours: Round,
@@ -183,7 +186,7 @@ fn moves(rounds: u32) -> Result<Moves> {
             Err(error) if all.lost < LOST_MAX => {
                 all.lost += 1;
                 eprintln!("    lost, and made again: {}", report(&error));
-                // Before others with the same devices start.
+                // Dropped before others with the same devices start.
                 guests = None;
             }
             Err(error) => return Err(error),
@@ -233,7 +236,7 @@ fn rests(
     let fell_behind = clock.fell_behind(&Clock::of(guest, host)?) / 1e3;
     let mut found = Vec::new();
     for (from, to) in happened {
-        // A clock that stood still did so here.
+        // A clock that stopped did so in this gap.
         found.push(traffic::gaps(guest, &clock, from, to)?.touching + fell_behind.max(0.0));
     }
     eprintln!("    {what:<8} {found:.1?} ms without a frame");
@@ -295,7 +298,7 @@ impl Round {
     }
 }
 
-/// The keys of `--json`: medians; null is what cannot be measured.
+/// The keys of `--json`: medians; null for a figure that cannot be measured.
 #[derive(Debug, Serialize)]
 struct Report {
     downtime_ms: f64,
@@ -310,7 +313,7 @@ struct Report {
     upgrade_gap_ms: Option<f64>,
 }
 
-/// The median; `None` if there is nothing to take it of.
+/// The median; `None` without figures.
 fn known(figures: &[f64]) -> Option<f64> {
     (!figures.is_empty()).then(|| rounded(median(figures), 1))
 }
@@ -347,7 +350,7 @@ impl Report {
         }
     }
 
-    /// The table, with where each figure comes from.
+    /// Prints the table, with the source of each figure.
     fn show(&self, moves: &Moves) {
         let [ours, qemu] = [&moves.ours, &moves.qemu];
         let both = |what: &str, figure: fn(&Round) -> f64, note: &str| {

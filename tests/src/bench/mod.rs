@@ -1,5 +1,5 @@
 //! `cargo lab bench` inside the lab host, one module for each measurement. A measurement compares
-//! two ways in one run, on one host: under emulation its figures say nothing else.
+//! two ways in one run, on one host: under emulation its figures have no other meaning.
 
 mod doorbell;
 mod footprint;
@@ -20,7 +20,7 @@ struct Arguments {
     bench: BenchArguments,
 }
 
-/// Measures what the command line names. There are no figures, not even some, if something is
+/// Runs the measurement that the command line names. It prints no figures at all if something is
 /// missing or fails.
 pub fn main() -> ExitCode {
     let measured = match Arguments::parse().bench.bench {
@@ -39,7 +39,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// The report as the last line of standard output, if it is wanted.
+/// Prints the report as the last line of standard output, if it is wanted.
 pub(crate) fn print_json(wanted: bool, report: &impl Serialize) -> Result<()> {
     if wanted {
         let line = serde_json::to_string(report)

@@ -1,6 +1,5 @@
-//! QEMU as the VMM of the lab's guest: what Bellhop is measured beside.
-//!
-//! Owns its command line. Knows nothing of what is measured.
+//! QEMU as the VMM of the lab's guest, for comparison with Bellhop. This module owns QEMU's command
+//! line.
 
 use crate::error::{Error, Result};
 use crate::guest::BellhopArguments;
@@ -15,11 +14,11 @@ pub(super) struct Nic<'a> {
     /// `/dev/vhost-vdpa-N`.
     pub(super) device: &'a Path,
     pub(super) mac: &'a str,
-    /// With shadow virtqueues, instead of the guest's own rings.
+    /// Uses shadow virtqueues instead of the guest's own rings.
     pub(super) shadowed: bool,
 }
 
-/// Where QEMU is.
+/// The path of QEMU.
 ///
 /// # Errors
 /// [`Error::Missing`] with the remedy.
@@ -62,8 +61,8 @@ pub(super) fn command(program: &Path, guest: &BellhopArguments, nic: Nic<'_>) ->
     command
 }
 
-/// As [`command`], with a monitor on the socket `monitor`; its guest boots, or comes from another QEMU
-/// through the socket `incoming`.
+/// Like [`command`], with a monitor on the socket `monitor`. Its guest boots, or arrives from
+/// another QEMU through the socket `incoming`.
 pub(super) fn movable(
     program: &Path,
     guest: &BellhopArguments,
@@ -83,7 +82,7 @@ pub(super) fn movable(
     command
 }
 
-/// QEMU with nothing but the machine, which waits for its monitor's client on this socket.
+/// QEMU with the bare machine, which waits for its monitor's client on this socket.
 pub(super) fn waiting(program: &Path, monitor: &Path) -> Command {
     let mut command = Command::new(program);
     machine(&mut command)
@@ -99,11 +98,11 @@ fn machine(command: &mut Command) -> &mut Command {
         .args(["-display", "none"])
         .args(["-machine", "q35,accel=kvm,memory-backend=ram"])
         .args(["-cpu", "host", "-smp", "1", "-m", "256M"])
-        // The simulator maps shared memory of a file only.
+        // The simulator maps only shared memory of a file.
         .args(["-object", "memory-backend-memfd,id=ram,size=256M,share=on"])
 }
 
-/// A path in the value of an option of QEMU's.
+/// A path in the value of a QEMU option: commas are doubled.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

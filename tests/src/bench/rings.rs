@@ -1,13 +1,11 @@
-//! `cargo lab bench rings`: what relays cost, and what QEMU's shadow virtqueues cost
-//! beside them.
+//! `cargo lab bench rings`: measures the cost of relays, beside QEMU's shadow virtqueues.
 //!
-//! | figure | device | guest |
-//! |---|---|---|
-//! | frames/s direct, mediated, shadow; time of a change | two lab NICs on one switch | `vdpa::netdev` |
-//! | shadow beside QEMU: frames/s, processor time of a frame | two `vdpasim_net` | `vdpa::netdev`; the lab's guest in QEMU |
+//! * Frames/s direct, mediated and shadowed, and the time of a change: two lab NICs on one switch,
+//!   with `vdpa::netdev` as the guest.
+//! * Shadow rings beside QEMU's, frames/s and processor time of a frame: two `vdpasim_net`. One
+//!   guest is `vdpa::netdev`, the other the lab's guest in QEMU.
 //!
-//! What a pass itself costs is measured without a kernel by
-//! `cargo bench -p vdpa --bench relay`.
+//! `cargo bench -p vdpa --bench relay` measures the cost of a pass by itself, without a kernel.
 
 mod neighbours;
 mod qemu;
@@ -29,7 +27,7 @@ use crate::sim;
 /// Guest memory that is mapped while rings change, in MiB: the time must not depend on it.
 const SMALL_MIB: u64 = 256;
 const LARGE_MIB: u64 = 1024;
-/// Changes are measured so often in each of the six directions.
+/// How often each of the six changes is measured.
 const LAPS: u32 = 34;
 
 pub(super) fn measure(arguments: &RingsArguments) -> Result<()> {
@@ -81,7 +79,7 @@ impl Measured {
         }
     }
 
-    /// The table, with where each figure comes from.
+    /// Prints the table, with the source of each figure.
     fn show(&self, rounds: u32) {
         let row =
             |what: &str, value: String, from: &str| eprintln!("  {what:<31} {value:>10}  {from}");
@@ -159,7 +157,7 @@ impl Measured {
     }
 }
 
-/// For `map_err`: what was tried, in front of an error of the libraries' and its causes.
+/// For `map_err`: puts the action in front of a library error and its causes.
 fn failed<E>(action: &'static str) -> impl FnOnce(E) -> Error
 where
     E: std::error::Error + Send + Sync + 'static,

@@ -1,10 +1,10 @@
-//! The part of curl that the manual's examples use, for the lab host, which has none.
+//! The part of curl that the manual's examples use. The lab host has no curl.
 //!
 //! ```text
-//!   lab-curl -s --unix-socket SOCKET [-H 'content-type: application/json'] [-X METHOD] URL [-d BODY]
+//! lab-curl -s --unix-socket SOCKET [-H 'content-type: application/json'] [-X METHOD] URL [-d BODY]
 //! ```
-//! Prints the answer's body as it came. Other than curl it ends with 22 when the answer is no
-//! success, as curl does with `--fail-with-body`: an example that is refused must not look well.
+//! It prints the answer's body as received. Unlike curl, it exits with 22 when the answer is no
+//! success, as curl does with `--fail-with-body`: a rejected example must not appear to work.
 
 use lab::api::Client;
 use lab::error::{Error, Result, report};
@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What curl ends with for an answer of 400 and more.
+/// curl's exit code for a status of 400 or more.
 const REFUSED: u8 = 22;
 /// The header that the APIs need with a body.
 const JSON: &str = "content-type: application/json";
@@ -24,7 +24,7 @@ struct Request {
     method: Option<String>,
     url: String,
     body: Option<String>,
-    /// Whether the header names the body's type. Without it curl sends a form.
+    /// True if a header names the body's type. Without it curl sends a form.
     is_json: bool,
 }
 
@@ -82,7 +82,7 @@ impl Request {
         let body = body
             .transpose()
             .map_err(|error| Error::invalid("the body", error.to_string()))?;
-        // As curl: a body makes it a POST.
+        // As with curl, a body makes the request a POST.
         let usual = if body.is_some() { "POST" } else { "GET" };
         let method = self.method.as_deref().unwrap_or(usual);
         let answer = Client::new(&self.socket).ask(method, path, body.as_ref())?;

@@ -1,10 +1,10 @@
-//! Has a vDPA network device and runs it until it is killed.
+//! Opens a vDPA network device and runs it until it is killed.
 //!
 //! ```text
 //!   lab-holder /dev/vhost-vdpa-N      prints "running" once a frame has come back
 //! ```
-//! For tests of what others see meanwhile and find afterwards. It goes on
-//! sending, so that it is killed while the device is at work.
+//! For tests of what other processes see meanwhile and find afterwards. It keeps sending, so that
+//! it is killed while the device works.
 
 use std::error::Error;
 use std::io::Write as _;
@@ -43,7 +43,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until the device is done with the buffer.
+    /// Waits until the device returns the buffer.
     fn take(&mut self) -> Result<(), Box<dyn Error>> {
         while self.ring.pop_used()?.is_none() {
             self.call.read()?;
@@ -64,7 +64,7 @@ fn queue(
         0 => (BUFFER, Direction::DeviceWrites),
         _ => (PACKET, Direction::DeviceReads),
     };
-    // To all stations, whatever the address of the device.
+    // To the broadcast address, which every device accepts.
     memory.write(buffer + 12, &[0xff; 6])?;
     Ok(Queue {
         ring: DriverQueue::new(Arc::clone(memory), SIZE, offset, features)?,
@@ -121,7 +121,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             std::io::stdout().flush()?;
             said = true;
         }
-        // Not all of the processor: others are to look on.
+        // It leaves processor time to the processes that observe it.
         std::thread::sleep(Duration::from_millis(1));
     }
 }

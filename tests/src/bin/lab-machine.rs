@@ -3,8 +3,8 @@
 //! ```text
 //!   lab-machine run --kernel K … [--vdpa OPTIONS]… --control SOCKET
 //! ```
-//! Standard input and output are the guest's console. On the socket, one line asks and
-//! one line of JSON answers, `{"error": …}` with the whole chain of causes where it failed:
+//! Standard input and output are the guest's console. On the socket, each request is one line, and
+//! each answer is one line of JSON. An error has the whole chain of causes, `{"error": …}`:
 //!
 //! ```text
 //!   plug path=/dev/vhost-vdpa-0[,id=…]    {"id","path","address","state","serial"}
@@ -13,10 +13,10 @@
 //!   announce ID                           {}
 //!   dirty-log on|off                      {}
 //!   nics                                  {"generation","nics":[…],"ended"}
-//!   resources                             {"memory_slots","doorbells","mapped_doorbells","vectors","routes","irqfds"}
+//!   resources                             {"memory_slots","doorbells","mapped_doorbells",
+//!                                          "vectors","routes","irqfds"}
 //! ```
-//! It uses nothing but the machine's [`Handle`], from a thread of its own, as an API
-//! server does.
+//! It uses only the machine's [`Handle`], from its own thread, as an API server does.
 
 use std::error::Error;
 use std::io::{BufRead as _, BufReader, Stdin, Write as _};
@@ -37,7 +37,7 @@ use vmm::machine::{
     Exit, Handle, Machine, NicStatus, PlugState, RequestError, RunState, StopHandle,
 };
 
-/// The exit code of a guest that crashed, as Bellhop's.
+/// The exit code of a guest that crashed, the same as Bellhop's.
 const CRASHED: u8 = 3;
 
 /// As `bellhop run`, with a control socket.
@@ -75,7 +75,7 @@ impl AsFd for Keyboard {
 
 impl ConsoleInput for Keyboard {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<ConsoleRead> {
-        // Not through the standard library's buffer, which the event loop can't see.
+        // Not through the standard library's buffer, which the event loop cannot see.
         let count = rustix::io::read(&self.0, buffer)?;
         Ok(match count {
             0 => ConsoleRead::Closed,
@@ -129,20 +129,20 @@ fn run(arguments: Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let stop = StopHandle::new()?;
     let mut machine = Machine::new(&config, console, &stop)?;
     let handle = machine.handle();
-    // A boot that is tried again finds the socket of the one before.
+    // A boot that is retried finds the socket of the previous attempt.
     let _ = std::fs::remove_file(&control);
     let listener = UnixListener::bind(&control)?;
     std::thread::Builder::new()
         .name("control".into())
         .spawn(move || {
             for stream in listener.incoming().flatten() {
-                // Whoever asked has gone.
+                // The client has gone.
                 let _ = serve(&stream, &handle);
             }
         })?;
     Ok(match machine.run()? {
         Exit::PoweredOff | Exit::Stopped | Exit::HandedOver | Exit::Moved => ExitCode::SUCCESS,
-        // It sends no machine.
+        // It never migrates a machine.
         Exit::Unsettled => ExitCode::FAILURE,
         Exit::Crashed(report) => {
             eprintln!("error: the guest crashed: {report}");

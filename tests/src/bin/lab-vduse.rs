@@ -1,8 +1,8 @@
-//! A vDPA device in userspace (VDUSE) for management tests: `lab-vduse NAME net|block` makes it, says `ready`,
-//! and answers the kernel until its standard input ends.
+//! A vDPA device in userspace (VDUSE) for management tests: `lab-vduse NAME net|block` creates it,
+//! prints `ready`, and answers the kernel until its standard input ends.
 //!
-//! Rings are never served: a driver that negotiates and sends nothing finds a device like any other. Numbers and
-//! structures are of include/uapi/linux/vduse.h, API version 0.
+//! It never serves rings: a driver that negotiates and sends nothing finds a device like any other.
+//! Numbers and structures come from include/uapi/linux/vduse.h, API version 0.
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};
@@ -18,7 +18,7 @@ const MESSAGE: usize = 152;
 const VDUSE_GET_VQ_STATE: u32 = 0;
 const QUEUE_SIZE: u16 = 256;
 
-/// VIRTIO_F_VERSION_1 and VIRTIO_F_ACCESS_PLATFORM, which VDUSE demands.
+/// VIRTIO_F_VERSION_1 and VIRTIO_F_ACCESS_PLATFORM, which VDUSE requires.
 const TRANSPORT_FEATURES: u64 = 1 << 32 | 1 << 33;
 
 /// `_IOW(0x81, number, size)`.
@@ -26,7 +26,7 @@ const fn write_request(number: u64, size: u64) -> u64 {
     1 << 30 | size << 16 | 0x81 << 8 | number
 }
 
-/// What the device is to be.
+/// The device's class.
 struct Class {
     device_id: u32,
     features: u64,
@@ -61,7 +61,7 @@ impl Class {
         }
     }
 
-    /// `struct vduse_dev_config` with the configuration space behind it.
+    /// `struct vduse_dev_config`, followed by the configuration space.
     fn description(&self, name: &str) -> Result<Vec<u8>, Box<dyn Error>> {
         let size = u32::try_from(self.config.len())?;
         Ok([
@@ -79,7 +79,7 @@ impl Class {
     }
 }
 
-/// A name as the kernel takes it, with a NUL behind it.
+/// A NUL-terminated name for the kernel.
 fn padded(name: &str) -> Result<[u8; NAME_MAX], Box<dyn Error>> {
     let mut bytes = [0; NAME_MAX];
     let place = bytes
@@ -91,10 +91,11 @@ fn padded(name: &str) -> Result<[u8; NAME_MAX], Box<dyn Error>> {
     Ok(bytes)
 }
 
-/// A request that only reads `argument`.
+/// Sends a request that only reads `argument`.
 fn request(file: &File, number: u64, size: u64, argument: &[u8]) -> Result<(), std::io::Error> {
-    // SAFETY: an ioctl needs a raw call. The kernel reads `size` bytes of the argument (for CREATE_DEV also the
-    // configuration that the structure names the size of), and every caller passes that much.
+    // SAFETY: an ioctl needs a raw call. The kernel reads `size` bytes of the argument, and every
+    // caller passes that much. For CREATE_DEV it also reads the configuration whose size the
+    // structure gives.
     let result = unsafe {
         libc::ioctl(
             file.as_raw_fd(),
@@ -115,7 +116,7 @@ fn open(name: &str) -> Result<File, std::io::Error> {
         .open(format!("/dev/vduse/{name}"))
 }
 
-/// devtmpfs shows the file a moment after the device is made.
+/// devtmpfs shows the file a moment after the device is created.
 fn open_soon(name: &str) -> Result<File, std::io::Error> {
     let begin = Instant::now();
     loop {
@@ -143,7 +144,7 @@ fn serve(device: &mut File) -> Result<(), Box<dyn Error>> {
             device.read_exact(&mut request)?;
             let (kind, rest) = request.split_at(4);
             let mut response = [0; MESSAGE];
-            // Its id, result OK, and for a ring's state the same queue at index 0.
+            // The request's ID, result OK, and for a ring's state the same queue at index 0.
             response[..4].copy_from_slice(&rest[..4]);
             if kind == VDUSE_GET_VQ_STATE.to_ne_bytes() {
                 response[24..28].copy_from_slice(&request[24..28]);

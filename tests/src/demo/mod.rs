@@ -1,8 +1,8 @@
 //! `cargo lab demo` inside the lab host: the main job, end to end.
 //!
-//! On the rig *sim*: a vDPA device on the kernel's simulator, a Linux guest whose NIC it is, 1,000
-//! checked frames through it, and what it all cost. On *sriov*: two guests that talk to each other
-//! (`demo/sriov.rs`). Guests run Debian's stock kernel, which the lab host's root has.
+//! On the rig *sim*, it creates a vDPA device on the kernel's simulator and boots a Linux guest
+//! with it as its NIC. It sends 1,000 checked frames and reports the cost. On *sriov*, two guests
+//! exchange frames (`demo/sriov.rs`). Guests run Debian's stock kernel from the lab host's root.
 
 mod sriov;
 
@@ -18,10 +18,10 @@ use serde::Serialize;
 use serde_json::Value;
 use std::process::ExitCode;
 
-/// What the device is created with, and so what the guest must find.
+/// The attributes of the device, which the guest must find.
 const MAC: &str = "02:4c:61:62:53:2a";
 const MTU: u16 = 1400;
-/// Frames, their payload in bytes, and how many may be under way at once.
+/// Frames, their size in bytes, and how many may be in flight at once.
 const FRAMES: u64 = 1000;
 const FRAME_BYTES: u32 = 512;
 const WINDOW: u32 = 32;
@@ -32,13 +32,13 @@ struct Arguments {
     demo: DemoArguments,
 }
 
-/// What the demo measured; the keys of `--json`.
+/// The demo's measurements; the keys of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     /// The guest's own view.
     mac: String,
     mtu: u64,
-    /// Counted by the guest's test program, own outgoing copies left out.
+    /// Counted by the guest's test program, without its own outgoing copies.
     frames_tx: u64,
     frames_rx: u64,
     /// Counted by the device (`vdpa dev vstats`).
@@ -48,12 +48,12 @@ struct Report {
     guest_up_ms: u64,
     /// From the start of the VMM's process to the start of the guest's clock.
     vmm_start_ms: u64,
-    /// Resident memory of the VMM's process, guest RAM left out (smaps).
+    /// Resident memory of the VMM's process, without guest RAM (smaps).
     rss_outside_ram_kib: u64,
-    /// Threads of the VMM's process, workers of the kernel left out.
+    /// Threads of the VMM's process, without kernel workers.
     vmm_threads: u64,
-    /// Frames that the guest sent and did not get back, and what the device
-    /// counted as errors or overruns.
+    /// Frames that the guest sent and did not get back, and the device's counts of errors and
+    /// overruns.
     dropped: u64,
 }
 
@@ -76,7 +76,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// One line of the story, on standard error: standard output is for the result.
+/// Prints one progress line on standard error: standard output is for the result.
 fn say(what: &str, text: &str) {
     for (number, line) in text.lines().enumerate() {
         let what = if number == 0 { what } else { "" };
@@ -213,7 +213,7 @@ fn rows(report: &Report) -> [(&'static str, String); 7] {
     ]
 }
 
-/// What the device counted that should not have happened.
+/// The device's counts of events that should not have happened.
 fn failures(vstats: &Value) -> u64 {
     vstats.as_object().map_or(0, |fields| {
         fields

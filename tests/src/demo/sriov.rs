@@ -1,9 +1,8 @@
-//! The demo on the SR-IOV rig: two guests, each on a virtual function of one
-//! NIC, that talk to each other.
+//! The demo on the SR-IOV rig: two guests, each on a virtual function of one NIC, exchange frames.
 //!
-//! Virtual functions are made and bound to vp-vdpa; 1,000 checked frames go
-//! from one guest to the other and back; a cable is pulled and plugged in
-//! again, and the guest sees both; both guests switch off. Runs in the lab host.
+//! It creates virtual functions and binds them to vp-vdpa. 1,000 checked frames go from one guest
+//! to the other and back. It pulls a cable and plugs it in again, and the guest sees both. Then
+//! both guests switch off. It runs in the lab host.
 
 use super::{command_line, expect, number, say, table, text};
 use crate::bench::print_json;
@@ -16,7 +15,7 @@ use crate::vmm_process::{self, Cost};
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Frames, their size in bytes, and how many may be under way at once.
+/// Frames, their size in bytes, and how many may be in flight at once.
 const FRAMES: u64 = 1000;
 const FRAME_BYTES: u32 = 512;
 const WINDOW: u32 = 32;
@@ -27,35 +26,35 @@ const SILENCE: u64 = 20;
 /// How long a pulled cable may take to reach the guest.
 const LINK_LIMIT: Duration = Duration::from_secs(10);
 
-/// Processors of each guest. Its driver would use as many queue pairs; here it
-/// is told to use all.
+/// Processors of each guest. The guest's driver would use that many queue pairs; here the demo
+/// enables all pairs.
 const PROCESSORS: u32 = 1;
 
-/// What the demo measured; the keys of `--json`.
+/// The demo's measurements; the keys of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// Virtual functions that were made.
+    /// The number of virtual functions created.
     virtual_functions: usize,
     /// Queues of each vDPA device, and queue pairs that the guests use.
     queues: u16,
     queue_pairs: u64,
     /// The guests' own view.
     mac: [String; 2],
-    /// Counted by the first guest: sent by it, and come back to it.
+    /// Counted by the first guest: frames that it sent, and frames that returned to it.
     frames_tx: u64,
     frames_rx: u64,
-    /// Counted by the second guest: received, intact, sent back.
+    /// Counted by the second guest: frames received, intact, sent back.
     frames_echoed: u64,
     corrupt: u64,
     dropped: u64,
     /// From the first frame to the last, there and back.
     exchange_ms: u64,
-    /// From the pulled (plugged) cable to the guest's carrier.
+    /// From pulling (plugging) the cable to the change of the guest's carrier.
     link_down_ms: u64,
     link_up_ms: u64,
     /// The uptime of each guest when its init was ready.
     guest_up_ms: [u64; 2],
-    /// Of each VMM: resident memory, guest RAM left out; pages pinned; threads.
+    /// For each VMM: resident memory without guest RAM, pinned pages, threads.
     rss_outside_ram_kib: [u64; 2],
     pinned_kib: [u64; 2],
     vmm_threads: [u64; 2],
@@ -64,8 +63,7 @@ struct Report {
 /// Runs the demo in the lab host.
 ///
 /// # Errors
-/// Those of the helpers, and [`Error::Invalid`] for a result that is not as it
-/// must be.
+/// Those of the helpers, and [`Error::Invalid`] for an unexpected result.
 pub(super) fn scenario(json: bool) -> Result<()> {
     let count = u32::try_from(VIRTUAL_FUNCTIONS).unwrap_or(u32::MAX);
     let nic = SriovNic::enable(count)?;
@@ -182,7 +180,7 @@ fn start(device: &VfDevice<'_>, prefix: &'static str) -> Result<Guest> {
     Guest::start(&arguments)
 }
 
-/// Shows a guest's own view, and returns its NIC's address.
+/// Prints a guest's own view and returns its NIC's address.
 fn mac_in(guest: &mut Guest) -> Result<String> {
     let link = guest.command("link")?;
     say("guest's view", link["text"].as_str().unwrap_or_default());

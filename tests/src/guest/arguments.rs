@@ -1,6 +1,4 @@
-//! What Bellhop is to run: its command line for a guest of the lab.
-//!
-//! Knows nothing of a process that runs.
+//! Bellhop's command line for a guest of the lab.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -8,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What Bellhop is to run. Defaults: the lab's small kernel, its ramdisk,
-/// 1 processor, 256 MiB.
+/// The command line for Bellhop. Defaults: the lab's small kernel, its ramdisk, 1 processor, 256
+/// MiB.
 #[derive(Debug, Clone)]
 pub struct BellhopArguments {
     program: PathBuf,
@@ -24,18 +22,18 @@ pub struct BellhopArguments {
 }
 
 impl BellhopArguments {
-    /// The lab's small guest kernel.
+    /// Boots the lab's small guest kernel.
     ///
     /// # Errors
-    /// [`Error::Missing`] outside of the lab.
+    /// [`Error::Missing`] outside the lab.
     pub fn small() -> Result<Self> {
         Self::with("GUEST_KERNEL", "GUEST_INITRAMFS")
     }
 
-    /// Debian's stock kernel.
+    /// Boots Debian's stock kernel.
     ///
     /// # Errors
-    /// [`Error::Missing`] outside of the lab.
+    /// [`Error::Missing`] outside the lab.
     pub fn stock() -> Result<Self> {
         Self::with("GUEST_KERNEL_STOCK", "GUEST_INITRAMFS_STOCK")
     }
@@ -46,8 +44,8 @@ impl BellhopArguments {
             program: variable("BELLHOP")?,
             kernel: in_memory(&variable(kernel)?)?,
             initramfs: in_memory(&variable(initramfs)?)?,
-            // Each character of the serial console costs two exits of an
-            // emulated processor: warnings only. A later `loglevel=7` wins.
+            // Each character of the serial console costs two exits of an emulated processor:
+            // warnings only. A later `loglevel=7` takes precedence.
             cmdline: "console=ttyS0 loglevel=4 panic=-1 lab".into(),
             processors: 1,
             memory: "256M".into(),
@@ -57,61 +55,61 @@ impl BellhopArguments {
         })
     }
 
-    /// The number of processors.
+    /// Sets the number of processors.
     pub fn processors(mut self, count: u32) -> Self {
         self.processors = count;
         self
     }
 
-    /// The memory, as the `--memory` flag takes it.
+    /// Sets the memory, as the `--memory` flag takes it.
     pub fn memory(mut self, size: &str) -> Self {
         size.clone_into(&mut self.memory);
         self
     }
 
-    /// Another VMM that takes the same flags.
+    /// Uses another VMM that takes the same flags.
     pub fn program(mut self, path: &Path) -> Self {
         path.clone_into(&mut self.program);
         self
     }
 
-    /// Another kernel; its ramdisk stays the lab's.
+    /// Uses another kernel; the ramdisk stays the lab's.
     pub fn kernel(mut self, path: &Path) -> Self {
         path.clone_into(&mut self.kernel);
         self
     }
 
-    /// More words for the guest's kernel command line.
+    /// Appends words to the guest's kernel command line.
     pub fn cmdline(mut self, words: &str) -> Self {
         self.cmdline.push(' ');
         self.cmdline.push_str(words);
         self
     }
 
-    /// A NIC on a vhost-vdpa device.
+    /// Adds a NIC on a vhost-vdpa device.
     pub fn vdpa(self, path: &Path) -> Self {
         self.argument("--vdpa", &format!("path={}", path.display()))
     }
 
-    /// A disk on a raw file.
+    /// Adds a disk on a raw file.
     pub fn disk(self, path: &Path) -> Self {
         self.argument("--disk", &format!("path={}", path.display()))
     }
 
-    /// Any other flag with its value.
+    /// Adds any other flag with its value.
     pub fn argument(mut self, flag: &str, value: &str) -> Self {
         self.devices.push(flag.to_owned());
         self.devices.push(value.to_owned());
         self
     }
 
-    /// Prints the console's lines on standard error as they come, with a prefix.
+    /// Prints the console's lines on standard error as they arrive, with a prefix.
     pub fn show(mut self, prefix: &'static str) -> Self {
         self.show = Some(prefix);
         self
     }
 
-    /// How long the console may be silent during boot.
+    /// Sets how long the console may be silent during boot.
     pub fn silence(mut self, limit: Duration) -> Self {
         self.silence = limit;
         self
@@ -158,9 +156,9 @@ fn variable(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// A copy of a file in the lab host's /tmp, which is memory: its other files
-/// come from the outside, which costs a second or two at each boot of a guest.
-/// Names in the cache have their content's hash, so a copy never gets old.
+/// Copies a file to the lab host's /tmp, which is memory. Its other files come from the outside,
+/// which costs a second or two at each boot of a guest. Names in the cache have their content's
+/// hash, so a copy never goes stale.
 fn in_memory(path: &Path) -> Result<PathBuf> {
     if std::env::var_os("BELLHOP_LAB").is_none_or(|lab| lab != "host") {
         return Ok(path.to_path_buf());

@@ -1,4 +1,4 @@
-//! A guest's console: its end is remembered, and the lines of the guest's init are passed on.
+//! A guest's console: remembers its last output and forwards the lines of the guest's init.
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::sync::mpsc::Sender;
@@ -6,28 +6,28 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// What the guest's init prefixes its lines with.
+/// The prefix of the lines of the guest's init.
 pub(super) const MARK: &str = "@lab ";
 
-/// How much of a console is remembered, in bytes; the end matters.
+/// How many bytes of a console are kept; the end matters.
 pub(super) const REMEMBERED: usize = 1 << 20;
-/// What the guest's console has of a line that has not ended.
+/// The unfinished line of the guest's console.
 #[derive(Debug, Default)]
 pub(super) struct Begun {
     pub(super) line: Vec<u8>,
-    /// The first line that ended here: it may have begun elsewhere.
+    /// The first line that ended here: it may have begun on another VMM.
     pub(super) first: Option<String>,
 }
 
-/// What the guest has printed, and the VMM's messages between it.
+/// The guest's output, with the VMM's messages in between.
 #[derive(Debug, Default)]
 pub(super) struct Console {
     pub(super) text: String,
-    /// When something was printed last.
+    /// The time of the last output.
     pub(super) last: Option<Instant>,
 }
 
-/// Remembers what comes, and passes the init's lines on.
+/// Records the output and forwards the init's lines.
 pub(super) fn read_console(
     stream: impl Read + Send + 'static,
     console: Arc<Mutex<Console>>,
@@ -39,7 +39,7 @@ pub(super) fn read_console(
     std::thread::spawn(move || {
         let mut stream = BufReader::new(stream);
         loop {
-            // Whatever is there counts as a sign of life, also half a line.
+            // Any output counts as a sign of life, even half a line.
             let (bytes, ended) = match stream.fill_buf() {
                 Ok([]) | Err(_) => return,
                 Ok(bytes) => match bytes.iter().position(|byte| *byte == b'\n') {
@@ -70,20 +70,20 @@ pub(super) fn read_console(
                 eprintln!("{prefix} {}", text.trim_end());
             }
             if let (Some(lines), Some(said)) = (&lines, said_in(&text)) {
-                // Nobody may be listening any more.
+                // The receiver may be gone.
                 let _ = lines.send(said);
             }
         }
     })
 }
 
-/// What the guest's init says in a line.
+/// The text of the guest's init in a line.
 pub(super) fn said_in(line: &str) -> Option<String> {
     let (_, said) = line.split_once(MARK)?;
     Some(said.trim_end().to_owned())
 }
 
-/// Appends, and forgets the beginning where it gets too much.
+/// Appends text and drops the beginning where it grows too long.
 pub(super) fn remember(text: &mut String, more: &str) {
     text.push_str(more);
     if text.len() > 2 * REMEMBERED {

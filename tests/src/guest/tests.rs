@@ -1,4 +1,4 @@
-//! Guests without a machine: a shell speaks for them.
+//! Guests without a machine: a shell script plays the VMM.
 
 use super::console::{REMEMBERED, remember};
 use super::*;
@@ -76,7 +76,7 @@ fn a_console_on_a_socket_is_a_guest() {
         BufReader::new(&stream).read_line(&mut line).unwrap();
         assert_eq!(line, "info\n");
         writer.write_all(b"@lab {\"answer\":42}\n").unwrap();
-        // Until the other end goes.
+        // Until the other end closes.
         BufReader::new(&stream).read_line(&mut line).unwrap();
     });
     let mut guest = Guest::attach(&path, 7, Duration::from_secs(20)).unwrap();

@@ -1,7 +1,7 @@
-//! Subfunctions of the lab NIC, made with iproute2's `devlink` and `vdpa`.
+//! Subfunctions of the lab NIC, created with iproute2's `devlink` and `vdpa`.
 //!
-//! Owns a port from `devlink port add` to `devlink port del`. Knows nothing of
-//! what runs on the vDPA device; whoever uses it must be gone before the port is.
+//! This module owns a port from `devlink port add` to `devlink port del`. It does not know what
+//! runs on the vDPA device. Users of the device must be gone before the port is deleted.
 //!
 //! ```text
 //!   add --> inactive --activate--> attached --enable_vnet--> a management device
@@ -19,28 +19,28 @@ use std::time::{Duration, Instant};
 /// The NIC's devlink instance.
 pub const NIC: &str = "platform/labnic.0";
 
-/// How long an attachment may take: an emulated processor with others' work on it.
+/// How long an attachment may take: the emulated processor may be busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Runs iproute2's devlink tool and returns what it prints.
+/// Runs iproute2's devlink tool and returns its output.
 ///
 /// # Errors
-/// [`Error::Program`] with its words.
+/// [`Error::Program`] with its message.
 pub fn devlink(arguments: &[&str]) -> Result<Vec<u8>> {
     output(Command::new("devlink").args(arguments))
 }
 
-/// As [`devlink`], with its answer in JSON.
+/// Like [`devlink`], with its answer in JSON.
 ///
 /// # Errors
-/// As [`devlink`]; [`Error::Invalid`] for an answer that is no JSON.
+/// As [`devlink`]; [`Error::Invalid`] for an answer that is not JSON.
 pub fn devlink_json(arguments: &[&str]) -> Result<Value> {
     let answer = devlink(&[&["-j"], arguments].concat())?;
     serde_json::from_slice(&answer)
         .map_err(|error| Error::invalid("the devlink tool's answer", error.to_string()))
 }
 
-/// Sets the eswitch's mode: `legacy`, as it is after loading, or `switchdev`.
+/// Sets the eswitch's mode: `legacy`, the mode after loading, or `switchdev`.
 ///
 /// # Errors
 /// As [`devlink`].
@@ -48,7 +48,7 @@ pub fn set_eswitch_mode(mode: &str) -> Result<()> {
     devlink(&["dev", "eswitch", "set", NIC, "mode", mode]).map(drop)
 }
 
-/// A file of the NIC's in debugfs (`tests/kmod/health.c`).
+/// A file of the NIC in debugfs (`tests/kmod/health.c`).
 ///
 /// # Errors
 /// [`Error::Program`] when debugfs cannot be mounted.
@@ -60,7 +60,7 @@ pub fn debug_file(name: &str) -> Result<PathBuf> {
     Ok(directory.join(name))
 }
 
-/// A port of flavour pcisf with its subfunction; deleted when dropped.
+/// A port of flavour pcisf with its subfunction. Dropping it deletes the port.
 #[derive(Debug)]
 pub struct Subfunction {
     port: String,
@@ -77,7 +77,7 @@ impl Subfunction {
         devlink(&[
             "port", "add", NIC, "flavour", "pcisf", "pfnum", "0", "sfnum", &number,
         ])?;
-        // What `devlink -j port add` answers is no JSON: it has no outer braces.
+        // The answer of `devlink -j port add` is not JSON: it has no outer braces.
         let answer = devlink_json(&["port", "show"])?;
         let ports = answer.get("port").and_then(Value::as_object);
         let found = ports
@@ -107,7 +107,7 @@ impl Subfunction {
         &self.representor
     }
 
-    /// What `devlink port show` says of the port.
+    /// The port as `devlink port show` prints it.
     ///
     /// # Errors
     /// As [`devlink_json`]; [`Error::Invalid`] where the port is missing in it.
@@ -149,7 +149,7 @@ impl Subfunction {
         loop {
             let shown = self.show()?;
             let is = shown.pointer("/function/opstate").and_then(Value::as_str);
-            // The instance is told of an instant after the state.
+            // The kernel reports the instance an instant after the state.
             if is == Some(opstate) && (opstate != "attached" || nested(&shown).is_some()) {
                 return Ok(shown);
             }
@@ -163,8 +163,8 @@ impl Subfunction {
         }
     }
 
-    /// Activates the function, enables its vDPA side and adds a device there.
-    /// The device must be dropped before the subfunction is.
+    /// Activates the function, enables its vDPA side and adds a device there. The device must be
+    /// dropped before the subfunction.
     ///
     /// # Errors
     /// Those of the steps.
@@ -191,8 +191,8 @@ fn nested(port: &Value) -> Option<String> {
     instance.keys().next().cloned()
 }
 
-/// Sets `enable_vnet` of a function's instance and reloads it: its management
-/// device appears or vanishes.
+/// Sets `enable_vnet` of a function's instance and reloads it, so that its management device
+/// appears or vanishes.
 ///
 /// # Errors
 /// As [`devlink`].

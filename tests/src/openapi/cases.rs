@@ -1,4 +1,5 @@
-//! All requests that a description gives rise to: right ones, ones with a single fault, and ones that nobody described.
+//! All requests that follow from a description: valid ones, ones with a single fault, and ones that
+//! are not described.
 
 use super::exchange::Request;
 use super::faults::{changes, texts_instead};
@@ -10,35 +11,35 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// What an answer must be, beside being one that is described.
+/// What an answer must be, besides being described.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
-    /// Whatever is described.
+    /// Any described answer.
     Described,
-    /// The body is as described: it may be refused for what it means, not for its form.
+    /// The body is valid: the server may reject its meaning, not its form.
     Understood,
-    /// A refusal that blames the client.
+    /// A rejection that blames the client.
     Refused,
-    /// It is not HTTP as it should be: refused, perhaps before anybody has looked at it (then without a body), or
-    /// without an answer.
+    /// Malformed HTTP: the server rejects it, perhaps in its lowest layer (then without a body), or
+    /// closes without an answer.
     NoHttp,
 }
 
-/// A request with what is to come of it.
+/// A request with the expected outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Case {
-    /// What is special about it, for people.
+    /// A description of the case for human readers.
     pub what: String,
     /// The request.
     pub request: Request,
-    /// What must come of it.
+    /// The expected outcome.
     pub expect: Expect,
-    /// The operation and the part of a request that is odd. None for the few cases that have no
-    /// such family.
+    /// The operation and the odd part of the request. `None` for the few cases without such a
+    /// family.
     pub family: Option<String>,
 }
 
-/// One in `each` of the cases of a family, the first among them, and all cases without a family.
+/// One in `each` of the cases of a family, starting with the first, and all cases without a family.
 #[must_use]
 pub fn sample(cases: Vec<Case>, each: usize) -> Vec<Case> {
     let mut numbers = BTreeMap::<String, usize>::new();
@@ -53,7 +54,7 @@ pub fn sample(cases: Vec<Case>, each: usize) -> Vec<Case> {
     cases.into_iter().filter(|case| is_taken(case)).collect()
 }
 
-/// Methods that are tried on every path.
+/// Methods to try on every path.
 const METHODS: [&str; 10] = [
     "GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND", "get",
 ];
@@ -66,7 +67,7 @@ const REFUSED_HEADERS: [(&str, &str); 4] = [
     ("origin", "https://example.org"),
 ];
 
-/// Parts of a path that somebody might take for something else; as they are sent.
+/// Parts of a path that a server might misread, as they are sent.
 const NAMES: [&str; 22] = [
     "..",
     ".",
@@ -92,7 +93,7 @@ const NAMES: [&str; 22] = [
     "~root",
 ];
 
-/// The cases, those of one operation together.
+/// The cases, grouped by operation.
 #[must_use]
 pub fn cases(description: &Description, known: &Known, random: &mut Random) -> Vec<Case> {
     let mut builder = Builder {
@@ -157,7 +158,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The path with right parameters in it.
+    /// The path with valid parameters.
     fn path(&mut self, operation: &Operation, extent: Extent) -> String {
         let mut values = Vec::new();
         for parameter in &operation.path {
@@ -175,7 +176,7 @@ impl Builder<'_> {
     fn query(&mut self, operation: &Operation, extent: Extent) -> String {
         let mut query = String::new();
         for parameter in &operation.query {
-            // A watch without a limit would be waited for.
+            // The test would wait for a watch without a limit.
             let known = !self
                 .known
                 .of(&operation.template, &parameter.name)
@@ -196,7 +197,7 @@ impl Builder<'_> {
         Some(self.maker().value(schema, extent))
     }
 
-    /// A right request, without its body.
+    /// A valid request, without its body.
     fn request(&mut self, operation: &Operation, extent: Extent) -> Request {
         let target = self.path(operation, extent) + &self.query(operation, extent);
         Request::new(&operation.method, target)
@@ -225,7 +226,7 @@ impl Builder<'_> {
 
     fn bodies(&mut self, operation: &Operation) {
         let Some(schema) = &operation.body else {
-            // One that is not asked for does no harm.
+            // A body that the operation does not take does no harm.
             for body in ["{}", "nonsense", &"x".repeat(100_000)] {
                 let request = self.request(operation, Extent::Least).with_body(body);
                 self.add("a body nobody asked for", request, Expect::Described);
@@ -269,7 +270,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Parameters behind the question mark.
+    /// Parameters after the question mark.
     fn parameters(&mut self, operation: &Operation) {
         let path = self.path(operation, Extent::Least);
         let right = self
@@ -294,7 +295,7 @@ impl Builder<'_> {
             ];
             for value in values {
                 let value = value.as_str().unwrap_or_default();
-                // A number is one in the URL, where everything is text.
+                // In a URL everything is text, so a text of digits counts as a number.
                 let is = value.parse::<u64>().map_or(json!(value), Value::from);
                 let whole = self.description.whole();
                 let expect = match super::schema::conforms(whole, &parameter.schema, &is) {
@@ -322,7 +323,7 @@ impl Builder<'_> {
             queries.push((unknown.to_owned(), Expect::Refused));
         }
         for (query, expect) in queries {
-            // What is asked for with a body could be done in spite of it.
+            // The valid body ensures that only the query can cause a rejection.
             let mut request = Request::new(&operation.method, format!("{path}?{query}"));
             if let Some(right) = &right {
                 request = request.with_body(right.clone());
@@ -332,7 +333,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Headers that would change what a request does, if they were not ignored.
+    /// Headers that would change a request's effect if they were not ignored.
     fn headers(&mut self, operation: &Operation) {
         for (name, value) in REFUSED_HEADERS {
             let mut request = self.request(operation, Extent::Least);
@@ -408,7 +409,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Paths that there are not.
+    /// Paths that do not exist.
     fn paths(&mut self) {
         for path in [
             "/",
@@ -432,7 +433,7 @@ impl Builder<'_> {
             "*",
         ] {
             for method in ["GET", "PUT", "DELETE"] {
-                // A path that is one in spite of its look is somebody else's case.
+                // A path that is valid despite its look belongs to other cases.
                 if self.description.knows_path(path) && method != "GET" {
                     continue;
                 }
@@ -442,7 +443,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Heads that are not what they should be.
+    /// Malformed heads.
     fn heads(&mut self) {
         let get = || Request::new("GET", "/v1/openapi.json");
         for (what, request) in [
@@ -517,7 +518,7 @@ impl Builder<'_> {
     }
 }
 
-/// Percent-encoded for a part of a path or a query.
+/// Percent-encodes a text for a part of a path or a query.
 fn encoded(text: &str) -> String {
     let mut all = String::new();
     for byte in text.bytes() {

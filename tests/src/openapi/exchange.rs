@@ -1,6 +1,6 @@
-//! Requests of any bytes, and their answers taken apart.
+//! Sends requests of any bytes and parses their answers.
 //!
-//! Owns the bytes on the stream. A stream of events is left as soon as its head has come.
+//! For a stream of events, only the head is read.
 
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -9,28 +9,28 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long an answer may take: an emulated host with a machine that is being built.
+/// How long an answer may take: an emulated host that is building a machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The longest answer, in bytes: none of ours comes near.
 const ANSWER_MAX: usize = 16 << 20;
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// The first word.
+    /// The method, the first word.
     pub method: String,
     /// Path and query, as they are sent.
     pub target: Vec<u8>,
-    /// More headers than `host`, `connection` and `content-length`, and, with a body, `content-type`
-    /// unless it is here.
+    /// Headers in addition to `host`, `connection`, `content-length` and, with a body,
+    /// `content-type` unless it is here.
     pub headers: Vec<(String, Vec<u8>)>,
-    /// The body; none: not even its length is sent.
+    /// The body. With `None`, not even its length is sent.
     pub body: Option<Vec<u8>>,
 }
 
 impl Request {
-    /// Without headers and body.
+    /// A request without headers and body.
     #[must_use]
     pub fn new(method: &str, target: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -41,21 +41,21 @@ impl Request {
         }
     }
 
-    /// With this body.
+    /// Adds this body.
     #[must_use]
     pub fn with_body(mut self, body: impl Into<Vec<u8>>) -> Self {
         self.body = Some(body.into());
         self
     }
 
-    /// With one more header.
+    /// Adds a header.
     #[must_use]
     pub fn with_header(mut self, name: &str, value: impl Into<Vec<u8>>) -> Self {
         self.headers.push((name.to_owned(), value.into()));
         self
     }
 
-    /// The body as JSON; null for none.
+    /// The body as JSON; null without one.
     #[must_use]
     pub fn json(&self) -> Value {
         let body = self.body.as_deref().unwrap_or_default();
@@ -68,7 +68,7 @@ impl Request {
         String::from_utf8_lossy(&self.target).into_owned()
     }
 
-    /// What goes over the stream.
+    /// The bytes on the stream.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.method.as_bytes().to_vec();
@@ -94,14 +94,14 @@ impl Request {
     }
 }
 
-/// What came back.
+/// The response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The status code.
     pub status: u16,
     /// Names in lower case, and values.
     pub headers: Vec<(String, String)>,
-    /// The body; of a stream of events nothing.
+    /// The body; empty for a stream of events.
     pub body: Vec<u8>,
 }
 
@@ -113,17 +113,18 @@ impl Answer {
         found.map(|(_, value)| value.as_str())
     }
 
-    /// The body as JSON; null for what is none.
+    /// The body as JSON; null for any other body.
     #[must_use]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 }
 
-/// Asks on a connection of its own. `None`: the other end closed it without an answer.
+/// Sends a request on its own connection. `None`: the other end closed it without an answer.
 ///
 /// # Errors
-/// [`Error::File`] if nobody is there or nothing comes for two minutes; [`Error::Invalid`] for what is no HTTP.
+/// [`Error::File`] if no server listens or no byte arrives for two minutes; [`Error::Invalid`] for
+/// an answer that is not HTTP.
 pub fn ask(socket: &Path, request: &Request) -> Result<Option<Answer>> {
     let failed = |what| Error::file(what, socket);
     let stream = UnixStream::connect(socket).map_err(failed("connect to"))?;
@@ -134,7 +135,7 @@ pub fn ask(socket: &Path, request: &Request) -> Result<Option<Answer>> {
     receive(&stream, &request.method)
 }
 
-/// Sends; a server that has refused already and reads no more is no error.
+/// Sends bytes. It is no error if the server has already rejected the request and reads no more.
 ///
 /// # Errors
 /// The kernel's.
@@ -152,7 +153,7 @@ fn gone(error: &std::io::Error) -> bool {
     )
 }
 
-/// Takes one answer from a connection that is closed behind it.
+/// Reads one answer from a connection that closes after it.
 ///
 /// # Errors
 /// As [`ask`].
@@ -191,7 +192,7 @@ pub fn receive(mut stream: impl Read, method: &str) -> Result<Option<Answer>> {
     let length = answer.header("content-length").map(str::parse::<usize>);
     answer.body = match (answer.header("transfer-encoding"), length) {
         (Some("chunked"), _) => unchunked(rest).ok_or_else(|| wrong("its chunks"))?,
-        // The answer to HEAD has the length of what it leaves out.
+        // The answer to HEAD has the length of the omitted body.
         (_, Some(Ok(length))) if method != "HEAD" && length != rest.len() => {
             return Err(wrong("its length"));
         }
@@ -200,7 +201,7 @@ pub fn receive(mut stream: impl Read, method: &str) -> Result<Option<Answer>> {
     Ok(Some(answer))
 }
 
-/// The head of an answer, and what follows it.
+/// The head of an answer, and the bytes after it.
 fn head(bytes: &[u8]) -> Option<(Answer, &[u8])> {
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
     let text = std::str::from_utf8(bytes.get(..end)?).ok()?;
@@ -219,7 +220,7 @@ fn head(bytes: &[u8]) -> Option<(Answer, &[u8])> {
     Some((answer, bytes.get(end + 4..)?))
 }
 
-/// Joins chunks (RFC 9112, 7.1); what was cut off is kept as far as it came.
+/// Joins chunks (RFC 9112, 7.1); of a truncated body it keeps what has arrived.
 fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut whole = Vec::new();
     while let Some(line) = rest.windows(2).position(|two| two == b"\r\n") {

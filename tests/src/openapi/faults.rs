@@ -1,25 +1,25 @@
-//! Values with a single fault each, and bodies that are no values at all.
+//! Values with a single fault each, and bodies that are not values at all.
 //!
-//! A change counts as a fault only if the schema says so ([`conforms`]); one that conforms is merely unusual, and may be
-//! accepted.
+//! A change counts as a fault only if the schema forbids it ([`conforms`]). A change that conforms
+//! is merely unusual, and the server may accept it.
 
 use super::schema::{conforms, resolve};
 use serde_json::{Map, Value, json};
 
-/// How deep nesting goes: deeper than serde_json follows (128), and than a thread's stack would like.
+/// How deep nesting goes: deeper than serde_json follows (128), and too deep for a thread's stack.
 const NESTING: usize = 20_000;
 
-/// A long text, in bytes. Bodies may have 64 KiB.
+/// The length of a long text, in bytes. Bodies may have 64 KiB.
 const LONG: usize = 30_000;
 
-/// What was changed in a value.
+/// A changed value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Changed {
-    /// What and where, for people.
+    /// The change and its place, for human readers.
     pub what: String,
     /// The value with the change.
     pub value: Value,
-    /// Whether the schema forbids it.
+    /// True if the schema forbids it.
     pub is_fault: bool,
 }
 
@@ -109,7 +109,7 @@ fn replaced(value: &Value, place: &[Step], new: Value) -> Option<Value> {
     Some(changed)
 }
 
-/// What can stand in the place of a value.
+/// Replacements for a value.
 fn replacements(there: &Value) -> Vec<(String, Value)> {
     let mut all: Vec<(String, Value)> = [
         json!(null),
@@ -153,7 +153,7 @@ fn arrays(items: &[Value]) -> Vec<(String, Value)> {
         return Vec::new();
     };
     let twice = vec![first.clone(); 2];
-    // As many as bodies have room for.
+    // As many as a body has room for.
     let room = LONG / (first.to_string().len() + 1);
     let many = vec![first.clone(); room];
     vec![
@@ -207,7 +207,7 @@ fn numbers() -> Vec<(String, Value)> {
     .collect()
 }
 
-/// Bodies that are not JSON, or not this JSON; each must be refused.
+/// Bodies that are not JSON, or not this JSON; the server must reject each.
 #[must_use]
 pub fn texts_instead(right: &Value) -> Vec<(String, Vec<u8>)> {
     let text = right.to_string();
@@ -238,7 +238,7 @@ pub fn texts_instead(right: &Value) -> Vec<(String, Vec<u8>)> {
     .into_iter()
     .map(|text| (format!("{text:?} as the body"), text.as_bytes().to_vec()))
     .collect();
-    // Cut, and with something behind.
+    // Truncated, and with trailing bytes.
     for part in 1..8 {
         let at = text.len() * part / 8;
         let cut = text.as_bytes().get(..at).unwrap_or_default();
@@ -259,7 +259,7 @@ pub fn texts_instead(right: &Value) -> Vec<(String, Vec<u8>)> {
         all.push((format!("nested {what}"), closed.into()));
     }
     if let Some(fields) = right.as_object() {
-        // A field twice, and one that is not UTF-8.
+        // A duplicate field, and one that is not UTF-8.
         if let Some((name, value)) = fields.iter().next() {
             let twice = format!("{{\"{name}\":{value},{}", text.get(1..).unwrap_or_default());
             all.push((format!("{name} twice"), twice.into()));

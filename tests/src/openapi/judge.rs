@@ -1,11 +1,11 @@
-//! What must be true of every answer.
+//! Checks what must be true of every answer:
 //!
-//! | answer | must |
-//! |---|---|
-//! | any | be there; have a name (`x-request-id`), the client's if it gave one; not blame the server |
-//! | to what is described | have a described status, and the body that is described for it |
-//! | to anything else | be 4xx |
-//! | refusal | have the body `ErrorBody`, and in it the name |
+//! * Any answer must exist, must have a name (`x-request-id`, the client's if it sent one), and
+//!   must not blame the server.
+//! * An answer to a described request must have a described status, with the body that is described
+//!   for it.
+//! * An answer to any other request must be 4xx.
+//! * A rejection must have the body `ErrorBody`, which contains the name.
 
 use super::Description;
 use super::cases::{Case, Expect};
@@ -13,7 +13,7 @@ use super::exchange::{Answer, Request};
 use super::schema::{conforms, resolve};
 use serde_json::{Value, json};
 
-/// The codes of bodies that were not understood.
+/// The error codes of bodies that the server did not understand.
 const FORM: [&str; 9] = [
     "malformed_body",
     "invalid_body",
@@ -26,7 +26,7 @@ const FORM: [&str; 9] = [
     "browser_refused",
 ];
 
-/// What is wrong with an answer, if anything is.
+/// The faults of an answer, if any.
 #[must_use]
 pub fn wrong(description: &Description, case: &Case, answer: Option<&Answer>) -> Vec<String> {
     let Some(answer) = answer else {
@@ -35,7 +35,7 @@ pub fn wrong(description: &Description, case: &Case, answer: Option<&Answer>) ->
             _ => vec!["there is no answer".to_owned()],
         };
     };
-    // The server's lowest layer answers to what is no HTTP by itself.
+    // The server's lowest layer itself answers to malformed HTTP.
     if case.expect == Expect::NoHttp && answer.body.is_empty() && refuses(answer.status) {
         return Vec::new();
     }
@@ -64,7 +64,7 @@ pub fn wrong(description: &Description, case: &Case, answer: Option<&Answer>) ->
                 wrong.extend(wrong_body(description, response, answer));
             }
         }
-        // Whoever may GET may ask for the head; in a path with odd letters another one may be meant.
+        // A client that may GET may also HEAD. A path with odd letters may mean another path.
         None if case.request.method == "HEAD" || answer.status == 200 => {}
         None if !refuses(answer.status) => wrong.push("nobody described it".to_owned()),
         None => {}

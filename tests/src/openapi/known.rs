@@ -1,15 +1,16 @@
-//! What a test knows of the world that a description cannot: files that are there, names that may be used.
+//! Facts that a test knows and a description does not: existing files, usable names.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Values for properties and parameters, by their names: `kernel`, or `VmConfig.kernel` for one of that schema only. `VmConfig.*` are
-/// whole values: the first is the smallest, the last the largest.
+/// Values for properties and parameters, by their names: `kernel`, or `VmConfig.kernel` for one of
+/// that schema only. `VmConfig.*` are whole values: the first is the smallest, the last the
+/// largest.
 #[derive(Debug, Clone, Default)]
 pub struct Known(BTreeMap<String, Vec<Value>>);
 
 impl Known {
-    /// Adds a value; the first of a name is the one of the smallest right request.
+    /// Adds a value. The first value of a name is used in the smallest valid request.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.0

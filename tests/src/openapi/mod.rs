@@ -1,16 +1,17 @@
 //! Requests made from an API's OpenAPI description, and what must be true of each answer.
 //!
 //! ```text
-//!   description ──> schema.rs   does a value conform?   ──┐
-//!        │          right.rs    values that do            ├──> cases.rs ──> exchange.rs ──> judge.rs
-//!        │          faults.rs   values with one fault   ──┘    requests      any bytes        │
-//!        └────────────────────────────────────────────────────────────────────────────────────┘
+//!   description ──> schema.rs   does a value conform?  ─┐
+//!        │          right.rs    values that do          ├─> cases.rs ──> exchange.rs ──> judge.rs
+//!        │          faults.rs   values with one fault  ─┘   requests     any bytes           │
+//!        └───────────────────────────────────────────────────────────────────────────────────┘
 //! ```
-//! What a description allows, a generator of requests cannot know the effect of: a test says which words
-//! are known ([`known`]) and leaves out what would end what it looks at. The order of cases depends on nothing but the
-//! description and the seed.
+//! A generator of requests cannot know the effect of what a description allows. So a test provides
+//! the known words ([`known`]) and leaves out what would end its subject. The order of cases
+//! depends only on the description and the seed.
 //!
-//! Owns requests and judgements. It must not know which API it is, and shares no code with a server.
+//! This module owns requests and judgements. It must not know which API it tests, and it shares no
+//! code with a server.
 
 pub mod cases;
 pub mod exchange;
@@ -25,7 +26,7 @@ pub mod schema;
 use crate::error::{Error, Result};
 use serde_json::Value;
 
-/// What is in the URL.
+/// A parameter in the URL.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Parameter {
     /// Its name.
@@ -34,20 +35,20 @@ pub struct Parameter {
     pub schema: Value,
 }
 
-/// What can be asked.
+/// An operation of the API.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Operation {
-    /// In capitals.
+    /// The method, in capitals.
     pub method: String,
     /// The path, with `{name}` for each parameter.
     pub template: String,
     /// Parameters in the path.
     pub path: Vec<Parameter>,
-    /// Parameters behind the question mark.
+    /// Parameters after the question mark.
     pub query: Vec<Parameter>,
-    /// The body's schema, if it has one in JSON.
+    /// The schema of the body, if the operation takes a JSON body.
     pub body: Option<Value>,
-    /// What is described of answers, by status.
+    /// The described answers, by status.
     pub responses: Value,
 }
 
@@ -76,11 +77,11 @@ pub struct Description {
 }
 
 impl Description {
-    /// Takes an OpenAPI 3.1 document apart.
+    /// Parses an OpenAPI 3.1 document.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with the place that cannot be understood: what is not understood would not
-    /// be tried.
+    /// [`Error::Invalid`] with the place that it does not understand: such a part would remain
+    /// untested.
     pub fn new(whole: Value) -> Result<Self> {
         let mut operations = Vec::new();
         let paths = whole["paths"]
@@ -96,7 +97,7 @@ impl Description {
         Ok(description)
     }
 
-    /// What can be asked.
+    /// All operations.
     #[must_use]
     pub fn operations(&self) -> &[Operation] {
         &self.operations
@@ -108,7 +109,8 @@ impl Description {
         &self.whole
     }
 
-    /// What a request is, if it is described; `path` may have a query. A path without parameters goes before one with.
+    /// The operation of a request, if it is described; `path` may have a query. A path without
+    /// parameters takes precedence.
     #[must_use]
     pub fn operation(&self, method: &str, path: &str) -> Option<&Operation> {
         let path = path.split('?').next().unwrap_or_default();
@@ -118,7 +120,7 @@ impl Description {
             .min_by_key(|one| one.path.len())
     }
 
-    /// Whether any method is described for this path.
+    /// True if any method is described for this path.
     #[must_use]
     pub fn knows_path(&self, path: &str) -> bool {
         let path = path.split('?').next().unwrap_or_default();
@@ -164,7 +166,7 @@ fn read(whole: &Value, template: &str, method: &str, operation: &Value) -> Resul
         match parameter["in"].as_str() {
             Some("path") => found.path.push(one),
             Some("query") => found.query.push(one),
-            // What headers do belongs to tests of their own.
+            // Headers have tests of their own.
             Some("header") => {}
             other => return Err(wrong(format!("{name} is in {other:?}"))),
         }

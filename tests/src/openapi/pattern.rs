@@ -1,21 +1,23 @@
-//! Regular expressions as descriptions have them: text that matches one, and whether a text does.
+//! Regular expressions of descriptions: generates a matching text, and checks whether a text
+//! matches.
 //!
-//! Understands literals, classes with ranges, groups, alternatives, `?`, `*`, `+`, `{m}`, `{m,}` and `{m,n}`, between `^` and `$`;
-//! `\d` and escaped punctuation. Everything else is an error, so that no pattern is taken for another.
+//! It understands literals, classes with ranges, groups, alternatives, `?`, `*`, `+`, `{m}`, `{m,}`
+//! and `{m,n}`, between `^` and `$`; `\d` and escaped punctuation. Everything else is an error, so
+//! that no pattern is misread.
 
 use super::random::Random;
 use crate::error::{Error, Result};
 
-/// More repetitions than that are not made where a pattern has no limit.
+/// The most repetitions generated where a pattern has no limit.
 const REPEAT_MAX: usize = 8;
 
-/// A pattern, understood.
+/// A parsed pattern.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pattern(Node);
 
 #[derive(Debug, Clone, PartialEq)]
 enum Node {
-    /// One character of these ranges, or of all others.
+    /// One character of these ranges, or one outside them.
     Set {
         ranges: Vec<(char, char)>,
         not: bool,
@@ -30,10 +32,10 @@ enum Node {
 }
 
 impl Pattern {
-    /// Reads it.
+    /// Parses a pattern.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with what is not understood.
+    /// [`Error::Invalid`] with the part that it does not understand.
     pub fn new(text: &str) -> Result<Self> {
         let wrong = |why: &str| Error::invalid(format!("the pattern {text:?}"), why);
         let inner = text
@@ -56,7 +58,7 @@ impl Pattern {
         text
     }
 
-    /// Whether all of a text matches.
+    /// True if the whole text matches.
     #[must_use]
     pub fn matches(&self, text: &str) -> bool {
         let text: Vec<char> = text.chars().collect();
@@ -158,7 +160,7 @@ fn class(rest: &mut Vec<char>) -> std::result::Result<Node, &'static str> {
             },
             Some(letter) => letter,
         };
-        // A hyphen before the end is one.
+        // A hyphen before the end is literal.
         let is_range = rest.last() == Some(&'-')
             && rest.len().checked_sub(2).and_then(|at| rest.get(at)) != Some(&']');
         let last = if is_range {
@@ -239,7 +241,7 @@ fn in_set(node: &Node, letter: char) -> bool {
     }
 }
 
-/// Whether `node` matches at `at` so that `then` likes the place behind it.
+/// True if `node` matches at `at` and `then` accepts the position after it.
 fn step(node: &Node, text: &[char], at: usize, then: &mut dyn FnMut(usize) -> bool) -> bool {
     match node {
         Node::Set { .. } => {
@@ -267,7 +269,7 @@ fn repeat(
 ) -> bool {
     let more = most != Some(0)
         && step(node, text, at, &mut |next| {
-            // What matches nothing matches it as often as one likes.
+            // An empty match may repeat any number of times.
             let rest = (least.saturating_sub(1), most.map(|most| most - 1));
             next > at && repeat(node, rest, text, next, then)
         });

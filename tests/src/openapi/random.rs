@@ -1,20 +1,22 @@
-//! Numbers that look random and are the same for the same seed (SplitMix64, Steele, Lea and Flood 2014).
+//! Pseudo-random numbers that are the same for the same seed (SplitMix64, Steele, Lea and Flood
+//! 2014).
 
 /// The variable that sets the seed.
 pub const SEED: &str = "LAB_SEED";
 
-/// The numbers behind a seed.
+/// The numbers of a seed.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// Those of this seed.
+    /// Starts with this seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Those of the seed in [`SEED`], or of this one; prints which, so that a failure can be repeated.
+    /// Starts with the seed in [`SEED`], or with this one. Prints it, so that a failure can be
+    /// repeated.
     #[must_use]
     pub fn announced(seed: u64) -> Self {
         let given = std::env::var(SEED).ok().and_then(|text| text.parse().ok());
@@ -39,13 +41,13 @@ impl Random {
         usize::try_from(number).unwrap_or_default()
     }
 
-    /// One of these.
+    /// One of these values.
     pub fn one_of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
         let at = self.below(all.len());
         all.get(at)
     }
 
-    /// Puts them in another order (Fisher and Yates).
+    /// Shuffles the values (Fisher and Yates).
     pub fn shuffle<T>(&mut self, all: &mut [T]) {
         for end in (1..all.len()).rev() {
             let other = self.below(end + 1);

@@ -9,25 +9,25 @@ use serde_json::{Map, Value, json};
 /// Deeper schemas are cut: a description may refer to itself.
 const DEPTH_MAX: u32 = 12;
 
-/// How much is in a value.
+/// How much a value contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// Only what must be there.
+    /// Only required properties.
     Least,
     /// Everything, and one of each list.
     All,
-    /// Whatever.
+    /// A random choice.
     Any,
 }
 
-/// Makes values.
+/// Generates values.
 #[derive(Debug)]
 pub struct Maker<'a> {
     /// The description.
     pub whole: &'a Value,
-    /// What the test knows.
+    /// The test's known values.
     pub known: &'a Known,
-    /// Which of several.
+    /// Chooses among several values.
     pub random: &'a mut Random,
 }
 
@@ -37,7 +37,8 @@ impl Maker<'_> {
         self.make(schema, "", "", extent, 0)
     }
 
-    /// A value for a parameter, as text and not encoded. `operation` stands for the name of a schema.
+    /// A value for a parameter, as text and not encoded. `operation` takes the place of a schema's
+    /// name.
     pub fn parameter(
         &mut self,
         operation: &str,
@@ -76,7 +77,7 @@ impl Maker<'_> {
             Extent::All => whole.last(),
             Extent::Any => self.random.one_of(whole),
         };
-        // Of what a schema cannot say: that one field excludes another.
+        // For constraints that a schema cannot express: one field excludes another.
         if let (Some(known), false) = (chosen, name(schema).is_empty()) {
             return known.clone();
         }
@@ -175,7 +176,7 @@ impl Maker<'_> {
             return default.clone();
         }
         let least = schema["minimum"].as_i64().unwrap_or(0);
-        // The limits of a format say nothing about what is of use.
+        // The limits of a format do not tell which values are useful.
         let formats = [i64::from(u8::MAX), i64::from(u16::MAX), i64::from(u32::MAX)];
         let most = schema["maximum"].as_i64();
         let most = most
@@ -190,13 +191,13 @@ impl Maker<'_> {
     }
 }
 
-/// Whether a property must be there.
+/// True if a property is required.
 pub(super) fn needs(schema: &Value, property: &str) -> bool {
     let required = schema["required"].as_array();
     required.is_some_and(|all| all.iter().any(|one| one == property))
 }
 
-/// The type that a value of a schema gets here: of several the first that is not null.
+/// The type that a value of a schema gets here: the first of several that is not null.
 fn kind(schema: &Value) -> &str {
     match &schema["type"] {
         Value::String(one) => one,

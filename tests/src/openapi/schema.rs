@@ -1,13 +1,14 @@
-//! Whether a value is what a schema says: the part of JSON Schema (2020-12) that our descriptions use.
+//! Checks whether a value conforms to a schema: the part of JSON Schema (2020-12) that our
+//! descriptions use.
 //!
-//! Formats are not checked: `int32` is what utoipa says of all numbers up to 32 bits, with a sign and without.
+//! Formats are not checked: utoipa gives `int32` to all numbers up to 32 bits, signed or unsigned.
 
 use super::Description;
 use super::pattern::Pattern;
 use crate::error::{Error, Result};
 use serde_json::Value;
 
-/// Words of a schema that say what a value must be, and that are understood here.
+/// Keywords that constrain a value and that are understood here.
 const UNDERSTOOD: [&str; 18] = [
     "$ref",
     "type",
@@ -29,7 +30,7 @@ const UNDERSTOOD: [&str; 18] = [
     "anyOf",
 ];
 
-/// Words that say nothing about whether a value conforms.
+/// Keywords that do not affect whether a value conforms.
 const NOTES: [&str; 9] = [
     "description",
     "format",
@@ -42,10 +43,10 @@ const NOTES: [&str; 9] = [
     "contentMediaType",
 ];
 
-/// Follows references; what refers to nothing stays.
+/// Follows references; an unresolvable reference stays.
 #[must_use]
 pub fn resolve<'a>(whole: &'a Value, mut schema: &'a Value) -> &'a Value {
-    // A description cannot have more; one that refers to itself must not hold us.
+    // A description cannot have more. The limit ends the loop for one that refers to itself.
     for _ in 0..32 {
         let target = schema["$ref"].as_str().and_then(|to| to.strip_prefix('#'));
         match target.and_then(|target| whole.pointer(target)) {
@@ -56,17 +57,17 @@ pub fn resolve<'a>(whole: &'a Value, mut schema: &'a Value) -> &'a Value {
     schema
 }
 
-/// The name of what a schema refers to; the empty text for one that refers to nothing.
+/// The name of the schema that a reference points to; empty without a reference.
 #[must_use]
 pub fn name(schema: &Value) -> &str {
     let target = schema["$ref"].as_str().unwrap_or_default();
     target.rsplit('/').next().unwrap_or_default()
 }
 
-/// Fails at schemas that say something that is not understood here.
+/// Fails for schemas with a keyword that is not understood here.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the word.
+/// [`Error::Invalid`] with the keyword.
 pub(super) fn understood(description: &Description) -> Result<()> {
     let whole = description.whole();
     let schemas = whole["components"]["schemas"].as_object();
@@ -115,10 +116,10 @@ fn understand(schema: &Value) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Whether a value conforms.
+/// Checks that a value conforms.
 ///
 /// # Errors
-/// Where it does not, and why.
+/// The place where it does not, and the reason.
 pub fn conforms(whole: &Value, schema: &Value, value: &Value) -> std::result::Result<(), String> {
     let at = |place: &str, why: String| format!("{place}: {why}");
     if let Value::Bool(any) = schema {

@@ -1,4 +1,4 @@
-//! The descriptions that are in the repository, and a server that does what it should or not.
+//! Tests with the repository's descriptions, and with a server that behaves or misbehaves.
 
 use super::cases::{Expect, cases, sample};
 use super::exchange::{Answer, Request, receive};

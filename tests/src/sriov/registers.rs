@@ -1,9 +1,9 @@
-//! A virtio PCI function's common configuration, driven from user space while
-//! no driver is bound to the function.
+//! A virtio PCI function's common configuration, accessed from user space while no driver is bound
+//! to the function.
 //!
-//! Found by its vendor capability (virtio 1.3, 4.1.4), mapped from sysfs
-//! (`resourceN`). Owns the mapping. What the function says is not trusted:
-//! offsets are checked against the file's size.
+//! The module finds it by its vendor capability (virtio 1.3, 4.1.4) and maps it from sysfs
+//! (`resourceN`). It owns the mapping and does not trust the function: it checks offsets against
+//! the file's size.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -42,7 +42,7 @@ const CAPABILITIES_LIMIT: usize = 48;
 /// `cfg_type` of the common configuration.
 const COMMON: u8 = 1;
 
-/// Where the function stands in its resets.
+/// How long a reset of the function may take.
 const RESET_LIMIT: Duration = Duration::from_secs(5);
 
 /// The mapped registers.
@@ -50,7 +50,7 @@ const RESET_LIMIT: Duration = Duration::from_secs(5);
 pub(super) struct Registers {
     mapping: *mut c_void,
     size: usize,
-    /// Of the common configuration in the mapping.
+    /// The offset of the common configuration in the mapping.
     offset: usize,
 }
 
@@ -91,9 +91,8 @@ impl Registers {
                     "its registers lie outside of it",
                 )
             })?;
-        // SAFETY: needed because registers can only be reached through a
-        // mapping. A new one of the whole file, at an address of the kernel's
-        // choice, touches no memory of this program.
+        // SAFETY: needed because registers can only be reached through a mapping. A new one of the
+        // whole file, at an address of the kernel's choice, touches no memory of this program.
         let mapping = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -112,8 +111,8 @@ impl Registers {
         })
     }
 
-    /// Resets the function, negotiates all its queue pairs (not to the end:
-    /// the next driver resets it again), and returns the number of its queues.
+    /// Resets the function, negotiates all its queue pairs (without finishing: the next driver
+    /// resets it again), and returns the number of its queues.
     ///
     /// # Errors
     /// [`Error::Invalid`] when it does not reset.
@@ -140,9 +139,9 @@ impl Registers {
     }
 
     fn read_u8(&self, field: usize) -> u8 {
-        // SAFETY: needed to read a register. `open` has checked that the
-        // common configuration lies inside the mapping and is aligned to 4
-        // bytes, and each field to its size; the mapping lives as long as `self`.
+        // SAFETY: needed to read a register. `open` has checked that the common configuration lies
+        // inside the mapping and is aligned to 4 bytes, and each field is aligned to its size. The
+        // mapping lives as long as `self`.
         unsafe { self.register::<u8>(field).read_volatile() }
     }
 
@@ -169,8 +168,8 @@ impl Registers {
 
 impl Drop for Registers {
     fn drop(&mut self) {
-        // SAFETY: needed to give the mapping back. It was made in `open` with
-        // this size, and no pointer into it is left.
+        // SAFETY: needed to unmap the registers. `open` made the mapping with this size, and no
+        // pointer into it is left.
         if let Err(error) = unsafe { munmap(self.mapping, self.size) } {
             eprintln!("lab: cannot unmap a function's registers: {error}");
         }

@@ -1,4 +1,5 @@
-//! A description's cases, one after the other, against a server; what it holds afterwards is what it held before.
+//! Sends the cases of a description to a server, one after the other, and compares its resources
+//! before and after.
 
 use lab::api::Client;
 use lab::endurance::soak;
@@ -13,13 +14,13 @@ use lab::vmm_process::cost;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How much of a request or an answer is shown, in bytes.
+/// How many bytes of a request or an answer are shown.
 const SHOWN: usize = 400;
-/// More complaints of one run say nothing new.
+/// More complaints of one run add no information.
 const COMPLAINTS_MAX: usize = 40;
-/// Of the cases with the same odd part of the same operation, the gate takes one in so many.
+/// Of the cases with the same odd part of the same operation, the gate takes one in this many.
 const ODD_EACH: usize = 10;
-/// How long the server may take to close what clients have left.
+/// How long the server may take to close the connections that clients have left.
 const CLOSED: Duration = Duration::from_secs(30);
 
 /// One run over all cases.
@@ -36,7 +37,7 @@ impl<'a> Trial<'a> {
         let description = Description::new(client.get("/v1/openapi.json").unwrap()).unwrap();
         let mut random = Random::announced(seed);
         let mut cases = cases(&description, known, &mut random);
-        // What one request leaves behind, others meet.
+        // The leftovers of one request must meet others.
         random.shuffle(&mut cases);
         if !soak() {
             let all = cases.len();
@@ -57,7 +58,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Sends what `is_meant`, and calls `afterwards` for each request that was granted.
+    /// Sends the cases that `is_meant` selects, and calls `afterwards` for each successful request.
     #[track_caller]
     pub(crate) fn run(
         &self,
@@ -94,7 +95,8 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// What the server has open, once it has closed what clients have left; waits for `wanted`, if it comes.
+/// The number of open descriptors of the server, once it has closed the connections that clients
+/// have left. It waits for `wanted` to be reached.
 fn settled(pid: u32, wanted: Option<u64>) -> u64 {
     let start = Instant::now();
     let mut last = cost(pid).unwrap().descriptors;

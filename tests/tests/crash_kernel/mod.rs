@@ -1,5 +1,4 @@
-//! Guests that crash: the smallest PVH kernel around a few instructions without a handler for any
-//! exception.
+//! Guests that crash: the smallest PVH kernel, with a few instructions and no exception handler.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +12,7 @@ impl CrashKernel {
         Self::write("at-once", &[])
     }
 
-    /// A kernel that triple-faults when something was typed on its serial console.
+    /// A kernel that triple-faults after input on its serial console.
     #[allow(dead_code, reason = "not all tests type")]
     pub(crate) fn when_typed() -> Self {
         Self::write("when-typed", &AWAIT_INPUT)
@@ -38,10 +37,10 @@ impl Drop for CrashKernel {
     }
 }
 
-/// Where [`pvh_kernel`] has its code.
+/// The address of [`pvh_kernel`]'s code.
 const CODE: u32 = 0x10_0000;
 
-/// 32-bit code: polls the line status register of COM1 until a byte is there (bit 0).
+/// 32-bit code: polls the line status register of COM1 until a byte is available (bit 0).
 const AWAIT_INPUT: [u8; 9] = [
     // mov dx, 0x3fd
     0x66, 0xba, 0xfd, 0x03, //
@@ -53,10 +52,10 @@ const AWAIT_INPUT: [u8; 9] = [
     0x74, 0xfb,
 ];
 
-/// 32-bit code that follows `before` bytes: an empty interrupt table, then an undefined instruction.
-/// No exception can be delivered, nor the double fault, so the processor gives up.
+/// 32-bit code after `before` bytes: an empty interrupt table, then an undefined instruction. The
+/// processor can deliver neither the exception nor the double fault, so it triple-faults.
 fn triple_fault(before: usize) -> Vec<u8> {
-    /// Length of the two instructions, behind which the table's limit and base are.
+    /// Length of the two instructions; the table's limit and base follow them.
     const INSTRUCTIONS: u32 = 9;
     let table = CODE + u32::try_from(before).unwrap() + INSTRUCTIONS;
     let mut code = Vec::new();

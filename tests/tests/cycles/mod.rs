@@ -1,8 +1,8 @@
-//! A guest rebinds its driver, loses its link and reboots again and again while its peer sends it
-//! frames, on either rig: nothing leaks, and traffic continues afterwards.
+//! A guest rebinds its driver, loses its link and reboots repeatedly while its peer sends it
+//! frames, on either rig. Nothing leaks, and traffic continues afterwards.
 //!
-//! The peer sends a steady 1,000 frames a second: many per rebind. Frames as fast as they go starve
-//! an emulated guest.
+//! The peer sends a steady 1,000 frames per second: many per rebind. Frames at full speed starve an
+//! emulated guest.
 
 use lab::endurance::{SteadyLine, cycles, same_cost, steady_log};
 use lab::guest::{BellhopArguments, Guest};
@@ -11,7 +11,7 @@ use lab::vmm_process::cost;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Far more than anything here takes: a watchdog, not a measurement.
+/// Far longer than any step here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(3600);
 const SILENCE: Duration = Duration::from_secs(60);
 const LINK_LIMIT: Duration = Duration::from_secs(10);
@@ -33,10 +33,10 @@ struct Pair<'a> {
 /// Frames that the guest sends after each rebind (`REBIND_FRAMES` of lab-guest).
 const FRAMES_PER_REBIND: u32 = 10;
 
-/// Frames a second that the peer sends.
+/// Frames per second that the peer sends.
 const RATE: u32 = 1000;
 
-/// No test here looks at the size of the guest.
+/// No test here depends on the guest's memory size.
 const MEMORY: &str = "128M";
 
 fn start(end: End<'_>, processors: u32) -> Guest {
@@ -92,8 +92,8 @@ impl<'a> Pair<'a> {
         exchange_between(&mut self.guest, &mut self.peer, mac, frames).unwrap();
     }
 
-    /// Does something while the peer sends, which ends when the frames of so many rebinds
-    /// reached it.
+    /// Runs `act` while the peer sends. The flood ends when the frames of this many rebinds have
+    /// reached the peer.
     fn flooded(&mut self, rebinds: u32, act: impl FnOnce(&mut Self)) {
         let wanted = rebinds * FRAMES_PER_REBIND;
         let flood = format!(
@@ -137,8 +137,8 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Does something while the peer sends, and then so many rebinds: the VMM's account before
-    /// and after is the same.
+    /// Runs `act` while the peer sends, then this many rebinds, and compares the VMM's account
+    /// before and after.
     fn endure(&mut self, rebinds: u32, act: impl FnOnce(&mut Self)) {
         let before = cost(self.guest.pid()).unwrap();
         self.flooded(rebinds, |pair| {
@@ -150,14 +150,14 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Checks the VMM's log of so many resets, and powers the guest off.
+/// Checks the VMM's log of this many resets, and powers the guest off.
 fn end(guest: Guest, machine_resets: u32, device_resets: u32) {
     let line = |what, skipped, least: u32| SteadyLine {
         what,
         skipped,
         least: usize::try_from(least).unwrap(),
     };
-    // A device's first reset is the driver's when it finds it.
+    // A device's first reset is the one of the driver that finds it.
     let lines = [
         line("machine reset", 0, machine_resets),
         line("vDPA device reset device=nic", 1, device_resets),
@@ -166,8 +166,8 @@ fn end(guest: Guest, machine_resets: u32, device_resets: u32) {
     assert_eq!(guest.power_off().unwrap().code(), Some(0));
 }
 
-/// Rebinds and link changes of a guest with two processors; then reboots of one with one: more
-/// processors hang now and then where they are emulated (tests/README.md).
+/// Rebinds and link changes of a guest with two processors, then reboots of one with one processor.
+/// More emulated processors sometimes hang at a reboot (tests/README.md).
 pub(crate) fn leak_nothing(ends: [End<'_>; 2], set_link: impl Fn(bool)) {
     let cycles = cycles().unwrap();
     let mut pair = Pair::start(ends, 2);
@@ -182,7 +182,7 @@ pub(crate) fn leak_nothing(ends: [End<'_>; 2], set_link: impl Fn(bool)) {
     });
 
     let mut pair = pair.replace_guest(1, 0, cycles + 1);
-    // The first reset of the machine allocates something, too.
+    // The first reset of the machine also allocates.
     pair.reboot();
     pair.endure(1, |pair| {
         for _ in 0..cycles {

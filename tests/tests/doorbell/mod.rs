@@ -1,4 +1,4 @@
-//! What holds for every device with doorbells, on either rig.
+//! Checks for every device with doorbells, on either rig.
 
 use lab::guest::{BellhopArguments, Guest};
 use lab::kvm_events::AddressExits;
@@ -31,7 +31,7 @@ pub(crate) fn pages(guest: &Guest) -> usize {
     pages.len()
 }
 
-/// Sends frames, and makes sure that the device took them.
+/// Sends frames and checks that the device took them.
 #[track_caller]
 pub(crate) fn send(guest: &mut Guest, count: u64) {
     let sent = guest.command(&format!("pace {count} 128 1000")).unwrap();
@@ -50,10 +50,10 @@ fn assert_sent(sent: &Value, count: u64) {
 const COUNTED: u64 = 200;
 const PAUSE_US: u64 = 2000;
 
-/// Fewer exits by eventfd would not show what a doorbell saves. A device that is late on a busy host
-/// serves two frames by one kick, so it is not nearly all.
+/// With fewer exits by eventfd, the test would not show what a doorbell saves. A device that is
+/// late on a busy host serves two frames with one kick, so the limit is well below all frames.
 const BY_EVENTFD_MIN: u64 = COUNTED / 2;
-/// More exits than that with a doorbell are those of an eventfd.
+/// More exits than this with a doorbell are those of an eventfd.
 const MAPPED_MAX: u64 = COUNTED / 20;
 
 /// Exits to the NIC's notification addresses while the guest sends [`COUNTED`] frames.
@@ -86,7 +86,7 @@ pub(crate) fn pages_save_exits_and_serve_every_driver(device: &Path) {
     }
     send(&mut guest, 50);
 
-    // The machine's reset forgives.
+    // The machine's reset restores the doorbell.
     guest.send("reboot").unwrap();
     guest.wait_ready(SILENCE).unwrap();
     assert_eq!(pages(&guest), before);
@@ -106,7 +106,7 @@ pub(crate) fn pages_save_exits_and_serve_every_driver(device: &Path) {
     );
     assert!(guest.power_off().unwrap().success());
 
-    // The VMM released everything: the device opens again, with no page at all.
+    // The VMM released everything: the device opens again, without any page.
     let mut guest = start(device, "off");
     assert_eq!(pages(&guest), 0);
     send(&mut guest, 20);

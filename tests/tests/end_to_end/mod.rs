@@ -1,4 +1,5 @@
-//! What the tests of all rigs have in common: a machine from one request, its guest on its console, and a host that is as before.
+//! Shared by the tests of all rigs: a machine from one request, its guest on its console, and a
+//! host that is as before.
 
 use lab::guest::{BellhopArguments, Guest};
 use lab::node::{Node, Traces};
@@ -11,14 +12,14 @@ use super::host;
 /// How long a guest's console may be silent while it boots.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// The host before: as other tools see it, and the node's own part.
+/// The host's state before: as other tools see it, and the node's own part.
 pub(crate) struct Before {
     host: host::Traces,
     node: Traces,
 }
 
 impl Before {
-    /// Once the daemon has made what it makes once for all.
+    /// Records the state, after the daemon has created its permanent files.
     pub(crate) fn now(node: &Node) -> Self {
         let tiny = node.tiny(&json!([])).unwrap();
         node.api.done("PUT", "/v1/vms/first", Some(&tiny)).unwrap();
@@ -38,14 +39,14 @@ impl Before {
         }
     }
 
-    /// Fails with what is different.
+    /// Fails with the differences.
     #[track_caller]
     pub(crate) fn assert_same(&self, node: &Node, when: &str) {
         node.same(&self.node, when).unwrap();
         self.host.assert_same(when);
     }
 
-    /// As [`Self::assert_same`] for another life of the daemon.
+    /// Like [`Self::assert_same`], after a restart of the daemon.
     #[allow(dead_code, reason = "not all tests kill the daemon")]
     #[track_caller]
     pub(crate) fn assert_same_but_descriptors(&self, node: &Node, when: &str) {
@@ -66,7 +67,7 @@ pub(crate) fn spec(nics: &Value) -> Value {
     })
 }
 
-/// Makes a machine by one request, and waits until its guest is ready.
+/// Creates a machine with one request, and waits until its guest is ready.
 #[track_caller]
 pub(crate) fn made(node: &Node, name: &str, nics: &Value) -> (Value, Guest) {
     let path = format!("/v1/vms/{name}");
@@ -79,7 +80,7 @@ pub(crate) fn made(node: &Node, name: &str, nics: &Value) -> (Value, Guest) {
     (vm, guest)
 }
 
-/// Takes it away again.
+/// Deletes the machine.
 #[track_caller]
 pub(crate) fn deleted(node: &Node, name: &str) {
     let path = format!("/v1/vms/{name}?force=true");
@@ -88,7 +89,7 @@ pub(crate) fn deleted(node: &Node, name: &str) {
     assert_eq!(node.vm(name).unwrap(), None);
 }
 
-/// Brings the guest's first NIC up; its address.
+/// Brings the guest's first NIC up; returns its address.
 #[allow(dead_code, reason = "the simulator's NIC talks to itself")]
 pub(crate) fn up(guest: &mut Guest) -> String {
     guest.command("up eth0").unwrap();

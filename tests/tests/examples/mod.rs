@@ -1,4 +1,5 @@
-//! The manual's examples: every command of every `sh` block in README.md and `docs/`, run as written.
+//! The manual's examples: runs every command of every `sh` block in README.md and `docs/` as
+//! written.
 //!
 //! ```text
 //!   DOCUMENTS ─▶ blocks ─▶ commands ─▶ PLACES: where each runs ─▶ one script for each place
@@ -6,9 +7,9 @@
 //!                                        ▼
 //!                                      the test fails
 //! ```
-//! A new example needs a line in [`PLACES`] only if none fits it. Its place runs it with all others there,
-//! in the order of [`DOCUMENTS`], in one shell that ends at the first error. The place's test replaces names
-//! that depend on the reader's machine (NICs) and provides files (a kernel).
+//! A new example needs a line in [`PLACES`] only if none fits it. Its place runs it with all others
+//! there, in the order of [`DOCUMENTS`], in one shell that exits at the first error. The place's
+//! test replaces names that depend on the reader's machine (NICs) and provides files (a kernel).
 
 use std::fs;
 use std::io::Write as _;
@@ -23,7 +24,8 @@ use lab::process::die_with_parent;
 /// How long a script may take.
 const LIMIT: Duration = Duration::from_secs(400);
 
-/// The documents, in the order in which their examples run: later ones use what earlier ones created.
+/// The documents in the order in which their examples run: later ones use what earlier ones
+/// created.
 const DOCUMENTS: &[&str] = &[
     "README.md",
     "docs/quickstart.md",
@@ -33,6 +35,7 @@ const DOCUMENTS: &[&str] = &[
     "docs/cli.md",
     "docs/compatibility.md",
     "docs/decisions.md",
+    "docs/first-vm.md",
     "docs/injected-faults.md",
     "docs/migration.md",
     "docs/performance.md",
@@ -50,10 +53,10 @@ pub(crate) struct Example {
     pub(crate) command: String,
 }
 
-/// Where an example is run.
+/// Where an example runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Nowhere: it is what runs the tests, or what they run; only its words are tried.
+    /// Nowhere: it runs the tests, or the tests run it; only its words are checked.
     Lab,
     /// In the lab host with the simulator: `skeleton_examples`.
     Sim,
@@ -63,7 +66,7 @@ pub(crate) enum Place {
     Labnic,
 }
 
-/// How commands begin, and where such are run. The first line that fits counts.
+/// The starts of commands, and where they run. The first line that fits counts.
 const PLACES: &[(&str, &[Place])] = &[
     ("cargo ", &[Place::Lab]),
     ("bellhop mgmtdev ", &[Place::Sim]),
@@ -132,7 +135,7 @@ pub(crate) fn places(command: &str) -> &'static [Place] {
         .map_or(&[], |(_, places)| places)
 }
 
-/// Lines of [`PLACES`] that fit no example any more.
+/// Lines of [`PLACES`] that no longer fit any example.
 #[allow(dead_code, reason = "one test checks it")]
 pub(crate) fn unused_places() -> Vec<&'static str> {
     let examples = examples();
@@ -153,11 +156,11 @@ pub(crate) fn unlisted_documents() -> Vec<String> {
         .collect()
 }
 
-/// A directory with the files that the examples use; removed when dropped.
+/// A directory with the files that the examples use. Dropping it removes the directory.
 pub(crate) struct Desk(PathBuf);
 
 impl Desk {
-    /// With `bellhop` and `curl` in PATH, and a guest's kernel and ramdisk.
+    /// Creates it with `bellhop` and `curl` in PATH, and a guest's kernel and ramdisk.
     pub(crate) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("lab-{name}-{}", std::process::id()));
         fs::create_dir_all(path.join("bin")).unwrap();
@@ -176,9 +179,9 @@ impl Desk {
         std::os::unix::fs::symlink(target, self.0.join(name)).unwrap();
     }
 
-    /// Runs all examples of a place, with `words` replaced by names of this machine, then `afterwards`, in
-    /// which `$daemon` is the process of the place's node daemon. The console's user leaves each guest at
-    /// once. Returns the script's output.
+    /// Runs all examples of a place, then `afterwards`, in which `$daemon` is the process of the
+    /// place's node daemon. Each of `words` is replaced by a name of this machine. The console's
+    /// user exits each guest at once. Returns the script's output.
     #[track_caller]
     pub(crate) fn run(&self, place: Place, words: &[(&str, &str)], afterwards: &str) -> String {
         let mut script = String::from("set -e\n");
@@ -198,7 +201,7 @@ impl Desk {
             script.push_str(&command);
             script.push('\n');
             if let Some((_, socket)) = behind(&command, " --api-socket ") {
-                // A reader is slower than a script.
+                // A human reader is slower than a script.
                 script.push_str(&wait_for(socket));
             }
             if command.starts_with("bellhop serve ") {
@@ -214,7 +217,7 @@ impl Desk {
             self.0.join("bin").display(),
             std::env::var("PATH").unwrap()
         );
-        // Not a pipe: what a script that failed leaves running would hold it open for ever.
+        // Not a pipe: processes that a failed script leaves running would hold it open forever.
         let heard = self.0.join("heard");
         let writer = fs::File::create(&heard).unwrap();
         let mut command = Command::new("sh");
@@ -230,7 +233,8 @@ impl Desk {
         let over = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&over);
         let leaver = std::thread::spawn(move || {
-            // Before the guest's shell listens nobody does; after it nobody is there.
+            // Before the guest's shell runs, no process reads this; after its end the socket is
+            // gone.
             while !seen.load(Ordering::Relaxed) && console.write_all(b"exit\n").is_ok() {
                 std::thread::sleep(Duration::from_secs(1));
             }
@@ -265,12 +269,12 @@ impl Drop for Desk {
     }
 }
 
-/// A line of a script.
+/// A script line that waits for a socket.
 fn wait_for(socket: &str) -> String {
     format!("until [ -S {socket} ]; do sleep 0.1; done\n")
 }
 
-/// What is before a word, and the one word behind it.
+/// The text before a word, and the one word after it.
 fn behind<'a>(text: &'a str, word: &str) -> Option<(&'a str, &'a str)> {
     let (before, rest) = text.split_once(word)?;
     Some((before, rest.split_whitespace().next()?))

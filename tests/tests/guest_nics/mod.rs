@@ -1,13 +1,13 @@
-//! Which NICs a guest has found, as the guest says it.
+//! The NICs that a guest reports.
 
 use lab::guest::Guest;
 use std::time::{Duration, Instant};
 
-/// How long a guest may take to find or to give up a NIC; it is emulated twice.
+/// How long a guest may take to find or to release a NIC; it is emulated twice.
 const NOTICE: Duration = Duration::from_secs(30);
 
-/// Waits until the guest has NICs with just these addresses and drivers for them; the
-/// first of them is up then.
+/// Waits until the guest has NICs with exactly these addresses and drivers for them; the first of
+/// them is then up.
 #[track_caller]
 pub(crate) fn wait_nics(guest: &mut Guest, macs: &[&str]) {
     let start = Instant::now();
@@ -18,7 +18,7 @@ pub(crate) fn wait_nics(guest: &mut Guest, macs: &[&str]) {
             .unwrap()
             .iter()
             .filter(|nic| nic["driver"] == "virtio_net")
-            // A NIC that goes at this moment has no address any more.
+            // A NIC that is being removed no longer has an address.
             .filter_map(|nic| nic["mac"].as_str())
             .collect();
         seen.sort_unstable();

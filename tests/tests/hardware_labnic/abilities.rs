@@ -1,4 +1,4 @@
-//! What the device can be told to be able to do, and how each shows.
+//! The device's configurable abilities, and the effect of each.
 
 use lab::labnic::{self, Labnic};
 use vdpa::control_queue::Command;

@@ -5,7 +5,7 @@
 //!        2 MiB   buffers of queue 0, queue 1, …    2 KiB per ring entry
 //!       16 MiB   the control queue
 //! ```
-//! Receive queues are kept full unless a test says otherwise.
+//! Receive queues are kept full unless a test requests otherwise.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -29,7 +29,7 @@ const CONTROL: u64 = 16 << 20;
 const BUFFER: u64 = 2048;
 /// `struct virtio_net_hdr_v1`.
 pub(crate) const HEADER: usize = 12;
-/// Long enough for an emulated processor with others' work on it.
+/// Long enough for a busy emulated processor.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) const MRG_RXBUF: u64 = 1 << 15;
@@ -37,18 +37,18 @@ const CTRL_VQ: u64 = 1 << 17;
 pub(crate) const EVENT_IDX: u64 = 1 << 29;
 pub(crate) const IN_ORDER: u64 = 1 << 35;
 pub(crate) const NOTIFICATION_DATA: u64 = 1 << 38;
-/// What is not negotiated unless a test wants it: most look at used elements,
-/// which with IN_ORDER may be fewer, and no [`DriverQueue`] sends data with a kick.
+/// Features that are negotiated only on request: most tests look at used elements, which IN_ORDER
+/// may reduce, and no [`DriverQueue`] sends data with a kick.
 const UNUSUAL: u64 = IN_ORDER | NOTIFICATION_DATA;
 
-/// What a test wants otherwise.
+/// Deviations that a test requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// Features not to negotiate.
     pub(crate) without: u64,
     /// Receive buffers to post at first.
     pub(crate) buffers: u16,
-    /// Address space of the data queues' rings, where it is one of their own.
+    /// Address space of the data queues' rings, if it is a separate one.
     pub(crate) rings_asid: u32,
     /// Do not enable this queue.
     pub(crate) disabled: Option<u16>,
@@ -81,7 +81,7 @@ pub(crate) struct Queue {
     buffers: Arc<SharedBuffer>,
     kick: EventFd,
     pub(crate) call: EventFd,
-    /// Buffer (its number) of each chain that the device has.
+    /// The buffer (its number) of each chain that the device has.
     chains: BTreeMap<u16, u64>,
     free: Vec<u64>,
 }
@@ -162,8 +162,8 @@ impl Queue {
         head
     }
 
-    /// Makes a frame of any length available, in a chain of several pieces
-    /// that lie in all of the queue's buffers: no other may be outstanding.
+    /// Makes a frame of any length available, in a chain of several pieces. The pieces lie in all
+    /// of the queue's buffers, so no other chain may be outstanding.
     pub(crate) fn offer_large(&mut self, frame: &[u8]) {
         let bytes = [&[0; HEADER], frame].concat();
         self.buffers.write(0, &bytes).unwrap();
@@ -178,7 +178,7 @@ impl Queue {
         self.ring.add(&chain).unwrap();
     }
 
-    /// Takes the next used buffer as it is; it is not posted again.
+    /// Takes the next used buffer as it is and does not post it again.
     pub(crate) fn take_raw(&mut self) -> Option<Vec<u8>> {
         let (used, number) = self.pop()?;
         let mut bytes = vec![0; usize::try_from(used.written).unwrap()];
@@ -197,7 +197,7 @@ impl Queue {
         (word([i0, i1, i2, i3]), word([l0, l1, l2, l3]))
     }
 
-    /// Kicks by eventfd if the device asks for it.
+    /// Kicks by eventfd if the device wants a kick.
     pub(crate) fn kick(&mut self) {
         if self.ring.needs_kick().unwrap() {
             self.kick.write(1).unwrap();
@@ -215,12 +215,12 @@ impl Queue {
         Some((used, number))
     }
 
-    /// Takes a transmitted chain back; its head.
+    /// Takes a transmitted chain back; returns its head.
     pub(crate) fn completed(&mut self) -> Option<u16> {
         self.pop().map(|(used, _)| used.head)
     }
 
-    /// Takes a received frame, without its header; the buffer is not posted again.
+    /// Takes a received frame, without its header, and does not post the buffer again.
     pub(crate) fn take(&mut self) -> Option<Vec<u8>> {
         let mut bytes = self.take_raw()?;
         assert!(bytes.len() >= HEADER, "{} bytes received", bytes.len());
@@ -236,7 +236,7 @@ impl Queue {
     }
 }
 
-/// Looks until there is something, or nothing for too long.
+/// Polls until there is a result, or fails after too long.
 pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
@@ -267,7 +267,7 @@ impl Client {
         Self::run(file, device, iotlb, setup, None)
     }
 
-    /// Negotiates, maps (unless `queues` of before a reset are still mapped) and starts.
+    /// Negotiates, maps (unless `queues` from before a reset are still mapped) and starts.
     fn run(
         file: File,
         mut device: Device,
@@ -332,8 +332,8 @@ impl Client {
         }
     }
 
-    /// Resets the device and starts it again, with new rings in the mapped
-    /// memory and without a control queue; maps nothing.
+    /// Resets the device and restarts it, with new rings in the mapped memory and without a control
+    /// queue; maps nothing.
     pub(crate) fn restart_without_mapping(mut self) -> Self {
         self.device.reset().unwrap();
         let features = RingFeatures {
@@ -355,19 +355,19 @@ impl Client {
         &self.device
     }
 
-    /// Enables a queue by the plain ioctl, whatever was acknowledged.
+    /// Enables a queue by the plain ioctl, without a check of the acknowledged features.
     pub(crate) fn enable_anyway(&self, queue: u32) {
         // _IOW(0xAF, 0x75, struct vhost_vring_state)
         const SET_VRING_ENABLE: u64 = 0x4008_af75;
         let state = [queue, 1];
-        // SAFETY: there is no safe interface to ioctls. This one reads a
-        // struct of two 32-bit numbers, which `state` is laid out like.
+        // SAFETY: there is no safe interface to ioctls. This one reads a struct of two 32-bit
+        // numbers, and `state` has its layout.
         let result =
             unsafe { vmm_sys_util::ioctl::ioctl_with_ref(&self.file, SET_VRING_ENABLE, &state) };
         assert_eq!(result, 0);
     }
 
-    /// Suspends, lets the caller work on the suspended device, resumes.
+    /// Suspends the device, lets the caller work on it, resumes it.
     pub(crate) fn suspended<T>(&mut self, work: impl FnOnce(&mut Device, &mut [Queue]) -> T) -> T {
         self.device.suspend().unwrap();
         let result = work(&mut self.device, &mut self.queues);
@@ -395,7 +395,7 @@ impl Client {
         wait_for("frame", || queue.receive())
     }
 
-    /// Nothing comes for a tenth of a second.
+    /// Checks that no frame arrives for a tenth of a second.
     pub(crate) fn receives_nothing(&mut self) {
         std::thread::sleep(Duration::from_millis(100));
         for queue in self.queues.iter_mut().step_by(2) {
@@ -459,8 +459,7 @@ fn map(iotlb: &mut Iotlb, asid: u32, memory: &Arc<SharedBuffer>) {
         .unwrap();
 }
 
-/// A frame whose content can be checked: numbered, with a pattern of `len`
-/// bytes behind its number.
+/// A frame whose content can be checked: numbered, with a pattern of `len` bytes after its number.
 pub(crate) fn frame(to: [u8; 6], from: [u8; 6], number: u32, len: usize) -> Vec<u8> {
     let mut frame = Vec::with_capacity(18 + len);
     frame.extend_from_slice(&to);
@@ -475,7 +474,7 @@ pub(crate) fn frame(to: [u8; 6], from: [u8; 6], number: u32, len: usize) -> Vec<
     frame
 }
 
-/// As [`frame`], with a VLAN tag.
+/// Like [`frame`], with a VLAN tag.
 pub(crate) fn tagged(to: [u8; 6], from: [u8; 6], vlan: u16, number: u32) -> Vec<u8> {
     let mut bytes = frame(to, from, number, 64);
     let tag = [0x8100_u16.to_be_bytes(), vlan.to_be_bytes()].concat();

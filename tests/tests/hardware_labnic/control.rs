@@ -54,7 +54,7 @@ fn the_control_queue_filters() {
     assert_eq!(b.mac(), C);
     b.refuse(&Command::AnnounceAck);
     b.refuse(&Command::GuestOffloadsSet(0));
-    // A reset brings the provisioned address back.
+    // A reset restores the provisioned address.
     drop(b);
     assert_eq!(Client::start(&other).mac(), B);
     kernel_is_well();

@@ -1,4 +1,4 @@
-//! Hostile drivers, deliberate faults, and a hundred lives.
+//! Hostile drivers, deliberate faults, and a hundred restarts.
 
 use std::time::Instant;
 
@@ -67,7 +67,7 @@ fn hostile_chains_harm_nobody_else() {
         let used = wait_for("completion", || a.queues[1].ring.pop_used().unwrap());
         assert_eq!(used.head, head);
     }
-    // Receive buffers that are none: the frame is lost, the next one is not.
+    // Invalid receive buffers: the frame is lost, the next one is not.
     let setup = Setup {
         buffers: 0,
         ..Setup::without(MRG_RXBUF)
@@ -126,7 +126,7 @@ fn faults_are_what_they_say() {
         labnic.set("faults", fault).unwrap();
         let bad = add(&labnic, "a", A);
         let mut a = Client::start(&bad);
-        // Interrupts of before the fault could show are of no interest.
+        // Discards interrupts from before the fault.
         let _ = a.queues[1].call.read();
         a.queues[1].offer(&frame(B, A, 1, 100));
         a.queues[1].kick();

@@ -1,5 +1,5 @@
-//! IN_ORDER negotiated: rings of the library's against a device that writes one
-//! used element for several chains.
+//! IN_ORDER negotiated: the library's rings against a device that writes one used element for
+//! several chains.
 
 use vdpa::control_queue::{Command, RxMode};
 
@@ -32,7 +32,7 @@ fn one_element_stands_for_a_batch_in_order() {
         wait_for("used index", || {
             (a.queues[1].used_index() == 5 * (round + 1)).then_some(())
         });
-        // In the place of the first, the element of the last; it is the only one.
+        // The only element has the ID of the last chain and the place of the first one.
         let entry = u64::from(5 * round % RING_SIZE);
         let (id, _) = a.queues[1].used_element(entry);
         assert_eq!(id, u32::from(heads[4]));
@@ -58,8 +58,8 @@ fn frames_cross_the_switch_in_order() {
     kernel_is_well();
 }
 
-/// The control queue has the rings' features too. Far more commands than its
-/// ring has entries, accepted and refused.
+/// The control queue also has the rings' features. The test sends far more commands than its ring
+/// has entries, accepted and refused ones.
 #[test]
 fn commands_are_answered_in_order() {
     let labnic = Labnic::load(&[]).unwrap();

@@ -1,4 +1,4 @@
-//! Rings: doorbells, ring state over a suspend, completion in time and in order.
+//! Rings: doorbells, ring state across a suspend, completion in time and in order.
 
 use std::time::{Duration, Instant};
 
@@ -24,11 +24,11 @@ fn ring_doorbell(client: &Client, queue: u16, value: u16) -> rustix::io::Result<
             u64::from(queue) * 4096,
         )
     }?;
-    // SAFETY: a store to a device can't be made otherwise. The page was just
-    // mapped writable, is aligned, and nothing in this process refers to it.
+    // SAFETY: a store to a device cannot be made otherwise. The page was just mapped writable, is
+    // aligned, and nothing in this process refers to it.
     unsafe { address.cast::<u16>().write_volatile(value.to_le()) };
-    // SAFETY: unmapping has no safe interface. It is the mapping made above,
-    // and no pointer into it is used any more.
+    // SAFETY: unmapping has no safe interface. It is the mapping made above, and no pointer into it
+    // is used any more.
     unsafe { rustix::mm::munmap(address, page) }
 }
 
@@ -58,7 +58,7 @@ fn a_store_to_the_doorbell_moves_a_frame() {
     b.receives_nothing();
     ring_doorbell(&a, 1, 1).unwrap();
     assert_eq!(b.receive(0), frame(B, A, 50, 100));
-    // The control queue has none, and there is no page behind the last queue.
+    // The control queue has no page, and there is no page after the last queue.
     assert!(ring_doorbell(&a, 2, 2).is_err());
     assert!(ring_doorbell(&a, 3, 3).is_err());
     labnic.set("doorbell", "0").unwrap();
@@ -71,7 +71,7 @@ fn a_store_to_the_doorbell_moves_a_frame() {
 
 #[test]
 fn suspend_keeps_ring_state() {
-    // state, prefetched buffers, what the base is after 10 frames
+    // state, prefetched buffers, base after 10 frames
     for (state, prefetch, base) in [
         ("avail", 0, Some(10)),
         ("avail", 4, Some(14)),
@@ -86,14 +86,14 @@ fn suspend_keeps_ring_state() {
         let mut a = Client::start(&one);
         let mut b = Client::start(&other);
         exchange(&mut a, &mut b, 10);
-        // Buffers are taken in advance when the device is kicked.
+        // A kick makes the device prefetch buffers.
         b.queues[0].force_kick();
         std::thread::sleep(Duration::from_millis(50));
         b.suspended(|device, queues| {
             let found = device.vring_base(0).ok();
             let expected = base.map(|index| VringBase::Split { index });
             assert_eq!(found, expected, "{state} {prefetch}");
-            // It stands still: what is sent now arrives after the resume.
+            // The device is suspended: a frame that is sent now arrives after the resume.
             a.send(0, &frame(B, A, 10, 100));
             std::thread::sleep(Duration::from_millis(50));
             assert_eq!(queues[0].used_index(), 10);
@@ -182,7 +182,7 @@ fn completion_is_delayed() {
     let back: Vec<u16> = (0..5)
         .map(|_| wait_for("completion", || a.queues[1].completed()))
         .collect();
-    // The kernel counts ticks, of which the first may be nearly over: 10 ms at the most.
+    // The kernel counts ticks, and the first one may be nearly over: 10 ms at most.
     assert!(begin.elapsed() >= Duration::from_millis(190));
     assert_eq!(back, heads);
     // A suspend leaves none behind.
@@ -206,7 +206,7 @@ fn completion_is_out_of_order_and_nothing_is_lost() {
             .map(|number| a.queues[1].offer(&frame(B, A, number, 100)))
             .collect();
         a.queues[1].kick();
-        // Frames stay in order, although buffers don't.
+        // Frames stay in order, although buffers do not.
         for number in first..first + 16 {
             assert_eq!(b.receive(0), frame(B, A, number, 100));
         }

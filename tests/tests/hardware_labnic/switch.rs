@@ -1,4 +1,4 @@
-//! Frames between devices: what the switch learns, how it waits, what a frame may need.
+//! Frames between devices: how the switch learns and waits, and what a frame may need.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,8 @@ fn frames_cross_the_switch() {
             assert_eq!(count(&other, 0, "rx packets"), 200);
             let bytes: usize = (0..200).map(|len| HEADER + 18 + len).sum();
             assert_eq!(count(&other, 0, "rx bytes"), u64::try_from(bytes).unwrap());
-            // A frame to oneself, or to a port that the switch knows to be here.
+            // A frame to the sender itself, or to an address that the switch knows on the same
+            // port.
             a.send(0, &frame(A, A, 1, 64));
             a.receives_nothing();
             b.receives_nothing();
@@ -41,7 +42,7 @@ fn the_switch_learns_floods_and_forgets() {
         Client::start(&other),
         Client::start(&third),
     );
-    // B is not known yet, and all receive everything.
+    // B is not known yet, so all receive everything.
     for to in [B, BROADCAST, MULTICAST] {
         a.send(0, &frame(to, A, 1, 100));
         assert_eq!(b.receive(0), frame(to, A, 1, 100));
@@ -71,7 +72,7 @@ fn a_burst_loses_nothing() {
     let mut received = 0;
     for number in 0..3000 {
         a.send(0, &frame(B, A, number, 600));
-        // The receiver is slow: the sender runs ahead by all its ring.
+        // The receiver is slow: the sender runs ahead by its whole ring.
         if number % 50 == 49 {
             while let Some(got) = b.queues[0].receive() {
                 assert_eq!(got, frame(B, A, received, 600));
@@ -110,14 +111,14 @@ fn who_posts_no_buffers_delays_others_only_for_a_while() {
         frame(B, A, 1, 100)
     );
     wait_for("completion", || a.queues[1].completed());
-    // None comes: the others get the flood, after the wait but not never.
+    // No buffer comes: the other ports receive the flooded frame after the wait.
     let mut c = Client::start(&third);
     let begin = Instant::now();
     a.send(0, &frame(BROADCAST, A, 2, 100));
     assert_eq!(c.receive(0), frame(BROADCAST, A, 2, 100));
     assert!(begin.elapsed() >= Duration::from_millis(250));
     assert_eq!(count(&other, 0, "rx overruns"), 1);
-    // Given up, it delays nobody: 20 frames would be 6 s.
+    // A port that was given up no longer delays others: 20 frames would take 6 s.
     let begin = Instant::now();
     for number in 0..20 {
         a.send(0, &frame(BROADCAST, A, number, 100));
@@ -125,7 +126,7 @@ fn who_posts_no_buffers_delays_others_only_for_a_while() {
     }
     assert!(begin.elapsed() < Duration::from_secs(5));
     assert_eq!(count(&other, 0, "rx overruns"), 21);
-    // With a buffer it is one of them again.
+    // With a buffer the port takes part again.
     b.queues[0].post();
     b.queues[0].kick();
     a.send(0, &frame(BROADCAST, A, 3, 100));

@@ -1,4 +1,4 @@
-//! A PCI function that vhost-vdpa cannot isolate, on whichever rig.
+//! A PCI function that vhost-vdpa cannot isolate, on either rig.
 
 use lab::guest::BellhopArguments;
 use lab::rig::PLAIN_SLOT;
@@ -8,8 +8,7 @@ use std::process::Stdio;
 
 const NAME: &str = "lab-unfit";
 
-/// A function of the plain slot with vp_vdpa, and its vDPA device; both are
-/// taken back when dropped.
+/// A function of the plain slot with vp_vdpa, and its vDPA device. Dropping it undoes both.
 struct Unfit {
     address: String,
 }
@@ -27,7 +26,7 @@ impl Unfit {
 
     fn give_to(&self, driver: &str) {
         let directory = format!("/sys/bus/pci/devices/{}", self.address);
-        // Without a driver there is nothing to take it from.
+        // Without a driver there is nothing to unbind.
         let _ = fs::write(format!("{directory}/driver/unbind"), &self.address);
         fs::write(
             format!("{directory}/driver_override"),
@@ -45,7 +44,7 @@ impl Drop for Unfit {
     }
 }
 
-/// `bellhop run` refuses the function with one sentence that has these words.
+/// `bellhop run` rejects the function with one sentence that has these words.
 pub(crate) fn refused(function: u8, words: &[&str]) {
     let _unfit = Unfit::bind(function);
     let path = device_file(NAME).unwrap();

@@ -1,7 +1,7 @@
-//! A neighbour on the lab NIC's switch: a device of its own with a driver in this
-//! process, which sends every frame back to whoever sent it.
+//! A neighbour on the lab NIC's switch: its own device with a driver in this process, which sends
+//! every frame back to its sender.
 //!
-//! It can also send frames of its own all the time, which no guest asked for.
+//! It can also continuously send unsolicited frames.
 
 #[expect(
     dead_code,
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 pub(crate) const MAC: &str = "02:4c:61:62:53:77";
 const MAC_BYTES: [u8; 6] = [0x02, 0x4c, 0x61, 0x62, 0x53, 0x77];
 
-/// How long it rests when there is nothing to do.
+/// How long it sleeps when there is nothing to do.
 const PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
@@ -34,18 +34,18 @@ struct Shared {
     stop: AtomicBool,
     floods: AtomicBool,
     echoed: AtomicU64,
-    /// When each frame came, and its number in its run.
+    /// When each frame arrived, and its number in its run.
     arrivals: Mutex<Vec<(Instant, u64)>>,
     seen: Mutex<Seen>,
 }
 
-/// Which frames of a run came.
+/// Which frames of a run arrived.
 #[derive(Debug, Default)]
 struct Seen {
-    /// What the run's frames have in common.
+    /// The seed that the run's frames share.
     seed: u64,
     numbers: BTreeSet<u64>,
-    /// Those that came twice.
+    /// Those that arrived twice.
     twice: Vec<u64>,
 }
 
@@ -63,7 +63,7 @@ impl Seen {
     }
 }
 
-/// The neighbour; it ends when dropped.
+/// The neighbour. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Peer {
     shared: Arc<Shared>,
@@ -92,36 +92,36 @@ impl Peer {
         }
     }
 
-    /// Whether it sends frames that nobody asked for.
+    /// Starts or stops unsolicited frames.
     pub(crate) fn flood(&self, on: bool) {
         self.shared.floods.store(on, Ordering::Relaxed);
     }
 
-    /// Frames that it sent back so far.
+    /// How many frames it has sent back so far.
     pub(crate) fn echoed(&self) -> u64 {
         self.shared.echoed.load(Ordering::Relaxed)
     }
 
-    /// Numbers of the frames of the guest's newest run that came twice.
+    /// Numbers of the frames of the guest's newest run that arrived twice.
     #[allow(dead_code, reason = "not every test looks at single frames")]
     pub(crate) fn twice(&self) -> Vec<u64> {
         self.shared.seen.lock().unwrap().twice.clone()
     }
 
-    /// When each frame of a guest's runs came since the last look, with its number.
+    /// When each frame of a guest's runs arrived since the last call, with its number.
     #[allow(dead_code, reason = "not every test looks at times")]
     pub(crate) fn arrivals(&self) -> Vec<(Instant, u64)> {
         std::mem::take(&mut self.shared.arrivals.lock().unwrap())
     }
 
-    /// Has the guest send frames from its first NIC to the neighbour, and checks that each comes
+    /// Makes the guest send frames from its first NIC to the neighbour, and checks that each comes
     /// back once.
     #[track_caller]
     pub(crate) fn exchange(&self, guest: &mut Guest, count: u64, size: u64) {
         self.exchange_on("eth0", guest, count, size);
     }
 
-    /// As [`Peer::exchange`], from any NIC of the guest.
+    /// Like [`Peer::exchange`], from any NIC of the guest.
     #[track_caller]
     pub(crate) fn exchange_on(&self, nic: &str, guest: &mut Guest, count: u64, size: u64) {
         let before = self.echoed();
@@ -161,7 +161,7 @@ fn run(mut client: Client, shared: &Shared) {
                 continue;
             }
             guest = <[u8; 6]>::try_from(&rest[..6]).ok();
-            // Behind both addresses, the Ethernet type and the run's seed.
+            // After both addresses, the Ethernet type and the run's seed.
             let word = |at: Range<usize>| Some(u64::from_le_bytes(rest.get(at)?.try_into().ok()?));
             if let (Some(seed), Some(number)) = (word(8..16), word(16..24)) {
                 let arrival = (Instant::now(), number);
@@ -174,7 +174,7 @@ fn run(mut client: Client, shared: &Shared) {
             idle = false;
         }
         if let Some(guest) = guest.filter(|_| shared.floods.load(Ordering::Relaxed)) {
-            // Ethertype "local experimental 2": the guest's own traffic is the first.
+            // Ethertype "local experimental 2": the guest's own traffic uses the first.
             let head = [&guest[..], &MAC_BYTES, &[0x88, 0xb6]].concat();
             client.send(0, &[head, vec![0x5a; 200]].concat());
         }

@@ -1,7 +1,7 @@
-//! A guest whose machine begins and ends to record what its device writes, while frames flow.
+//! A guest whose machine starts and stops logging its device's writes while frames flow.
 //!
 //! The machine is `lab-machine`, whose socket takes `dirty-log on` and `dirty-log off`. The flood
-//! has a window, and each of its frames is sent back: the guest counts those that are lost.
+//! has a window, and each of its frames is sent back: the guest counts the lost ones.
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
@@ -14,13 +14,13 @@ use lab::endurance::cycles;
 use lab::guest::{BellhopArguments, Guest};
 use serde_json::Value;
 
-/// Far more than anything here takes.
+/// Far longer than any step here takes.
 const SILENCE: Duration = Duration::from_secs(120);
 
 /// How long frames flow before and after each change.
 const WHILE: Duration = Duration::from_millis(50);
 
-/// What a guest may do meanwhile: the driver reset under its flood.
+/// What a guest may do meanwhile: reset the driver under its flood.
 pub(crate) const REBIND: &str = "rebind-flooded 1 0";
 
 /// How often a log begins and ends: with a default run, each kind of change comes once or twice.
@@ -28,25 +28,25 @@ pub(crate) fn rounds() -> u32 {
     cycles().unwrap().max(5) + 1
 }
 
-/// Frames of the flood under way at once.
+/// Frames of the flood that are in flight at once.
 pub(crate) const WINDOW: u64 = 16;
 
-/// No test here looks at the size of a guest.
+/// No test here depends on the guest's memory size.
 const MEMORY: &str = "128M";
 
 /// The flood of a test, and how many of its frames may be lost.
 pub(crate) struct Flood<'a> {
-    /// Who sends the frames back.
+    /// The address of the echoing peer.
     pub(crate) to: &'a str,
-    /// While the log begins or ends once.
+    /// How many may be lost while the log begins or ends once.
     pub(crate) lost_by_log: u64,
-    /// During one call of `between`.
+    /// How many may be lost in one call of `between`.
     pub(crate) lost_between: u64,
 }
 
-/// How many frames may be lost by so many resets of the device or its link, asked for by the
-/// guest's driver or by the test: those under way, and those that the next run sends before the NIC
-/// has its queues again.
+/// How many frames this many resets of the device or its link may lose. The guest's driver or the
+/// test requests the resets. Lost are the frames in flight, and those that the next run sends
+/// before the NIC has its queues again.
 pub(crate) const fn lost_by_resets(resets: u64) -> u64 {
     2 * WINDOW * resets
 }
@@ -76,7 +76,7 @@ impl Echo {
     }
 }
 
-/// Checked frames to `mac`, which sends them back.
+/// Sends checked frames to `mac`, which sends them back.
 #[track_caller]
 pub(crate) fn traffic(guest: &mut Guest, mac: &str) {
     const COUNT: u64 = 60;
@@ -133,12 +133,12 @@ impl Machine {
         answer
     }
 
-    /// The doorbells that the guest has now.
+    /// The number of doorbells that the guest has now.
     pub(crate) fn doorbells(&self) -> u64 {
         self.ask("resources")["mapped_doorbells"].as_u64().unwrap()
     }
 
-    /// Waits until so many threads poll relays: one that ends is still listed for a moment.
+    /// Waits until this many threads poll relays: one that ends is still listed for a moment.
     #[track_caller]
     pub(crate) fn relay_threads_are(&self, wanted: usize) {
         let begin = Instant::now();
@@ -157,8 +157,8 @@ impl Machine {
             .count()
     }
 
-    /// Does something while the guest floods `to`, which sends every frame back; how many it sent.
-    /// At most `may_lose` of them do not come back.
+    /// Runs `work` while the guest floods `to`, which sends every frame back; returns how many it
+    /// sent. At most `may_lose` of them may be lost.
     #[track_caller]
     pub(crate) fn flooded(&mut self, to: &str, may_lose: u64, work: impl FnOnce(&mut Self)) -> u64 {
         let line = format!("flood-on 300 {WINDOW} eth0 to {to}");
@@ -175,9 +175,8 @@ impl Machine {
         flooded["rx"].as_u64().unwrap()
     }
 
-    /// Begins and ends the log `rounds` times under a flood. Traffic is checked after each change,
-    /// and `between` is what the guest does while the log is on, in each round, under the flood as
-    /// well.
+    /// Starts and stops the log `rounds` times under a flood. Traffic is checked after each change.
+    /// In each round, `between` runs while the log is on, also under the flood.
     #[track_caller]
     pub(crate) fn log_under_traffic(
         &mut self,
@@ -186,7 +185,7 @@ impl Machine {
         mut between: impl FnMut(u32, &mut Self),
     ) {
         let to = flood.to;
-        // How many frames one flood has is chance: the guest is emulated.
+        // The number of frames in one flood varies: the guest is emulated.
         let mut received = 0;
         for round in 0..rounds {
             received += self.flooded(to, flood.lost_by_log, |machine| {

@@ -1,4 +1,4 @@
-//! What cannot be done is said with the reason and the remedy.
+//! Impossible requests are rejected with the reason and the remedy.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
@@ -215,7 +215,7 @@ fn without_rights_or_in_another_namespace_the_remedy_is_said() {
     ] {
         complaint(&nobody(&line), &["CAP_NET_ADMIN", "root"]);
     }
-    // Showing needs no right.
+    // Listing needs no privileges.
     assert!(nobody("dev show").status.success());
     let output = Command::new("unshare")
         .arg("-n")

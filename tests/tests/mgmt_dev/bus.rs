@@ -1,4 +1,4 @@
-//! Drivers of vDPA devices, and what the kernel tells about them.
+//! Drivers of vDPA devices, and the kernel's reports about them.
 
 use std::process::Command;
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn a_device_goes_to_this_machine_and_back() {
     assert_eq!(shown, "lab-bind: driver virtio_vdpa\n");
     let links = String::from_utf8(output(Command::new("ip").arg("link")).unwrap()).unwrap();
     assert!(links.contains(MAC), "{links}");
-    // Again changes nothing, and so does a plan.
+    // The same bind again changes nothing, and neither does a dry run.
     printed(&bellhop(&["bind", net.name(), "virtio_vdpa"]));
     let plan = printed(&bellhop(&["bind", net.name(), "vhost_vdpa", "--dry-run"]));
     assert!(plan.starts_with("1. delete network interface "), "{plan}");
@@ -79,7 +79,7 @@ fn a_wrong_device_or_driver_is_said() {
         &bellhop(&["bind", net.name(), "vfio_vdpa"]),
         &["no vdpa bus driver vfio_vdpa", "modprobe"],
     );
-    // An override for another driver: the new one fails, the old one comes back.
+    // An override for another driver: the new driver fails, the old one is restored.
     let override_file = format!("/sys/bus/vdpa/devices/{}/driver_override", net.name());
     std::fs::write(override_file, "vhost_vdpa\n").unwrap();
     let error = Bus::default().bind(net.name(), "virtio_vdpa").unwrap_err();

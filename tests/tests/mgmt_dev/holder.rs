@@ -1,10 +1,10 @@
-//! A process that has a device.
+//! A process that holds a device open.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A process that has a device and runs it, killed at the end.
+/// A process that holds a device open and runs it, killed at the end.
 pub(crate) struct Holder(Child);
 
 impl Holder {

@@ -1,4 +1,4 @@
-//! Devices made, changed, listed and deleted.
+//! Devices that are created, changed, listed and deleted.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn new(name: &str) -> NewDevice {
     NewDevice::new(name, "vdpasim_net".parse().unwrap()).unwrap()
 }
 
-/// A device of that name, gone at the end whatever happens.
+/// A device of that name, deleted at the end in any case.
 struct Leftover(&'static str);
 
 impl Drop for Leftover {
@@ -56,7 +56,7 @@ fn what_is_asked_for_is_made() {
     assert_eq!(printed(&bellhop(&["dev", "del", "lab-made"])), "");
     assert!(!listed().contains(&"lab-made".to_owned()));
 
-    // Only the features that were asked for: MAC, MTU, STATUS, VERSION_1, ACCESS_PLATFORM.
+    // Only the requested features: MAC, MTU, STATUS, VERSION_1, ACCESS_PLATFORM.
     let features = format!("{:#x}", 1_u64 << 5 | 1 << 3 | 1 << 16 | 1 << 32 | 1 << 33);
     let arguments = [
         "dev",
@@ -117,12 +117,12 @@ fn a_device_in_use_is_not_deleted_and_blocks_nothing() {
         &holder.pid().to_string(),
     ];
     complaint(&bellhop(&["dev", "del", net.name()]), &words);
-    // While it is still held: a waiting deletion would block the kernel's answers to all.
+    // While it is still held: a waiting deletion would block the kernel's answers to all clients.
     printed(&iproute2(&["dev", "show"]));
     assert!(listed().contains(&net.name().to_owned()));
     drop(holder);
 
-    // Never while this process has it open itself.
+    // Never while this process itself has it open.
     let opened = open_soon(&net);
     let error = Connection::open().unwrap().delete(net.name()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
@@ -132,10 +132,10 @@ fn a_device_in_use_is_not_deleted_and_blocks_nothing() {
     assert!(listed().contains(&net.name().to_owned()));
 }
 
-/// Far more than the kernel takes: a watchdog, not a measurement.
+/// Far longer than the kernel takes: a watchdog, not a measurement.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// The kernel closes a dead process's files after it has been waited for, too.
+/// The kernel may close a dead process's files even after the process was reaped.
 fn open_soon(device: &SimDevice) -> Device {
     let begin = Instant::now();
     loop {
@@ -154,7 +154,7 @@ fn a_blocked_kernel_blocks_no_caller() {
     let connection = Connection::with_patience(Duration::from_secs(1)).unwrap();
     patient.add(&new("lab-blocked")).unwrap();
     let opened = Device::open(device_file("lab-blocked").unwrap()).unwrap();
-    // What Bellhop never does: delete while the device is open.
+    // What Bellhop never does: delete the device while it is open.
     let mut blocked = Command::new("vdpa")
         .args(["dev", "del", "lab-blocked"])
         .stdin(Stdio::null())
@@ -164,7 +164,7 @@ fn a_blocked_kernel_blocks_no_caller() {
     let first = connection.devices().unwrap_err();
     assert_eq!(first.kind(), ErrorKind::NoAnswer { sent: true }, "{first}");
     assert!(first.to_string().contains("dev del"), "{first}");
-    // It waits behind the first one, and is never sent.
+    // It waits behind the first request and is never sent.
     let second = connection.add(&new("lab-late")).unwrap_err();
     assert_eq!(second.kind(), ErrorKind::NoAnswer { sent: false });
     assert!(second.to_string().contains("will not be done"), "{second}");
@@ -217,11 +217,11 @@ fn lists_are_complete_while_devices_come_and_go() {
     let _all = Staying(&names);
     let transients: Vec<String> = (0..8).map(|number| format!("lab-go-{number}")).collect();
     let _others = Staying(&transients);
-    // First on the bus, so that each that goes moves all that stay.
+    // First on the bus, so that each deletion moves all that stay.
     for name in transients.iter().chain(&names) {
         connection.add(&new(name)).unwrap();
     }
-    // Another process that adds and deletes all the time, and a thread of this one.
+    // Another process that adds and deletes continuously, and a thread of this one.
     let _foreign = Foreign::start();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -266,7 +266,8 @@ fn lists_are_complete_while_devices_come_and_go() {
     });
 }
 
-/// iproute2 that adds and deletes devices all the time, killed at the end; what it left goes, too.
+/// iproute2 that adds and deletes devices continuously, killed at the end; its leftovers are
+/// deleted.
 struct Foreign(std::process::Child);
 
 impl Foreign {
@@ -303,7 +304,7 @@ impl Drop for Foreign {
     }
 }
 
-/// Devices that are deleted at the end, whatever happens.
+/// Devices that are deleted at the end in any case.
 struct Staying<'a>(&'a [String]);
 
 impl Drop for Staying<'_> {
@@ -318,11 +319,12 @@ impl Drop for Staying<'_> {
 
 const VDPA_BUS: &str = "/sys/bus/vdpa";
 
-/// The vDPA core without its parents and drivers; those that a lab host has are back at the end.
+/// The vDPA core without its parents and drivers. Those of a lab host are loaded again at the end.
 struct WithoutCore;
 
 impl WithoutCore {
-    /// All that hold the core, and it, dependents first. A file before this one may have left some, such as the lab NIC.
+    /// All modules that use the core, and the core itself, dependents first. An earlier test file
+    /// may have left some loaded, such as the lab NIC.
     const MODULES: [&str; 9] = [
         "virtio_vdpa",
         "vhost_vdpa",
@@ -335,7 +337,7 @@ impl WithoutCore {
         "vdpa",
     ];
 
-    /// Each that is loaded, with its users and the modules among them.
+    /// Each loaded module, with its use count and the modules that use it.
     fn users() -> String {
         let read = |module: &str, file: &str| {
             std::fs::read_to_string(format!("/sys/module/{module}/{file}")).ok()
@@ -356,7 +358,7 @@ impl WithoutCore {
 
     fn unload() -> Self {
         let this = Self;
-        // A device that somebody has only just closed holds its modules a moment longer.
+        // A device that was just closed holds its modules a moment longer.
         let started = Instant::now();
         while Path::new(VDPA_BUS).exists() && started.elapsed() < Duration::from_secs(10) {
             Self::try_unload();
@@ -400,7 +402,7 @@ fn a_kernel_without_vdpa_is_told_and_its_return_noticed() {
     ] {
         complaint(&bellhop(arguments), &["modprobe vdpa"]);
     }
-    // Its help needs no kernel.
+    // The help needs no kernel.
     assert!(printed(&bellhop(&["dev", "--help"])).contains("max_vqp"));
     let error = connection.devices().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoVdpa, "{error}");

@@ -1,4 +1,4 @@
-//! The same question to both tools.
+//! Sends the same query to both tools.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use vdpa::iotlb::Iotlb;
 
 use super::support::{bellhop, iproute2, printed};
 
-/// iproute2's output with the spaces that two of its keys end with taken away.
+/// iproute2's output without the trailing spaces of two of its keys.
 fn corrected(arguments: &[&str]) -> String {
     let text = printed(&iproute2(arguments));
     text.replace("\"link \"", "\"link\"")
@@ -19,7 +19,7 @@ fn corrected(arguments: &[&str]) -> String {
 pub(crate) fn same(arguments: &[&str]) {
     for format in [&[][..], &["-j"], &["-jp"], &["-p"], &["-j", "-p"]] {
         let theirs = corrected(&[format, arguments].concat());
-        // Ours takes the options anywhere behind the object.
+        // Bellhop takes the options anywhere after the object.
         let ours = printed(&bellhop(&[arguments, format].concat()));
         assert_eq!(ours, theirs, "{arguments:?} {format:?}");
         assert!(!theirs.is_empty() || format.is_empty() || format == ["-p"]);
@@ -29,8 +29,8 @@ pub(crate) fn same(arguments: &[&str]) {
     assert_eq!(ours, corrected(&[&["-j"], arguments].concat()));
 }
 
-/// A device whose driver negotiated everything and does nothing. The memory comes along: its end
-/// resets the device.
+/// A device whose driver negotiated everything and does nothing. The memory is returned too: its
+/// end resets the device.
 pub(crate) fn negotiated(device: &Path) -> (Device, Iotlb) {
     let (mut device, iotlb) = Device::open(device).unwrap().own().unwrap();
     let features = device.info().features;

@@ -1,4 +1,4 @@
-//! Output that is iproute2's, byte for byte.
+//! Output that equals iproute2's, byte for byte.
 
 use lab::labnic::{self, Labnic};
 use lab::sim::SimDevice;
@@ -38,7 +38,7 @@ fn counters_of_a_queue() {
     let net = SimDevice::net("same", MAC, 1500).unwrap();
     let _driver = negotiated(net.path());
     same(&["dev", "vstats", "show", net.name(), "qidx", "1"]);
-    // Without MQ iproute2 takes queue 0 for the control queue.
+    // Without MQ, iproute2 takes queue 0 for the control queue.
     for (index, theirs, ours) in [
         ("0", "\"control_vq\"", "\"rx\""),
         ("2", "\"rx\"", "\"control_vq\""),

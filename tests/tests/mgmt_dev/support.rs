@@ -1,4 +1,4 @@
-//! Both tools as a user runs them.
+//! Runs both tools as a user does.
 
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -29,7 +29,7 @@ pub(crate) fn iproute2(arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// What a command printed that must succeed without a word of complaint.
+/// The output of a command that must succeed without any error output.
 #[track_caller]
 pub(crate) fn printed(output: &Output) -> String {
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -38,13 +38,13 @@ pub(crate) fn printed(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// What a command said that must fail with exit code 1 and print nothing.
+/// The error output of a command that must fail with exit code 1 and print nothing.
 #[track_caller]
 pub(crate) fn complaint(output: &Output, words: &[&str]) -> String {
     complaint_with(1, output, words)
 }
 
-/// What a command said that must fail with this exit code and print nothing.
+/// The error output of a command that must fail with this exit code and print nothing.
 #[track_caller]
 pub(crate) fn complaint_with(code: i32, output: &Output, words: &[&str]) -> String {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();

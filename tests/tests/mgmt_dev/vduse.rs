@@ -1,5 +1,5 @@
-//! Devices in userspace (VDUSE), beside iproute2's `vdpa`. Their management device says that it has no queues at
-//! all, and takes a device only while a program answers for it.
+//! Devices in userspace (VDUSE), beside iproute2's `vdpa`. Their management device reports that it
+//! has no queues at all, and accepts a device only while a program serves it.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,7 @@ use vdpa_mgmt::{ClassConfig, Connection, ErrorKind, NewDevice};
 use super::same::{negotiated, same};
 use super::support::{bellhop, complaint, iproute2, listed, printed};
 
-/// The program that is a device, which goes with it. The vDPA device must be gone before.
+/// The program that serves the device and ends with it. The vDPA device must be deleted first.
 struct Program(Child);
 
 impl Program {
@@ -56,7 +56,7 @@ fn a_network_device_in_userspace_is_shown_alike() {
     assert!(text.contains("mac 02:5e:10:53:11:77 link up"), "{text}");
     let driver = negotiated(device.path());
     same(&["dev", "config", "show", device.name()]);
-    // It counts nothing, which both tools say with the kernel's words.
+    // The device has no counters, which both tools report with the kernel's words.
     let arguments = ["dev", "vstats", "show", device.name(), "qidx", "0"];
     let theirs = iproute2(&arguments);
     assert!(
@@ -87,7 +87,7 @@ fn the_library_and_the_command_make_and_delete_one() {
     let _program = Program::start("lab-user", "net");
     let connection = Connection::open().unwrap();
     let mgmtdev = connection.mgmt_device(&"vduse".parse().unwrap()).unwrap();
-    // No limit, and no reason to refuse a device.
+    // No limit, and no reason to reject a device.
     assert_eq!(mgmtdev.max_supported_vqs, Some(0));
     assert!(mgmtdev.supports(1) && mgmtdev.supports(2));
     let new = NewDevice::new("lab-user", "vduse".parse().unwrap()).unwrap();
@@ -104,7 +104,7 @@ fn the_library_and_the_command_make_and_delete_one() {
         "dev", "add", "name", "lab-user", "mgmtdev", "vduse",
     ]));
     printed(&bellhop(&["dev", "del", "lab-user"]));
-    // Without a program behind the name there is no such device to make.
+    // Without a program of that name, the device cannot be created.
     let arguments = ["dev", "add", "name", "lab-nobody", "mgmtdev", "vduse"];
     complaint(&bellhop(&arguments), &["cannot add lab-nobody on vduse"]);
     assert!(

@@ -1,4 +1,4 @@
-//! What cannot be done is said with the reason and the remedy.
+//! Impossible requests are rejected with the reason and the remedy.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
@@ -113,7 +113,7 @@ fn wrong_arguments_are_explained() {
 fn what_the_driver_does_not_do() {
     let nic = Netdevsim::add(101, 1).unwrap();
     let name = nic.handle();
-    // No port can be added in legacy mode, and netdevsim adds none at all.
+    // In legacy mode no port can be added, and netdevsim supports adding none at all.
     let line = format!("port add {name} flavour pcisf pfnum 0 sfnum 88");
     let remedy = format!("devlink dev eswitch set {name} mode switchdev");
     refused(&line, &["its eswitch is in legacy mode", &remedy]);
@@ -147,7 +147,7 @@ fn values_of_the_wrong_kind() {
     assert!(error.to_string().contains("is a u32, not a u16"), "{error}");
     let error = set(Cmode::Runtime, ParamValue::U32(1));
     assert!(error.to_string().contains("cannot be set as"), "{error}");
-    // A reload that the driver refuses, in its words.
+    // A reload that the driver rejects, with its message.
     let path = "/sys/kernel/debug/netdevsim/netdevsim102/fail_reload";
     std::fs::write(path, "Y").unwrap();
     let error = connection.reload(&handle(&nic), ReloadAction::DriverReinit);
@@ -186,9 +186,9 @@ fn without_rights_the_remedy_is_said() {
     ] {
         complaint(&nobody(&line), &["CAP_NET_ADMIN", "root"]);
     }
-    // Showing needs no right.
+    // Listing needs no privileges.
     assert_eq!(printed(&nobody("port show")), printed(&ours("port show")));
-    // Without the one capability root may not either.
+    // Without this one capability, root may not change anything either.
     let output = Command::new("setpriv")
         .args(["--bounding-set", "-net_admin", "--inh-caps", "-net_admin"])
         .arg(program())

@@ -1,4 +1,4 @@
-//! What happens is told.
+//! Changes are reported as events.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::tool::{devlink, handle};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The next event that this picks, of all that come.
+/// The next event that `pick` selects.
 #[track_caller]
 fn wait<T>(events: &mut Events, pick: impl Fn(Event) -> Option<T>) -> T {
     loop {
@@ -104,7 +104,7 @@ fn what_does_not_fit_is_said_to_be_lost() {
         assert!(read < 100_000);
     };
     assert!(lost, "{read} events, none of them lost");
-    // It goes on after that.
+    // Events continue after that.
     while events
         .next(Some(Duration::from_millis(100)))
         .unwrap()

@@ -1,4 +1,4 @@
-//! What is changed is changed for `devlink` too.
+//! Changes are also visible to `devlink`.
 
 use lab::netdevsim::Netdevsim;
 use serde_json::json;
@@ -41,7 +41,7 @@ fn a_parameter_is_in_force_after_a_reload() {
     assert!(!instance.reload_failed);
     let param = connection.param(&handle, "max_macs").unwrap();
     assert_eq!(param.value(Cmode::Driverinit), Some(&ParamValue::U32(17)));
-    // The same ports, made anew.
+    // The same ports, created again.
     let after = connection.ports_of(&handle).unwrap();
     let handles = |ports: &[vdpa_mgmt::devlink::Port]| {
         ports

@@ -1,4 +1,4 @@
-//! What is shown is what `devlink` shows.
+//! Bellhop shows the same as `devlink`.
 
 use lab::netdevsim::Netdevsim;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ fn ports() {
     same(&format!("port show {port}"));
     let interface = nic.interface().unwrap();
     same(&format!("port show {interface}"));
-    // What `devlink` does not take.
+    // Requests that `devlink` does not accept.
     let all = printed(&ours("port show"));
     assert_eq!(printed(&ours(&format!("port show {}", nic.handle()))), all);
 }

@@ -1,4 +1,4 @@
-//! iproute2's `devlink` as a user runs it, and both tools side by side.
+//! Runs iproute2's `devlink` as a user does, and compares both tools.
 
 use std::process::{Command, Output, Stdio};
 
@@ -15,7 +15,7 @@ pub(crate) fn devlink(line: &str) -> Output {
     command.output().unwrap()
 }
 
-/// What `devlink -j` prints under this key.
+/// The value that `devlink -j` prints under this key.
 #[track_caller]
 pub(crate) fn told(line: &str, key: &str) -> Value {
     let text = printed(&devlink(&format!("-j {line}")));
@@ -34,7 +34,7 @@ pub(crate) fn ours(line: &str) -> Output {
 pub(crate) fn same(line: &str) -> String {
     for format in ["", "-j ", "-jp ", "-p "] {
         let theirs = printed(&devlink(&format!("{format}{line}")));
-        // Ours takes the options anywhere behind the object.
+        // Bellhop takes the options anywhere after the object.
         let ours = match format.trim() {
             "" => printed(&ours(line)),
             format => printed(&ours(&format!("{line} {format}"))),

@@ -1,5 +1,5 @@
-//! Requests on the wire: for what `devlink` says in a number of words, ours carry the same attributes.
-//! Also of requests that netdevsim refuses.
+//! Requests on the wire: for the same words, Bellhop's requests carry the same attributes as
+//! `devlink`'s. This includes requests that netdevsim refuses.
 
 use std::collections::BTreeSet;
 
@@ -10,24 +10,24 @@ use vdpa_mgmt::devlink::{
 
 use super::tool::{devlink, handle, ours, switchdev};
 
-/// The controller of generic netlink, which every program asks for the family first.
+/// The controller of generic netlink, from which every program first requests the family.
 const GENL_ID_CTRL: u16 = 16;
 
-/// NLA_F_NESTED, and the bits of an attribute's type that are no flags.
+/// NLA_F_NESTED, and the bits of an attribute's type that are not flags.
 const NLA_F_NESTED: u16 = 0x8000;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
-/// DEVLINK_ATTR_PORT_FUNCTION, the one attribute of requests that has others in it.
+/// DEVLINK_ATTR_PORT_FUNCTION, the only attribute of requests that nests others.
 const NESTS: [u16; 1] = [145];
 
-/// DEVLINK_CMD_GET and DEVLINK_CMD_ESWITCH_GET: with them ours finds out why it was refused.
+/// DEVLINK_CMD_GET and DEVLINK_CMD_ESWITCH_GET: Bellhop uses them to find the reason of a refusal.
 const QUESTIONS: [u8; 2] = [1, 29];
 
 /// An attribute.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Tree {
     Value(u16, Vec<u8>),
-    /// With the flag that says so.
+    /// The flag says whether NLA_F_NESTED is set.
     Nest(u16, bool, BTreeSet<Tree>),
 }
 
@@ -43,7 +43,7 @@ fn trees(mut bytes: &[u8]) -> BTreeSet<Tree> {
         } else {
             Tree::Value(kind, value.to_vec())
         };
-        // iproute2 says the same thing twice in some requests.
+        // iproute2 sends the same attribute twice in some requests.
         found.insert(tree);
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
@@ -51,7 +51,7 @@ fn trees(mut bytes: &[u8]) -> BTreeSet<Tree> {
     found
 }
 
-/// Command and attributes of a request with its version.
+/// The command and attributes of a request, with its version.
 fn read(request: &Request) -> (u8, u8, BTreeSet<Tree>) {
     let header = &request.payload[..4];
     (header[0], header[1], trees(&request.payload[4..]))
@@ -111,7 +111,7 @@ fn commands_say_what_devlink_says() {
         "port function rate show".to_owned(),
     ] {
         let theirs = sent(&tap, || drop(devlink(&line)));
-        // What it adds goes before ours is added.
+        // The node that `devlink` adds is deleted before Bellhop adds its own.
         if line.contains("rate add") {
             drop(devlink(&format!("port function rate del {name}/all")));
         }
@@ -132,7 +132,7 @@ fn address_and_state_are_two_requests() {
     let line = format!("port function set {name}/128 hw_addr 02:5e:10:53:77:01 state active");
     let theirs = sent(&tap, || drop(devlink(&line)));
     let theirs = theirs.last().cloned().unwrap();
-    // netdevsim refuses the first, so the second is not sent.
+    // netdevsim refuses the first request, so the second is not sent.
     let ours = sent(&tap, || drop(ours(&line)));
     let function = |request: &(u8, u8, BTreeSet<Tree>)| {
         let found = request.2.iter().find_map(|tree| match tree {
@@ -168,7 +168,7 @@ fn the_library_says_what_devlink_says() {
         move || drop(connection.set_param(&handle, name, Cmode::Driverinit, &value))
     };
     let line = |words: &str| format!("dev param set {name} {words} cmode driverinit");
-    // `devlink` sends nothing if the value is there already, so each value is another one's.
+    // `devlink` does not send a value that is already set, so each tool sets another value.
     same(
         39,
         line("name max_macs value 19"),

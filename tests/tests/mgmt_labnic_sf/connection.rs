@@ -1,4 +1,4 @@
-//! Where frames of a subfunction go, and where not.
+//! Where a subfunction's frames go and where they do not.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ const A: [u8; 6] = [2, 0, 0x5e, 0, 0x53, 0x61];
 const B: [u8; 6] = [2, 0, 0x5e, 0, 0x53, 0x62];
 const C: [u8; 6] = [2, 0, 0x5e, 0, 0x53, 0x63];
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// Long after a frame would have come.
+/// Long after a frame would have arrived.
 const QUIET: Duration = Duration::from_millis(300);
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -24,7 +24,7 @@ fn text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Two subfunctions with a device each; the devices go first.
+/// Two subfunctions with a device each; the devices are dropped first.
 struct Two {
     devices: [SimDevice; 2],
     functions: [Subfunction; 2],
@@ -57,12 +57,13 @@ fn send(from: &mut Netdev, source: [u8; 6], to: [u8; 6], count: u32) {
     }
 }
 
-/// How many frames of ours, and not the host's own, come until it is quiet.
+/// How many frames of the test, not the host's own, arrive until no more come.
 fn received(netdev: &mut Netdev) -> u32 {
     received_of(netdev, &[0x88, 0xb5])
 }
 
-/// The same of frames whose bytes after the destination's address and before the payload end so: source and type.
+/// Counts frames whose bytes between the destination's address and the payload end like this:
+/// source and type.
 fn received_of(netdev: &mut Netdev, end: &[u8]) -> u32 {
     let receive = &mut netdev.driver.pairs[0].receive;
     let (mut copy, mut count) = (vec![0; 2048], 0);
@@ -81,7 +82,7 @@ fn received_of(netdev: &mut Netdev, end: &[u8]) -> u32 {
     count
 }
 
-/// Behind which ports, and in which VLANs, the bridge has learnt that an address is.
+/// The ports and VLANs behind which the bridge has learnt an address.
 fn known_behind(mac: [u8; 6]) -> Vec<(String, u64)> {
     let all = run("bridge", &format!("-j fdb show br {}", Bridge::NAME));
     let all: Vec<Value> = serde_json::from_slice(&all).unwrap();
@@ -155,7 +156,7 @@ fn a_function_reaches_nothing_before_its_representor_is_up_and_attached() {
         .map(|nic| start(nic.path(), &options));
     let mut c = start(old.path(), &options);
 
-    // Both are down: what they send is dropped, and counted.
+    // Both are down: their frames are dropped and counted.
     send(&mut a, A, BROADCAST, 20);
     assert_eq!((received(&mut b), received(&mut c)), (0, 0));
     assert_eq!(
@@ -164,7 +165,7 @@ fn a_function_reaches_nothing_before_its_representor_is_up_and_attached() {
     );
     assert_eq!(statistic(one, "rx_packets"), 0);
 
-    // Up, but on no bridge: the host has the frames, and nobody else.
+    // Up, but on no bridge: only the host receives the frames.
     ip(&format!("link set {one} up"));
     ip(&format!("link set {other} up"));
     send(&mut a, A, BROADCAST, 20);
@@ -177,7 +178,7 @@ fn a_function_reaches_nothing_before_its_representor_is_up_and_attached() {
     send(&mut a, A, BROADCAST, 20);
     assert_eq!((received(&mut b), received(&mut c)), (0, 0));
 
-    // Both: it arrives. The old switch's device is on neither.
+    // Both: the frame arrives. The old switch's device is on neither bridge port.
     bridge.connect(other);
     send(&mut a, A, BROADCAST, 20);
     assert_eq!((received(&mut b), received(&mut c)), (20, 0));
@@ -210,8 +211,8 @@ fn a_function_reaches_nothing_before_its_representor_is_up_and_attached() {
     send(&mut a, A, BROADCAST, 20);
     assert_eq!(received(&mut b), 20);
 
-    // The host says that the guest with this address is behind the other one by now: the bridge knows it, and the frame goes out
-    // of all ports of the VLAN but that one.
+    // The host announces that the guest with this address is now behind the other port. The bridge
+    // learns it, and the frame leaves by all ports of the VLAN except that one.
     assert_eq!(known_behind(A), [(one.to_owned(), 100)]);
     let announcement = Announcement::prepare(two.devices[1].name(), A).unwrap();
     assert_eq!(announcement.interfaces().collect::<Vec<_>>(), [one]);

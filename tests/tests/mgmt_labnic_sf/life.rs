@@ -1,4 +1,4 @@
-//! The life of subfunctions: what is told, what is refused, and that nothing is left.
+//! The life of subfunctions: reports, refusals, and no leftovers.
 
 use std::fs::{File, OpenOptions};
 
@@ -36,7 +36,7 @@ fn the_nic_says_what_it_is() {
     let uplink = &uplink["port"][format!("{NIC}/0")];
     assert_eq!(uplink["flavour"], "physical");
     assert_eq!(uplink["netdev"], "uplink0");
-    // The old management device is as it was.
+    // The old management device is unchanged.
     assert!(managers().contains(&"labnic".to_owned()));
     kernel_is_well();
 }
@@ -45,7 +45,7 @@ fn the_nic_says_what_it_is() {
 fn a_function_is_told_as_it_is() {
     let _labnic = Labnic::load(&[("sf_attach_ms", "300")]).unwrap();
     set_eswitch_mode("switchdev").unwrap();
-    // The first identifier is 2: with the sfnum 2 it would be taken for it.
+    // The first identifier is 2. It would equal the sfnum, so the module takes 3.
     let function = Subfunction::add(2).unwrap();
     let shown = function.show().unwrap();
     assert_eq!(shown["flavour"], "pcisf");
@@ -77,7 +77,7 @@ fn a_function_is_told_as_it_is() {
     let sfnum = std::fs::read_to_string("/sys/bus/auxiliary/devices/labnic.sf.3/sfnum").unwrap();
     assert_eq!(sfnum, "2\n");
 
-    // The management device comes with the reload, and goes with one.
+    // A reload creates the management device, and a reload removes it.
     assert!(!managers().contains(&instance.to_owned()));
     enable_vnet(instance, true).unwrap();
     assert!(managers().contains(&instance.to_owned()));
@@ -99,7 +99,7 @@ fn a_function_is_told_as_it_is() {
     assert_eq!(rate["tx_share"], 125_000_000);
     assert_eq!(rate["tx_max"], 1_250_000_000);
 
-    // Without its driver it is active and detached; the driver finds it again.
+    // Without its driver the function is active and detached; the driver finds it again.
     let driver = "/sys/bus/auxiliary/drivers/labnic.sf";
     std::fs::write(format!("{driver}/unbind"), "labnic.sf.3").unwrap();
     let shown = function.wait_for("detached").unwrap();
@@ -136,7 +136,7 @@ fn refusals_say_why() {
     let device = SimDevice::add("full", &instance, &[]).unwrap();
     refusal("vdpa", &format!("dev add name second mgmtdev {instance}"));
 
-    // Open with a status of 0, and with a driver on it: it would wait for ever.
+    // Open with a status of 0, and with a driver on it: otherwise each command would wait forever.
     let commands = [
         format!("{set} state inactive"),
         format!("port del {port}"),
@@ -191,7 +191,7 @@ fn errors_are_reported_and_recovered_from() {
     assert_eq!(count(&after, "error"), count(&before, "error") + 1);
     assert_eq!(count(&after, "recover"), count(&before, "recover") + 1);
 
-    // An error that stays.
+    // A persistent error.
     debug("health_stuck", "Y").unwrap();
     assert!(debug("health_report", "fire").is_err());
     assert_eq!(health()["state"], "error");
@@ -219,13 +219,13 @@ fn twenty_lives_leave_everything_as_it_was() {
                 function.device(name, mac).unwrap()
             })
             .collect::<Vec<_>>();
-        // What is in use when its port goes differs from cycle to cycle.
+        // The users of the subfunction at the port's end differ from cycle to cycle.
         match cycle % 4 {
             0 => {
                 drop(start(devices[0].path(), &Options::default()));
                 drop(devices);
             }
-            // The port takes the device with it.
+            // The port's deletion also deletes the device.
             1 => devices.into_iter().for_each(std::mem::forget),
             2 => {
                 drop(devices);
@@ -244,7 +244,7 @@ fn twenty_lives_leave_everything_as_it_was() {
     kernel_is_well();
 }
 
-/// Unloading the module takes everything with it: ports, active functions, a device on one.
+/// Unloading the module removes everything: ports, active functions, a device on one.
 #[test]
 fn the_module_goes_with_functions_in_it() {
     for _ in 0..3 {
@@ -255,7 +255,7 @@ fn the_module_goes_with_functions_in_it() {
         let device = functions[0].device("last", MAC).unwrap();
         functions[1].activate("02:00:5e:00:53:73").unwrap();
         bridge.connect(functions[0].representor());
-        // They are gone with the module, so nobody deletes them.
+        // They are gone with the module, so nothing deletes them.
         std::mem::forget(device);
         functions.into_iter().for_each(std::mem::forget);
         drop(labnic);

@@ -1,4 +1,4 @@
-//! What both halves need: the state of the lab host to compare, the words of a refusal, a bridge.
+//! Shared by both parts: the state of the lab host to compare, the text of a refusal, a bridge.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub(crate) fn run(program: &str, arguments: &str) -> Vec<u8> {
     output(Command::new(program).args(arguments.split_whitespace())).unwrap()
 }
 
-/// Runs a command that must fail; its words.
+/// Runs a command that must fail; returns its error text.
 #[track_caller]
 pub(crate) fn refusal(program: &str, arguments: &str) -> String {
     let done = Command::new(program)
@@ -45,13 +45,14 @@ impl Bridge {
         Self(())
     }
 
-    /// Connects a representor, takes it up and waits until the bridge forwards from and to it.
+    /// Connects a representor, brings it up and waits until the bridge forwards from and to it.
     pub(crate) fn connect(&self, representor: &str) {
         ip(&format!("link set {representor} up master {}", Self::NAME));
         Self::forwards(representor);
     }
 
-    /// Waits for a port to forward: the bridge learns of the carrier up to a second after the link is up.
+    /// Waits for a port to forward: the bridge learns of the carrier up to a second after the link
+    /// is up.
     pub(crate) fn forwards(port: &str) {
         const FORWARDING: &str = "3\n";
         let path = format!("/sys/class/net/{port}/brport/state");
@@ -69,7 +70,7 @@ impl Drop for Bridge {
     }
 }
 
-/// Everything that a subfunction's life may change, without what counts on by itself.
+/// Everything that a subfunction's life may change, without running counters.
 pub(crate) fn everything() -> Value {
     let links: Value = serde_json::from_slice(&run("ip", "-j link show")).unwrap();
     let links: Vec<&Value> = links

@@ -1,4 +1,4 @@
-//! A port is connected and taken back; if that fails, everything is as before.
+//! A port is attached and detached. If the attachment fails, everything is as before.
 
 use vdpa_mgmt::connectivity::{
     Attached, Change, Connectivity, ConnectivityError, LeftAlone, Place,
@@ -8,8 +8,9 @@ use vdpa_mgmt::link::{Links, PortVlan};
 use super::namespace::Netns;
 use super::udp::echoed;
 
-/// A bridge with an address of its own (else it takes that of its ports, and none when the last one goes), and ports that
-/// were up and attached once, as the kernel leaves traces of that (qdisc, the bridge's carrier).
+/// A bridge with its own address, and ports that were up and attached once. Without its own
+/// address, the bridge takes that of a port, and none when the last port goes. Attached ports leave
+/// traces in the kernel (qdisc, the bridge's carrier).
 fn used(netns: &Netns, ports: &[&str]) {
     netns.ip("link add br0 address 02:5e:10:53:00:01 type bridge vlan_filtering 1");
     netns.ip("link set br0 up");
@@ -48,12 +49,12 @@ fn attached_and_detached_twenty_times() {
             assert!(attached.changes().contains(&Change::Up));
         }
         assert_eq!(attached.interface(), Some("d0"));
-        // Again: all is so already.
+        // The same request again changes nothing.
         let again = wanted(words).attach(&links, &place(&links, "d0")).unwrap();
         assert_eq!(again.changes(), []);
         let kept = serde_json::to_string(&attached).unwrap();
         let read: Attached = serde_json::from_str(&kept).unwrap();
-        // Another connection, as another process has.
+        // Another connection, as in another process.
         assert_eq!(read.detach(&netns.links()).unwrap(), []);
         assert_eq!(netns.state(), before, "{words}");
         assert_eq!(read.detach(&links).unwrap(), []);
@@ -71,19 +72,19 @@ fn what_the_kernel_refuses_leaves_no_trace() {
     let links = netns.links();
     let before = netns.state();
     for (name, words, complaint) in [
-        // More than the interface below.
+        // A larger MTU than the interface below has.
         (
             "v0",
             "bridge=br0,vlan=100,mtu=9000",
             "cannot set the MTU of v0 to 9000",
         ),
-        // No loop is made; its MTU was changed before.
+        // A loopback interface cannot be a port; its MTU was changed before.
         (
             "lo",
             "bridge=br0,vlan=100,mtu=9000",
             "cannot make lo a port of br0",
         ),
-        // What is below is down; all else was done before.
+        // The interface below is down; all other changes were made before.
         ("v0", "bridge=br0,vlan=100,mtu=1400", "cannot set v0 up"),
     ] {
         let error = wanted(words)
@@ -166,7 +167,7 @@ fn what_others_changed_stays() {
         (3000, Some(links.link("br1").unwrap().index))
     );
     assert!(!link.up);
-    // Another interface of that name and index is another one.
+    // The interface is deleted: there is nothing left to undo.
     netns.ip("link set d0 nomaster");
     let attached = wanted("bridge=br0")
         .attach(&links, &place(&links, "d0"))

@@ -1,4 +1,4 @@
-//! A network namespace for one test, and what iproute2 shows in it.
+//! A network namespace for one test, and iproute2's view of it.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use lab::sim::require_lab;
 use serde_json::Value;
 use vdpa_mgmt::link::{Links, Namespace};
 
-/// A namespace of `ip netns`, gone when it is dropped.
+/// A namespace of `ip netns`. Dropping it deletes it.
 pub(crate) struct Netns(String);
 
 impl Netns {
@@ -46,18 +46,18 @@ impl Netns {
         }
     }
 
-    /// All interfaces as `ip -d` shows them.
+    /// All interfaces, as `ip -d` shows them.
     pub(crate) fn shown(&self) -> Value {
         self.json("ip", &["-d", "link", "show"])
     }
 
-    /// VLANs of all ports as `bridge` shows them.
+    /// VLANs of all ports, as `bridge` shows them.
     pub(crate) fn vlans(&self) -> Value {
         self.json("bridge", &["vlan", "show"])
     }
 
-    /// Everything, to be compared with later; without what runs by itself: timers, and the state of the carrier, which
-    /// follows after up to a second.
+    /// The whole state for a later comparison. It leaves out what changes by itself: timers, and
+    /// the state of the carrier, which follows after up to a second.
     pub(crate) fn state(&self) -> (Value, Value) {
         let mut shown = self.shown();
         for link in shown.as_array_mut().unwrap() {

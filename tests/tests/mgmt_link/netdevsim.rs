@@ -17,7 +17,7 @@ fn simulated(number: u32) -> (Netdevsim, String) {
     (nic, interface)
 }
 
-/// What `ip -d` shows of one interface.
+/// One interface, as `ip -d` shows it.
 fn by_ip(name: &str) -> Value {
     let mut ip = Command::new("ip");
     let text = output(ip.args(["-j", "-d", "link", "show", "dev", name])).unwrap();
@@ -48,7 +48,7 @@ fn a_representor_is_found_attached_and_left() {
         .flatten()
         .map(|byte| format!("{byte:02x}"))
         .collect();
-    // `ip` leaves out the last byte of those that are as long as can be.
+    // `ip` leaves out the last byte of identifiers of the maximum length.
     let theirs = shown["phys_switch_id"].as_str().unwrap();
     assert!(switch.starts_with(theirs) && theirs.len() >= 60, "{shown}");
     let error = representor(&links, &interface, "pf0vf2".parse().unwrap()).unwrap_err();
@@ -77,13 +77,13 @@ fn a_representor_is_found_attached_and_left() {
     let wanted: Connectivity = format!("bridge={bridge},vlan=30").parse().unwrap();
     let attached = wanted.attach(&links, &Place::Link(link.clone())).unwrap();
     assert_eq!(by_ip(&link.name)["master"], bridge);
-    // Renamed by udev or by somebody: still the same port.
+    // Renamed, by udev for example: still the same port.
     links.set_down(&link).unwrap();
     links.rename(&link, "lab-rep81").unwrap();
     assert_eq!(attached.detach(&links).unwrap(), []);
     let now = links.link("lab-rep81").unwrap();
     assert_eq!((now.master, now.up), (None, false));
-    // The representors go with the mode.
+    // The representors disappear with the mode.
     let attached = wanted.attach(&links, &Place::Link(now)).unwrap();
     nic.set_eswitch_mode("legacy").unwrap();
     assert_eq!(attached.detach(&links).unwrap().len(), 1);

@@ -1,4 +1,4 @@
-//! What is read and changed is what iproute2 shows.
+//! Bellhop reads and changes the same as iproute2 shows.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ fn vlan(number: u16) -> VlanId {
     number.try_into().unwrap()
 }
 
-/// Compares all links with what `ip` shows.
+/// Compares all links with the output of `ip`.
 #[track_caller]
 fn same_links(netns: &Netns, links: &Links) -> Vec<Link> {
     let shown = netns.shown();
@@ -58,7 +58,7 @@ fn same_links(netns: &Netns, links: &Links) -> Vec<Link> {
     ours
 }
 
-/// Compares a port's VLANs with what `bridge` shows.
+/// Compares a port's VLANs with the output of `bridge`.
 #[track_caller]
 fn same_vlans(netns: &Netns, links: &Links, name: &str) -> Vec<PortVlan> {
     let ours = links.vlans(&links.link(name).unwrap()).unwrap();
@@ -205,7 +205,7 @@ fn refusals_have_the_kernels_words_and_a_remedy() {
     );
     assert!(links.link_at(4000).unwrap_err().is_missing());
     assert_eq!(netns.state(), before);
-    // Gone since it was looked at.
+    // Deleted after the lookup.
     netns.ip("link del a0");
     assert!(links.set_up(&port).unwrap_err().is_missing());
 }
@@ -220,7 +220,7 @@ fn interfaces_go_to_a_namespace_and_back() {
     let here = one.links();
     let before = (one.state(), other.state());
     let link = here.link("d1").unwrap();
-    // Under a name that is free there, under one that is not, and with a name of its own that is not.
+    // Under a name that is free there, under a name that is taken, and with its own name taken.
     let moved = here.move_to(&link, &other.open(), Some("eth0")).unwrap();
     assert_eq!(moved.mac, link.mac);
     assert_eq!(other.links().link("eth0").unwrap(), moved);
@@ -240,7 +240,7 @@ fn interfaces_go_to_a_namespace_and_back() {
         );
         assert_eq!((one.state(), other.state()), before);
     }
-    // By the process that is in it, and by path.
+    // By the process in it, and by path.
     let child = std::process::Command::new("ip")
         .args(["netns", "exec", other.name(), "sleep", "60"])
         .spawn();

@@ -1,4 +1,4 @@
-//! Datagrams between two network namespaces, numbered and with a checksum: each must come back whole.
+//! Sends numbered datagrams with a checksum between two network namespaces: each must return whole.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -14,10 +14,11 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 const PORT: u16 = 5010;
 const SIZE: usize = 1200;
 
-/// How often the first datagram is sent: bridges learn, and a link may just have come up.
+/// How often the first datagram is sent: bridges must learn, and a link may just have come up.
 const FIRST_ATTEMPTS: usize = 10;
 
-/// How long an attempt with the first datagram waits, and the peer before it looks for the end.
+/// How long an attempt with the first datagram waits, and how long the peer waits between checks
+/// for the end.
 const FIRST_WAIT: Duration = Duration::from_millis(300);
 
 /// How long any other datagram may take: on a busy host a late one is not lost.
@@ -33,7 +34,7 @@ fn socket(namespace: &str, address: &str) -> UdpSocket {
     socket
 }
 
-/// A datagram: its number, a pattern that depends on it, and the sum of all that.
+/// A datagram: its number, a pattern that depends on it, and a checksum of both.
 fn datagram(number: u32) -> Vec<u8> {
     let mut bytes = number.to_be_bytes().to_vec();
     let mut word = number ^ 0x9e37_79b9;
@@ -48,8 +49,8 @@ fn datagram(number: u32) -> Vec<u8> {
     bytes
 }
 
-/// Sends `count` datagrams from one namespace to another, each when the one before came back. Returns how many did;
-/// one that comes back changed fails.
+/// Sends `count` datagrams from one namespace to another, each after the previous one came back.
+/// Returns how many did. A changed datagram fails the test.
 pub(crate) fn echoed(from: (&str, &str), to: (&str, &str), count: u32) -> u32 {
     let ended = AtomicBool::new(false);
     thread::scope(|threads| {
@@ -58,7 +59,7 @@ pub(crate) fn echoed(from: (&str, &str), to: (&str, &str), count: u32) -> u32 {
             let mut buffer = [0; 2 * SIZE];
             while !ended.load(Ordering::Relaxed) {
                 if let Ok((length, sender)) = socket.recv_from(&mut buffer) {
-                    // Nobody may listen any more.
+                    // The receiver may be gone.
                     let _ = socket.send_to(&buffer[..length], sender);
                 }
             }
@@ -82,7 +83,7 @@ fn send(from: (&str, &str), to: &str, count: u32) -> u32 {
             socket.set_read_timeout(Some(WAIT)).unwrap();
         }
         let came = (0..attempts).any(|_| {
-            // Without a neighbour's address yet it may be refused.
+            // Without the neighbour's address, the kernel may refuse it.
             let _ = socket.send_to(&sent, &to);
             loop {
                 match socket.recv_from(&mut buffer) {

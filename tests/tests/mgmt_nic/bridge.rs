@@ -1,4 +1,4 @@
-//! The lab NIC in switchdev mode beside a bridge that looks at VLANs.
+//! The lab NIC in switchdev mode beside a VLAN-aware bridge.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub(crate) fn run(command: &str) -> String {
     String::from_utf8(output(program.args(words)).unwrap()).unwrap()
 }
 
-/// The NIC in switchdev mode, and a bridge that looks at VLANs; they go when it is dropped.
+/// The NIC in switchdev mode, and a VLAN-aware bridge. Dropping it removes both.
 pub(crate) struct Host {
     #[allow(dead_code, reason = "not all tests add devices of their own")]
     pub(crate) labnic: Labnic,
@@ -30,10 +30,10 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn new() -> Self {
-        // An attachment that takes a moment, so that it must be waited for.
+        // The attachment takes a moment, so the code must wait for it.
         let labnic = Labnic::load(&[("sf_attach_ms", "100")]).unwrap();
         set_eswitch_mode("switchdev").unwrap();
-        // With an address of its own: else it would take its ports'.
+        // With its own address: otherwise it would take that of its ports.
         run(&format!(
             "ip link add {BRIDGE} address 02:00:5e:00:53:01 type bridge vlan_filtering 1 mcast_snooping 0"
         ));
@@ -43,7 +43,8 @@ impl Host {
         )
         .unwrap();
         run(&format!("ip link set {BRIDGE} up"));
-        // A port that is always there: without any, the bridge would lose its carrier a while after the last one.
+        // A permanent port: without one, the bridge would lose its carrier a while after the last
+        // port goes.
         run(&format!(
             "ip link add {PORT} address 02:00:5e:00:53:02 type dummy"
         ));
@@ -62,7 +63,7 @@ impl Drop for Host {
     }
 }
 
-/// Waits until the bridge has heard of its port's carrier.
+/// Waits until the bridge has noticed its port's carrier.
 #[allow(dead_code, reason = "not all tests lose its carrier")]
 pub(crate) fn bridge_is_up() {
     let is = |file: &str, expected: &str| {

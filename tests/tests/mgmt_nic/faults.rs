@@ -1,4 +1,4 @@
-//! Watchers that let a NIC's making fail, and processes that are killed in it.
+//! Observers that make the creation of a NIC fail, and processes that are killed during it.
 
 use std::io;
 use std::io::{BufRead as _, BufReader};
@@ -13,36 +13,36 @@ use vdpa_mgmt::nic::{
 use super::host::{NAMES, Traces, record};
 use super::support::{bellhop, complaint, printed, program};
 
-/// A place in a NIC's making.
+/// A point in the creation of a NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moment {
-    /// The phase begins; its step, if it has one, is in the record and was not done.
+    /// The phase begins. Its step, if it has one, is in the record and not yet done.
     Before(Phase),
-    /// It was done.
+    /// The phase is done.
     After(Phase),
 }
 
-/// How a making ends.
+/// How a creation ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// It is stopped there.
+    /// The observer stops it there.
     Stop,
-    /// Somebody interrupts: at the first question behind the moment.
+    /// An interrupt at the first check after the moment.
     Interrupt,
-    /// The record cannot be kept any more.
+    /// The record can no longer be written.
     Record,
-    /// The process dies.
+    /// The process is killed.
     Kill,
 }
 
-/// Lets a making end at a moment.
+/// Ends a creation at a moment.
 pub(crate) struct Ending {
     pub(crate) at: Moment,
     pub(crate) end: End,
     pub(crate) store: Option<Box<dyn Observer>>,
     came: bool,
     asked: bool,
-    /// What was kept last.
+    /// The last record.
     pub(crate) record: Option<MadeNic>,
 }
 
@@ -58,7 +58,7 @@ impl Ending {
         }
     }
 
-    /// Whether the moment came.
+    /// True if the moment was reached.
     pub(crate) fn came(&self) -> bool {
         self.came
     }
@@ -89,7 +89,7 @@ impl Observer for Ending {
         if self.end == End::Kill {
             let own = rustix::process::getpid();
             rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
-            // It is delivered before the call returns.
+            // The signal is delivered before the call returns.
             unreachable!()
         }
     }
@@ -97,7 +97,7 @@ impl Observer for Ending {
     fn interrupted(&mut self) -> bool {
         match self.end {
             End::Stop => self.came,
-            // The first question is the moment's own.
+            // The first check belongs to the moment itself.
             End::Interrupt => self.came && std::mem::replace(&mut self.asked, true),
             End::Record | End::Kill => false,
         }
@@ -112,12 +112,14 @@ pub(crate) fn moments(phases: &[Phase]) -> Vec<Moment> {
         .collect()
 }
 
-/// How a making ends that returns.
+/// The ends after which a creation returns.
 const ENDS: [End; 3] = [End::Stop, End::Interrupt, End::Record];
 
-/// Makes a NIC again and again; each time it ends at another moment, in another way, and everything is as before.
+/// Creates a NIC repeatedly. Each time the creation ends at another moment, in another way, and
+/// afterwards everything is as before.
 ///
-/// A round has each moment once. In three rounds each moment ends in each way: those are `soak`'s.
+/// A round has each moment once. In three rounds, each moment ends in each way: only `soak` runs
+/// them.
 pub(crate) fn each_end_is_undone(request: &NicRequest, moments: &[Moment], before: &Traces) {
     let nics = Nics::open().unwrap();
     let count = moments.len();
@@ -143,7 +145,7 @@ pub(crate) fn each_end_is_undone(request: &NicRequest, moments: &[Moment], befor
             Err(error) => {
                 assert!(error.not_undone.is_empty(), "{at:?} {end:?}: {error}");
             }
-            // Nothing asks any more, and nothing is kept any more, behind the last one.
+            // After the last moment there are no more checks and no more records.
             Ok(made) => {
                 assert!(end != End::Stop, "{at:?}");
                 assert_eq!(made.state(), State::Made);
@@ -157,12 +159,12 @@ pub(crate) fn each_end_is_undone(request: &NicRequest, moments: &[Moment], befor
     }
 }
 
-/// How a cycle ends: in each round each moment in another way.
+/// How a cycle ends: in each round, each moment ends in another way.
 fn end_of(cycle: usize, moments: usize) -> End {
     ENDS[(cycle % moments + cycle / moments) % ENDS.len()]
 }
 
-/// Has a process make a NIC and die at each of these moments, and removes what it left.
+/// Lets a process create a NIC and die at each of these moments, and removes its leftovers.
 pub(crate) fn each_death_is_undone(test: &str, from: &str, moments: &[Moment], before: &Traces) {
     let mut recorded = false;
     for (number, moment) in moments.iter().enumerate() {
@@ -175,7 +177,7 @@ pub(crate) fn each_death_is_undone(test: &str, from: &str, moments: &[Moment], b
             }
             let list = printed(&bellhop(&["nic", "list"]));
             assert!(list.contains("state making"), "{moment:?}: {list}");
-            // The name is taken meanwhile.
+            // The name is taken in the meantime.
             let again = ["nic", "make", "--from", from, "--name", NAMES[0]];
             complaint(&bellhop(&again), &["nic delete lab-nic0"]);
             printed(&bellhop(&["nic", "remove", NAMES[0]]));
@@ -187,7 +189,7 @@ pub(crate) fn each_death_is_undone(test: &str, from: &str, moments: &[Moment], b
     }
 }
 
-/// Makes a NIC with records in the usual place, and dies at a moment, in a process of its own: this
+/// Creates a NIC with records in the usual place, and dies at a moment, in its own process: this
 /// program again, with one test.
 fn killed(test: &str, from: &str, moment: usize) {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -201,7 +203,7 @@ fn killed(test: &str, from: &str, moment: usize) {
     assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{output:?}");
 }
 
-/// The other side of [`killed`]. Without the variables it is nobody's and does nothing.
+/// The other side of [`killed`]. Without the variables it does nothing.
 pub(crate) fn be_killed(request: impl Fn(&str) -> NicRequest, moments: &[Moment]) {
     let (Ok(moment), Ok(from)) = (std::env::var("LAB_KILL_AT"), std::env::var("LAB_FROM")) else {
         return;
@@ -217,8 +219,8 @@ pub(crate) fn be_killed(request: impl Fn(&str) -> NicRequest, moments: &[Moment]
     panic!("it came to its end: {made:?}");
 }
 
-/// Runs `bellhop` with these arguments, and sends it a signal when it has logged so many lines. Nothing if it
-/// ended before.
+/// Runs `bellhop` with these arguments, and sends it a signal when it has logged this many lines.
+/// Returns `None` if it ended before.
 pub(crate) fn signalled(
     arguments: &[&str],
     lines: usize,

@@ -1,4 +1,4 @@
-//! All of a machine that making a NIC may leave traces in.
+//! Everything on the host in which the creation of a NIC may leave traces.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,13 +10,13 @@ use serde_json::Value;
 
 use super::support::{bellhop, printed};
 
-/// Where the records are.
+/// The directory of the records.
 const RECORDS: &str = "/run/bellhop/nics";
 
-/// Names of NICs of these tests.
+/// Names of the NICs in these tests.
 pub(crate) const NAMES: [&str; 3] = ["lab-nic0", "lab-nic1", "lab-nic2"];
 
-/// What a test that failed has left, so that the next one does not find it.
+/// Removes what a failed test has left, so that the next test does not find it.
 pub(crate) fn clean_up() {
     for name in NAMES {
         bellhop(&["nic", "remove", name]);
@@ -24,12 +24,12 @@ pub(crate) fn clean_up() {
     }
 }
 
-/// Where a NIC's record is.
+/// The path of a NIC's record.
 pub(crate) fn record(name: &str) -> PathBuf {
     Path::new(RECORDS).join(format!("{name}.json"))
 }
 
-/// Makes a NIC; its character device.
+/// Creates a NIC; returns its character device.
 pub(crate) fn made(arguments: &[&str]) -> PathBuf {
     let arguments = [&["nic", "make"], arguments].concat();
     let text = printed(&bellhop(&arguments));
@@ -38,7 +38,7 @@ pub(crate) fn made(arguments: &[&str]) -> PathBuf {
     path.into()
 }
 
-/// What other tools and sysfs tell.
+/// The state that other tools and sysfs report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Traces(BTreeMap<String, String>);
 
@@ -79,13 +79,13 @@ impl Traces {
         Self(all)
     }
 
-    /// Fails with what is different from this.
+    /// Fails with the differences.
     #[track_caller]
     pub(crate) fn assert_same(&self, when: &str) {
         self.compare(when, &Self::find());
     }
 
-    /// As [`Self::assert_same`], except that the record of this NIC exists now.
+    /// Like [`Self::assert_same`], except that the record of this NIC now exists.
     #[track_caller]
     pub(crate) fn assert_only_recorded(&self, name: &str, when: &str) {
         let mut now = Self::find();
@@ -112,8 +112,8 @@ impl Traces {
     }
 }
 
-/// What iproute2's tools print, by command. One shell runs all of them: a process that starts is
-/// what costs most where it is emulated.
+/// The output of iproute2's tools, by command. One shell runs all of them: under emulation, a
+/// process start costs most.
 fn tools() -> BTreeMap<String, String> {
     const COMMANDS: [&str; 8] = [
         "ip -j -d link",
@@ -129,7 +129,7 @@ fn tools() -> BTreeMap<String, String> {
     let printed = output(shell.args(["-ec", &COMMANDS.join("\n")])).unwrap();
     let values = serde_json::Deserializer::from_slice(&printed).into_iter::<Value>();
     let values: Vec<Value> = values.map(Result::unwrap).collect();
-    // Each prints one value, also when it has nothing to show.
+    // Each prints one value, even when it has nothing to show.
     assert_eq!(values.len(), COMMANDS.len(), "{values:?}");
     let mut all = BTreeMap::new();
     for (command, mut told) in COMMANDS.into_iter().zip(values) {
@@ -139,7 +139,7 @@ fn tools() -> BTreeMap<String, String> {
     all
 }
 
-/// Takes away what counts on by itself: bridges' timers.
+/// Removes values that change by themselves: timers of bridges.
 fn without_clocks(value: &mut Value) {
     match value {
         Value::Array(list) => list.iter_mut().for_each(without_clocks),

@@ -26,7 +26,7 @@ const MACS: [[u8; 6]; 3] = [
     [2, 0, 0x5e, 0, 0x53, 0x13],
 ];
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// Long after a frame would have come.
+/// Long after a frame would have arrived.
 const QUIET: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -61,13 +61,13 @@ fn arguments<'a>(name: &'a str, mac: &'a str, connect: &'a str) -> [&'a str; 8] 
     ]
 }
 
-/// Makes a NIC in a VLAN.
+/// Creates a NIC in a VLAN.
 fn make(number: usize, vlan: u16) -> std::path::PathBuf {
     let connect = format!("bridge={BRIDGE},vlan={vlan}");
     made(&arguments(NAMES[number], &text(MACS[number]), &connect))
 }
 
-/// How many broadcast frames of another device come until it is quiet.
+/// How many broadcast frames of another device arrive until no more come.
 fn heard(from: (&mut Netdev, [u8; 6]), at: &mut Netdev) -> u32 {
     let transmit = &mut from.0.driver.pairs[0].transmit;
     let mut out = Vec::new();
@@ -110,7 +110,7 @@ fn nics_of_one_vlan_reach_each_other_and_no_others() {
     assert_eq!(heard((&mut a, MACS[0]), &mut c), 0);
     assert_eq!(heard((&mut c, MACS[2]), &mut a), 0);
 
-    // What others change is what counts, and what is left.
+    // A change by another tool takes effect, and the removal still works.
     let told: Value = serde_json::from_str(&printed(&bellhop(&["nic", "list", "-j"]))).unwrap();
     let of = |name: &str, key: &str| told["nic"][name][key].as_str().unwrap().to_owned();
     assert_eq!(of(NAMES[2], "state"), "made");
@@ -127,7 +127,7 @@ fn nics_of_one_vlan_reach_each_other_and_no_others() {
     ));
     assert_eq!(heard((&mut a, MACS[0]), &mut c), 20);
 
-    // Held: nothing is touched.
+    // The device is held: nothing is changed.
     let pid = format!("PID {}", std::process::id());
     let with = Traces::find();
     complaint(&bellhop(&["nic", "remove", NAMES[2]]), &["in use by", &pid]);
@@ -140,7 +140,7 @@ fn nics_of_one_vlan_reach_each_other_and_no_others() {
     assert_eq!(trouble().unwrap(), Vec::<String>::new());
 }
 
-/// Sends each frame back to whoever sent it, until it is dropped.
+/// Sends each frame back to its sender until dropped.
 struct Echo {
     stop: Arc<AtomicBool>,
     count: Arc<AtomicU64>,
@@ -156,7 +156,7 @@ impl Echo {
         );
         let (until, counted) = (Arc::clone(&stop), Arc::clone(&count));
         let thread = std::thread::spawn(move || {
-            // All of it: queues alone would leave the device behind, closed.
+            // The whole device: the queues alone would leave the device behind, closed.
             let mut netdev = netdev;
             let mut copy = vec![0; 16384];
             while !until.load(Ordering::Relaxed) {
@@ -237,14 +237,14 @@ fn a_guest_reaches_its_neighbour_through_the_bridge() {
     }
     assert!(count >= 200, "{count}");
 
-    // The VM has the device.
+    // The VM has the device open.
     complaint(
         &bellhop(&["nic", "remove", NAMES[0]]),
         &["in use by", "PID"],
     );
 
-    // In another VLAN nothing arrives, and in the first one again. No more frames than one window: the guest waits for
-    // each that is lost.
+    // Nothing arrives in another VLAN, and frames arrive again in the first one. The test sends one
+    // window at most: the guest waits for each lost frame.
     drop(echo);
     printed(&bellhop(&["nic", "remove", NAMES[1]]));
     let neighbours = make(1, 200);
@@ -347,7 +347,7 @@ fn what_cannot_be_is_said_and_changes_nothing() {
     bridge_is_up();
     before.assert_same("after refusals");
 
-    // Rates are set, and go with the port.
+    // Rates are set, and disappear with the port.
     let path = made(&[
         "--from",
         NIC,
@@ -367,7 +367,7 @@ fn what_cannot_be_is_said_and_changes_nothing() {
     assert_eq!(rate["rate"][port]["tx_share"], 12_500_000);
     assert!(record(NAMES[0]).exists());
 
-    // Somebody opens it: neither gone nor half gone.
+    // While a process has it open, it is neither deleted nor half deleted.
     let open = OpenOptions::new()
         .read(true)
         .write(true)
@@ -375,7 +375,7 @@ fn what_cannot_be_is_said_and_changes_nothing() {
         .unwrap();
     complaint(&bellhop(&["nic", "remove", NAMES[0]]), &["in use by"]);
     drop(open);
-    // Somebody has deleted a part of it by hand.
+    // A part of it was deleted by hand.
     printed(&bellhop(&["dev", "del", NAMES[0]]));
     let list = printed(&bellhop(&["nic", "list"]));
     assert!(list.contains("exists false"), "{list}");
@@ -388,7 +388,7 @@ fn what_cannot_be_is_said_and_changes_nothing() {
         &make(&[]),
         &["devlink dev eswitch set platform/labnic.0 mode switchdev"],
     );
-    // The old management device makes devices itself.
+    // The old management device creates devices itself.
     made(&[
         "--from", "labnic", "--name", NAMES[0], "--mac", &mac, "--mtu", "1500",
     ]);

@@ -27,7 +27,7 @@ use super::traffic::{Flow, both_ways, start};
 const NET_DRIVER: &str = "virtio-pci";
 const NOBODY: u32 = 65534;
 
-/// All phases of a NIC on a virtual function of a NIC that takes no settings.
+/// All phases of a NIC on a virtual function of a parent NIC that takes no settings.
 const PHASES: [Phase; 7] = [
     Phase::Check,
     Phase::CountVirtualFunctions,
@@ -38,7 +38,7 @@ const PHASES: [Phase; 7] = [
     Phase::AwaitCharacterDevice,
 ];
 
-/// The NIC, for one test at a time; as it was before and after.
+/// The NIC, for one test at a time, in the same state before and after.
 struct Physical {
     name: String,
     netdev: String,
@@ -86,7 +86,7 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        // A test that failed must not leave anything to the next one.
+        // A failed test must not leave anything to the next one.
         clean_up();
         bellhop(&["vf", "count", &self.name, "0"]);
     }
@@ -151,7 +151,7 @@ fn nics_are_made_talk_and_are_removed() {
         0o600
     );
 
-    // While somebody has it nothing is touched, and nothing hangs.
+    // While a process has it open, nothing is changed, and nothing hangs.
     let with = Traces::find();
     let open = OpenOptions::new()
         .read(true)
@@ -164,7 +164,7 @@ fn nics_are_made_talk_and_are_removed() {
         &[NAMES[0], "in use by", &pid],
     );
     drop(open);
-    // Nor while this machine uses it.
+    // Nor while this host uses it.
     output(Command::new("modprobe").arg("virtio_vdpa")).unwrap();
     printed(&bellhop(&["bind", NAMES[0], "virtio_vdpa"]));
     complaint(
@@ -174,7 +174,7 @@ fn nics_are_made_talk_and_are_removed() {
     printed(&bellhop(&["bind", NAMES[0], "vhost_vdpa"]));
     with.assert_same("after refusals");
 
-    // The virtual functions go with the last one that was made on them.
+    // The virtual functions are removed with the last NIC on them.
     printed(&bellhop(&["nic", "remove", NAMES[0]]));
     assert_eq!(nic.count(), VIRTUAL_FUNCTIONS);
     let one = made(&["--from", &nic.netdev, "--name", NAMES[2]]);
@@ -229,7 +229,8 @@ fn the_command_is_killed_and_interrupted() {
         "--vfs",
         "2",
     ];
-    // INT and TERM take the same path: the gate sends each at every third line, not at the same ones.
+    // INT and TERM take the same path: the gate sends each at every third line, not at the same
+    // ones.
     let each = if soak() { 1 } else { 3 };
     if each > 1 {
         let what = format!("nic make: INT and TERM at one line in {each} each");
@@ -248,7 +249,7 @@ fn the_command_is_killed_and_interrupted() {
             };
             let errors = String::from_utf8_lossy(&output.stderr);
             match (signal, output.status.code()) {
-                // It was done already.
+                // The creation had already finished.
                 (_, Some(0)) => printed(&bellhop(&["nic", "remove", NAMES[0]])),
                 (Signal::KILL, None) => {
                     assert_eq!(output.status.signal(), Some(libc::SIGKILL));
@@ -256,7 +257,7 @@ fn the_command_is_killed_and_interrupted() {
                     if removed.status.success() {
                         String::new()
                     } else {
-                        // Nothing had been done.
+                        // Nothing had been done yet.
                         complaint(&removed, &["no NIC lab-nic0"])
                     }
                 }
@@ -276,7 +277,7 @@ fn the_command_is_killed_and_interrupted() {
 fn what_others_have_changed_is_left() {
     let nic = Physical::find();
     let nics = Nics::open().unwrap();
-    // A number that is there stays.
+    // An existing number of functions stays.
     printed(&bellhop(&["vf", "count", &nic.name, "3"]));
     let made = nics.make(&request(&nic.netdev), &[], &mut Silent).unwrap();
     assert_eq!(nic.count(), 3);
@@ -295,7 +296,7 @@ fn what_others_have_changed_is_left() {
     assert_eq!(first.driver.as_deref(), Some(NET_DRIVER));
     assert_eq!(first.driver_override, None);
 
-    // What is gone needs no undoing; another driver, and an override, stay.
+    // Missing parts need no undoing; another driver, and an override, stay.
     let made = nics.make(&request(&nic.netdev), &[], &mut Silent).unwrap();
     printed(&bellhop(&["dev", "del", NAMES[0]]));
     output(Command::new("modprobe").arg("vfio-pci")).unwrap();
@@ -312,7 +313,7 @@ fn what_others_have_changed_is_left() {
     let first = Pci::default().function(first.address).unwrap();
     assert_eq!(first.driver.as_deref(), Some("vfio-pci"));
 
-    // The next one takes the next function, which has an override that comes back.
+    // The next NIC takes the next function, whose override is restored afterwards.
     let second = nic.virtual_function(1);
     let file = format!("/sys/bus/pci/devices/{}/driver_override", &second[4..]);
     fs::write(&file, NET_DRIVER).unwrap();
@@ -325,7 +326,7 @@ fn what_others_have_changed_is_left() {
     assert_eq!(second.driver.as_deref(), Some(NET_DRIVER));
 }
 
-/// Remembers what was left.
+/// Records what was left.
 #[derive(Debug, Default)]
 struct Notes(Vec<String>);
 
@@ -396,7 +397,8 @@ fn bad_input_is_said_and_changes_nothing() {
         ];
         bellhop(&[common.as_slice(), words].concat())
     };
-    // The NIC's driver takes no settings, and its parent driver no values: undone.
+    // The NIC's driver takes no settings, and its parent driver no values: the creation is rolled
+    // back.
     complaint(
         &make(&["--connect", "vlan=100"]),
         &["connect it", "VLAN", "has no such setting"],
@@ -478,10 +480,10 @@ fn bad_input_is_said_and_changes_nothing() {
     assert_eq!(listed(), [NAMES[0]]);
     printed(&bellhop(&["nic", "remove", "--no-record", NAMES[0]]));
     assert!(listed().is_empty());
-    // The function is a management device as it is now.
+    // The function is a management device in its current state.
     made(&["--from", &function, "--name", NAMES[0]]);
     printed(&bellhop(&["nic", "remove", NAMES[0]]));
-    // A record that makes no sense.
+    // An invalid record.
     let record = record(NAMES[0]);
     fs::write(&record, "{\"version\":1,\"name\":\"lab-nic0\"}").unwrap();
     complaint(

@@ -18,15 +18,15 @@ use vdpa_mgmt::pci::{Function, Pci};
 
 use super::support::{bellhop, complaint, complaint_with, printed, program};
 
-/// What the lab's virtio functions have at first.
+/// The initial driver of the lab's virtio functions.
 const NET_DRIVER: &str = "virtio-pci";
 
-/// A user without rights.
+/// A user without privileges.
 const NOBODY: u32 = 65534;
 
 const DEVICE: &str = "lab-sriov";
 
-/// The NIC, for one test at a time; without virtual functions before and after.
+/// The NIC, for one test at a time, without virtual functions before and after.
 struct Nic {
     name: String,
     netdev: String,
@@ -67,7 +67,7 @@ impl Nic {
 
 impl Drop for Nic {
     fn drop(&mut self) {
-        // A test that failed must not leave them to the next one.
+        // A failed test must not leave them to the next one.
         bellhop(&["dev", "del", DEVICE]);
         bellhop(&["vf", "count", &self.name, "0"]);
     }
@@ -162,7 +162,7 @@ fn from_a_nic_to_a_device_and_back() {
     assert_eq!(shown(&["vf", "show"])[&function]["vdpa"], DEVICE);
     printed(&bellhop(&["bind", DEVICE, "vhost_vdpa"]));
 
-    // While somebody has it, nothing is taken away; and the command does not hang.
+    // While a process has it open, nothing is removed, and the command does not hang.
     let path = Bus::default().device(DEVICE).unwrap().path().unwrap();
     let holder = Open::start(&path);
     let pid = format!("PID {}", holder.0.id());
@@ -174,7 +174,7 @@ fn from_a_nic_to_a_device_and_back() {
     assert_eq!(shown(&["vf", "show"])[&function]["driver"], "vp-vdpa");
     drop(holder);
 
-    // Back: the device goes with the driver, and no override stays.
+    // The function returns to its driver: the device disappears, and no override stays.
     let text = printed(&bellhop(&["bind", &function, NET_DRIVER]));
     assert!(text.contains("driver virtio-pci "), "{text}");
     assert!(Bus::default().device(DEVICE).is_err());
@@ -188,7 +188,7 @@ fn from_a_nic_to_a_device_and_back() {
     }
     assert_eq!(again, with);
 
-    // From one number to another, and to none.
+    // From one number to another, and to zero.
     let two = shown(&["vf", "count", &nic.name, "2"]);
     assert_eq!(two[&nic.name]["vfs"], 2);
     assert_eq!(shown(&["vf", "count", &nic.name, "0"]), before);
@@ -196,7 +196,7 @@ fn from_a_nic_to_a_device_and_back() {
     assert_eq!(after, nic.before);
 }
 
-/// All of this machine that the life of a virtual function may leave traces in.
+/// Everything on this host in which the life of a virtual function may leave traces.
 #[derive(Debug, PartialEq)]
 struct Traces {
     functions: Value,
@@ -229,7 +229,7 @@ fn whatever_fails_the_machine_is_as_before() {
     let nic = Nic::find();
     let before = Traces::find();
     for cycle in 0..cycles().unwrap() {
-        // How far it gets before something fails.
+        // How far it gets before a step fails.
         let steps = cycle % 4;
         complaint(
             &bellhop(&["vf", "count", &nic.name, "5"]),
@@ -251,7 +251,7 @@ fn whatever_fails_the_machine_is_as_before() {
                 printed(&bellhop(&add));
             }
         }
-        // The device goes with its function, and that with the others.
+        // The device is removed with its function, and that with the others.
         printed(&bellhop(&["vf", "count", &nic.name, "0"]));
         assert_eq!(Traces::find(), before, "cycle {cycle}");
     }
@@ -264,7 +264,7 @@ fn the_old_driver_comes_back() {
     let function = nic.virtual_function(0);
     let address = function[4..].parse().unwrap();
     let before = Pci::default().function(address).unwrap();
-    // A driver of bridges, which takes no NIC even if it is told to.
+    // A driver for bridges, which takes no NIC even with an override.
     complaint(
         &bellhop(&["bind", &function, "pcieport"]),
         &["pcieport does not take", "now has virtio-pci"],
@@ -283,7 +283,7 @@ fn a_function_goes_to_vfio_and_back() {
     output(Command::new("modprobe").arg("vfio-pci")).unwrap();
     printed(&bellhop(&["vf", "count", &nic.name, "1"]));
     let function = nic.virtual_function(0);
-    // Its table of ids is empty: it takes what it is told to.
+    // Its ID table is empty: it takes any device with an override.
     printed(&bellhop(&["bind", &function, "vfio-pci"]));
     let shown = shown(&["vf", "show", &nic.netdev]);
     assert_eq!(shown[&function]["driver"], "vfio-pci");

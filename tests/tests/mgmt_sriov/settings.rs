@@ -1,4 +1,5 @@
-//! Settings of virtual functions on netdevsim, whose driver takes all of them, beside iproute2's `ip`.
+//! Settings of virtual functions on netdevsim, whose driver accepts all of them, beside iproute2's
+//! `ip`.
 
 use std::process::Command;
 
@@ -33,7 +34,7 @@ impl Simulated {
         links[0]["vfinfo_list"][index].take()
     }
 
-    /// The same as Bellhop shows it.
+    /// The same function as Bellhop shows it.
     fn by_bellhop(&self, index: usize) -> Value {
         let text = printed(&bellhop(&["vf", "show", &self.interface, "-j"]));
         let mut shown: Value = serde_json::from_str(&text).unwrap();
@@ -83,7 +84,7 @@ fn what_is_set_is_what_ip_shows() {
     assert_eq!(shown["spoofchk"], true);
     assert_eq!(shown["link_state"], "disable");
     assert_eq!(shown["trust"], true);
-    // The least rate, while the greatest stays; and another tag.
+    // The minimum rate, while the maximum stays; and another tag.
     set("1 min_tx_rate 50 vlan 200 proto 802.1ad");
     let shown = nic.same(1);
     assert_eq!(
@@ -112,7 +113,7 @@ fn what_is_set_is_what_ip_shows() {
 fn settings_are_made_together_or_not_at_all() {
     let nic = Simulated::add(72);
     let before = nic.same(0);
-    // There it takes no rates.
+    // In that mode it takes no rates.
     nic.nic.set_eswitch_mode("switchdev").unwrap();
     let words = "mac 02:5e:10:53:77:02 vlan 9 rate 100";
     let mut arguments = vec!["vf", "set", &nic.interface, "0"];
@@ -154,8 +155,9 @@ fn what_is_not_there_is_said() {
     assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
 }
 
-/// The program $1 removes the NIC $3 on a PCI bus with one physical function. The function has one
-/// virtual function and the network interface $2. Only the shell's mount namespace has the bus.
+/// Removes, with the program $1, the NIC $3 on a PCI bus with one physical function. The function
+/// has one virtual function and the network interface $2. Only the shell's mount namespace has the
+/// bus.
 const REMOVE_ON_A_BUS: &str = "mount -t tmpfs pci /sys/bus/pci/devices
     mkdir -p /sys/bus/pci/devices/0000:ff:00.0/net/$2
     ln -s ../0000:ff:00.1 /sys/bus/pci/devices/0000:ff:00.0/virtfn0

@@ -1,8 +1,9 @@
-//! A host whose processors others want, too.
+//! CPU load on the host's processors.
 //!
-//! Owns threads that do nothing, and how long those who serve rings wait behind them: the simulator's own threads, the lab
-//! NIC's workers, and the relays of VMMs. A device that comes late is an ordinary one; these are otherwise done with whatever they are given
-//! before a guest can be stopped.
+//! This module owns threads that only consume CPU time. Threads that serve rings wait behind them:
+//! the simulator's own threads, the lab NIC's workers, and the relays of VMMs. So devices complete
+//! late, as ordinary devices do. Without the load, these have finished all their buffers before a
+//! guest can be stopped.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,27 +18,31 @@ use rustix::thread::gettid;
 /// Threads: two for each processor of a lab host.
 const THREADS: usize = 4;
 
-/// What the kernel calls a simulator's thread, before the device's name (drivers/vdpa/vdpa_sim/vdpa_sim.c).
+/// The kernel's name of a simulator's thread, before the device's name
+/// (drivers/vdpa/vdpa_sim/vdpa_sim.c).
 const SIMULATOR: &str = "vDPA sim worker";
 
-/// What the kernel calls a worker, and how that ends once it has worked for the lab NIC (workqueue.c: `wq_worker_comm`).
+/// The start of the kernel's name of a worker, and its end after the worker has served the lab NIC
+/// (workqueue.c: `wq_worker_comm`).
 const WORKER: &str = "kworker/";
 const LAB_NIC: &str = "labnic";
 
-/// What a VMM calls the thread that relays a device's queues, and its own process.
+/// A VMM's names for the thread that relays a device's queues, and for its own process.
 const RELAY: &str = "relay";
 const VMM: &str = "bellhop";
 
-/// How nice they are meanwhile (sched(7)): as nice as can be, or they are hardly ever late.
+/// The nice value of serving threads under load (sched(7)): the maximum, or they are hardly ever
+/// late.
 const NICE: i32 = 19;
 
-/// How nice the crowd is: far before those who serve rings, and far behind who moves a guest, which is not to take longer.
+/// The nice value of the load. It runs well ahead of serving threads and well behind the threads
+/// that migrate a guest, which must not take longer.
 const CROWD_NICE: i32 = 10;
 
-/// How often new ones are looked for: queues are relayed only once a machine is to move.
+/// The scan interval: queues are relayed only once a machine is about to migrate.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The threads. They end with it, and those who serve rings are as they were.
+/// The load threads. Dropping it ends them and restores the serving threads.
 pub(crate) struct Crowd {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -59,7 +64,7 @@ impl Crowd {
         let stopped = Arc::clone(&stop);
         threads.push(std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                // Those that are not found would only be less late.
+                // Threads that the scan misses are only less late.
                 let _ = set_servers(NICE);
                 std::thread::sleep(LOOK);
             }
@@ -75,12 +80,12 @@ impl Drop for Crowd {
             // They cannot have panicked.
             let _ = thread.join();
         }
-        // A device that is deleted already needs it no more.
+        // The threads of an already deleted device need no change.
         let _ = set_servers(0);
     }
 }
 
-/// Sets how nice all are who serve rings. Who ends meanwhile is left out.
+/// Sets the nice value of all threads that serve rings. It skips threads that exit meanwhile.
 fn set_servers(nice: i32) -> io::Result<()> {
     for process in fs::read_dir("/proc")? {
         let process = process?.path();
@@ -100,7 +105,7 @@ fn set_servers(nice: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Of one that ended meanwhile, nothing.
+/// Empty for a thread that has exited.
 fn name_of(task: &Path) -> String {
     let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
     name.trim_end().to_owned()
@@ -111,7 +116,8 @@ fn set(task: &Path, nice: i32) {
         .file_name()
         .and_then(|name| name.to_str()?.parse().ok());
     if let Some(id) = id.and_then(Pid::from_raw) {
-        // On Linux also of one thread (setpriority(2), "C library/kernel differences").
+        // On Linux this also works for a single thread (setpriority(2), "C library/kernel
+        // differences").
         let _ = setpriority_process(Some(id), nice);
     }
 }

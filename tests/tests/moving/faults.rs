@@ -1,4 +1,4 @@
-//! A link that carries a migration to a certain message, and then does what links do when they fail.
+//! A link that carries a migration up to a certain message and then fails as links do.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::Shutdown;
@@ -7,7 +7,8 @@ use std::thread::{self, JoinHandle};
 
 use super::{Host, Place};
 
-/// Bytes of a frame's header; its kind is at 0, the length of its payload at 4 (`vmm::migration::protocol`).
+/// Bytes of a frame's header. Its kind is at 0, the length of its payload at 4
+/// (`vmm::migration::protocol`).
 const HEADER: usize = 16;
 
 /// Messages, by their numbers in `vmm::migration::protocol`.
@@ -26,30 +27,30 @@ pub(crate) enum Kind {
     Done = 12,
 }
 
-/// What becomes of the first message of a kind.
+/// The fault that hits the first message of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(dead_code, reason = "not every test has each fault")]
 pub(crate) enum Fault {
-    /// It is lost, and all that would follow in its direction.
+    /// It is lost, with everything after it in its direction.
     Silent,
-    /// Both connections end in front of it.
+    /// Both connections close before it.
     CutBefore,
-    /// Both end with half of it.
+    /// Both close after half of it.
     CutInside,
-    /// Both end right behind it.
+    /// Both close directly after it.
     CutBehind,
-    /// One bit of it is another one.
+    /// One of its bits is flipped.
     Damaged,
 }
 
-/// Where a source connects instead of the destination.
+/// The address that a source connects to instead of the destination.
 pub(crate) struct FaultyLink {
     place: Place,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl FaultyLink {
-    /// In front of `destination`, which waits already; for one connection.
+    /// A link to `destination`, which already waits, for one connection.
     #[track_caller]
     pub(crate) fn to(destination: &Host, kind: Kind, fault: Fault) -> Self {
         let place = Place::new("faulty.move");
@@ -61,7 +62,7 @@ impl FaultyLink {
             let (answers, back) = (destination.try_clone()?, source.try_clone()?);
             let backwards = thread::spawn(move || carry(answers, &back, kind, fault));
             let there = carry(source, &destination, kind, fault);
-            // Both have returned when both ends have hung up.
+            // Both directions have returned when both ends have closed.
             backwards
                 .join()
                 .map_err(|_| io::Error::other("the way back panicked"))??;
@@ -77,14 +78,15 @@ impl FaultyLink {
         format!("unix:{}", self.place.text())
     }
 
-    /// After both ends have given up.
+    /// Waits until both ends have given up.
     #[track_caller]
     pub(crate) fn end(mut self) {
         self.thread.take().unwrap().join().unwrap().unwrap();
     }
 }
 
-/// One direction. Returns when who speaks has hung up; who listens learns of it only then.
+/// Carries one direction. It returns when the sender has closed; only then does the receiver learn
+/// of it.
 fn carry(mut from: UnixStream, to: &UnixStream, kind: Kind, fault: Fault) -> io::Result<()> {
     let mut silent = false;
     let mut done = false;
@@ -104,7 +106,7 @@ fn carry(mut from: UnixStream, to: &UnixStream, kind: Kind, fault: Fault) -> io:
                 Fault::Damaged => frame[passes - 1] ^= 0x10,
             }
         }
-        // Who has hung up already takes no more.
+        // A receiver that has already closed takes no more.
         if !silent && sent(to, &frame[..passes]).is_err() {
             break;
         }
@@ -112,7 +114,7 @@ fn carry(mut from: UnixStream, to: &UnixStream, kind: Kind, fault: Fault) -> io:
             from.shutdown(Shutdown::Both)?;
         }
     }
-    // Already hung up is fine.
+    // An already closed connection is no error.
     let _ = to.shutdown(Shutdown::Both);
     Ok(())
 }
@@ -135,7 +137,7 @@ fn read_frame(from: &mut UnixStream, frame: &mut Vec<u8>) -> io::Result<bool> {
     });
     match whole {
         Ok(()) => Ok(true),
-        // An end that is killed hangs up in the midst of a frame.
+        // A killed end closes in the middle of a frame.
         Err(error)
             if [ErrorKind::UnexpectedEof, ErrorKind::ConnectionReset].contains(&error.kind()) =>
         {

@@ -1,5 +1,6 @@
-//! A guest that moves to and fro between two devices at random moments, while its memory is written and its
-//! frames go to a neighbour and back, and all of it is compared at both ends. `cargo lab soak --moves 200` makes journeys out of many of these.
+//! A guest migrates to and fro between two devices at random moments. Meanwhile its memory is
+//! written and its frames go to a neighbour and back, and the test compares all of it at both ends.
+//! `cargo lab soak --moves 200` makes journeys out of many such moves.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,24 +18,23 @@ use serde_json::{Value, json};
 use super::crowd::Crowd;
 use super::{Host, NOTICE, move_to_waiting_as};
 
-/// Frames under way at once, where as many as may be lost are counted.
+/// Frames in flight at once, where the test bounds the number of lost ones.
 const WINDOW: u64 = 16;
 
-/// Frames under way at once, where there should be some that the device has not sent when the guest
-/// is stopped. Two windows fit into a ring of 256: the guest may give up one of them where it
-/// stands still.
+/// Frames in flight at once, where the device should have unsent ones when the guest stops. Two
+/// windows fit into a ring of 256: the guest may give up one of them when it stops.
 const WIDE_WINDOW: u64 = 120;
 
-/// What the guest has: little, since each move reads all of it at both ends, more than once.
+/// The guest's memory: little, because each move reads all of it at both ends, more than once.
 const MEMORY_MIB: u64 = 96;
 
 /// How long a boot may be silent.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Far more than anything here takes: a watchdog, not a measurement.
+/// Far longer than any step here takes: a watchdog, not a measurement.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Writes 2 MiB again and again, with 100 µs behind each page.
+/// Rewrites 2 MiB continuously, with 100 µs after each page.
 const WRITER: &str = "write-on 2 100";
 
 /// VIRTIO_F_RING_PACKED (virtio 1.3, 6).
@@ -43,40 +43,41 @@ const RING_PACKED: usize = 34;
 /// Rebinds of the driver in one move.
 const REBINDS: u64 = 3;
 
-/// Who exchanges frames with the guest: sends back whatever comes.
+/// The guest's traffic partner, which sends every frame back.
 pub(crate) trait Neighbour {
     /// Its address.
     fn mac(&self) -> String;
-    /// Sends the guest frames as fast as they go.
+    /// Sends the guest frames as fast as possible.
     fn flood(&mut self, guest: &str);
-    /// No more; all of the guest's that came meanwhile were intact.
+    /// Stops the flood; all of the guest's frames in that time must have been intact.
     fn calm(&mut self);
-    /// The longest time between two of the guest's frames since it was asked last, where it notes
-    /// when they come.
+    /// The longest time between two of the guest's frames since the last call, if it records their
+    /// times.
     fn longest_gap(&mut self) -> Option<Duration> {
         None
     }
-    /// What it has seen, where it knows more than the guest. It may send nothing back afterwards.
+    /// Its observations, where it knows more than the guest. It may send nothing back afterwards.
     fn account(&mut self) -> String {
         String::new()
     }
 }
 
-/// What the guest does when it is moved.
+/// The guest's activity during a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Moment {
     /// Checked frames go to and fro.
     Traffic,
-    /// So many come that its driver has no interrupts; commands to the control queue without a pause.
+    /// So many frames arrive that the driver has no interrupts; commands go to the control queue
+    /// without a pause.
     Flooded,
-    /// It sends commands to the control queue and nothing else: the most that there can be of them.
+    /// It sends only commands to the control queue, at the highest possible rate.
     Commands,
-    /// Frames to and fro and commands, on a host whose processors others want, too: who serves its rings comes late, and
-    /// finds much that is under way.
+    /// Frames to and fro and commands, on a host with CPU load. The threads that serve its rings
+    /// are late and find many buffers in flight.
     Crowded,
-    /// Its driver is taken off the device and put back.
+    /// Its driver is unbound from the device and bound again.
     Rebind,
-    /// Its cable is pulled and plugged in, here and there.
+    /// Its cable is pulled and plugged in, at both hosts.
     Link,
     /// It boots.
     Boot,
@@ -93,7 +94,7 @@ impl Moment {
         Self::Boot,
     ];
 
-    /// After how long it is moved, at most, in milliseconds.
+    /// The longest time before the move, in milliseconds.
     const fn longest(self) -> u64 {
         match self {
             Self::Traffic | Self::Flooded | Self::Commands | Self::Crowded | Self::Link => 500,
@@ -102,7 +103,7 @@ impl Moment {
         }
     }
 
-    /// How many frames to the neighbour and back are under way meanwhile; those that come back are counted.
+    /// How many frames to the neighbour and back are in flight; frames that return are counted.
     const fn window(self) -> Option<u64> {
         match self {
             Self::Commands | Self::Boot => None,
@@ -115,20 +116,21 @@ impl Moment {
 /// Pulls or plugs the cable of a host's device.
 pub(crate) type SetLink<'a> = dyn Fn(usize, bool) + Sync + 'a;
 
-/// The places and the people of a journey.
+/// The hosts and the neighbour of a journey.
 pub(crate) struct Scene<'a, N> {
     pub(crate) hosts: [Host; 2],
     pub(crate) neighbour: N,
-    /// None where devices have no cable: nobody pulls it then.
+    /// `None` where devices have no cable to pull.
     pub(crate) set_link: Option<&'a SetLink<'a>>,
-    /// How many frames under way may be lost at a move.
+    /// How many frames in flight a move may lose.
     pub(crate) may_lose: u64,
-    /// How often a move resets a device or leaves its port: each time frames under way may be lost.
+    /// How often a move resets a device or leaves its port: each time, frames in flight may be
+    /// lost.
     pub(crate) resets: u64,
-    /// Whether the guest can be moved while nothing comes for it: of a queue without traffic nobody can count what a device
-    /// holds that completes out of order.
+    /// True if the guest can migrate while no frame arrives for it. Without traffic on a queue, the
+    /// number of buffers in a device that completes out of order is unknown.
     pub(crate) moves_idle: bool,
-    /// Whether the guest has packed rings.
+    /// True if the guest has packed rings.
     pub(crate) packed: bool,
 }
 
@@ -137,7 +139,7 @@ fn pause_below(random: &mut Random, limit: u64) -> Duration {
     Duration::from_millis(random.number() % limit.max(1))
 }
 
-/// Reports the moments at which this leg moves no guest.
+/// Reports the moments at which this leg does not migrate the guest.
 fn report_thinned(moments: &[Moment], leg: Leg) {
     let moved = |number: usize| {
         (0..usize::try_from(leg.moves).unwrap())
@@ -157,8 +159,8 @@ fn report_thinned(moments: &[Moment], leg: Leg) {
     }
 }
 
-/// Moves a guest once at each moment of a leg: of the one that is asked for, or else of all in the
-/// full run and of `leg` in the gate.
+/// Migrates a guest once at each moment of a leg: the requested leg, else all moments in the full
+/// run and `leg` in the gate.
 pub(crate) fn travel<N: Neighbour>(scene: Scene<'_, N>, arguments: BellhopArguments, leg: Leg) {
     let moments: Vec<Moment> = Moment::ALL
         .into_iter()
@@ -206,16 +208,16 @@ struct Journey<'a, N> {
     scene: Scene<'a, N>,
     /// The guest's address.
     mac: String,
-    /// What its kernel complains of after any boot.
+    /// The complaints of its kernel after any boot.
     said: Vec<String>,
-    /// The host where the guest is.
+    /// The index of the guest's host.
     at: usize,
-    /// When it is moved.
+    /// Chooses the times of moves.
     random: Random,
 }
 
 impl<N: Neighbour> Journey<'_, N> {
-    /// Each frame goes there and back, and the guest is as it was.
+    /// Checks that each frame goes there and back, and that the guest is unchanged.
     #[track_caller]
     fn check(&mut self, guest: &mut Guest) {
         let line = format!(
@@ -242,7 +244,7 @@ impl<N: Neighbour> Journey<'_, N> {
         assert_eq!(messages(guest).unwrap(), self.said);
     }
 
-    /// Where the guest is.
+    /// The guest's host.
     fn host(&self) -> &Host {
         &self.scene.hosts[self.at]
     }
@@ -254,12 +256,12 @@ impl<N: Neighbour> Journey<'_, N> {
         assert_eq!(found["wrong"], 0, "{found}");
     }
 
-    /// How many frames may be lost at a move at this moment; none where its driver or its cable
-    /// loses frames at any time, none are sent, or the neighbour's flood fills the receive rings.
+    /// How many frames a move at this moment may lose. `None` where the driver or the cable loses
+    /// frames at any time, no frames are sent, or the neighbour's flood fills the receive rings.
     ///
-    /// The guest's clock counts the time in which it stands still. It gives up what is under way
-    /// after each 2 s without an answer and sends as many frames again: hence twice the window, and
-    /// one window more for each 2 s of the downtime.
+    /// The guest's clock counts the downtime. After each 2 s without an answer, the guest gives up
+    /// the frames in flight and sends as many again. Hence the limit is twice the window, plus one
+    /// window for each 2 s of the downtime.
     fn may_lose(&self, moment: Moment, downtime: Duration) -> Option<u64> {
         let Scene {
             may_lose, resets, ..
@@ -269,7 +271,7 @@ impl<N: Neighbour> Journey<'_, N> {
                 None
             }
             Moment::Traffic => Some(may_lose),
-            // Commands change the guest's address. A guest that is its own peer gets no frame
+            // Commands change the guest's address. A guest that is its own peer receives no frames
             // while it has the other one: the simulator's filter drops them.
             Moment::Crowded if self.scene.neighbour.mac() == self.mac => None,
             Moment::Crowded => {
@@ -280,7 +282,7 @@ impl<N: Neighbour> Journey<'_, N> {
         }
     }
 
-    /// One move at one moment.
+    /// Migrates the guest once at one moment.
     fn once(&mut self, mut guest: Guest, moment: Moment) -> (Guest, Move) {
         let pause = pause_below(&mut self.random, moment.longest());
         let peer = self.scene.neighbour.mac();
@@ -402,7 +404,7 @@ impl<N: Neighbour> Journey<'_, N> {
         (guest, moved)
     }
 
-    /// The guest sends commands to its control queue meanwhile: how many.
+    /// Migrates while the guest sends commands to its control queue; also returns their number.
     fn go_commanding(&mut self, mut guest: Guest, pause: Duration) -> (Guest, Value, Option<u64>) {
         ask(&mut guest, "control-on");
         let (mut guest, status) = self.go(guest, pause);
@@ -417,8 +419,8 @@ impl<N: Neighbour> Journey<'_, N> {
         std::thread::sleep(pause);
         let there = 1 - self.at;
         let hosts = &self.scene.hosts;
-        // Every byte of its memory is compared, too: a page that nobody saw written shows here, and not as a guest that falls
-        // over some time later.
+        // The VMMs also compare every byte of its memory. A page that was written unseen shows
+        // here, and not as a guest that crashes some time later.
         let verified = json!({ "verify_memory": true });
         let waiting = hosts[there].wait_as(|command| {
             command.env("BELLHOP_LOG", "info");
@@ -431,7 +433,7 @@ impl<N: Neighbour> Journey<'_, N> {
     }
 }
 
-/// The VMM that the guest came to has compared all of its memory with the source's digest.
+/// Checks that the destination's VMM has compared all memory with the source's digest.
 #[track_caller]
 fn memory_was_verified(guest: &Guest) {
     let begin = Instant::now();
@@ -442,13 +444,14 @@ fn memory_was_verified(guest: &Guest) {
         if lines.any(|line| line.contains("memory verified") && line.contains(&size)) {
             return;
         }
-        // The console is read by a thread of its own.
+        // A separate thread reads the console.
         assert!(begin.elapsed() < NOTICE, "no {size} verified: {said}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// What the guest answers. One that the emulation lost never does, and each minute that is waited for it is the campaign's.
+/// Sends the guest a command; returns the answer. A guest that the emulation lost never answers,
+/// and each minute of waiting costs the soak.
 #[track_caller]
 fn ask(guest: &mut Guest, line: &str) -> Value {
     guest.command_within(line, LIMIT).unwrap()

@@ -1,4 +1,4 @@
-//! A guest that moves from one process to another, each with a vDPA device of its own.
+//! A guest that migrates from one process to another, each with its own vDPA device.
 
 #[allow(dead_code, reason = "not every test goes on a journey")]
 mod crowd;
@@ -15,12 +15,12 @@ use lab::guest::{BellhopArguments, Guest};
 use lab::place::Place;
 use serde_json::{Value, json};
 
-/// How long a guest may take to notice something; it is emulated twice.
+/// How long a guest may take to notice a change; it is emulated twice.
 pub(crate) const NOTICE: Duration = Duration::from_secs(30);
 /// How long a migration may take.
 pub(crate) const MIGRATION: Duration = Duration::from_secs(120);
 
-/// One end of a move: its API, where it waits, and its vDPA device.
+/// One end of a migration: its API, its listening address, and its vDPA device.
 pub(crate) struct Host {
     api: Place,
     endpoint: Place,
@@ -28,7 +28,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// The NIC is called `nic`, and its device is `path`.
+    /// The NIC is called `nic`, and `path` is its device.
     pub(crate) fn new(name: &str, path: &std::path::Path) -> Self {
         Self {
             api: Place::new(&format!("{name}.api")),
@@ -54,13 +54,13 @@ impl Host {
         Guest::start(&arguments).unwrap()
     }
 
-    /// Waits here for a guest.
+    /// Starts a process that waits for a guest.
     #[track_caller]
     pub(crate) fn wait(&self) -> Guest {
         self.wait_as(|_| {})
     }
 
-    /// As [`Host::wait`], by a command that is changed.
+    /// Like [`Host::wait`], with a modified command.
     #[track_caller]
     #[allow(dead_code, reason = "not every test changes it")]
     pub(crate) fn wait_as(&self, change: impl FnOnce(&mut Command)) -> Guest {
@@ -79,21 +79,21 @@ impl Host {
         guest
     }
 
-    /// Asks the machine here to go to `destination`.
+    /// Requests the machine here to migrate to `destination`.
     #[track_caller]
     #[allow(dead_code, reason = "not every test goes on while it moves")]
     pub(crate) fn send(&self, destination: &Self, more: Value) {
         self.send_to(&destination.endpoint(), more);
     }
 
-    /// As [`Host::send`], to any address.
+    /// Like [`Host::send`], to any address.
     #[track_caller]
     #[allow(dead_code, reason = "not every test goes on while it moves")]
     pub(crate) fn send_to(&self, endpoint: &str, more: Value) {
         self.post(endpoint, more, 202);
     }
 
-    /// Asks the machine here whether it could go to `destination`.
+    /// Sends a dry run of a migration to `destination`.
     #[track_caller]
     #[allow(dead_code, reason = "not every test asks before it moves")]
     pub(crate) fn try_out(&self, destination: &Self, more: Value) -> Value {
@@ -119,7 +119,8 @@ impl Host {
         self.client().ask("POST", "/v1/vm/migration", Some(&body))
     }
 
-    /// What the guest that is here answers. If it does not, what its machine says of it and of its NIC is shown, too.
+    /// The answer of the guest here. Without one, it shows the machine's reports of itself and its
+    /// NIC.
     #[track_caller]
     #[allow(dead_code, reason = "not every test asks so much of it")]
     pub(crate) fn answer(&self, answer: lab::Result<Value>) -> Value {
@@ -129,7 +130,7 @@ impl Host {
         })
     }
 
-    /// What the machine here says of itself and of its NIC.
+    /// The machine's reports of itself and its NIC.
     #[allow(dead_code, reason = "not every test asks so much of it")]
     pub(crate) fn account(&self) -> String {
         let says = |path| self.client().get(path).unwrap_or_default();
@@ -137,7 +138,7 @@ impl Host {
         format!("the machine: {machine}\nits NIC: {nic}")
     }
 
-    /// How the migration of the machine here ended, whose guest this is.
+    /// The result of the migration of the machine here, whose guest this is.
     #[track_caller]
     pub(crate) fn settled(&self, guest: &mut Guest) -> Value {
         self.try_settled()
@@ -161,7 +162,7 @@ impl Host {
     }
 }
 
-/// For a source that does not answer: why, as its console has it.
+/// Panics for a source that does not answer, with the reason from its console.
 #[track_caller]
 fn gone(guest: &mut Guest, error: &lab::error::Error) -> ! {
     let exit = guest.wait_exit(NOTICE);
@@ -170,14 +171,14 @@ fn gone(guest: &mut Guest, error: &lab::error::Error) -> ! {
     panic!("the source does not answer ({error}), and ended with {exit:?}\n{console}{fault}")
 }
 
-/// Moves a guest, and gives it where it is then, with what the source said.
+/// Migrates a guest; returns it at its destination, with the source's status.
 #[track_caller]
 #[allow(dead_code, reason = "journeys compare all memory")]
 pub(crate) fn move_guest(guest: Guest, from: &Host, to: &Host) -> (Guest, Value) {
     move_guest_as(guest, from, to, json!({}))
 }
 
-/// As [`move_guest`], as `more` says.
+/// Like [`move_guest`], with the options in `more`.
 #[track_caller]
 #[allow(dead_code, reason = "not every test says how")]
 pub(crate) fn move_guest_as(guest: Guest, from: &Host, to: &Host, more: Value) -> (Guest, Value) {
@@ -185,7 +186,7 @@ pub(crate) fn move_guest_as(guest: Guest, from: &Host, to: &Host, more: Value) -
     move_to_waiting_as(guest, waiting, from, to, more)
 }
 
-/// As [`move_guest`], to a process that waits already.
+/// Like [`move_guest`], to a process that already waits.
 #[track_caller]
 #[allow(dead_code, reason = "not every test has a process wait first")]
 pub(crate) fn move_to_waiting(

@@ -1,4 +1,4 @@
-//! A node daemon of a test's own, and what it leaves on the host.
+//! A node daemon of a test, and its traces on the host.
 
 pub(crate) mod steps;
 
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long something may take; it is emulated twice.
+/// How long an action may take; it is emulated twice.
 pub(crate) const NOTICE: Duration = Duration::from_secs(60);
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 #[track_caller]
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -25,12 +25,12 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A NIC that is made on the simulator.
+/// A NIC that is created on the simulator.
 pub(crate) fn nic(id: &str, mac: &str) -> Value {
     json!({ "id": id, "from": "vdpasim_net", "mac": mac, "mtu": 1500 })
 }
 
-/// A daemon with directories of its own; killed when dropped, with its machines.
+/// A daemon with its own directories. Dropping it kills the daemon and its VMs.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     directory: PathBuf,
@@ -39,7 +39,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one.
+    /// Starts a daemon.
     pub(crate) fn start(test: &str) -> Self {
         let directory =
             std::env::temp_dir().join(format!("lab-node-{test}-{}", std::process::id()));
@@ -59,11 +59,11 @@ impl Daemon {
         until("the daemon serves", || self.api.get("/v1/version").is_ok());
     }
 
-    /// The same, and shows its steps.
+    /// Starts it again and shows its steps.
     pub(crate) fn start_observed(&mut self, steps: &Steps) -> Shown {
         self.spawn(Some(steps));
         let mut shown = steps.accept();
-        // What it does about machines that are there comes first.
+        // Its work on existing VMs comes first.
         let api = self.api.clone();
         let served = std::thread::spawn(move || {
             until("the daemon serves", || api.get("/v1/version").is_ok());
@@ -79,7 +79,7 @@ impl Daemon {
         shown
     }
 
-    /// A file that is not the daemon's.
+    /// A file outside the daemon's directories.
     pub(crate) fn beside(&self, name: &str) -> PathBuf {
         self.directory.with_extension(name)
     }
@@ -101,7 +101,7 @@ impl Daemon {
         self.child = Some(child);
     }
 
-    /// Kills whatever is marked as a machine of this daemon's.
+    /// Kills all processes that are marked as VMs of this daemon.
     pub(crate) fn kill_marked(&self) {
         for pid in marked(&self.directory) {
             let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
@@ -129,13 +129,13 @@ impl Daemon {
         self.start_again();
     }
 
-    /// A guest that does nothing, with these NICs, which it does not look at.
+    /// The configuration of a guest that does nothing, with these NICs, which it ignores.
     pub(crate) fn tiny(&self, nics: &Value) -> Value {
         let kernel = lab::tiny::write_kernel(&std::env::temp_dir()).unwrap();
         json!({ "kernel": kernel, "memory": "32M", "nics": nics })
     }
 
-    /// The lab's small guest with these NICs.
+    /// The configuration of the lab's small guest with these NICs.
     pub(crate) fn small(&self, nics: &Value) -> Value {
         let arguments = BellhopArguments::small().unwrap();
         json!({
@@ -147,7 +147,7 @@ impl Daemon {
         })
     }
 
-    /// Waits until a machine does this.
+    /// Waits until a VM is in this phase.
     #[track_caller]
     pub(crate) fn await_phase(&self, vm: &str, phase: &str) -> Value {
         let mut last = Value::Null;
@@ -162,7 +162,7 @@ impl Daemon {
         panic!("{vm} is not {phase}: {last:#}");
     }
 
-    /// Waits until a guest has written this.
+    /// Waits until a guest has printed these words.
     #[track_caller]
     pub(crate) fn await_console(&self, vm: &str, words: &str) {
         let info = self.api.get(&format!("/v1/vms/{vm}")).unwrap();
@@ -177,7 +177,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // What a failed test has left.
+            // Deletes what a failed test has left.
             let all = self.api.get("/v1/vms").unwrap_or_default();
             for vm in all["items"].as_array().into_iter().flatten() {
                 let name = vm["name"].as_str().unwrap_or_default();
@@ -198,7 +198,7 @@ pub(crate) fn kill_vm(vm: &Value) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
-/// What there is on the host that a node's machines may leave behind.
+/// What a node's VMs may leave behind on the host.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Traces {
     devices: BTreeSet<String>,
@@ -208,11 +208,11 @@ pub(crate) struct Traces {
 }
 
 impl Traces {
-    /// What there is now.
+    /// The current traces.
     pub(crate) fn now(daemon: &Daemon) -> Self {
         let mut files = BTreeSet::new();
         list(&daemon.directory, &mut files);
-        // The directories of all machines, and the lock, are made by the first.
+        // The daemon creates the VMs' directories and the lock with the first VM.
         files.retain(|file| {
             let name = file.file_name().unwrap();
             name != "vms" && name != "nics" && name != "lock"
@@ -233,7 +233,7 @@ impl Traces {
     }
 
     /// Waits for the same traces. A worker of the daemon may have held a descriptor when `self` was
-    /// taken, so fewer descriptors are no difference.
+    /// taken, so fewer descriptors are accepted.
     #[track_caller]
     pub(crate) fn same(&self, daemon: &Daemon) {
         let start = Instant::now();
@@ -262,7 +262,7 @@ fn list(directory: &Path, files: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// Processes whose environment names this directory, zombies too.
+/// Processes whose environment names this directory, including zombies.
 fn marked(directory: &Path) -> BTreeSet<u32> {
     let mark = format!("BELLHOP_VM={}", directory.display());
     let mut found = BTreeSet::new();

@@ -1,10 +1,11 @@
-//! Sees each step of a daemon before it is done, and holds it there (`bellhop serve --step-observer`).
+//! Shows each step of a daemon before it is done, and holds it there (`bellhop serve
+//! --step-observer`).
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// Where a daemon's steps are shown.
+/// The socket on which a daemon's steps are shown.
 #[derive(Debug)]
 pub(crate) struct Steps {
     listener: UnixListener,
@@ -16,7 +17,7 @@ pub(crate) struct Steps {
 pub(crate) struct Shown(BufReader<UnixStream>);
 
 impl Steps {
-    /// On a socket of this name.
+    /// Listens on a socket of this name.
     pub(crate) fn listen(path: &Path) -> Self {
         let _ = std::fs::remove_file(path);
         Self {
@@ -30,14 +31,14 @@ impl Steps {
         &self.path
     }
 
-    /// The daemon that has come.
+    /// Accepts the daemon's connection.
     pub(crate) fn accept(&self) -> Shown {
         Shown(BufReader::new(self.listener.accept().unwrap().0))
     }
 }
 
 impl Shown {
-    /// The next step, which waits; none once the daemon is gone.
+    /// The next step, which waits; `None` once the daemon is gone.
     pub(crate) fn next(&mut self) -> Option<String> {
         let mut line = String::new();
         match self.0.read_line(&mut line) {
@@ -46,7 +47,7 @@ impl Shown {
         }
     }
 
-    /// Whether a step waits.
+    /// True if a step waits.
     pub(crate) fn is_there(&mut self) -> bool {
         let stream = self.0.get_ref();
         stream.set_nonblocking(true).unwrap();
@@ -55,7 +56,7 @@ impl Shown {
         there
     }
 
-    /// Lets it go on.
+    /// Releases the step.
     pub(crate) fn go_on(&mut self) {
         // The daemon may be gone.
         let _ = self.0.get_mut().write_all(b"\n");

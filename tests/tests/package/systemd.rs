@@ -1,4 +1,4 @@
-//! A systemd of a test's own in the lab host, whose init is another program.
+//! A systemd for one test in the lab host, whose init is another program.
 //!
 //! ```text
 //!   lab host (init: lab-host)
@@ -6,8 +6,8 @@
 //!        └─ systemd ─ udevd, journald, the units of a package
 //! ```
 //! It shares the lab host's kernel, devices, network and files. It runs without D-Bus: systemctl
-//! connects to its private socket. Owns its processes and files; both go when it is dropped. Must
-//! not know any package.
+//! connects to its private socket. It owns its processes and files; dropping it removes both. It
+//! must not know any package.
 
 use lab::node::until;
 use lab::process::{die_with_parent, output};
@@ -20,7 +20,7 @@ use std::process::{Child, Command, Output, Stdio};
 /// Its control group, in which all units' groups are.
 const GROUP: &str = "/sys/fs/cgroup/lab-systemd";
 
-/// Units of an ordinary boot that would change the lab host, or that take long in an emulated one.
+/// Units of an ordinary boot that would change the lab host or that take long under emulation.
 const MASKED: [&str; 17] = [
     "ldconfig.service",
     "systemd-binfmt.service",
@@ -41,7 +41,7 @@ const MASKED: [&str; 17] = [
     "timers.target",
 ];
 
-/// Its namespaces have the group as their root. The lab host's console is not its console.
+/// Its namespaces have the group as their root. It does not use the lab host's console.
 const START: &str = "
     mkdir -p $GROUP && echo $$ >$GROUP/cgroup.procs &&
     exec unshare --mount --propagation private --pid --fork --kill-child --mount-proc \
@@ -55,7 +55,7 @@ const START: &str = "
 #[derive(Debug)]
 pub(crate) struct Systemd {
     unshare: Child,
-    /// Its process, as the lab host counts.
+    /// Its process ID in the lab host.
     pid: i32,
 }
 
@@ -90,7 +90,7 @@ impl Systemd {
         systemd
     }
 
-    /// A command beside its units.
+    /// A command that runs beside its units.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -105,12 +105,12 @@ impl Systemd {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs a command to its end.
     pub(crate) fn run(&self, words: &[&str]) -> Output {
         self.command(words).output().unwrap()
     }
 
-    /// Its standard output, if it succeeds.
+    /// The standard output of a command that succeeds.
     #[track_caller]
     pub(crate) fn done(&self, words: &[&str]) -> String {
         let bytes = output(&mut self.command(words));

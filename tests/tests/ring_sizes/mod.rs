@@ -1,12 +1,12 @@
-//! What holds for every device whose queues can be reset one by one.
+//! Checks for every device whose queues can be reset one by one.
 
 use lab::guest::Guest;
 use std::time::Duration;
 
-/// Changes the sizes of the guest's rings while frames go both ways, and checks
-/// that none of the rings stops and nothing is corrupted. `nic` is the guest's name of the
-/// NIC, `rebind` the command that starts its driver anew. `flood` has the other side send on its
-/// own, `exchange` sends checked frames of some size there and back.
+/// Changes the sizes of the guest's rings while frames flow in both directions, and checks that no
+/// ring stops and no frame is corrupted. `nic` is the guest's name of the NIC, `rebind` the command
+/// that restarts its driver. `flood` makes the other side send by itself; `exchange` sends checked
+/// frames of one size there and back.
 #[track_caller]
 pub(crate) fn resize_under_traffic(
     guest: &mut Guest,
@@ -34,10 +34,10 @@ pub(crate) fn resize_under_traffic(
             exchange(guest, size);
         }
     }
-    // Sizes that no queue has are refused and change nothing.
+    // Unsupported sizes are refused and change nothing.
     guest.command(&format!("rings 512 64 {nic}")).unwrap_err();
     exchange(guest, 590);
-    // A driver that starts anew gets rings of the full size.
+    // A driver that restarts gets rings of the full size.
     guest.command(rebind).unwrap();
     let now = guest.command(&format!("rings 256 256 {nic}")).unwrap();
     assert_eq!(now["rx"], 256, "{now}");

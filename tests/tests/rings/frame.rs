@@ -1,5 +1,5 @@
-//! Frames that name themselves: a queue pair, a number, and a payload that
-//! follows from both, so that a frame that is wrong, foreign or stale shows.
+//! Frames that identify themselves: a queue pair, a number, and a payload that follows from both.
+//! So a wrong, foreign or stale frame is detected.
 
 /// `struct virtio_net_hdr_v1`.
 pub(crate) const HEADER: usize = 12;
@@ -13,7 +13,7 @@ const TYPE: u16 = 0x88b5;
 /// An Ethernet address.
 pub(crate) type Mac = [u8; 6];
 
-/// Frame `number` of a pair, with virtio's header in front.
+/// Frame `number` of a pair, with virtio's header before it.
 pub(crate) fn make(to: Mac, from: Mac, pair: u16, number: u32) -> Vec<u8> {
     let mut packet = vec![0; HEADER];
     packet.extend_from_slice(&to);
@@ -34,18 +34,18 @@ pub(crate) fn make(to: Mac, from: Mac, pair: u16, number: u32) -> Vec<u8> {
     packet
 }
 
-/// The number of a received packet; `None` for one that is not from this sender to
-/// this receiver (a network has other traffic).
+/// The number of a received packet; `None` for one that is not from this sender to this receiver (a
+/// network has other traffic).
 ///
 /// # Panics
-/// The frame has the right names and something else in it is wrong.
+/// The frame has the right addresses, but something else in it is wrong.
 pub(crate) fn number(packet: &[u8], to: Mac, from: Mac, pair: u16) -> Option<u32> {
     let (named, number) = pair_and_number(packet, to, from)?;
     assert_eq!(named, pair, "frame {number} came by another pair's queue");
     Some(number)
 }
 
-/// As [`number`], with the pair that the frame names: a switch may choose the queue.
+/// Like [`number`], with the pair that the frame names: a switch may choose the queue.
 ///
 /// # Panics
 /// As [`number`].

@@ -1,5 +1,5 @@
-//! A guest's network driver: 1 to 4 queue pairs of split rings in guest memory,
-//! interrupts off while there is work (as NAPI does), and a watchdog.
+//! A guest's network driver: 1 to 4 queue pairs of split rings in guest memory, and a watchdog. As
+//! with NAPI, interrupts are off while there is work.
 //!
 //! ```text
 //!             work                         interrupts on, look again: nothing
@@ -11,9 +11,8 @@
 //!   0x00_0000 rings, 64 KiB per queue (descriptors, +0x4000 avail, +0x8000 used)
 //!   0x10_0000 receive buffers, 4 KiB each    0x40_0000 transmit buffers
 //! ```
-//! It looks at no ring until an interrupt comes, so that an interrupt that is lost is a
-//! stall. It kicks only when it is asked to, so
-//! that a kick that is lost is one too.
+//! It looks at no ring until an interrupt arrives, so a lost interrupt is a stall. It kicks only
+//! when the device wants a kick, so a lost kick is a stall too.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -37,7 +36,7 @@ use super::watchdog::{STALL, TICK, Watchdog};
 pub(crate) const SIZE: u16 = 64;
 /// Guest RAM.
 pub(crate) const RAM: u64 = 8 << 20;
-/// Receive buffers: a page each, of which the driver gives 2 KiB.
+/// Receive buffers: a page each, of which the driver posts 2 KiB.
 pub(crate) const RECEIVE_BUFFERS: u64 = 0x10_0000;
 const TRANSMIT_BUFFERS: u64 = 0x40_0000;
 pub(crate) const BUFFER: u64 = 4096;
@@ -50,7 +49,7 @@ const VIRTQ_DESC_F_WRITE: u16 = 2;
 const VIRTQ_DESC_F_NEXT: u16 = 1;
 const VIRTQ_DESC_F_INDIRECT: u16 = 4;
 
-/// Guest RAM of memfd.
+/// Guest RAM backed by a memfd.
 pub(crate) fn memory() -> Arc<GuestMemory> {
     let file = File::from(memfd_create(c"lab-guest", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(RAM).unwrap();
@@ -59,9 +58,9 @@ pub(crate) fn memory() -> Arc<GuestMemory> {
     Arc::new(GuestMemory::from_ranges_with_files([region]).unwrap())
 }
 
-/// Where a queue's kicks go. The VMM takes the doorbell away while the device does
-/// not read the guest's ring, as it takes away a memory slot: when
-/// [`Notifier::withdraw`] returns no store is on its way.
+/// The target of a queue's kicks. While the device does not read the guest's ring, the VMM
+/// withdraws the doorbell, as it would remove a memory slot. When [`Notifier::withdraw`] returns,
+/// no store is in flight.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     queue: u16,
@@ -88,14 +87,14 @@ impl Notifier {
         self.doorbell.lock().unwrap().take()
     }
 
-    /// Kicks given, and kicks that the device's suppression spared.
+    /// The number of kicks, and of kicks that the device suppressed.
     pub(crate) fn counts(&self) -> (u32, u32) {
         let load = |count: &AtomicU32| count.load(Ordering::Relaxed);
         (load(&self.kicks), load(&self.skipped))
     }
 }
 
-/// A split ring as anyone can see it in guest memory.
+/// A split ring as any observer sees it in guest memory.
 #[derive(Debug, Clone)]
 pub(crate) struct View {
     memory: Arc<GuestMemory>,
@@ -123,7 +122,7 @@ impl View {
         self.load(self.addresses.device + 2)
     }
 
-    /// Chains that the guest has given and not got back.
+    /// Chains that the guest made available and that were not used yet.
     pub(crate) fn outstanding(&self) -> u16 {
         self.avail().wrapping_sub(self.used())
     }
@@ -136,17 +135,17 @@ impl View {
         self.addresses.device + 4 + 8 * u64::from(SIZE)
     }
 
-    /// Whether the next used chain would not interrupt the guest.
+    /// True if the next used chain would not interrupt the guest.
     pub(crate) fn is_suppressed(&self) -> bool {
         if self.event_idx {
-            // The event lies behind what is used already.
+            // The event index is already passed.
             self.load(self.used_event()) != self.used()
         } else {
             self.load(self.addresses.driver) & 1 != 0
         }
     }
 
-    /// All indices and suppression fields.
+    /// Formats all indices and suppression fields.
     pub(crate) fn stands(&self) -> String {
         format!(
             "queue {}: avail {} used {} avail.flags {} used_event {} used.flags {} avail_event {}",
@@ -161,7 +160,7 @@ impl View {
     }
 }
 
-/// One ring of the driver's.
+/// A ring of the driver.
 #[derive(Debug)]
 pub(crate) struct Ring {
     pub(crate) view: View,
@@ -170,9 +169,9 @@ pub(crate) struct Ring {
     indirect: bool,
     avail: u16,
     used: u16,
-    /// The avail index at the last decision about a kick.
+    /// The avail index at the last kick decision.
     told: u16,
-    /// By descriptor: whether the device has it.
+    /// By descriptor: true if the device has it.
     given: Vec<bool>,
 }
 
@@ -249,7 +248,7 @@ impl Ring {
         self.view.store(driver + 2, self.avail);
     }
 
-    /// As [`Ring::add`], in two pieces that an indirect table at `table` names.
+    /// Like [`Ring::add`], in two pieces that an indirect table at `table` names.
     fn add_indirect(&mut self, descriptor: u16, table: u64, address: u64, len: u32) {
         let header = u32::try_from(frame::HEADER).unwrap();
         self.write(table, address, header, VIRTQ_DESC_F_NEXT, 1);
@@ -258,7 +257,7 @@ impl Ring {
         self.add(descriptor, table, 32, VIRTQ_DESC_F_INDIRECT);
     }
 
-    /// Kicks if the device wants to hear of what was added since the last time.
+    /// Kicks if the device wants a notification of the buffers added since the last call.
     fn notify(&mut self) {
         if self.told == self.avail {
             return;
@@ -332,26 +331,26 @@ impl Flow {
     }
 }
 
-/// How a driver works its rings.
+/// The driver's options for its rings.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
     pub(crate) event_idx: bool,
     /// Every second frame in an indirect table.
     pub(crate) indirect: bool,
-    /// Frames of one flow that may be under way; a simulator that loops back drops more
-    /// than the receive ring holds.
+    /// Frames of one flow that may be in flight. A simulator that loops back drops frames beyond
+    /// the size of the receive ring.
     pub(crate) window: u32,
-    /// Frames of each flow in all.
+    /// The total number of frames of each flow.
     pub(crate) frames: u32,
 }
 
-/// What a guest has seen.
+/// A guest's observations.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Account {
     pub(crate) received: u32,
-    /// Times that it slept until an interrupt.
+    /// How often it slept until an interrupt.
     pub(crate) slept: u32,
-    /// Longest time without a frame or a completion.
+    /// The longest time without a frame or a completion.
     pub(crate) longest: Duration,
 }
 
@@ -362,12 +361,12 @@ struct Pair {
     free: Vec<u16>,
     outward: Arc<Flow>,
     inward: Arc<Flow>,
-    /// Next number to send, and next to come.
+    /// The next number to send, and the next one expected.
     send: u32,
     expect: u32,
 }
 
-/// Told of each frame before it is looked at: queue, and the buffer's address.
+/// Called for each frame before the driver looks at it, with the queue and the buffer's address.
 pub(crate) type Witness = Arc<dyn Fn(u16, u64) + Send + Sync>;
 
 /// The driver with all its pairs.
@@ -382,8 +381,8 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Rings begin at `start`, all receive buffers are given. `outward` and `inward` have a
-    /// flow per queue pair; a guest that talks to itself has the same for both.
+    /// Creates a driver whose rings begin at `start`, with all receive buffers posted. `outward`
+    /// and `inward` have a flow per queue pair; a guest that talks to itself has the same for both.
     pub(crate) fn new(
         mac: Mac,
         peer: Mac,
@@ -463,8 +462,8 @@ impl Guest {
                 .add(descriptor, address, GIVEN, VIRTQ_DESC_F_WRITE);
             let found = frame::number(&packet, self.mac, self.peer, pair);
             let number = found.unwrap_or_else(|| panic!("a foreign frame: {packet:02x?}"));
-            // One queue and one path: the order is kept, so a number that is
-            // missing or comes twice shows here.
+            // One queue and one path keep the order, so a number that is missing or repeated shows
+            // here.
             assert_eq!(number, this.expect, "pair {pair}: missing or repeated");
             this.expect = number + 1;
             self.account.received += 1;
@@ -484,7 +483,7 @@ impl Guest {
         this.free.len() > before
     }
 
-    /// Sends what the ring and the window have room for.
+    /// Sends as many frames as the ring and the window have room for.
     fn send(&mut self, pair: u16) -> bool {
         let (mac, peer, options) = (self.mac, self.peer, self.options);
         let this = &mut self.pairs[usize::from(pair)];
@@ -515,7 +514,7 @@ impl Guest {
         this.send > before
     }
 
-    /// All that the other side sent has come, and all that was sent is completed.
+    /// True if all frames of the other side have arrived, and all sent frames are completed.
     fn is_done(&self) -> bool {
         self.pairs.iter().all(|pair| {
             let complete = pair.free.len() == usize::from(SIZE);
@@ -541,8 +540,7 @@ impl Guest {
         worked
     }
 
-    /// Sends without pause and receives, until `stop` says so and what is under way has
-    /// arrived.
+    /// Sends without pause and receives, until `stop` is set and all frames in flight have arrived.
     ///
     /// # Panics
     /// Something is lost, doubled or damaged, or nothing moves for [`super::watchdog::STALL`].
@@ -574,7 +572,7 @@ impl Guest {
         }
     }
 
-    /// Looks at no ring until an interrupt comes; but for the end, of which nobody tells.
+    /// Looks at no ring until an interrupt arrives. Only the end comes without an interrupt.
     fn sleep(&mut self, stop: &AtomicBool, watchdog: &mut Watchdog) {
         self.account.slept += 1;
         while !wait(self.rings().map(|ring| &*ring.call), TICK) {
@@ -599,23 +597,23 @@ fn transmit_buffer(pair: u16, descriptor: u16) -> u64 {
     TRANSMIT_BUFFERS + BUFFER * (u64::from(SIZE) * u64::from(pair) + u64::from(descriptor))
 }
 
-/// Waits until one of the eventfds is signalled, at most `limit`, and takes the signals;
-/// `false`: there was none.
+/// Waits at most `limit` until one of the eventfds is signalled, and reads the signals; `false` if
+/// none was.
 fn wait<'a>(events: impl Iterator<Item = &'a EventFd>, limit: Duration) -> bool {
     use std::os::fd::{AsRawFd, BorrowedFd};
     let events: Vec<&EventFd> = events.collect();
     let mut fds: Vec<PollFd<'_>> = events
         .iter()
         .map(|event| {
-            // SAFETY: needed because EventFd has no `AsFd`. The descriptor is open as long
-            // as `event` is borrowed, and so for longer than `fds` is used.
+            // SAFETY: needed because EventFd has no `AsFd`. The descriptor is open as long as
+            // `event` is borrowed, and so for longer than `fds` is used.
             let fd = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
             PollFd::from_borrowed_fd(fd, PollFlags::IN)
         })
         .collect();
     let limit = Timespec::try_from(limit).unwrap();
     if poll(&mut fds, Some(&limit)).unwrap() == 0 {
-        // One that comes just now is for the next time.
+        // A signal that arrives just now is for the next call.
         return false;
     }
     for event in events {

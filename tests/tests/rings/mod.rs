@@ -1,5 +1,5 @@
-//! What the tests of relays share: two guests without a VM that send each
-//! other numbered frames, and the VMM's side of their devices.
+//! Shared by the tests of relays: two guests without a VM that send each other numbered frames, and
+//! the VMM's side of their devices.
 //!
 //! ```text
 //!   guest.rs     thread per guest: rings in guest memory, NAPI
@@ -9,8 +9,8 @@
 //!   frame.rs     what is sent and how it is checked
 //!   watchdog.rs  when nothing moved for too long
 //! ```
-//! The only things that pass between them are those that pass between a guest and a
-//! VMM (guest memory, kicks, interrupts) and the counts of [`guest::Flow`].
+//! Guest and VMM share only what a real guest and VMM share (guest memory, kicks, interrupts), and
+//! the counts of [`guest::Flow`].
 
 // Each test target has its own copy of this module and uses a part of it.
 #![allow(dead_code, reason = "not every test needs everything")]

@@ -1,19 +1,19 @@
-//! `vdpa::netdev` as a guest whose rings are relayed: the driver's thread, and the
-//! VMM's side of its device, which has to be reset for each change.
+//! `vdpa::netdev` as a guest whose rings are relayed: the driver's thread, and the VMM's side of
+//! its device, which must be reset for each change.
 //!
 //! ```text
 //!   Driver (thread): NAPI, numbered frames     Relayed (the test's thread): poll, restart
 //!     queues of Netdev <---- rings, kick and call eventfds ----> RelaySet, Device
 //! ```
-//! **What may be lost, and what may not.** The network is QEMU's: a virtio NIC on a tap. While
-//! a NIC is being reset it has no receive queue. QEMU throws away what it has read from
-//! the tap by then, so frames **to** a NIC may be lost if they were under way between the
-//! reset and the moment the NIC ran again; [`Relayed::windows`] keeps their numbers. Frames
-//! **from** a NIC that is reset are neither lost nor repeated: QEMU takes a frame from the ring, writes it to
-//! the tap and puts it into the used ring in one go, under the lock that the reset takes too. So
-//! the used index tells exactly what was sent, and relays give the device the rest again.
-//! With one queue QEMU has read no more than one frame ahead; with several the tap also drops
-//! what waits in the queues that a reset switches off.
+//! **Which frames may be lost.** The network is QEMU's: a virtio NIC on a tap. A NIC that is being
+//! reset has no receive queue, and QEMU drops the frames that it has read from the tap by then. So
+//! frames **to** a NIC may be lost if they were in flight between the reset and the NIC's restart;
+//! [`Relayed::windows`] keeps their numbers. Frames **from** a NIC that is reset are neither lost
+//! nor repeated. QEMU takes a frame from the ring, writes it to the tap and puts it into the used
+//! ring in one step. It does so under the lock that the reset also takes. So the used index shows
+//! exactly which frames were sent, and relays give the rest to the device again. With one queue,
+//! QEMU has read at most one frame ahead. With several, the tap also drops frames that wait in the
+//! queues that a reset switches off.
 
 use std::mem;
 use std::os::fd::AsFd;
@@ -32,31 +32,31 @@ use vmm_sys_util::eventfd::EventFd;
 use super::frame::{self, HEADER, Mac};
 use super::watchdog::{TICK, Watchdog};
 
-/// Frames of one flow that may be under way: more than a ring of [`RING`] holds, less than a tap.
+/// Frames of one flow that may be in flight: more than a ring of [`RING`] holds, less than a tap.
 pub(crate) const WINDOW: u32 = 96;
 /// Entries of each ring.
 pub(crate) const RING: u16 = 64;
 /// Frames received before the queue's neighbour has its turn.
 const BUDGET: usize = 16;
-/// When nobody sends any more, what did not come for so long is lost.
+/// After both sides have stopped to send, a frame that has not arrived for this long is lost.
 const GIVE_UP: Duration = Duration::from_millis(300);
 
 /// Frames from one guest to the other with the number of a queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Flow {
     sent: AtomicU32,
-    /// Frames that the sender's device is done with.
+    /// Frames that the sender's device has completed.
     completed: AtomicU32,
-    /// One more than the highest number that came.
+    /// One more than the highest number that arrived.
     received: AtomicU32,
-    /// The lowest number that did not come and was not written off.
+    /// The lowest number that has neither arrived nor been written off.
     due: AtomicU32,
-    /// Frames before this one are not waited for any more.
+    /// Frames before this one are no longer awaited.
     written_off: AtomicU32,
 }
 
 impl Flow {
-    /// A frame came; `seen` says so already.
+    /// Records an arrival; `seen` already includes it.
     fn came(&self, number: u32, seen: &[bool]) {
         self.received.fetch_max(number + 1, Ordering::Relaxed);
         let due = self.due();
@@ -74,48 +74,48 @@ impl Flow {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// All frames before this one came or were written off. A switch with several queues to
-    /// choose from lets later ones come before it.
+    /// All frames before this one arrived or were written off. Through a switch with several
+    /// queues, later frames may arrive before it.
     fn due(&self) -> u32 {
         let due = self.due.load(Ordering::Relaxed);
         due.max(self.written_off.load(Ordering::Relaxed))
     }
 
-    /// Frames that were sent and are still waited for.
+    /// Frames that were sent and are still awaited.
     fn under_way(&self) -> u32 {
         let written_off = self.written_off.load(Ordering::Relaxed);
         self.sent().saturating_sub(self.received().max(written_off))
     }
 
-    /// Frames that the sender's ring has.
+    /// Frames in the sender's ring.
     pub(crate) fn in_ring(&self) -> u32 {
         let completed = self.completed.load(Ordering::Relaxed);
         self.sent().saturating_sub(completed)
     }
 }
 
-/// What the driver's thread shows to others.
+/// The state that the driver's thread shows to others.
 #[derive(Debug, Default)]
 pub(crate) struct Face {
-    /// It asked for interrupts and sleeps, or is about to.
+    /// The driver has enabled interrupts and sleeps, or is about to.
     pub(crate) listening: AtomicBool,
-    /// It sends no more, and its device has nothing of it.
+    /// The driver sends no more, and its device has none of its frames.
     drained: AtomicBool,
 }
 
-/// What a guest has seen.
+/// A guest's observations.
 #[derive(Default)]
 pub(crate) struct Account {
-    /// By pair: whether each frame came.
+    /// By pair: true for each frame that arrived.
     pub(crate) seen: Vec<Vec<bool>>,
     pub(crate) repeated: u32,
-    /// Frames of others.
+    /// Frames of other senders.
     pub(crate) foreign: u32,
-    /// Times that it slept until an interrupt.
+    /// How often it slept until an interrupt.
     pub(crate) slept: u32,
     pub(crate) kicks: u64,
     pub(crate) kicks_spared: u64,
-    /// By pair: frames that came by its receive queue.
+    /// By pair: frames that arrived by its receive queue.
     pub(crate) by_queue: Vec<u64>,
     pub(crate) longest: Duration,
 }
@@ -205,7 +205,7 @@ impl Driver {
         worked
     }
 
-    /// There are frames to send and room for them, in the window and in the ring.
+    /// True if there are frames to send and room for them, in the window and in the ring.
     fn window_opened(&self) -> bool {
         let mut flows = self.outward.iter().zip(&self.pairs);
         flows.any(|(flow, pair)| {
@@ -214,7 +214,7 @@ impl Driver {
         })
     }
 
-    /// `true`: there is work already.
+    /// Returns `true` if there is work already.
     fn set_interrupts(&mut self, enabled: bool) -> bool {
         let mut more = false;
         for pair in &mut self.pairs {
@@ -229,7 +229,7 @@ impl Driver {
         more
     }
 
-    /// Sleeps until an interrupt comes; `false`: there was none for a tick.
+    /// Sleeps until an interrupt arrives; `false` if none arrived for a tick.
     fn sleep(&mut self) -> bool {
         let limit = Timespec::try_from(TICK).unwrap();
         let mut fds: Vec<PollFd<'_>> = (self.pairs.iter())
@@ -246,7 +246,7 @@ impl Driver {
         true
     }
 
-    /// Sends without pause and receives, until `stop` says so and what is under way has arrived.
+    /// Sends without pause and receives, until `stop` is set and all frames in flight have arrived.
     ///
     /// # Panics
     /// Something is damaged, or nothing moves for [`super::watchdog::STALL`].
@@ -278,7 +278,7 @@ impl Driver {
         }
     }
 
-    /// Waits for an interrupt, looking at no ring before; `false`: all is over.
+    /// Waits for an interrupt without looking at a ring; `false` at the end of the exchange.
     fn wait(&mut self, stop: &AtomicBool, watchdog: &mut Watchdog) -> bool {
         let drained = self.outward.iter().all(|flow| flow.in_ring() == 0);
         while !self.sleep() {
@@ -286,8 +286,8 @@ impl Driver {
             let ending = stop.load(Ordering::Relaxed);
             let stalled = watchdog.is_stalled() && !(ending && drained);
             assert!(!stalled, "nothing moves: {}", self.stands());
-            // That the peer took frames is told by no interrupt. What came meanwhile stays
-            // unseen, and counts as no progress.
+            // No interrupt reports that the peer took frames. Frames that arrived meanwhile stay
+            // unseen, and do not count as progress.
             if !ending && self.window_opened() && self.send(true) {
                 watchdog.progress();
                 if self.set_interrupts(true) {
@@ -310,8 +310,8 @@ impl Driver {
                 account.kicks += queue.counters().kicks;
                 account.kicks_spared += queue.counters().kicks_suppressed;
             }
-            // A driver of split rings counts each chain in and out, and breaks on one
-            // that comes back twice; here all of them are where they belong.
+            // A driver of split rings counts each chain in and out, and fails on one that comes
+            // back twice. Here all chains have returned.
             assert_eq!(pair.transmit.queue().outstanding(), 0);
             let queue = pair.receive.queue();
             assert_eq!(queue.outstanding(), capacity(queue));
@@ -329,7 +329,7 @@ fn capacity(queue: &Virtqueue) -> u16 {
     }
 }
 
-/// Numbers of frames to a guest that were under way while its device was reset.
+/// Numbers of frames to a guest that were in flight while its device was reset.
 #[derive(Debug, Clone)]
 pub(crate) struct Window {
     pub(crate) pair: usize,
@@ -355,7 +355,7 @@ pub(crate) struct Relayed {
 }
 
 impl Relayed {
-    /// Starts a device with its queues direct; they come along.
+    /// Starts a device with its queues direct; returns the queues too.
     pub(crate) fn start(
         name: &'static str,
         path: &Path,
@@ -398,7 +398,7 @@ impl Relayed {
         (0..).map_while(|queue| self.set.strategy(queue)).collect()
     }
 
-    /// Each queue as its place in `targets` says, in turns.
+    /// Assigns the strategies in `targets` to the queues in turn.
     pub(crate) fn targets(&self, targets: &[Strategy]) -> Vec<(u16, Strategy)> {
         (0..)
             .zip(targets.iter().cycle().copied())
@@ -406,8 +406,8 @@ impl Relayed {
             .collect()
     }
 
-    /// What must fail without a reset. The device runs on or, where it is half changed by
-    /// then, is reset and runs as before.
+    /// A change that must fail without a reset. The device continues or, if it is half changed by
+    /// then, is reset and continues as before.
     pub(crate) fn change(&mut self, targets: &[Strategy]) -> vdpa::Error {
         let (before, wanted) = (self.strategies(), self.targets(targets));
         let failed = (self.set).change(&mut self.device, &wanted, &*self.memory);
@@ -425,12 +425,12 @@ impl Relayed {
         error
     }
 
-    /// Resets the device and starts it again with its rings changed. Where that is refused, once
-    /// more as it was before, and the error is given.
+    /// Resets the device and restarts it with changed rings. If that is refused, it restarts as
+    /// before, and the error is returned.
     pub(crate) fn restart(&mut self, targets: &[Strategy]) -> Result<(), vdpa::Error> {
         let (before, due) = (self.strategies(), self.due());
         let begin = Instant::now();
-        // One that can suspend completes first what it has sent.
+        // A device that can suspend first completes the frames that it has sent.
         if self.device.can_suspend() {
             self.device.suspend().unwrap();
         }
@@ -466,7 +466,7 @@ impl Relayed {
         self.inward.iter().map(|flow| flow.due()).collect()
     }
 
-    /// The device runs again: what was under way since `due` is not waited for.
+    /// The device runs again: frames in flight since `due` are no longer awaited.
     fn count_window(&mut self, due: &[u32]) {
         for ((pair, &first), flow) in (0..).zip(due).zip(&self.inward) {
             let end = flow.sent();
@@ -475,7 +475,7 @@ impl Relayed {
         }
     }
 
-    /// Spurious interrupts: a driver may send again what was not waited for.
+    /// Sends spurious interrupts: a driver may then send again instead of waiting for lost frames.
     pub(crate) fn interrupt(&self) {
         for call in &self.calls {
             call.write(1).unwrap();

@@ -9,7 +9,7 @@
 //!            any time
 //!   direct ----------> all shadowed, again and again
 //! ```
-//! Such a device takes no base but 0, so there is no way back until its driver resets it.
+//! Such a device accepts only the base 0, so there is no way back until its driver resets it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,41 +26,41 @@ use super::netdev::{Account, Driver, Face, Flow, RING, Relayed};
 
 use Strategy::{Direct, Mediated, Shadowed};
 
-/// Relays keep no order, which IN_ORDER would promise.
+/// Relays do not keep the order that IN_ORDER promises.
 const IN_ORDER: u64 = 1 << 35;
 
 /// Restarts of a round.
 const RESTARTS: u32 = 24;
-/// For the way over the index wrap: 65536 frames.
+/// Long enough to pass the index wrap: 65536 frames.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is lost of the frames that are under way to a device while it is reset.
+/// Which frames in flight to a device may be lost while it is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// One at most: that which QEMU has read from the tap. The others wait there.
+    /// At most one: the frame that QEMU has read from the tap. The others wait there.
     OneFrame,
-    /// Any.
+    /// Any frames.
     AllUnderWay,
 }
 
-/// How drivers work their rings.
+/// The drivers' options for their rings.
 pub(crate) fn options(pairs: u16, withhold: u64, chains: Chains) -> Options {
     Options {
         pairs,
         ring_size: RING,
         withhold: IN_ORDER | withhold,
         chains,
-        // A relay hears no doorbell.
+        // A relay does not notice a doorbell.
         kick: Kick::Eventfd,
     }
 }
 
-/// What there was at the cuts.
+/// The state at the cuts.
 #[derive(Debug, Default)]
 struct Cuts {
     restarts: u32,
     refused: u32,
-    /// Frames that a transmit ring had.
+    /// Frames in a transmit ring.
     transmit: u32,
     /// Drivers that had switched interrupts off, or on.
     suppressed: u32,
@@ -85,7 +85,7 @@ impl Scene<'_> {
         self.random % bound
     }
 
-    /// Relays until `done`.
+    /// Polls the relays until `done`.
     #[track_caller]
     pub(crate) fn pump(&mut self, what: &str, mut done: impl FnMut(&mut [Relayed; 2]) -> bool) {
         let begin = Instant::now();
@@ -109,8 +109,8 @@ impl Scene<'_> {
         }
     }
 
-    /// Relays until so many more frames of each flow came, of which the last ones were
-    /// sent after now.
+    /// Polls the relays until this many more frames of each flow arrived, the last of them sent
+    /// after this call.
     #[track_caller]
     pub(crate) fn frames(&mut self, count: u32) {
         let goals: Vec<(Arc<Flow>, u32)> = (self.flows.iter().flatten())
@@ -143,12 +143,12 @@ impl Scene<'_> {
             let wanted = machine.targets(targets).into_iter().map(|(_, how)| how);
             assert!(now.eq(wanted), "{targets:?}: {:?}", machine.strategies());
         }
-        // What the other driver waited for may be lost.
+        // The frames that the other driver waited for may be lost.
         self.machines[1 - which].interrupt();
         result
     }
 
-    /// Restarts at any moment, all queues shadowed.
+    /// Restarts repeatedly at any moment, with all queues shadowed.
     pub(crate) fn shadow_often(&mut self) {
         for _ in 0..RESTARTS {
             let which = usize::try_from(self.below(2)).unwrap();
@@ -161,7 +161,7 @@ impl Scene<'_> {
         }
     }
 
-    /// What such a device can't do is refused, and traffic goes on as before.
+    /// Changes that such a device does not support are refused, and traffic continues as before.
     fn refusals(&mut self, which: usize) {
         for how in [Direct, Mediated] {
             let error = self.restart(which, &[how]).unwrap_err();
@@ -178,8 +178,7 @@ impl Scene<'_> {
     }
 }
 
-/// The devices by path and address, their drivers, and what `act` does with them; then
-/// the accounts.
+/// Starts drivers for the devices, given by path and address, runs `act` and checks the accounts.
 pub(crate) fn play(
     devices: [(&Path, Mac); 2],
     options: &Options,
@@ -241,7 +240,7 @@ pub(crate) fn play(
     });
 }
 
-/// Nothing twice; nothing lost but at a reset of the receiver.
+/// Checks that no frame arrived twice, and that frames are lost only at a reset of the receiver.
 fn audit(account: &Account, machine: &Relayed, loss: Loss) {
     let (windows, resets) = (&machine.windows, machine.resets);
     let frames: u64 = account.by_queue.iter().sum();
@@ -275,7 +274,7 @@ fn median(times: &[Duration]) -> Option<Duration> {
     times.get(times.len() / 2).copied()
 }
 
-/// Into the shadow `rounds` times, and over the index wrap.
+/// Shadows repeatedly in `rounds` rounds, and past the index wrap.
 pub(crate) fn shadow_rounds(scene: &mut Scene<'_>, rounds: usize) {
     for round in 0..rounds {
         scene.shadow_often();

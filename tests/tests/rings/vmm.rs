@@ -1,5 +1,5 @@
-//! The VMM's side of one guest's device: it brings the device up with the guest's
-//! rings direct, changes how they reach it, and relays. No thread of its own.
+//! The VMM's side of one guest's device. It brings the device up with the guest's rings direct,
+//! changes how they reach the device, and relays. It has no thread of its own.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -22,21 +22,21 @@ use vdpa::window::PrivateWindow;
 
 use super::guest::{Guest, Notifier, RAM, SIZE, View};
 
-/// Features by number (virtio 1.3, 5.1.3 and 6): MTU, MAC, STATUS, INDIRECT_DESC,
-/// EVENT_IDX, VERSION_1, ACCESS_PLATFORM, and what belongs to the control queue.
+/// Features by number (virtio 1.3, 5.1.3 and 6): MTU, MAC, STATUS, INDIRECT_DESC, EVENT_IDX,
+/// VERSION_1, ACCESS_PLATFORM, and those of the control queue.
 const DATA: u64 = 1 << 3 | 1 << 5 | 1 << 16 | 1 << 28 | 1 << EVENT_IDX | 1 << 32 | 1 << 33;
 const CONTROL: u64 = 1 << 17 | 1 << 18 | 1 << 22 | 1 << 23;
 const EVENT_IDX: u32 = 29;
 const INDIRECT: u32 = 28;
 const CTRL_VQ: u32 = 17;
 const MQ: u32 = 22;
-/// For what takes long on a machine under load, and has no watchdog of its own.
+/// A time limit for slow steps on a loaded machine that have no watchdog.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Changes that are remembered for a report.
+/// How many changes a report shows.
 const HISTORY: usize = 8;
 
-/// What a test wants of a device.
+/// A test's requirements for a device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup {
     pub(crate) event_idx: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Setup {
     pub(crate) doorbells: bool,
     /// Queue pairs.
     pub(crate) pairs: u16,
-    /// Where all rings begin.
+    /// The start index of all rings.
     pub(crate) start: u16,
     /// Backend features not to acknowledge.
     pub(crate) without: BackendFeatures,
@@ -59,11 +59,11 @@ pub(crate) struct Port {
     pub(crate) view: View,
     pub(crate) notifier: Arc<Notifier>,
     queue: RelayedQueue,
-    /// Taken from the guest while its ring is shadowed.
+    /// Withdrawn from the guest while its ring is shadowed.
     doorbell: Option<Doorbell>,
 }
 
-/// What a caller of [`RelaySet::start`] does.
+/// The part of a caller of [`RelaySet::start`].
 #[derive(Debug)]
 struct Again {
     iotlb: Iotlb,
@@ -90,7 +90,7 @@ impl Again {
     }
 
     fn replay(&mut self) -> Result<(), Box<dyn Error + Send + Sync>> {
-        // Also for one pair, as Linux does it: the device need not begin with one.
+        // Even for one pair, as Linux does: the device need not begin with one.
         if let Some((control, _)) = &mut self.control
             && self.features & (1 << MQ) != 0
         {
@@ -110,9 +110,9 @@ pub(crate) struct Machine {
     again: Again,
     pub(crate) ports: Vec<Port>,
     memory: Arc<GuestMemory>,
-    /// What AllMulticast is to be set to next.
+    /// The next value of AllMulticast.
     all_multicast: bool,
-    /// Control commands carried out.
+    /// The number of executed control commands.
     pub(crate) commands: u32,
     /// The last changes.
     history: VecDeque<String>,
@@ -121,7 +121,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A device whose queues are all direct, running.
+    /// Starts a device with all queues direct.
     pub(crate) fn start(name: &'static str, path: &Path, guest: &Guest, setup: Setup) -> Self {
         let wanted = BackendFeatures::all() - setup.without;
         let (mut device, mut iotlb) = Device::open(path).unwrap().own_with(wanted).unwrap();
@@ -225,13 +225,13 @@ impl Machine {
         }
     }
 
-    /// All queues of the guest's, each to be reached so.
+    /// All queues of the guest, each with this strategy.
     pub(crate) fn all(&self, how: Strategy) -> Vec<(u16, Strategy)> {
         let queues = self.ports.iter().map(|port| port.view.queue);
         queues.map(|queue| (queue, how)).collect()
     }
 
-    /// How receive queues are to be relayed, and why.
+    /// The strategy for receive queues, and its reason.
     pub(crate) fn chosen(&self) -> (Strategy, Reason) {
         let device = &self.device;
         choose(device.info(), device.backend_features(), device.features())
@@ -251,8 +251,8 @@ impl Machine {
         }
     }
 
-    /// Before a ring is shadowed its doorbell must be gone: the device would be
-    /// kicked, and the relay not.
+    /// The doorbell must be gone before its ring is shadowed: otherwise the guest would kick the
+    /// device and not the relay.
     fn withdraw_doorbells(&mut self, targets: &[(u16, Strategy)]) {
         for port in &mut self.ports {
             if targets.contains(&(port.view.queue, Strategy::Shadowed)) && port.doorbell.is_none() {
@@ -261,7 +261,7 @@ impl Machine {
         }
     }
 
-    /// Changes in place. A control command that is under way stays so.
+    /// Changes in place. A control command in flight stays in flight.
     pub(crate) fn change(
         &mut self,
         targets: &[(u16, Strategy)],
@@ -297,7 +297,7 @@ impl Machine {
         result
     }
 
-    /// Resets the device and starts it again with its rings changed.
+    /// Resets the device and restarts it with changed rings.
     pub(crate) fn restart(&mut self, targets: &[(u16, Strategy)], dirty: &dyn Dirty) {
         self.withdraw_doorbells(targets);
         let device = &mut self.device;
@@ -314,7 +314,8 @@ impl Machine {
         self.grant_doorbells();
     }
 
-    /// Suspends and resumes; per queue how many chains the device held, if it says so.
+    /// Suspends and resumes; returns for each queue how many chains the device held, if it reports
+    /// that.
     pub(crate) fn held(&mut self) -> Vec<(u16, Option<u16>)> {
         let device = &mut self.device;
         device.suspend().unwrap();
@@ -344,7 +345,7 @@ impl Machine {
         self.nudge_control();
     }
 
-    /// Gives the device a control command, if none is under way.
+    /// Sends the device a control command, if none is in flight.
     pub(crate) fn submit(&mut self) {
         let on = self.all_multicast;
         if let Some((control, _)) = &mut self.again.control
@@ -356,7 +357,7 @@ impl Machine {
         }
     }
 
-    /// Takes an answer; whether a command is still under way.
+    /// Reads an answer; returns true if a command is still in flight.
     pub(crate) fn is_command_under_way(&mut self) -> bool {
         let Some((control, _)) = &mut self.again.control else {
             return false;
@@ -374,7 +375,7 @@ impl Machine {
         }
     }
 
-    /// A suspended device may have missed the kick of a command.
+    /// Kicks again: a suspended device may have missed the kick of a command.
     pub(crate) fn nudge_control(&self) {
         if let Some((control, _)) = &self.again.control {
             control.nudge();
@@ -397,7 +398,7 @@ impl Machine {
         Arc::clone(&self.memory)
     }
 
-    /// Which index stands where: the guest's rings, the device's base.
+    /// Formats the positions: the indices of the guest's rings and the device's base.
     pub(crate) fn stands(&mut self) -> String {
         let mut text = String::new();
         let suspended = self.device.suspend();
@@ -421,7 +422,7 @@ impl Machine {
     }
 }
 
-/// Polls machines until `done`, pausing as they say.
+/// Polls machines until `done`, with the pauses that they request.
 pub(crate) fn pump(machines: &mut [&mut Machine], mut done: impl FnMut() -> bool) {
     while !done() {
         let mut longest = Duration::from_millis(1);

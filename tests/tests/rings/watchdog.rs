@@ -1,14 +1,14 @@
-//! Time without progress, counted in ticks of one's own.
+//! Measures time without progress, counted in its own ticks.
 //!
-//! The lab's processors are emulated and shared, and a thread may not run for seconds.
-//! So a tick that comes late counts as two and no more: only time in which
-//! the watchdog itself ran, and so others could have, makes a stall.
+//! The lab's processors are emulated and shared, and a thread may not run for seconds. So a late
+//! tick counts as two and no more. Only time in which the watchdog itself ran, and others could
+//! have run, adds up to a stall.
 
 use std::time::{Duration, Instant};
 
-/// How long a tick is to take.
+/// The length of a tick.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
-/// Without progress for so long a test fails.
+/// Without progress for this long a test fails.
 pub(crate) const STALL: Duration = Duration::from_secs(1);
 
 /// See the module.
@@ -28,14 +28,14 @@ impl Watchdog {
         }
     }
 
-    /// There was progress.
+    /// Records progress.
     pub(crate) fn progress(&mut self) {
         self.longest = self.longest.max(self.counted);
         self.counted = Duration::ZERO;
         self.ticked = Instant::now();
     }
 
-    /// To be called every [`TICK`] without progress, or more often; gives the time counted.
+    /// Call this at least every [`TICK`] without progress; it returns the counted time.
     pub(crate) fn tick(&mut self) -> Duration {
         let now = Instant::now();
         self.counted += (now - self.ticked).min(2 * TICK);
@@ -43,12 +43,12 @@ impl Watchdog {
         self.counted
     }
 
-    /// Whether that is too long.
+    /// True if that is too long.
     pub(crate) fn is_stalled(&self) -> bool {
         self.counted >= STALL
     }
 
-    /// Longest time without progress, as counted, after which there was some.
+    /// The longest counted time without progress that ended with progress.
     pub(crate) fn longest(&self) -> Duration {
         self.longest
     }

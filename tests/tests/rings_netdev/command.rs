@@ -1,4 +1,4 @@
-//! `bellhop probe` as a user runs it.
+//! Runs `bellhop probe` as a user does.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -17,7 +17,7 @@ pub(crate) fn probe(device: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Its answer as JSON; the exit code is to be `code`.
+/// Its answer as JSON, after checking that the exit code is `code`.
 #[track_caller]
 pub(crate) fn json(device: &Path, arguments: &[&str], code: i32) -> Value {
     let output = probe(device, &[arguments, &["--json"]].concat());
@@ -37,7 +37,7 @@ pub(crate) fn outcome<'a>(report: &'a Value, check: &str) -> &'a str {
         .unwrap_or_else(|| panic!("no {check} in {report:#}"))
 }
 
-/// Ids of the rules with this verdict.
+/// IDs of the rules with this verdict.
 pub(crate) fn rules(report: &Value, verdict: &str) -> Vec<String> {
     let lines = report["lines"].as_array().unwrap();
     lines

@@ -1,7 +1,7 @@
-//! Numbered frames with a checksum, sent through `vdpa::netdev` and looked at.
+//! Numbered frames with a checksum, sent and checked through `vdpa::netdev`.
 //!
 //! ```text
-//!   destination 6 | source 6 | 0x88b5 | queue u16 | number u32 | filling | FNV-1a of all before, u64
+//! destination 6 | source 6 | 0x88b5 | queue u16 | number u32 | filling | FNV-1a of all before, u64
 //! ```
 
 use std::path::Path;
@@ -11,18 +11,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vdpa::device::Device;
 use vdpa::netdev::{Netdev, Options, RxQueue, TxQueue};
 
-/// Long enough for an emulated processor with others' work on it.
+/// Long enough for a busy emulated processor.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Bytes before the filling, and behind it.
+/// Bytes before the filling, and after it.
 const FRONT: usize = 20;
 const BACK: usize = 8;
 
 /// How the receiver learns of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// It looks all the time, interrupts off.
+    /// It polls continuously, interrupts off.
     Poll,
-    /// It sleeps on the call eventfd when there is nothing.
+    /// It sleeps on the call eventfd when there is none.
     Interrupts,
 }
 
@@ -64,8 +64,8 @@ pub(crate) fn frame(
     into.extend_from_slice(&sum.to_be_bytes());
 }
 
-/// Queue and number of a frame between these two, its checksum checked; `None` for others. A switch
-/// also floods frames of others, and keeps them until a device takes them.
+/// Queue and number of a frame between these two, with a valid checksum; `None` for other frames. A
+/// switch also floods frames of others, and keeps them until a device takes them.
 fn parse(frame: &[u8], to: [u8; 6], from: [u8; 6]) -> Option<(u16, u32)> {
     let front = [&to[..], &from, &[0x88, 0xb5]].concat();
     if frame.len() < FRONT + BACK || !frame.starts_with(&front) {
@@ -113,7 +113,7 @@ impl Flow {
         transmit.queue_mut().disable_interrupts().unwrap();
         while received < self.count {
             let before = (sent, received);
-            // No free buffer: no receive interrupt comes of that.
+            // Without a free buffer there will be no receive interrupt.
             let mut full = false;
             while sent < self.count && sent - received < self.window {
                 let length = self.lengths[usize::try_from(sent).unwrap() % self.lengths.len()];
@@ -163,7 +163,7 @@ impl Flow {
     }
 }
 
-/// Waits for the queue's interrupt as the module `netdev` says it is done.
+/// Waits for the queue's interrupt as the documentation of `netdev` describes.
 fn sleep(queue: &mut RxQueue) {
     if !queue.queue_mut().enable_interrupts().unwrap() {
         let limit = Timespec::try_from(PATIENCE).unwrap();

@@ -1,5 +1,5 @@
-//! The vDPA backend behind its trait, with guest memory but without a guest:
-//! life, refusals, resets, another device class.
+//! The vDPA backend through its trait, with guest memory but without a guest: lifecycle, refusals,
+//! resets, another device class.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,7 +72,7 @@ fn a_wrong_number_of_queues_is_an_error_that_says_the_right_one() {
     );
 }
 
-/// What a driver may ask for and must not get.
+/// Features that a driver may request and must not get.
 #[test]
 fn refused_features_leave_a_device_that_works() {
     for mapping in [SHARED, PINNING] {
@@ -114,7 +114,7 @@ fn a_ring_outside_guest_memory_does_not_start_the_device() {
             match part {
                 0 => addresses.descriptor = place,
                 1 => addresses.driver = place,
-                // The control queue, which the backend serves itself.
+                // The control queue, which the backend itself serves.
                 _ => addresses.device = place,
             }
             machine.backend.negotiate(machine.features).unwrap();
@@ -179,7 +179,7 @@ fn resets_leak_nothing(mapping: Mapping) {
     let count = |machine: &Machine| (machine.backend.mapped_bytes(), descriptors(), pinned());
     let before = count(&machine);
     for round in 0..100 {
-        // Under way when the reset comes.
+        // In flight when the reset comes.
         for sequence in 0..8 {
             machine.nic.send(&packet(sequence, 590, MAC));
         }
@@ -216,7 +216,7 @@ fn nothing_is_written_to_guest_memory_after_a_reset() {
         .memory
         .read_slice(&mut before, GuestAddress(HIGH))
         .unwrap();
-    // Kicks that the device has not seen yet must not wake it any more.
+    // Kicks that the device has not seen yet must not wake it later.
     let _ = machine.nic.receive.call.read();
     machine.nic.transmit.kick.write(1).unwrap();
     let interrupted = wait(&machine.nic.receive.call, Duration::from_millis(200));
@@ -279,7 +279,7 @@ fn a_block_device_reads_back_what_was_written() {
         .read_slice(&mut back, GuestAddress(HIGH + 0x1000))
         .unwrap();
     assert_eq!(back, data);
-    // Behind the end: an error from the device, and it goes on.
+    // Beyond the end: the device reports an error and continues.
     assert_eq!(request(&memory, &mut ring, 0, 128 << 20), 1);
     assert_eq!(request(&memory, &mut ring, 0, 77), 0);
 }

@@ -1,5 +1,5 @@
-//! The guest's control queue: commands that are carried out, commands that are
-//! refused, and rings that no driver would make.
+//! The guest's control queue: executed commands, rejected commands, and rings that no driver would
+//! create.
 
 use std::time::{Duration, Instant};
 
@@ -34,8 +34,8 @@ fn a_new_address_reaches_the_device_and_the_configuration() {
         assert_eq!(net.config().unwrap()["mac"], text(FOREIGN));
         exchange(&mut machine.nic, 20, &[FOREIGN]);
         is_not_delivered(&mut machine.nic, MAC, FOREIGN);
-        // After a reset the guest has its own again, and so has the device,
-        // although the simulator remembers the other one.
+        // After a reset the guest and the device have their own address again, although the
+        // simulator remembers the other one.
         machine.backend.reset();
         assert_eq!(machine.mac(), MAC);
         machine.start();
@@ -82,12 +82,13 @@ fn chains_without_a_command_or_without_an_ack_come_back() {
     machine.memory.write_slice(&command, place).unwrap();
     // Only an ack.
     assert_eq!(machine.send_control(&[(ACK, 1, true)]), (ERR, 1));
-    // A bad command, nowhere to put the answer.
+    // A bad command without room for the answer.
     assert_eq!(machine.send_control(&[(COMMAND, 5, false)]).1, 0);
-    // A good one likewise: carried out, given back with nothing written.
+    // A good command, also without room: it is executed, and the chain returns with nothing
+    // written.
     assert_eq!(machine.send_control(&[(COMMAND, 8, false)]).1, 0);
     assert_eq!(machine.mac(), FOREIGN);
-    // Byte by byte, and with room for more than an ack.
+    // Byte by byte, and with more room than an ack needs.
     machine
         .memory
         .write_slice(&mac_addr_set(MAC), place)
@@ -123,8 +124,8 @@ fn many_commands_at_once_are_all_answered_in_order() {
     }
 }
 
-/// The guest breaks its control ring: the device asks for a reset, nothing
-/// hangs, and after the reset all is well.
+/// The guest breaks its control ring. The device requests a reset, nothing hangs, and after the
+/// reset the device works.
 fn breaks(what: &str, fault: impl Fn(&mut Machine)) {
     let net = net(SHARED);
     let mut machine = Machine::new(&net);
@@ -136,12 +137,12 @@ fn breaks(what: &str, fault: impl Fn(&mut Machine)) {
         needs_reset = machine.turn(PATIENCE).needs_reset;
     }
     assert!(needs_reset, "{what}");
-    // It is said once, and the event loop finds nothing more to do soon.
+    // The request is reported once, and the event loop has nothing more to do soon.
     for _ in 0..3 {
         let outcome = machine.turn(Duration::ZERO);
         assert!(!outcome.needs_reset, "{what}");
     }
-    // Traffic is not touched by it.
+    // It does not affect traffic.
     exchange(&mut machine.nic, 5, &[MAC]);
     machine.backend.reset();
     machine.start();
@@ -196,7 +197,7 @@ fn a_device_that_does_not_answer_costs_the_guest_an_error_and_no_more() {
     let ack: u8 = machine.memory.read_obj(GuestAddress(ACK)).unwrap();
     assert_eq!(ack, ERR);
     assert_eq!(machine.mac(), MAC);
-    // Commands that come now are answered at once, and nothing else goes on.
+    // Commands that arrive now are answered at once, and the event loop does not spin.
     assert_eq!(machine.command(&mac_addr_set(FOREIGN)), ERR);
     let begin = Instant::now();
     machine.turn(Duration::from_millis(300));

@@ -1,4 +1,4 @@
-//! Pages that the device writes, recorded while the guest keeps its device: all of guest memory is
+//! Logs the pages that the device writes while the guest keeps its device: all of guest memory is
 //! compared before and after.
 
 use std::sync::Arc;
@@ -43,12 +43,12 @@ fn is_dirty(memory: &GuestMemory, address: u64) -> bool {
     region.bitmap().dirty_at(offset)
 }
 
-/// Runs `work` and compares: each page that changed is marked or always dirty, and
-/// `written` at least are receive buffers.
+/// Runs `work` and compares: each changed page is marked or always dirty, and at least `written`
+/// receive buffers are marked.
 fn compare(machine: &mut Machine, written: usize, work: impl FnOnce(&mut Machine)) {
     let memory = Arc::clone(&machine.memory);
     if written > 0 {
-        // No frame waits there, and those that come differ from this.
+        // No frame waits there, and arriving frames differ from this.
         let zeroes = [0; 16 * 4096];
         memory.write_slice(&zeroes, GuestAddress(HIGH)).unwrap();
     }
@@ -69,11 +69,11 @@ fn compare(machine: &mut Machine, written: usize, work: impl FnOnce(&mut Machine
         received += usize::from((HIGH..RECEIVE_END).contains(address) && marked);
     }
     assert!(received >= written, "{received} receive buffers are marked");
-    // What nobody wrote is not marked.
+    // A page without writes is not marked.
     assert!(!is_dirty(&memory, HIGH + REGION - PAGE));
 }
 
-/// Waits until so many threads of this process poll relays: one that was joined is still listed
+/// Waits until this many threads of this process poll relays: one that was joined is still listed
 /// for a moment.
 #[track_caller]
 fn relay_threads_are(wanted: usize) {
@@ -102,7 +102,7 @@ fn begins_and_ends(net: &SimDevice) {
     let has = |machine: &Machine| (machine.backend.mapped_bytes(), descriptors());
     let before = has(&machine);
     for round in 0..20 {
-        // Some frames are under way.
+        // Some frames are in flight.
         for sequence in 0..4 {
             machine.nic.send(&packet(sequence, 590, MAC));
         }
@@ -191,7 +191,7 @@ fn the_guest_does_what_it_likes_meanwhile() {
             exchange(&mut machine.nic, 10, &[FOREIGN]);
             let command = [&[1, 1][..], &MAC].concat();
             assert_eq!(machine.command(&command), 0);
-            // Both queues are reset with frames under way, and come back.
+            // Both queues are reset with frames in flight, and come back.
             for sequence in 0..4 {
                 machine.nic.send(&packet(sequence, 590, MAC));
             }
@@ -275,7 +275,8 @@ fn a_device_is_saved_while_its_writes_are_recorded() {
     }
 }
 
-/// A ring that no driver makes: the relay gives it up, and says so; the log goes on after a reset.
+/// A ring that no driver creates: the relay gives it up and reports an error; the log continues
+/// after a reset.
 #[test]
 fn a_guest_that_breaks_a_relayed_ring_is_told_to_reset() {
     let net = net(SHARED);
@@ -288,7 +289,7 @@ fn a_guest_that_breaks_a_relayed_ring_is_told_to_reset() {
         .memory
         .write_obj(0x7fffu16.to_le(), available)
         .unwrap();
-    // A frame arrives, so that the relay looks.
+    // A frame arrives, which makes the relay look.
     machine.nic.send(&packet(1, 590, MAC));
     let outcome = machine.turn(PATIENCE);
     assert!(outcome.needs_reset, "{outcome:?}");

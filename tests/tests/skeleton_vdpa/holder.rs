@@ -1,4 +1,4 @@
-//! One process at a time has a device, and who dies gives it back.
+//! Only one process at a time has a device open, and a process that dies releases it.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::support::frames::exchange;
 use super::support::nic::Rig;
 use super::support::{MAC, PINNING, SHARED, net};
 
-/// A process that has a device and runs it, killed at the end.
+/// A process that holds a device open and runs it, killed at the end.
 struct Holder(Child);
 
 impl Holder {
@@ -28,7 +28,7 @@ impl Holder {
         Self(child)
     }
 
-    /// SIGKILL, and no more: what is left is the kernel's to clean up.
+    /// SIGKILL and no more: the kernel must clean up the rest.
     fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -41,7 +41,7 @@ impl Drop for Holder {
     }
 }
 
-/// The one process that is named as the device's holder is `pid`; gives the text.
+/// Checks that the device's only named holder is `pid`; returns the text.
 fn busy(path: &Path, pid: u32) -> String {
     let text = Device::open(path).unwrap_err().to_string();
     assert!(text.contains(" is in use by "), "{text}");
@@ -50,10 +50,10 @@ fn busy(path: &Path, pid: u32) -> String {
     text
 }
 
-/// Far more than the kernel takes: a watchdog, not a measurement.
+/// Far longer than the kernel takes: a watchdog, not a measurement.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// The kernel closes a dead process's files after it has been waited for, too.
+/// The kernel may close a dead process's files even after the process was reaped.
 fn open_soon(path: &Path) -> Device {
     let begin = Instant::now();
     loop {

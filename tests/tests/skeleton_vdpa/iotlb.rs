@@ -1,4 +1,4 @@
-//! The IOTLB against the kernel's: refusals, rollback, pinned pages.
+//! The IOTLB compared with the kernel's: refusals, rollback, pinned pages.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::support::nic::{RECEIVE, Rig, TRANSMIT, features, own, reduced};
 use super::support::process::{descriptors, pinned};
 use super::support::{BROADCAST, FOREIGN, MAC, PINNING, SHARED, net};
 
-/// Lowers the limit on locked memory, for as long as it lives.
+/// Lowers the limit on locked memory until dropped.
 struct LowMemlock(Rlimit);
 
 impl LowMemlock {
@@ -132,7 +132,7 @@ fn rolls_back(wanted: BackendFeatures) {
     assert!(error.to_string().contains(&remedy), "{error}");
     assert_eq!(iotlb.mapped_bytes(), 0);
     assert_eq!(pinned(), before);
-    // Nothing is left in the kernel's table either, or this would overlap.
+    // The kernel's table is empty too: otherwise this would overlap.
     iotlb.map_guest_memory(0, &memory).unwrap();
     assert_eq!(pinned(), before + 2 * REGION);
     for region in GuestRegion::all(&memory) {

@@ -1,4 +1,4 @@
-//! Frames through a device by the `vdpa` library alone.
+//! Frames through a device with only the `vdpa` library.
 
 use lab::sim::Mapping;
 use vdpa::control_queue::queue::ANSWER_TIMEOUT;
@@ -21,7 +21,7 @@ fn loops_back(mapping: Mapping) {
         );
         exchange(&mut rig.nic, FRAMES, &[MAC, BROADCAST]);
         is_not_delivered(&mut rig.nic, FOREIGN, MAC);
-        // The simulator's own account: all frames to us, none to the other station.
+        // The simulator's own counts: all frames to us, none to the other station.
         let received = net.vstats(0).unwrap();
         assert_eq!(received["rx packets"], FRAMES + 2, "{received}");
         assert_eq!(received["rx drops"], 2, "{received}");
@@ -58,12 +58,11 @@ fn frames_loop_back_with_shared_addresses_in_batches() {
     loops_back(SHARED);
 }
 
-/// A MAC address is set and used, and what the device lacks is refused.
+/// A MAC address is set and used, and commands that the device lacks are refused.
 fn commands_are_answered(rig: &mut Rig) {
     let mut execute = |command: &Command| rig.control.execute(command, ANSWER_TIMEOUT).unwrap();
-    // First, because the simulator answers a command that it does not know as
-    // it answered the one before, if both come in one turn of its worker
-    // (`vdpasim_handle_cvq` sets its `status` once).
+    // First, because of the simulator. If two commands come in one turn of its worker, it gives an
+    // unknown command the previous answer (`vdpasim_handle_cvq` sets its `status` once).
     assert_eq!(execute(&Command::VlanAdd(5)), Answer::Err);
     assert_eq!(execute(&Command::VlanDel(5)), Answer::Err);
     assert_eq!(execute(&Command::MacAddrSet(FOREIGN)), Answer::Ok);

@@ -1,4 +1,4 @@
-//! Features that are the VMM's own: the announcement and the reset of single queues.
+//! Features of the VMM itself: the announcement and the reset of single queues.
 
 use std::time::{Duration, Instant};
 
@@ -68,7 +68,7 @@ fn an_announcement_is_asked_for_until_it_is_acknowledged() {
         assert_eq!(machine.command(&ANNOUNCE_ACK), OK);
         assert_eq!(status(&mut machine), LINK_UP);
     }
-    // Nobody asked: harmless.
+    // No announcement was requested: harmless.
     assert_eq!(machine.command(&ANNOUNCE_ACK), OK);
     exchange(&mut machine.nic, 10, &[MAC]);
 
@@ -127,13 +127,13 @@ fn resets_data_queues(net: &SimDevice) {
     machine.start();
     exchange(&mut machine.nic, 20, &[MAC]);
     for _ in 0..3 {
-        // Some are under way.
+        // Some frames are in flight.
         for sequence in 0..4 {
             machine.nic.send(&packet(sequence, 590, MAC));
         }
         reset(&mut machine, RECEIVE);
         reset(&mut machine, TRANSMIT);
-        // What is parked is left alone.
+        // Parked memory is not touched.
         let receive = machine.nic.receive.addresses;
         let used: u16 = machine
             .memory
@@ -148,7 +148,7 @@ fn resets_data_queues(net: &SimDevice) {
             .read_obj(GuestAddress(receive.device + 2))
             .unwrap();
         assert_eq!(after, used);
-        // The control queue goes on.
+        // The control queue continues to work.
         let command = [&[1, 1][..], &MAC].concat();
         assert_eq!(machine.command(&command), OK);
 
@@ -175,7 +175,7 @@ fn one_queue_of_two_is_reset() {
     let mut machine = Machine::new(&net);
     machine.start();
     exchange(&mut machine.nic, 20, &[MAC]);
-    // Its driver knows that nothing is under way: it would be lost.
+    // Its driver knows that no frame is in flight: a frame would be lost.
     reset(&mut machine, TRANSMIT);
     machine.nic.transmit.clear();
     let queue = machine.nic.transmit.queue();
@@ -195,7 +195,7 @@ fn a_device_with_a_parked_queue_is_saved_without_it() {
     let mut activation = machine.activation();
     activation.queues.retain(|queue| queue.index != TRANSMIT);
     machine.backend.restore(&state, activation).unwrap();
-    // It was never enabled since that start, and still comes back.
+    // It was not enabled since that start, and still comes back.
     let queue = machine.nic.transmit.queue();
     machine.backend.change(QueueChange::Enable(queue)).unwrap();
     exchange(&mut machine.nic, 20, &[MAC]);
@@ -209,7 +209,7 @@ fn the_guest_s_control_queue_is_reset_without_losing_an_answer() {
     let set = |mac: [u8; 6]| [&[1, 1][..], &mac].concat();
     assert_eq!(machine.command(&set(FOREIGN)), OK);
     for _ in 0..3 {
-        // Under way when the reset comes.
+        // In flight when the reset comes.
         machine
             .memory
             .write_slice(&set(MAC), GuestAddress(COMMAND))
@@ -222,7 +222,7 @@ fn the_guest_s_control_queue_is_reset_without_losing_an_answer() {
         machine.control.clear();
         let queue = machine.control.queue();
         machine.backend.change(QueueChange::Enable(queue)).unwrap();
-        // What the device did is remembered, and what comes now is answered.
+        // The device's result is kept, and the next command is answered.
         assert_eq!(machine.mac(), MAC);
         assert_eq!(machine.command(&set(FOREIGN)), OK);
         assert_eq!(machine.mac(), FOREIGN);
@@ -230,7 +230,7 @@ fn the_guest_s_control_queue_is_reset_without_losing_an_answer() {
     exchange(&mut machine.nic, 10, &[FOREIGN]);
 }
 
-/// What a transport does not ask for, and what only a hostile driver programs.
+/// Requests that a transport does not send, and values that only a hostile driver programs.
 #[test]
 fn a_hostile_driver_loses_its_device_and_nothing_else() {
     let net = net(SHARED);

@@ -1,4 +1,4 @@
-//! Saving the backend, and starting one from a state that may be hostile.
+//! Saves the backend, and starts one from a state that may be hostile.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use super::support::machine::{ACK, COMMAND, Machine, chain, options};
 use super::support::process::behind_the_back;
 use super::support::{FOREIGN, MAC, PINNING, SECOND, SHARED, net, second_net, text};
 
-/// The payload of a saved state, field by field: what a program that writes
-/// states by itself would write. postcard encodes a struct as its fields.
+/// The payload of a saved state, field by field, as an independent writer of states would build it.
+/// postcard encodes a struct as its fields.
 type Payload = (
     u32,
     u64,
@@ -26,8 +26,8 @@ type Payload = (
     Option<(ControlState, Option<SplitQueue>)>,
 );
 
-/// The guest's control queue: 0 for a split ring, next avail and used index,
-/// whether it is broken. postcard encodes an enum as its variant's number.
+/// The guest's control queue: 0 for a split ring, next avail and used index, whether it is broken.
+/// postcard encodes an enum as its variant's number.
 type SplitQueue = (u32, u16, u16, bool);
 
 fn decode(state: &SavedState) -> Payload {
@@ -108,7 +108,7 @@ fn a_saved_device_goes_on_elsewhere() {
     assert_eq!(second.config().unwrap()["mac"], text(FOREIGN));
 }
 
-/// Makes a command available that sets the address back; gives its head.
+/// Makes a command available that sets the original address; returns its head.
 fn add_command(machine: &mut Machine) -> u16 {
     let command = [&[1, 1][..], &MAC].concat();
     let place = GuestAddress(COMMAND);
@@ -169,14 +169,14 @@ fn a_suspended_device_is_not_given_the_guest_s_commands() {
     for _ in 0..3 {
         machine.turn(Duration::ZERO);
     }
-    // Had it been given the command, it would carry it out before this frame.
+    // If it had received the command, it would execute it before this frame.
     behind_the_back(&net, vdpa::uapi::resume());
     exchange(&mut machine.nic, 1, &[FOREIGN]);
     assert_eq!(machine.control.take(), None);
     assert_eq!(net.config().unwrap()["mac"], text(FOREIGN));
 }
 
-/// States that no device of this kind wrote, with what is wrong in each.
+/// States that no device of this kind wrote, with the fault of each.
 fn hostile(good: &SavedState) -> Vec<(&'static str, SavedState)> {
     let payload = decode(good);
     let with = |change: &dyn Fn(&mut Payload)| {
@@ -247,7 +247,7 @@ fn hostile_states_are_refused_and_the_device_stays_usable() {
             assert!(!chain(&error).is_empty());
             assert_eq!(machine.backend.mapped_bytes(), mapped, "{what}");
         }
-        // The good one still fits.
+        // The valid state still fits.
         let activation = machine.activation();
         machine.backend.restore(&good, activation).unwrap();
         exchange(&mut machine.nic, 10, &[FOREIGN]);
@@ -268,7 +268,7 @@ fn what_does_not_run_cannot_be_saved() {
     machine.start();
     exchange(&mut machine.nic, 5, &[MAC]);
     machine.backend.save().unwrap();
-    // Nor twice.
+    // A second save fails too.
     machine.backend.save().unwrap_err();
     machine.backend.reset();
     machine.start();

@@ -1,4 +1,4 @@
-//! The device's states, step by step against what the kernel shows.
+//! The device's states, compared step by step with the kernel's view.
 
 use std::fs::File;
 
@@ -93,8 +93,8 @@ fn rings_that_the_device_cannot_have_are_refused_by_us() {
     device.set_vring(0, &good, &allowed).unwrap();
 }
 
-/// Suspend, new rings, resume, with receive buffers in flight and a frame sent
-/// while the device stood still.
+/// Suspend, new rings, resume, with receive buffers in flight and a frame sent while the device was
+/// suspended.
 fn switches_rings(wanted: BackendFeatures) {
     let net = net(SHARED);
     let Rig {
@@ -148,7 +148,7 @@ fn abilities_that_were_not_acknowledged_are_not_used() {
     );
     let error = rig.device.suspend().unwrap_err();
     assert_eq!(error.to_string(), "the device cannot suspend");
-    // It runs on.
+    // It keeps running.
     assert_eq!(rig.device.state(), State::Running);
     exchange(&mut rig.nic, 5, &[MAC]);
 }

@@ -1,4 +1,4 @@
-//! Numbers and layouts, against the headers of the lab's own kernel.
+//! Compares numbers and layouts with the headers of the lab's own kernel.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use vdpa::uapi::layout::{c_probe, compare};
 fn headers() -> Vec<PathBuf> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let build = Path::new("/lib/modules").join(release.trim()).join("build");
-    // Debian keeps what does not depend on the architecture in a package of its own.
+    // Debian keeps the architecture-independent part in its own package.
     let common = std::fs::canonicalize(&build).ok().and_then(|build| {
         let name = build.file_name()?.to_str()?.replace("amd64", "common");
         Some(build.with_file_name(name))
@@ -30,10 +30,10 @@ fn probe(include: &Path) -> String {
     let copies = directory.join("linux");
     std::fs::create_dir_all(&copies).unwrap();
     for header in ["vhost.h", "vhost_types.h"] {
-        // Only these: the rest of a kernel's tree is not meant for programs.
+        // Only these: the rest of a kernel's tree is not for userspace programs.
         std::fs::copy(include.join("linux").join(header), copies.join(header)).unwrap();
     }
-    // What "make headers" would have taken out of them.
+    // Replaces what `make headers` would have removed.
     std::fs::write(copies.join("compiler.h"), "").unwrap();
     let (source, program) = (directory.join("probe.c"), directory.join("probe"));
     std::fs::write(&source, c_probe()).unwrap();

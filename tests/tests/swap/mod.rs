@@ -1,4 +1,5 @@
-//! A guest whose NIC `nic` moves from one vDPA device to another, by the API of its machine.
+//! A guest whose NIC `nic` is swapped from one vDPA device to another, through the API of its
+//! machine.
 
 use lab::api::Client;
 use lab::guest::{BellhopArguments, Guest};
@@ -8,14 +9,14 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A machine that runs.
+/// A running machine.
 pub(crate) struct Vm {
     pub(crate) guest: Guest,
     client: Client,
 }
 
 impl Vm {
-    /// `options`: of `--vdpa`, with a comma in front.
+    /// `options` are those of `--vdpa`, with a leading comma.
     pub(crate) fn start(
         arguments: BellhopArguments,
         name: &str,
@@ -41,7 +42,7 @@ impl Vm {
         answer.unwrap()
     }
 
-    /// Moves the NIC to `to`. The device that it leaves is free then.
+    /// Swaps the NIC to `to`. The device that it leaves is free afterwards.
     #[track_caller]
     pub(crate) fn swap(&self, from: &SimDevice, to: &SimDevice) {
         let answer = self.ask(&json!({ "path": to.path() }));
@@ -57,7 +58,7 @@ impl Vm {
             .unwrap();
     }
 
-    /// Asks for the device that the NIC has: nothing changes.
+    /// Requests the device that the NIC already has: nothing changes.
     #[track_caller]
     pub(crate) fn stays(&self, device: &SimDevice) {
         let answer = self.ask(&json!({ "path": device.path() }));
@@ -65,14 +66,14 @@ impl Vm {
         assert_eq!(answer.body["path"], json!(device.path()), "{}", answer.body);
     }
 
-    /// A swap that is refused, with the words of its error; the NIC stays where it was.
+    /// Requests a swap that must be refused with this error; the NIC keeps its device.
     #[track_caller]
     pub(crate) fn refused(&self, body: &Value, status: u16, code: &str, words: &str) {
         let refused = self.is_refused(body, status, code, words);
         assert!(refused, "{body}");
     }
 
-    /// A swap that may be refused, so. Returns whether it was.
+    /// Requests a swap that may be refused with this error. Returns true if it was.
     #[track_caller]
     pub(crate) fn is_refused(&self, body: &Value, status: u16, code: &str, words: &str) -> bool {
         let before = self.nic()["path"].clone();
@@ -88,7 +89,7 @@ impl Vm {
         true
     }
 
-    /// Has the device at this path stand by for the one of the NIC.
+    /// Sets the device at this path as the backup of the NIC's device.
     #[track_caller]
     pub(crate) fn stand_by(&self, failover: &Path) {
         let answer = self.ask(&json!({ "failover": failover }));
@@ -96,7 +97,7 @@ impl Vm {
         assert_eq!(answer.body["failover"], json!(failover), "{}", answer.body);
     }
 
-    /// Waits until it is known what came of the NIC's failover: the NIC.
+    /// Waits for the result of the NIC's failover; returns the NIC.
     #[track_caller]
     pub(crate) fn failed_over(&self) -> Value {
         let begin = Instant::now();
@@ -116,7 +117,7 @@ impl Vm {
         self.client.get("/v1/vm/nics/nic").unwrap()
     }
 
-    /// What the machine said of the time without a device, swap by swap.
+    /// The machine's log lines about the time without a device, one per swap.
     pub(crate) fn gaps(&self) -> Vec<String> {
         let console = self.guest.console();
         let said = console.lines().filter_map(|line| {

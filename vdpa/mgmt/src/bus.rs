@@ -1,15 +1,15 @@
-//! The vdpa bus in sysfs: from a device's name to its driver and its character device,
-//! back, and from one driver to another.
+//! The vdpa bus in sysfs: maps a device's name to its driver and character device and back, and
+//! rebinds drivers.
 //!
 //! ```text
 //!   vhost_vdpa   /dev/vhost-vdpa-N, for a VMM or a driver in userspace
-//!       ^ | bind: nobody has it open ──> unbind ──> bind ──> driver read back
-//!       | v                                           └─fails──> the old driver again
+//!       ^ | bind: not open ──> unbind ──> bind ──> driver read back
+//!       | v                               └─fails──> the old driver again
 //!   virtio_vdpa  a virtio device of this machine, with a network interface or a disk
 //! ```
 //!
-//! The number in `/dev/vhost-vdpa-N` has nothing to do with the device's name and changes when
-//! the device is bound anew, so nothing here is cached. Owns `/sys/bus/vdpa`. Must not know
+//! The number in `/dev/vhost-vdpa-N` is independent of the device's name and changes when the
+//! device is rebound, so nothing is cached. This module owns `/sys/bus/vdpa` and does not use
 //! netlink.
 
 use std::fmt;
@@ -29,10 +29,10 @@ pub use netdev::Netdev;
 
 const CHARACTER_DEVICE_PREFIX: &str = "vhost-vdpa-";
 
-/// A device of the bus, as it was when it was asked for.
+/// A device of the bus, at the time of the query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BusDevice {
-    /// The name that it was given when it was added.
+    /// Its name, set at creation.
     pub name: String,
     /// Its bus driver, such as `vhost_vdpa` or `virtio_vdpa`; none if unbound.
     pub driver: Option<String>,
@@ -50,12 +50,12 @@ impl BusDevice {
         )))
     }
 
-    /// Fails if the character device is open. Deleting or unbinding the device then makes the kernel wait
-    /// until it is closed, in a sleep that no signal ends.
+    /// Fails if the character device is open. Deleting or unbinding the device then makes the
+    /// kernel wait until it is closed, in a sleep that no signal ends.
     ///
-    /// The file opens once, so a trial shows also processes that are not visible from here; a caller
-    /// who may not open it relies on the visible ones. The trial resets the device, which is about to lose its
-    /// driver anyway.
+    /// The file opens once, so a trial open also detects processes that are not visible from here.
+    /// A caller without the right to open it relies on the visible ones. The trial resets the
+    /// device, which is about to lose its driver anyway.
     pub(super) fn check_unused(&self) -> Result<(), Error> {
         let Some(path) = self.path() else {
             return Ok(());
@@ -74,7 +74,7 @@ impl BusDevice {
     }
 }
 
-/// An object that processes have open through this file.
+/// Processes have an object open through this file.
 pub(super) fn in_use(name: impl fmt::Display, holders: &[Holder], path: &Path) -> Error {
     let message = format!(
         "{name} is in use by {} through {}: end that first",
@@ -98,7 +98,7 @@ impl Default for Bus {
 }
 
 impl Bus {
-    /// The bus of the sysfs that is mounted at `sysfs`.
+    /// The bus in the sysfs mounted at `sysfs`.
     #[must_use]
     pub fn at(sysfs: &Path) -> Self {
         Self {
@@ -107,7 +107,7 @@ impl Bus {
         }
     }
 
-    /// All devices, by name. One that vanishes meanwhile is left out.
+    /// All devices, by name. A device that vanishes meanwhile is left out.
     ///
     /// # Errors
     /// `NoVdpa` without the kernel module, else `Failed`.
@@ -176,7 +176,7 @@ impl Bus {
         is_name(driver) && self.drivers.join(driver).is_dir()
     }
 
-    /// Checks whether [`Bus::bind`] can bind the device, which is returned. Nothing is changed.
+    /// Checks whether [`Bus::bind`] can bind the device, and returns it. Nothing is changed.
     ///
     /// # Errors
     /// `InUse` with the holders, `Unusable`; or as [`Bus::device`].
@@ -191,15 +191,15 @@ impl Bus {
         Ok(device)
     }
 
-    /// Gives the device called `name` to the bus driver `driver` and returns it as it is
-    /// then. Nothing happens if it has that driver.
+    /// Binds the device called `name` to the bus driver `driver` and returns its new state. Nothing
+    /// happens if it has that driver.
     ///
-    /// A driver override (`driver_override` in sysfs) is left as it is; one that names
-    /// another driver makes this fail.
+    /// A driver override (`driver_override` in sysfs) is left unchanged; an override for another
+    /// driver makes this fail.
     ///
     /// # Errors
-    /// `InUse` with the holders, `Unusable`, `NotPermitted`; `NotUndone` when the old driver was
-    /// tried again; or as [`Bus::device`].
+    /// `InUse` with the holders, `Unusable`, `NotPermitted`; `NotUndone` after an attempt to
+    /// restore the old driver; or as [`Bus::device`].
     pub fn bind(&self, name: &str, driver: &str) -> Result<BusDevice, Error> {
         let device = self.check_bind(name, driver)?;
         if device.driver.as_deref() == Some(driver) {
@@ -225,7 +225,7 @@ impl Bus {
         self.device(name)
     }
 
-    /// Takes the device called `name` from its bus driver and returns it as it is then.
+    /// Unbinds the device called `name` from its bus driver and returns its new state.
     ///
     /// # Errors
     /// `InUse` with the holders, `NotPermitted`, `Refused`; or as [`Bus::device`].
@@ -236,7 +236,7 @@ impl Bus {
         self.device(name)
     }
 
-    /// Takes a device that no process has open from its driver.
+    /// Unbinds a device that no process has open.
     fn release(&self, device: &BusDevice) -> Result<(), Error> {
         let Some(driver) = &device.driver else {
             return Ok(());
@@ -248,7 +248,7 @@ impl Bus {
         })
     }
 
-    /// Writes a device's name to a driver's file. No file is made where there is none.
+    /// Writes a device's name to a driver's file. Never creates a missing file.
     fn tell(&self, driver: &str, file: &str, name: &str) -> io::Result<()> {
         write(&self.drivers.join(driver).join(file), name)
     }

@@ -1,5 +1,5 @@
-//! A device's configuration space, as the kernel reads it out
-//! (`VDPA_CMD_DEV_CONFIG_GET`; virtio 1.3, 5.1.4 and 5.2.4).
+//! A device's configuration space, as the kernel reports it (`VDPA_CMD_DEV_CONFIG_GET`; virtio 1.3,
+//! 5.1.4 and 5.2.4).
 
 use virtio_bindings::virtio_ids::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
 use virtio_bindings::virtio_net::{VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP};
@@ -9,7 +9,7 @@ use super::netlink::error::Malformed;
 use super::netlink::message::Message;
 use super::uapi::*;
 
-/// What a device says of itself.
+/// The configuration that a device reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConfig {
     /// The device's name.
@@ -20,7 +20,7 @@ pub struct DeviceConfig {
     pub negotiated_features: Option<u64>,
     /// Feature bits that the device offers (kernel 6.1 and later).
     pub device_features: Option<u64>,
-    /// What its class has.
+    /// The configuration of its class.
     pub class: ClassConfig,
 }
 
@@ -35,28 +35,27 @@ pub enum ClassConfig {
     Other,
 }
 
-/// Configuration of a network device. What depends on a feature that the device does not
-/// offer is `None`.
+/// Configuration of a network device. A field is `None` if the device does not offer its feature.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NetConfig {
     /// Its address.
     pub mac: Option<[u8; 6]>,
     /// `status` of the configuration space: VIRTIO_NET_S_LINK_UP, VIRTIO_NET_S_ANNOUNCE.
     pub status: Option<u16>,
-    /// Queue pairs that it has at most.
+    /// Maximum number of queue pairs.
     pub max_vq_pairs: Option<u16>,
     /// The largest frame's payload, in bytes.
     pub mtu: Option<u16>,
 }
 
 impl NetConfig {
-    /// Whether the link is up, if the device tells.
+    /// Whether the link is up, if the device reports it.
     #[must_use]
     pub fn link_up(&self) -> Option<bool> {
         self.status_bit(VIRTIO_NET_S_LINK_UP)
     }
 
-    /// Whether the driver is asked to announce itself, if the device tells.
+    /// Whether the driver must announce itself, if the device reports it.
     #[must_use]
     pub fn announce(&self) -> Option<bool> {
         self.status_bit(VIRTIO_NET_S_ANNOUNCE)
@@ -67,8 +66,7 @@ impl NetConfig {
     }
 }
 
-/// Configuration of a block device. What depends on a feature that the device does not
-/// offer is `None`.
+/// Configuration of a block device. A field is `None` if the device does not offer its feature.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BlkConfig {
     /// Size in sectors of 512 bytes.
@@ -77,7 +75,7 @@ pub struct BlkConfig {
     pub size_max: Option<u32>,
     /// The size of a block, in bytes.
     pub blk_size: Option<u32>,
-    /// The most segments of a request.
+    /// Maximum number of segments of a request.
     pub seg_max: Option<u32>,
     /// The number of request queues.
     pub num_queues: Option<u16>,
@@ -89,17 +87,17 @@ pub struct BlkConfig {
     pub min_io_size: Option<u16>,
     /// The best transfer, in logical blocks.
     pub opt_io_size: Option<u32>,
-    /// The most sectors of a discard.
+    /// Maximum number of sectors of a discard.
     pub max_discard_sectors: Option<u32>,
-    /// The most segments of a discard.
+    /// Maximum number of segments of a discard.
     pub max_discard_seg: Option<u32>,
     /// The alignment of a discard, in sectors.
     pub discard_sector_alignment: Option<u32>,
-    /// The most sectors of a request that writes zeroes.
+    /// Maximum number of sectors of a request that writes zeroes.
     pub max_write_zeroes_sectors: Option<u32>,
-    /// The most segments of such a request.
+    /// Maximum number of segments of such a request.
     pub max_write_zeroes_seg: Option<u32>,
-    /// Whether it can only be read.
+    /// Whether it is read-only.
     pub read_only: Option<bool>,
     /// Whether it has a cache that can be flushed.
     pub flush: Option<bool>,

@@ -1,15 +1,14 @@
 //! The requests of the family `vdpa`.
 //!
 //! ```text
-//!   list ──> dump ──> compare with /sys/bus/vdpa/devices ──> get what is missing
-//!   delete ──> who has /dev/vhost-vdpa-N open? ──nobody──> VDPA_CMD_DEV_DEL
-//!                         └─somebody──> refused with the PID
+//!   list ──> dump ──> compare with /sys/bus/vdpa/devices ──> get the missing ones by name
+//!   delete ──> holders of /dev/vhost-vdpa-N? ──none──> VDPA_CMD_DEV_DEL
+//!                                            └─some──> refused with the PID
 //! ```
 //!
-//! The kernel's dump goes on by position: a device that is deleted between two parts makes
-//! it skip another one, and a device of a class without configuration ends a dump of
-//! configurations early. Nothing in the answer tells. So what sysfs has beyond the answer
-//! is asked for by name.
+//! The kernel's dump continues by position: if a device is deleted between two parts, it skips
+//! another one. A device of a class without configuration ends a dump of configurations early. The
+//! answer shows neither. So devices that sysfs has beyond the answer are requested by name.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -29,12 +28,11 @@ use super::new_device::{NewDevice, unicast};
 use super::uapi::*;
 use super::vendor_stats::VendorStats;
 
-/// How long an answer is waited for, unless something else is asked for. Parents such as
-/// mlx5 take seconds to make a device.
+/// Default time to wait for an answer. Parents such as mlx5 take seconds to create a device.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What asks for management devices, and what answers; then the same for devices and for their
-/// configurations.
+/// The command of a request for management devices, and that of its answers. Then the same for
+/// devices and for their configurations.
 const MGMT_DEVICE: (u8, u8) = (VDPA_CMD_MGMTDEV_GET, VDPA_CMD_MGMTDEV_NEW);
 const DEVICE: (u8, u8) = (VDPA_CMD_DEV_GET, VDPA_CMD_DEV_NEW);
 const CONFIG: (u8, u8) = (VDPA_CMD_DEV_CONFIG_GET, VDPA_CMD_DEV_CONFIG_GET);
@@ -62,8 +60,8 @@ static VDPA: Description = Description {
     },
 };
 
-/// A connection to the kernel's vDPA management. All its requests go through one thread,
-/// one after the other.
+/// A connection to the kernel's vDPA management. One thread sends all its requests, one after the
+/// other.
 #[derive(Debug)]
 pub struct Connection {
     family: Family,
@@ -71,7 +69,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects; answers are waited for [`DEFAULT_PATIENCE`].
+    /// Connects; waits for each answer up to [`DEFAULT_PATIENCE`].
     ///
     /// # Errors
     /// `NoVdpa` or `OtherNamespace` if the kernel has no vDPA to manage here, `Failed` without
@@ -80,7 +78,7 @@ impl Connection {
         Self::with_patience(DEFAULT_PATIENCE)
     }
 
-    /// Connects; answers are waited for this long.
+    /// Connects; waits for each answer up to `patience`.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -135,11 +133,12 @@ impl Connection {
             .get(&operation, DEVICE, attributes, VdpaDevice::of)
     }
 
-    /// Makes a device.
+    /// Creates a device.
     ///
     /// # Errors
     /// `Invalid` before anything is sent; `NameTaken`, `NoMgmtDevice`, `Unusable`, `NoRoom`,
-    /// `NotPermitted`, or another one. After `NoAnswer` with `sent` it may exist all the same.
+    /// `NotPermitted`, or another one. After `NoAnswer` with `sent` the device may exist
+    /// nevertheless.
     pub fn add(&self, device: &NewDevice) -> Result<(), Error> {
         let operation = Operation::Add {
             name: device.name(),
@@ -150,11 +149,11 @@ impl Connection {
         self.family.change(&operation, VDPA_CMD_DEV_NEW, attributes)
     }
 
-    /// Deletes a device that nobody has open. A network interface on it (`virtio_vdpa`) goes
-    /// with it.
+    /// Deletes a device that no process has open. A network interface on it (`virtio_vdpa`) is
+    /// deleted with it.
     ///
-    /// The check and the deletion are two steps: who opens the device in between makes the
-    /// kernel wait for them, holding the lock of all vDPA management.
+    /// The check and the deletion are two steps. If a process opens the device in between, the
+    /// kernel waits for it, holding the lock of all vDPA management.
     ///
     /// # Errors
     /// `InUse` with the holders, `NotFound`, `NotPermitted`, or another one.
@@ -176,8 +175,8 @@ impl Connection {
             .get(&operation, CONFIG, attributes, DeviceConfig::of)
     }
 
-    /// The configurations of all devices of a class that the kernel describes. As complete
-    /// as [`Self::devices`].
+    /// The configurations of all devices of a class that the kernel describes. As complete as
+    /// [`Self::devices`].
     ///
     /// # Errors
     /// [`Error`].
@@ -189,7 +188,7 @@ impl Connection {
         self.completed(configs, |config| &config.name, |name| self.config(name))
     }
 
-    /// Counters of one queue of a network device that a driver uses.
+    /// Counters of one queue of a network device in use by a driver.
     ///
     /// # Errors
     /// `NotNegotiated` before FEATURES_OK, `NotFound`, `NotPermitted`, or another one.
@@ -204,11 +203,11 @@ impl Connection {
             .get(&operation, commands, attributes, VendorStats::of)
     }
 
-    /// Gives an existing network device another address (kernel 6.12 and later).
+    /// Changes the address of an existing network device (kernel 6.12 and later).
     ///
     /// # Errors
-    /// `Invalid` for one that is not unicast, `NotFound`, `NotPermitted`, or `Refused` if the
-    /// device cannot, or another one.
+    /// `Invalid` for an address that is not unicast, `NotFound`, `NotPermitted`, or `Refused` if
+    /// the device cannot, or another one.
     pub fn set_mac(&self, name: &str, mac: [u8; 6]) -> Result<(), Error> {
         let operation = Operation::Set(name);
         let mac = value(VDPA_ATTR_DEV_NET_CFG_MACADDR, &unicast(mac)?);
@@ -217,8 +216,8 @@ impl Connection {
         let answer = self
             .family
             .call(&operation, command, Mode::Do, attributes)?;
-        // Linux 6.12 reports success for a class without an address, and explains that
-        // nothing was done.
+        // Linux 6.12 reports success for a class without an address, with a warning that nothing
+        // was done.
         match answer.warning {
             Some(explanation) => {
                 let message = format!("cannot {operation}: the kernel says \"{explanation}\"");
@@ -228,8 +227,8 @@ impl Connection {
         }
     }
 
-    /// vp_vdpa of Linux 6.12 takes a second device on one function, keeps only the newer one
-    /// in mind, and deleting both ends in a null pointer with the vDPA lock held.
+    /// vp_vdpa of Linux 6.12 accepts a second device on one function, but keeps track of the newer
+    /// one only. Deleting both ends in a null pointer with the vDPA lock held.
     fn refuse_second_on_vp_vdpa(&self, mgmtdev: &MgmtDeviceName) -> Result<(), Error> {
         if mgmtdev.bus() != Some("pci") {
             return Ok(());
@@ -254,7 +253,7 @@ impl Connection {
         }
     }
 
-    /// Adds what sysfs has and a dump missed.
+    /// Adds the devices that sysfs has and a dump missed.
     fn completed<T>(
         &self,
         list: Vec<T>,
@@ -279,7 +278,7 @@ impl Connection {
             }
             match get(&name) {
                 Ok(one) => list.push(one),
-                // Gone again; or made without a management device, or without configuration.
+                // Deleted again; or created without a management device, or without configuration.
                 Err(error) if error.is_missing() || is_unknown(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -290,7 +289,7 @@ impl Connection {
     fn refuse_if_open(&self, name: &str) -> Result<(), Error> {
         match self.bus.device(name) {
             Ok(device) => device.check_unused(),
-            // The kernel says it better.
+            // The kernel's own error is better.
             Err(error) if error.is_missing() => Ok(()),
             Err(error) => {
                 tracing::debug!(%error, name, "who uses the device is not known");
@@ -405,19 +404,19 @@ fn refused(operation: &Operation<'_>, source: Refusal) -> Error {
     Error::new(kind, message).because(source)
 }
 
-/// Whether the kernel knows nothing of the kind that was asked for of a device.
+/// Whether the kernel lacks the requested kind of information about a device.
 fn is_unknown(error: &Error) -> bool {
     let errno = error.refusal().map(Refusal::errno);
     error.kind() == ErrorKind::Refused && matches!(errno, Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// Whether a management device refused to give a new device an address, and nothing else.
+/// Whether a management device refused to set the address of a new device, and nothing else.
 pub(super) fn takes_no_mac(error: &Error) -> bool {
     error.kind() == ErrorKind::Unusable
         && error.refusal().and_then(not_taken).as_deref() == Some("mac")
 }
 
-/// Attributes by name from "Some provided attributes are not supported: 0x1000", a mask of
+/// Names of the attributes in "Some provided attributes are not supported: 0x1000", a mask of
 /// attribute numbers.
 fn not_taken(refusal: &Refusal) -> Option<String> {
     let (_, digits) = refusal.explanation()?.rsplit_once("0x")?;

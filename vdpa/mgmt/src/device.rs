@@ -1,4 +1,4 @@
-//! Management devices and the vDPA devices that they made.
+//! Management devices and the vDPA devices that they created.
 
 use super::name::MgmtDeviceName;
 use super::netlink::attributes::Attributes;
@@ -6,16 +6,16 @@ use super::netlink::error::Malformed;
 use super::netlink::message::Message;
 use super::uapi::*;
 
-/// A management device: what vDPA devices are made on, such as a PCI function or a
-/// simulator (`VDPA_CMD_MGMTDEV_GET`).
+/// A management device, on which vDPA devices are created, such as a PCI function or a simulator
+/// (`VDPA_CMD_MGMTDEV_GET`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MgmtDevice {
     /// Its name, with its bus if it is on one.
     pub name: MgmtDeviceName,
-    /// The classes of devices that can be made, as a mask of virtio device types
-    /// (`1 << VIRTIO_ID_NET`, …).
+    /// The supported classes of devices, as a mask of virtio device types (`1 << VIRTIO_ID_NET`,
+    /// …).
     pub supported_classes: u64,
-    /// The most virtqueues that one device can have. VDUSE says 0 and means no limit.
+    /// Maximum number of virtqueues of one device. VDUSE reports 0 for no limit.
     pub max_supported_vqs: Option<u32>,
     /// Virtio feature bits that its devices can have (kernel 5.17 and later).
     pub supported_features: Option<u64>,
@@ -33,7 +33,7 @@ impl MgmtDevice {
         })
     }
 
-    /// Whether it can make devices of this virtio type.
+    /// Whether it can create devices of this virtio type.
     #[must_use]
     pub fn supports(&self, device_id: u32) -> bool {
         1_u64
@@ -45,9 +45,9 @@ impl MgmtDevice {
 /// A vDPA device (`VDPA_CMD_DEV_GET`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VdpaDevice {
-    /// The name that it was given when it was added.
+    /// Its name, set at creation.
     pub name: String,
-    /// What it was made on.
+    /// The management device that created it.
     pub mgmtdev: MgmtDeviceName,
     /// Virtio device type: 1 network, 2 block.
     pub device_id: u32,

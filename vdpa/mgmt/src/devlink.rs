@@ -1,16 +1,17 @@
-//! devlink: the NIC itself, as its driver shows it. Instances, ports, the eswitch, parameters, rates, and
-//! the life of subfunctions.
+//! devlink: the NIC itself, as its driver presents it. Instances, ports, the eswitch, parameters,
+//! rates, and the life of subfunctions.
 //!
 //! ```text
 //!   Devlink ── requests of the family "devlink" ──> netlink (a thread) ──> kernel ──> NIC's driver
 //!     Instance, Info, Port, Eswitch, Param, Rate, HealthReporter <── attributes, checked
-//!   Events  <── what comes, goes, changes and fails (multicast group "config")
+//!   Events  <── added, removed, changed and failed objects (multicast group "config")
 //! ```
 //!
-//! Owns the generic netlink family of include/uapi/linux/devlink.h, as far as vDPA needs it: no traps, regions,
-//! shared buffers, line cards, flashing. Each file is one kind of object with its requests; `connection` is
-//! the way to the kernel, `uapi` has the numbers. What is decoded is not trusted: each length is checked, and
-//! only the levels of nesting that are known are gone into. Must not know what a port is used for.
+//! This module owns the generic netlink family of include/uapi/linux/devlink.h, as far as vDPA
+//! needs it: no traps, regions, shared buffers, line cards, flashing. Each file is one kind of
+//! object with its requests; `connection` is the path to the kernel, `uapi` has the numbers.
+//! Decoded data is untrusted: each length is checked, and only known levels of nesting are entered.
+//! It does not depend on the use of a port.
 //!
 //! ```no_run
 //! use vdpa_mgmt::devlink::{Cmode, Devlink, FunctionSettings, FunctionState, NewSubfunction};
@@ -70,7 +71,7 @@ pub use rate::{Rate, RateParent, RateSettings};
 pub use rate_object::{NodeName, RateObject};
 pub use reload::{ReloadAction, ReloadLimit, ReloadStat};
 
-/// Every decoder, whatever the message is about: for the fuzz target and the tests.
+/// Runs every decoder on any message: for the fuzz target and the tests.
 #[cfg(any(test, feature = "fuzz"))]
 pub(super) fn decode_anything(message: &super::netlink::message::Message) {
     let _ = (Port::of(message), Param::of(message), Instance::of(message));

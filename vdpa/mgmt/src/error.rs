@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::netlink::error::{CallError, Malformed, Refusal};
 
-/// The cases that code decides on. The error's text has the rest.
+/// The cases that code decides on. The error's text has the details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The kernel has no vDPA, or its module is not loaded.
@@ -60,8 +60,8 @@ pub enum ErrorKind {
 }
 
 vdpa::opaque_error! {
-    /// A failed request about devices, NICs and their connections. The text is a sentence that names
-    /// the remedy. The source is the kernel's answer.
+    /// A failed request about devices, NICs and their connections. The text is a sentence that
+    /// names the remedy. The source is the kernel's answer.
     pub
 }
 
@@ -119,8 +119,8 @@ impl Error {
         }
     }
 
-    /// A write to sysfs about `object` was refused. `kind` and `message` describe every cause except
-    /// a missing right.
+    /// A write to sysfs about `object` was refused. `kind` and `message` describe every cause
+    /// except a missing right.
     pub(super) fn write(
         object: &str,
         source: io::Error,

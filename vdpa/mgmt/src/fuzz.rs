@@ -1,8 +1,8 @@
-//! One way into all decoders of this module, for the fuzz target in `tests/fuzz` and for the property test
-//! below, which does the same without it.
+//! The entry point to all decoders of this crate, for the fuzz target in `tests/fuzz`. The property
+//! test below covers the same without it.
 //!
-//! The first byte chooses what the others are: a stream of datagrams, the attributes of one message, or a
-//! uevent. Owns nothing else.
+//! The first byte selects the meaning of the others: a stream of datagrams, the attributes of one
+//! message, or a uevent.
 
 use super::config::DeviceConfig;
 use super::device::{MgmtDevice, VdpaDevice};
@@ -12,8 +12,7 @@ use super::netlink::message::{Message, Mode, Protocol};
 use super::vendor_stats::VendorStats;
 use super::{devlink, link, sriov, uevent};
 
-/// Decodes `input` as everything that it could be. Whatever it is, nothing panics and nothing goes on
-/// for ever.
+/// Decodes `input` with every decoder. For any input, nothing panics and every call ends.
 pub fn decode_anything(input: &[u8]) {
     let Some((&choice, rest)) = input.split_first() else {
         return;
@@ -45,7 +44,7 @@ pub fn decode_anything(input: &[u8]) {
     }
 }
 
-/// Datagrams, each with its length before it in two bytes: the answer to the request with number 1.
+/// Datagrams, each preceded by its length in two bytes: the answer to request number 1.
 fn stream(protocol: Protocol, mode: Mode, mut rest: &[u8]) {
     let mut exchange = Exchange::new(1, mode, protocol);
     while let Some((length, after)) = rest.split_first_chunk() {
@@ -85,7 +84,7 @@ mod tests {
             decode_anything(&input);
         }
 
-        /// Lists whose lengths are right, with types that are known, two levels of them.
+        /// Lists with correct lengths and known types, nested twice.
         #[test]
         fn framed_attributes_are_decoded_without_a_panic(
             choice in 4_u8..6,

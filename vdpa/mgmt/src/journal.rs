@@ -1,20 +1,20 @@
-//! A journal of steps: what is begun is in a safe place before it is done, so that a failure, a signal or another
-//! process after a crash can undo it.
+//! A journal of steps. Each is stored in the record before it is done. So it can be undone after a
+//! failure or a signal, and by another process after a crash.
 //!
 //! ```text
-//!   step: into the record ──> record kept ──> done ──> next step
+//!   step: into the record ──> record stored ──> done ──> next step
 //!             │ certainly not done: out of the record    │ fails
 //!             └──────────────────────────────────────────┴──> roll back: the last step first,
-//!                                                             each out of the record once it is undone
+//!                                                             each out of the record once undone
 //! ```
-//! A record never holds less than there is. It may hold more: so undoing looks first, and undoing a step that was not
-//! done, or is undone already, changes nothing. Owns the order of record, step and undoing. Must not know what a step
-//! does, nor where a record is.
+//! A record never holds less than was done. It may hold more: so undoing checks first, and undoing
+//! a step that was not done, or is undone already, changes nothing. This module owns the order of
+//! record, step and undoing. The implementations define steps and the place of a record.
 
 use std::error::Error;
 use std::fmt;
 
-/// How a step came out.
+/// The outcome of a step.
 #[derive(Debug)]
 pub enum Outcome<T, E> {
     /// It is done.
@@ -26,7 +26,7 @@ pub enum Outcome<T, E> {
 }
 
 impl<T, E> From<Result<T, E>> for Outcome<T, E> {
-    /// What failed may have been done.
+    /// A failed step may have been done.
     fn from(result: Result<T, E>) -> Self {
         match result {
             Ok(done) => Self::Done(done),
@@ -35,10 +35,10 @@ impl<T, E> From<Result<T, E>> for Outcome<T, E> {
     }
 }
 
-/// How far a step is.
+/// The progress of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
-    /// It is in the record and not done.
+    /// It is in the record and not done yet.
     Begin,
     /// It is done.
     Done,
@@ -59,57 +59,57 @@ impl fmt::Display for Moment {
     }
 }
 
-/// Steps that could not be undone, the last one first. Without an error it was not tried, because a later one must be
-/// undone first.
+/// Steps that could not be undone, the last one first. A step without an error was not tried,
+/// because a later one must be undone first.
 pub type NotUndone<J> = Vec<(<J as Journal>::Step, Option<<J as Journal>::Error>)>;
 
-/// Steps that are done and undone, and the record of them.
+/// Steps that are done and undone, with their record.
 pub trait Journal {
-    /// A step, with what is needed to undo it.
+    /// A step, with the data needed to undo it.
     type Step: Clone + PartialEq;
     /// Why a step is not done, or not undone.
     type Error: Error + 'static;
 
-    /// Whose steps these are, for the log.
+    /// The owner of these steps, for the log.
     fn name(&self) -> &str;
 
-    /// The steps that were begun, in the order in which they depend on each other.
+    /// The steps that were begun, in the order of their dependencies.
     fn steps(&mut self) -> &mut Vec<Self::Step>;
 
-    /// Where a new step belongs among them.
+    /// The position of a new step among them.
     fn place(&mut self, _step: &Self::Step) -> usize {
         self.steps().len()
     }
 
-    /// Keeps the record. It is in a safe place when this returns.
+    /// Stores the record. It is in a safe place when this returns.
     ///
     /// # Errors
-    /// Nothing more is done then.
+    /// The record could not be stored; no further step is done then.
     fn persist(&mut self) -> Result<(), Self::Error>;
 
-    /// Undoes a step, as far as it is still as it was made.
+    /// Undoes a step, unless its effect has been changed since.
     ///
     /// # Errors
-    /// It stays in the record.
+    /// The step stays in the record.
     fn undo(&mut self, step: &Self::Step) -> Result<(), Self::Error>;
 
-    /// Whether a step that cannot be undone keeps those before it.
+    /// Whether the steps before this one must stay while it cannot be undone.
     fn keeps_those_before(_step: &Self::Step) -> bool {
         false
     }
 
-    /// A step has come so far.
+    /// Reports the progress of a step.
     ///
     /// # Errors
-    /// It is to come no further.
+    /// The step must not continue.
     fn watch(&mut self, _moment: Moment, _step: &Self::Step) -> Result<(), Self::Error> {
         Ok(())
     }
 
-    /// Does a step. One that is in the record already is done again.
+    /// Does a step, also one that is in the record already.
     ///
     /// # Errors
-    /// Those of the work and of the record. What may have been done is in the record.
+    /// Those of the work and of the record. A step that may have been done is in the record.
     fn step<T>(
         &mut self,
         step: Self::Step,
@@ -132,10 +132,10 @@ pub trait Journal {
         }
     }
 
-    /// Undoes the step at this place, and takes it out of the record.
+    /// Undoes the step at this position, and removes it from the record.
     ///
     /// # Errors
-    /// Those of undoing; it stays in the record.
+    /// Undoing failed; the step stays in the record.
     fn undo_at(&mut self, place: usize) -> Result<(), Self::Error> {
         let Some(step) = self.steps().get(place).cloned() else {
             return Ok(());
@@ -148,7 +148,7 @@ pub trait Journal {
         Ok(())
     }
 
-    /// Undoes all steps. What it returns is still in the record.
+    /// Undoes all steps. Those returned are still in the record.
     fn roll_back(&mut self) -> NotUndone<Self>
     where
         Self: Sized,
@@ -174,8 +174,8 @@ pub trait Journal {
         left
     }
 
-    /// Keeps the record after a step went out of it. An old record does no harm: undoing what is undone changes
-    /// nothing.
+    /// Stores the record after the removal of a step. An old record does no harm: undoing a step
+    /// again changes nothing.
     fn note(&mut self) {
         if let Err(error) = self.persist() {
             let error = &error as &dyn Error;
@@ -190,13 +190,13 @@ mod tests {
 
     use super::*;
 
-    /// What there is, and the record of it.
+    /// The steps in effect, and their record.
     #[derive(Debug, Default)]
     struct Fake {
         steps: Vec<u32>,
         kept: Vec<u32>,
         there: Vec<u32>,
-        /// The call that fails, counted down.
+        /// Counts down to the call that fails.
         fails_in: Option<usize>,
     }
 
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn what_cannot_be_undone_stays_in_the_record_and_keeps_what_is_below_it() {
         for (at, left, there) in [
-            // The undoing of each step, and its record, one after the other.
+            // The undoing of each step, then its record.
             (0, vec![(3, true)], vec![3]),
             (2, vec![(2, true), (1, false)], vec![1, 2]),
             (4, vec![(1, true)], vec![1]),
@@ -301,7 +301,7 @@ mod tests {
             let shown = not_undone.iter().map(|(step, why)| (*step, why.is_some()));
             assert_eq!(shown.collect::<Vec<_>>(), left);
             assert_eq!((&fake.there, &fake.kept), (&there, &there));
-            // The next time.
+            // At the next attempt.
             assert!(fake.roll_back().is_empty());
             assert!(fake.there.is_empty() && fake.kept.is_empty());
         }

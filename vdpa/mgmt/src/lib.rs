@@ -1,27 +1,27 @@
-//! Management of vDPA devices: which there are on this machine, how they are made,
-//! described and taken away.
+//! Management of vDPA devices: lists, creates, describes and deletes the devices of this machine.
 //!
 //! ```text
 //!   Connection ── requests of the family "vdpa" ──> netlink (a thread) ──> kernel
 //!     MgmtDevice, VdpaDevice, DeviceConfig, VendorStats <── attributes, checked
 //!   bus::Bus ──> /sys/bus/vdpa: name, driver, /dev/vhost-vdpa-N; binding
-//!   uevent::Uevents <── what comes, goes and is bound
+//!   uevent::Uevents <── devices and drivers: added, removed, bound
 //!   pci::Pci ──> /sys/bus/pci: a function's driver, IOMMU group, virtual functions; binding
 //!   link::Links ──> network interfaces, bridges, namespaces (rtnetlink)
 //!   connectivity ──> a function's representor on a bridge, in a VLAN, and back
-//!   announce ──> where a guest's address is, said by the host: the bridge's knowledge, a frame to the network
+//!   announce ──> a guest's new place, announced by the host: to the bridge, and in a frame
 //!   container ──> a device as network interface of a container's namespace (virtio_vdpa), and back
-//!   devlink::Devlink ── requests of the family "devlink" ──> netlink ──> ports, subfunctions, eswitch, rates
-//!   sriov ──> how many virtual functions (sysfs), and their settings (rtnetlink)
+//!   devlink::Devlink ── requests of the family "devlink" ──> netlink
+//!               ──> ports, subfunctions, eswitch, rates
+//!   sriov ──> the number of virtual functions (sysfs), and their settings (rtnetlink)
 //!   nic ──> all of these in one call: from a NIC to a vDPA device and back, with records
-//!   journal ──> how steps get into a record before they are done, and are undone from it
-//!   topology ──> all of it as one tree, with who uses what (/proc)
+//!   journal ──> the order of record, step and undoing
+//!   topology ──> all of it as one tree, with the users of each object (/proc)
 //! ```
 //!
-//! Owns what is asked of the kernel outside `/dev/vhost-vdpa-N`: the generic netlink families
-//! of include/uapi/linux/vdpa.h and devlink.h, the vdpa bus in sysfs, and PCI functions and virtual functions
-//! that such devices are made on. Must not know what a device is used
-//! for, nor rings or guest memory. A VMM does not depend on this crate: it needs no right to manage
+//! The crate owns the kernel requests outside `/dev/vhost-vdpa-N`. Those are the generic netlink
+//! families of include/uapi/linux/vdpa.h and devlink.h, and the vdpa bus in sysfs. The PCI
+//! functions and virtual functions under such devices are here too. The use of a device, its rings
+//! and guest memory are not. A VMM does not depend on this crate: it needs no right to manage
 //! devices, so it has no code for it.
 //!
 //! ```no_run

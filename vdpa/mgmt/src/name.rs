@@ -36,7 +36,7 @@ pub(super) fn device(text: &str) -> Result<&str, Error> {
     Err(Error::new(ErrorKind::BadName, message))
 }
 
-/// Has serde read and write a type as its text.
+/// Makes serde read and write a type as its text.
 macro_rules! as_text {
     ($name:ident) => {
         impl TryFrom<String> for $name {
@@ -56,8 +56,8 @@ macro_rules! as_text {
 }
 pub(crate) use as_text;
 
-/// The name of a management device, as iproute2 writes it: `vdpasim_net`, or with its bus
-/// `pci/0000:01:00.1`, `auxiliary/mlx5_core.sf.1`; so it is read and written by serde, too.
+/// The name of a management device, in iproute2's form: `vdpasim_net`, or with its bus
+/// `pci/0000:01:00.1`, `auxiliary/mlx5_core.sf.1`. Serde uses the same form.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct MgmtDeviceName {
@@ -66,7 +66,7 @@ pub struct MgmtDeviceName {
 }
 
 impl MgmtDeviceName {
-    /// The bus of the device, for those that are on one.
+    /// The bus of the device, if it has one.
     #[must_use]
     pub fn bus(&self) -> Option<&str> {
         self.bus.as_deref()
@@ -78,7 +78,7 @@ impl MgmtDeviceName {
         &self.name
     }
 
-    /// The name of the management device that is the device `name` of the bus `bus`.
+    /// The name of the management device for the device `name` of the bus `bus`.
     pub(super) fn on(bus: &str, name: &str) -> Self {
         Self {
             bus: Some(bus.to_owned()),

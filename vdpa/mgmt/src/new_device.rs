@@ -1,5 +1,5 @@
-//! What a device to be added is to be like. Wrong values cannot be held; what depends on
-//! several of them is checked when it is sent.
+//! The properties of a device to be added. Each setter rejects wrong values; combinations are
+//! checked before sending.
 
 use netlink_packet_core::DefaultNla;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU};
@@ -9,13 +9,13 @@ use super::name::{MgmtDeviceName, is_name};
 use super::netlink::message::{string, value};
 use super::uapi::*;
 
-/// The longest name, in bytes: what iproute2's `vdpa` has room for.
+/// Maximum length of a name, in bytes: the limit of iproute2's `vdpa`.
 const NAME_MAX: usize = 63;
 
 /// The smallest MTU, in bytes (virtio 1.3, 5.1.4.1).
 const MTU_MIN: u16 = 68;
 
-/// The most queue pairs (VIRTIO_NET_CTRL_MQ_VQ_PAIRS_MAX).
+/// Maximum number of queue pairs (VIRTIO_NET_CTRL_MQ_VQ_PAIRS_MAX).
 const MAX_VQP_MAX: u16 = 0x8000;
 
 /// A device to be added (`VDPA_CMD_DEV_NEW`).
@@ -30,8 +30,7 @@ pub struct NewDevice {
 }
 
 impl NewDevice {
-    /// A device called `name` on a management device, with everything else as that one
-    /// chooses.
+    /// A device called `name` on a management device, which chooses everything else.
     ///
     /// # Errors
     /// `Invalid`.
@@ -47,7 +46,7 @@ impl NewDevice {
         })
     }
 
-    /// Gives it an address; `None`, here and below: as the management device chooses.
+    /// Sets its address; `None`, here and below: the management device chooses.
     ///
     /// # Errors
     /// `Invalid` if it is not unicast.
@@ -56,7 +55,7 @@ impl NewDevice {
         Ok(Self { mac, ..self })
     }
 
-    /// Gives it an MTU, in bytes.
+    /// Sets its MTU, in bytes.
     ///
     /// # Errors
     /// `Invalid` below 68.
@@ -68,7 +67,7 @@ impl NewDevice {
         Ok(Self { mtu, ..self })
     }
 
-    /// Gives it this many queue pairs.
+    /// Sets its number of queue pairs.
     ///
     /// # Errors
     /// `Invalid` for 0 or more than 32768.
@@ -81,7 +80,7 @@ impl NewDevice {
         Ok(Self { max_vqp, ..self })
     }
 
-    /// Gives it these virtio feature bits and no others.
+    /// Sets its virtio feature bits, exactly these.
     #[must_use]
     pub fn device_features(self, device_features: Option<u64>) -> Self {
         Self {
@@ -96,7 +95,7 @@ impl NewDevice {
         &self.name
     }
 
-    /// What it is to be made on.
+    /// The management device for it.
     #[must_use]
     pub fn mgmtdev(&self) -> &MgmtDeviceName {
         &self.mgmtdev
@@ -143,7 +142,7 @@ impl NewDevice {
     }
 }
 
-/// Fails for what cannot name a new vDPA device.
+/// Fails for an invalid name of a new vDPA device.
 pub(super) fn check_name(name: &str) -> Result<(), Error> {
     if is_name(name) && name.len() <= NAME_MAX && !name.contains(char::is_whitespace) {
         return Ok(());
@@ -155,7 +154,7 @@ pub(super) fn check_name(name: &str) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Invalid, message))
 }
 
-/// The address, if a NIC can have it.
+/// Returns the address if a NIC can have it.
 pub(super) fn unicast(mac: [u8; 6]) -> Result<[u8; 6], Error> {
     let [first, ..] = mac;
     if first & 1 == 1 || mac == [0; 6] {

@@ -1,32 +1,32 @@
-//! From a NIC to a vDPA device that is connected, as one call, and back.
+//! Creates a connected vDPA device on a NIC in one call, and removes it.
 //!
 //! ```text
-//!   Nics::make ── looked at, nothing touched ──> step ──> step ──> … ──> /dev/vhost-vdpa-N
-//!                                                  └─fails, or interrupted──> undone, the last first
-//!   Nics::remove ── nobody has it open ──> undone, the last first
+//!   Nics::make ── check, nothing changed ──> step ──> step ──> … ──> /dev/vhost-vdpa-N
+//!                                                     └─fails or interrupted──> undone, last first
+//!   Nics::remove ── not open ──> undone, last first
 //! ```
 //!
-//! What is made on depends on what is asked for ([`Origin`], [`Kind`]):
+//! The steps depend on the request ([`Origin`], [`Kind`]):
 //!
 //! ```text
 //!   virtual function   count them (only from 0) ─> choose a free one ─> address, rates
 //!                      ─> a driver that is a vDPA parent ─> its management device ─┐
-//!   subfunction        port (switchdev mode only) ─> address, rates ─> active ─> its device comes
+//!   subfunction        port (switchdev mode only) ─> address, rates ─> active ─> its device
 //!                      ─> enable_vnet and reload ─> its management device ────────┤
 //!   management device  it is there ───────────────────────────────────────────────┤
 //!                      device added <─────────────────────────────────────────────┘
 //!                      ─> /dev/vhost-vdpa-N ─> connected (bridge, VLAN)
 //! ```
 //!
-//! Steps are data ([`Step`]): each says what is needed to undo it. They are handed to the [`Observer`]
-//! *before* they are done ([`journal`](super::journal)), so a record that was stored ([`Store`]) tells
-//! another process what a killed one may have done; undoing a step that was not done, or that somebody
-//! else has undone, changes nothing.
+//! Steps are data ([`Step`]), with everything needed to undo them. The [`Observer`] gets each
+//! *before* it is done ([`journal`](super::journal)). So a stored record ([`Store`]) shows another
+//! process the possible steps of a killed one. Undoing a step that was not done, or that another
+//! process has undone, changes nothing.
 //!
-//! [`Nics::plan_steps`] tells the steps without taking any.
+//! [`Nics::plan_steps`] returns the steps without doing them.
 //!
-//! Owns the order of steps, what undoes each, and the records. How one step is done belongs to
-//! the modules beside this one. Must not know what the device is used for.
+//! This module owns the order of steps, their undoing, and the records. The modules beside this one
+//! carry out the steps. They do not depend on the use of the device.
 //!
 //! ```no_run
 //! use vdpa_mgmt::nic::{Nics, NicRequest, Store};

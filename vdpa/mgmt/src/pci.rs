@@ -1,13 +1,13 @@
-//! PCI functions in sysfs: which driver has one, what is on it, and another driver for it.
+//! PCI functions in sysfs: their drivers and devices, and rebinding to another driver.
 //!
 //! ```text
-//!   NIC driver ── bind: nobody uses it ──> unbind ──> bind ──> driver read back
-//!   vp-vdpa     <──                                    └─fails──> old driver_override, old driver
+//!   NIC driver ── bind: not in use ──> unbind ──> bind ──> driver read back
+//!   vp-vdpa     <──                               └─fails──> old driver_override, old driver
 //!   vfio-pci
 //! ```
 //!
-//! Owns `/sys/bus/pci`, and what of `/sys/kernel/iommu_groups` belongs to a function. How many virtual
-//! functions there are is changed by [`super::sriov`]. Must not know netlink.
+//! This module owns `/sys/bus/pci`, and a function's part of `/sys/kernel/iommu_groups`. It does
+//! not use netlink. [`super::sriov`] changes the number of virtual functions.
 
 mod address;
 mod bind;
@@ -28,27 +28,27 @@ use super::sysfs::{attribute, link_name, names, number};
 /// More virtual functions than a physical one can have (NumVFs is a register of 16 bits).
 const VIRTUAL_FUNCTIONS_MAX: usize = 1 << 16;
 
-/// A function of the PCI bus, as it was when it was asked for.
+/// A PCI function, at the time of the query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// Where it is.
+    /// Its address.
     pub address: Address,
     /// Its driver, such as `mlx5_core`, `virtio-pci`, `vp-vdpa` or `vfio-pci`; none if unbound.
     pub driver: Option<String>,
-    /// The only driver that may take it, if somebody said so.
+    /// The driver override: the only driver that may bind to it, if set.
     pub driver_override: Option<String>,
     /// The physical function of a virtual one.
     pub physical_function: Option<Address>,
     /// The virtual functions of a physical one: number and address, by number.
     pub virtual_functions: Vec<(u32, Address)>,
-    /// How many virtual functions it can have; none if it has no SR-IOV.
+    /// Maximum number of virtual functions; none without SR-IOV.
     pub total_vfs: Option<u32>,
     /// Its IOMMU group; none without an IOMMU.
     pub iommu_group: Option<u32>,
-    /// The NUMA node next to it; none where that is not known.
+    /// The NUMA node next to it; none if unknown.
     pub numa_node: Option<u32>,
-    /// Its network interfaces in this network namespace, by name, without those that represent
-    /// its virtual functions and subfunctions.
+    /// Its network interfaces in this network namespace, by name, without the representors of its
+    /// virtual functions and subfunctions.
     pub netdevs: Vec<String>,
     /// The vDPA devices on it, by name.
     pub vdpa_devices: Vec<String>,
@@ -101,7 +101,7 @@ pub struct Pci {
     groups: PathBuf,
     interfaces: PathBuf,
     vdpa_devices: PathBuf,
-    /// Where VFIO's files are: `/dev/vfio`.
+    /// The directory of VFIO's files: `/dev/vfio`.
     vfio: PathBuf,
     vdpa: Bus,
 }
@@ -113,7 +113,7 @@ impl Default for Pci {
 }
 
 impl Pci {
-    /// The bus of the sysfs that is mounted at `sysfs`.
+    /// The bus in the sysfs mounted at `sysfs`.
     #[must_use]
     pub fn at(sysfs: &Path) -> Self {
         Self {
@@ -147,14 +147,14 @@ impl Pci {
             total_vfs: number(&directory.join("sriov_totalvfs"))?,
             iommu_group: link_name(&directory.join("iommu_group"))?
                 .and_then(|name| name.parse().ok()),
-            // -1 where it is not known.
+            // -1 if unknown.
             numa_node: number(&directory.join("numa_node"))?,
             netdevs: netdevs(&directory)?,
             vdpa_devices: self.vdpa_devices(&directory)?,
         })
     }
 
-    /// All physical functions that can have virtual ones, by address.
+    /// All physical functions with SR-IOV, by address.
     ///
     /// # Errors
     /// `Failed`.
@@ -165,14 +165,14 @@ impl Pci {
             if !self.directory(address).join("sriov_totalvfs").exists() {
                 continue;
             }
-            // None if it is gone meanwhile.
+            // `None` if it vanished meanwhile.
             found.extend(existing(self.function(address))?);
         }
         found.sort_by_key(|function: &Function| function.address);
         Ok(found)
     }
 
-    /// The functions of an IOMMU group, by address. They can reach each other's memory, so all of
+    /// The functions of an IOMMU group, by address. They can access each other's memory, so all of
     /// them belong to one user.
     ///
     /// # Errors
@@ -187,7 +187,7 @@ impl Pci {
         Ok(found)
     }
 
-    /// The function behind a network interface, if it is one of the PCI bus.
+    /// The function behind a network interface, if it is a PCI function.
     ///
     /// # Errors
     /// `NotFound` or `Failed`.
@@ -205,7 +205,7 @@ impl Pci {
             Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(None),
             path => path.map_err(Error::read(&device))?,
         };
-        // A virtio device lies between the function and the interface.
+        // A virtio device may lie between the function and the interface.
         Ok(path
             .ancestors()
             .take(2)
@@ -213,7 +213,7 @@ impl Pci {
             .next())
     }
 
-    /// The vendor of the function, as it says itself.
+    /// The vendor id of the function.
     pub(super) fn vendor(&self, address: Address) -> Result<Option<u32>, Error> {
         let text = attribute(&self.directory(address).join("vendor"))?;
         Ok(text.and_then(|text| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()))
@@ -223,8 +223,8 @@ impl Pci {
         self.devices.join(address.to_string())
     }
 
-    /// Names of the vDPA devices whose parent is in this directory, sorted. The parent is the function, or
-    /// a device that its driver made.
+    /// Names of the vDPA devices whose parent is in this directory, sorted. The parent is the
+    /// function, or a device that its driver created.
     fn vdpa_devices(&self, directory: &Path) -> Result<Vec<String>, Error> {
         let directory = fs::canonicalize(directory).map_err(Error::read(directory))?;
         let mut found: Vec<String> = names(&self.vdpa_devices)?
@@ -281,10 +281,10 @@ fn netdevs(directory: &Path) -> Result<Vec<String>, Error> {
     Ok(found)
 }
 
-/// Whether an interface stands for a virtual function or a subfunction on the NIC's switch, by the
-/// kernel's names of ports: `pf0vf1`, `c1pf0sf88`.
+/// Whether an interface represents a virtual function or a subfunction on the NIC's switch, by the
+/// kernel's port names: `pf0vf1`, `c1pf0sf88`.
 fn represents(interface: &Path) -> bool {
-    // Most drivers have no such name, and say so by an error.
+    // Most drivers have no such name, and return an error.
     let name = fs::read_to_string(interface.join("phys_port_name")).unwrap_or_default();
     name.contains("pf") && (name.contains("vf") || name.contains("sf"))
 }

@@ -1,16 +1,16 @@
-//! SR-IOV: how many virtual functions a physical function has, and what the NIC lets each do.
+//! SR-IOV: the number of virtual functions of a physical function, and the NIC's settings for each.
 //!
 //! ```text
-//!   Pci::set_virtual_functions ──> sriov_numvfs:  n ──(nobody uses one)──> 0 ──> m
-//!                                                                └─fails──> n again
+//!   Pci::set_virtual_functions ──> sriov_numvfs:  n ──(none in use)──> 0 ──> m
+//!                                                                        └─fails──> n again
 //!   Links ── RTM_GETLINK with RTEXT_FILTER_VF ──> Link, its VirtualFunctions
 //!         ── RTM_SETLINK, one setting each ─────> the NIC's driver
-//!                     └─fails──> those before it as they were
+//!                     └─fails──> those before it restored
 //! ```
 //!
-//! The settings (address, VLAN, spoof check, trust, rates, link state) belong to the network interface
-//! of the physical function, so they go through rtnetlink; `uapi` has its numbers. Owns both. Must
-//! not know which driver a virtual function has.
+//! The settings (address, VLAN, spoof check, trust, rates, link state) belong to the network
+//! interface of the physical function. So they go through rtnetlink; `uapi` has its numbers. The
+//! driver of a virtual function does not matter here.
 //!
 //! ```no_run
 //! use vdpa_mgmt::pci::Pci;
@@ -40,36 +40,36 @@ use super::error::{Error, ErrorKind};
 use super::pci::{Address, Function, Pci, no_sriov};
 use super::sysfs;
 
-/// A network interface, with what its NIC lets its virtual functions do.
+/// A network interface, with its NIC's settings for virtual functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
     /// Its index in this network namespace.
     pub index: i32,
     /// Its name.
     pub name: String,
-    /// Their settings, by number. Empty if the driver does not tell.
+    /// Their settings, by number. Empty if the driver does not report them.
     pub virtual_functions: Vec<VirtualFunction>,
 }
 
-/// The settings of a virtual function, as the driver of the physical one tells them. None is what it does
-/// not know.
+/// The settings of a virtual function, as the driver of the physical one reports them. `None` is an
+/// unknown setting.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VirtualFunction {
     /// Its number, from 0.
     pub index: u32,
     /// Its address; zero if it chooses one itself.
     pub mac: Option<[u8; 6]>,
-    /// The VLAN that the NIC puts its frames into.
+    /// The VLAN that the NIC assigns to its frames.
     pub vlan: Option<Vlan>,
-    /// Whether frames with a sender address that is not its own are dropped.
+    /// Whether frames with a foreign sender address are dropped.
     pub spoof_check: Option<bool>,
     /// Whether it may change its address, or receive everything.
     pub trust: Option<bool>,
-    /// Limits of what it sends.
+    /// Limits on its transmit rate.
     pub rates: Option<Rates>,
     /// Its end of the link.
     pub link_state: Option<LinkState>,
-    /// Whether it may ask how receive queues are chosen.
+    /// Whether it may read the RSS configuration.
     pub query_rss: Option<bool>,
 }
 
@@ -89,13 +89,13 @@ impl Pci {
         Ok(function)
     }
 
-    /// Gives the physical function at `address` this many virtual functions, and returns it as
-    /// it is then. The kernel changes a number only to and from zero: all of them go first, so nobody
-    /// may be using one.
+    /// Sets the number of virtual functions of the physical function at `address`, and returns its
+    /// new state. The kernel changes the number only to and from zero. All of them are deleted
+    /// first, so none may be in use.
     ///
     /// # Errors
-    /// `InUse` with the holders; `NoSriov`, `Unusable`, `NotPermitted`; `Refused` when the former
-    /// number was tried again; or as [`Pci::function`].
+    /// `InUse` with the holders; `NoSriov`, `Unusable`, `NotPermitted`; `Refused` after an attempt
+    /// to restore the former number; or as [`Pci::function`].
     pub fn set_virtual_functions(&self, address: Address, count: u32) -> Result<Function, Error> {
         let function = self.check_virtual_functions(address, count)?;
         let now = self.count(address)?;
@@ -119,8 +119,8 @@ impl Pci {
         self.function(address)
     }
 
-    /// Gives a physical function that has no virtual functions this many. The kernel refuses if it has some, so
-    /// none is taken away.
+    /// Creates virtual functions on a physical function without any. The kernel refuses if it has
+    /// some, so none is deleted.
     ///
     /// # Errors
     /// `NotPermitted`, `Refused`, or as [`Pci::function`].
@@ -130,7 +130,7 @@ impl Pci {
         self.function(address)
     }
 
-    /// How many virtual functions it has now.
+    /// Its current number of virtual functions.
     fn count(&self, address: Address) -> Result<u32, Error> {
         let path = self.directory(address).join("sriov_numvfs");
         sysfs::number(&path)?.ok_or_else(|| no_sriov(address))
@@ -151,7 +151,7 @@ impl Pci {
     }
 }
 
-/// What errno of `sriov_numvfs` mean (drivers/pci/pci-sysfs.c, drivers/pci/iov.c).
+/// The meaning of an errno of `sriov_numvfs` (drivers/pci/pci-sysfs.c, drivers/pci/iov.c).
 fn remedy(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::ENOENT) => {

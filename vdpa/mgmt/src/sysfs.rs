@@ -1,6 +1,6 @@
-//! Files, links and directories of sysfs.
+//! Reads and writes files, links and directories of sysfs.
 //!
-//! Owns how they are read and written. Must not know any bus.
+//! The module does not depend on a particular bus.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
@@ -9,12 +9,12 @@ use std::str::FromStr;
 
 use super::error::Error;
 
-/// The names in a directory; none if it is not there.
+/// The names in a directory; empty if it does not exist.
 pub(super) fn names(directory: &Path) -> Result<Vec<String>, Error> {
     Ok(entries(directory)?.unwrap_or_default())
 }
 
-/// The names in a directory, if it is there.
+/// The names in a directory, if it exists.
 pub(super) fn entries(directory: &Path) -> Result<Option<Vec<String>>, Error> {
     let entries = match fs::read_dir(directory) {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -29,7 +29,7 @@ pub(super) fn entries(directory: &Path) -> Result<Option<Vec<String>>, Error> {
     names.collect::<Result<_, _>>().map(Some)
 }
 
-/// The name of what a link points to, if there is one.
+/// The name of a link's target, if there is one.
 pub(super) fn link_name(link: &Path) -> Result<Option<String>, Error> {
     match fs::read_link(link) {
         Ok(target) => Ok(target
@@ -40,7 +40,7 @@ pub(super) fn link_name(link: &Path) -> Result<Option<String>, Error> {
     }
 }
 
-/// The text in a file of sysfs; none if it is empty or not there.
+/// The text in a file of sysfs; `None` if the file is empty or does not exist.
 pub(super) fn attribute(path: &Path) -> Result<Option<String>, Error> {
     match fs::read(path) {
         Ok(bytes) => {
@@ -52,12 +52,12 @@ pub(super) fn attribute(path: &Path) -> Result<Option<String>, Error> {
     }
 }
 
-/// The number in a file of sysfs, if there is one of the right size.
+/// The number in a file of sysfs, if there is one that fits the type.
 pub(super) fn number<T: FromStr>(path: &Path) -> Result<Option<T>, Error> {
     Ok(attribute(path)?.and_then(|text| text.parse().ok()))
 }
 
-/// Writes to a file of sysfs in one piece. No file is made where there is none.
+/// Writes to a file of sysfs in one piece. Never creates a missing file.
 pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new()
         .write(true)

@@ -1,26 +1,27 @@
-//! Everything about vDPA on this machine as one tree, from NICs to the programs that use them.
+//! All of vDPA on this machine as one tree, from NICs to the programs that use them.
 //!
 //! ```text
 //!   PCI function ─┬─ virtual function ── representor
 //!                 ├─ subfunction ─────── representor
-//!                 └─(each)─ management device ── vDPA device ─┬─ /dev/vhost-vdpa-N ── holder, its VM
-//!   simulator, VDUSE ────── management device ── …            └─ queues: doorbell, posted interrupt
+//!                 └─(each)─ management device ── vDPA device ─┬─ /dev/vhost-vdpa-N ── holder, VM
+//!   simulator, VDUSE ────── management device ── …            └─ queues: doorbell, posting
 //! ```
 //!
-//! Read in this order, and never locked:
+//! The parts are read in this order, without a lock:
 //!
 //! ```text
 //!   netlink: management devices, vDPA devices, configurations      (Management)
-//!     └─> sysfs: where each is, its driver, its file               (assemble)
-//!           └─> /proc: who has the files open, what they mapped    (processes)
+//!     └─> sysfs: the place of each, its driver, its file           (assemble)
+//!           └─> /proc: holders of the files, their mappings        (processes)
 //! ```
 //!
-//! What comes or goes meanwhile is missing or whole: a directory of sysfs whose inode changed while it was
-//! read is read again. Nothing is opened that a trial would disturb: opening a vhost-vdpa device resets it.
-//! What cannot be known is unknown, never guessed; `tree` says of each part where it comes from.
+//! An object that appears or vanishes meanwhile is missing or complete: a directory of sysfs whose
+//! inode changed during the read is read again. Nothing is opened that a trial would disturb:
+//! opening a vhost-vdpa device resets it. Unknown values are reported as unknown, never guessed;
+//! `tree` names the source of each part.
 //!
-//! Owns the order of reading and how the parts belong together. Changes nothing. Must not know how the tree
-//! is shown.
+//! This module owns the order of reading and the relations of the parts. It changes nothing and
+//! does not format the tree.
 //!
 //! ```no_run
 //! for function in vdpa_mgmt::topology::read()?.physical_functions {
@@ -51,11 +52,12 @@ pub use tree::{
 use super::error::Error;
 use super::pci::Address;
 
-/// What is on this machine.
+/// Reads the tree of this machine.
 ///
-/// Without the kernel's vDPA management (no module, another network namespace, or somebody who
-/// holds its lock) the tree has what sysfs tells, and [`Topology::management`] says so. Holders
-/// that this process may not see are missing; [`Topology::all_processes_seen`] says that.
+/// The kernel's vDPA management may be unavailable: no module, another network namespace, or its
+/// lock is held. Then the tree has the data from sysfs, and [`Topology::management`] shows the
+/// reason. Holders that this process may not see are missing; [`Topology::all_processes_seen`]
+/// shows that.
 ///
 /// # Errors
 /// [`Error`].
@@ -63,8 +65,7 @@ pub fn read() -> Result<Topology, Error> {
     of(&Management::of_this_machine()?, Path::new("/"))
 }
 
-/// The part of [`read`] that belongs to the physical function at `address`, or to that of a virtual
-/// one.
+/// The part of [`read`] for the physical function at `address`, or for that of a virtual one.
 ///
 /// # Errors
 /// [`Error`]; `NotFound` if there is none.
@@ -72,8 +73,8 @@ pub fn read_function(address: Address) -> Result<Topology, Error> {
     function_of(&Management::of_this_machine()?, Path::new("/"), address)
 }
 
-/// What is on the machine whose files are below `root`, with what its vDPA management said. Files
-/// are read below `sys` and `proc` there.
+/// The tree of the machine whose files are below `root`, with the answers of its vDPA management.
+/// Files are read below `sys` and `proc` there.
 ///
 /// # Errors
 /// [`Error`].
@@ -81,7 +82,7 @@ pub fn of(management: &Management, root: &Path) -> Result<Topology, Error> {
     assemble::Assembly::new(management, root)?.all()
 }
 
-/// The part of [`of`] that belongs to one physical function, or to that of a virtual one.
+/// The part of [`of`] for one physical function, or for that of a virtual one.
 ///
 /// # Errors
 /// As [`of`]; `NotFound` if there is none.

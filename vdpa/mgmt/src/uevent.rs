@@ -1,8 +1,9 @@
-//! What comes, goes and is bound on the vdpa bus, as the kernel tells everybody.
+//! Events of the vdpa bus: devices that are added, removed, bound and unbound, from the kernel's
+//! broadcast.
 //!
-//! The netlink family has no notifications, but the driver core sends a message for each
-//! device (lib/kobject_uevent.c): `ACTION@DEVPATH`, then `KEY=VALUE`, each with a NUL.
-//! Messages of other processes and other subsystems are dropped.
+//! The netlink family has no notifications, but the driver core sends a message for each device
+//! (lib/kobject_uevent.c): `ACTION@DEVPATH`, then `KEY=VALUE`, each with a NUL. Messages of other
+//! processes and other subsystems are dropped.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,46 +18,46 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvf
 /// The multicast group of the kernel's own messages.
 const KERNEL_GROUP: u32 = 1;
 
-/// The largest message (UEVENT_BUFFER_SIZE, and the header before it).
+/// Maximum size of a message (UEVENT_BUFFER_SIZE, and the header before it).
 const MESSAGE_MAX: usize = 8192;
 
-/// How many messages are dropped at once.
+/// Maximum number of messages to drop at once.
 const DROPPED_MAX: usize = 1024;
 
-/// What happened to a device.
+/// The event of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// It came.
+    /// It was added.
     Add,
-    /// It went.
+    /// It was removed.
     Remove,
-    /// It got a bus driver.
+    /// A bus driver was bound to it.
     Bind,
-    /// It lost its bus driver.
+    /// Its bus driver was unbound.
     Unbind,
-    /// Something else about it changed.
+    /// Another property changed.
     Change,
 }
 
 /// A message about a vDPA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uevent {
-    /// What happened.
+    /// The event.
     pub action: Action,
     /// The device's name.
     pub name: String,
-    /// The bus driver, if the kernel tells one.
+    /// The bus driver, if the kernel names one.
     pub driver: Option<String>,
     /// The kernel's count of messages (SEQNUM).
     pub sequence: Option<u64>,
 }
 
-/// What comes out of the stream.
+/// An item of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// Something happened.
+    /// An event occurred.
     Event(Uevent),
-    /// More happened than fits into the socket: list the devices again.
+    /// More events occurred than fit into the socket: list the devices again.
     Lost,
 }
 
@@ -68,10 +69,10 @@ pub struct Uevents {
 }
 
 impl Uevents {
-    /// Opens the stream. It needs no right.
+    /// Opens the stream. It needs no privilege.
     ///
     /// # Errors
-    /// What the kernel says to the socket.
+    /// The kernel refuses the socket.
     pub fn open() -> io::Result<Self> {
         let fd = socket_with(
             AddressFamily::NETLINK,
@@ -86,11 +87,11 @@ impl Uevents {
         })
     }
 
-    /// Waits for the next message about a vDPA device. `None` when nothing of any kind came
-    /// for this long; `None` as the limit waits forever.
+    /// Waits for the next message about a vDPA device. `None` if no message arrived for this long;
+    /// `None` as the limit waits forever.
     ///
     /// # Errors
-    /// What the kernel says to reading.
+    /// Reading the socket fails.
     pub fn next(&mut self, limit: Option<Duration>) -> io::Result<Option<Notice>> {
         set_socket_timeout(&self.fd, Timeout::Recv, limit)?;
         loop {
@@ -115,11 +116,11 @@ impl Uevents {
 }
 
 impl Uevents {
-    /// Waits until the kernel says anything, about whatever device, and drops all that it has said.
-    /// Returns whether it has. For who looks at the devices anyway.
+    /// Waits until the kernel sends any message, about any device, and drops all pending ones.
+    /// Returns whether there was one. For callers that check the devices anyway.
     ///
     /// # Errors
-    /// What the kernel says to reading.
+    /// Reading the socket fails.
     pub fn any(&mut self, limit: Duration) -> io::Result<bool> {
         let limit = Timespec::try_from(limit).unwrap_or(Timespec {
             tv_sec: i64::MAX,
@@ -132,7 +133,7 @@ impl Uevents {
         if ready == 0 {
             return Ok(false);
         }
-        // At most what fits into the socket, for more may come all the time.
+        // At most as many as fit into the socket, because more may arrive all the time.
         for _ in 0..DROPPED_MAX {
             match recvfrom(&self.fd, self.buffer.as_mut_slice(), RecvFlags::DONTWAIT) {
                 Ok(_) | Err(Errno::INTR | Errno::NOBUFS) => {}
@@ -145,7 +146,7 @@ impl Uevents {
 }
 
 impl AsFd for Uevents {
-    /// For waiting together with other things: readable when a message is there.
+    /// For waiting together with other descriptors: readable when a message is there.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -1,4 +1,4 @@
-//! A queue's counters as the vendor names them (`VDPA_CMD_DEV_VSTATS_GET`).
+//! A queue's counters, with the vendor's names (`VDPA_CMD_DEV_VSTATS_GET`).
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
@@ -8,7 +8,7 @@ use super::netlink::error::Malformed;
 use super::netlink::message::Message;
 use super::uapi::*;
 
-/// What a network device's queue is for.
+/// The role of a network device's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueType {
     /// Frames to the driver.
@@ -64,9 +64,9 @@ impl VendorStats {
         })
     }
 
-    /// What the queue is for, of a network device. Without MQ there is one pair, and the
-    /// control queue has index 2 (virtio 1.3, 5.1.2). iproute2 6.15 counts no pair then and
-    /// calls queue 0 the control queue.
+    /// The role of the queue in a network device. Without MQ there is one pair, and the control
+    /// queue has index 2 (virtio 1.3, 5.1.2). iproute2 6.15 then counts no pair and labels queue 0
+    /// as the control queue.
     #[must_use]
     pub fn queue_type(&self) -> Option<QueueType> {
         if self.device_id != VIRTIO_ID_NET {

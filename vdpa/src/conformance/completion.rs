@@ -1,4 +1,4 @@
-//! Used buffers and the interrupt for them.
+//! Used buffers and their interrupts.
 
 use super::rule::Rule;
 use super::subject::{Moved, PATIENCE, STUCK, Subject, exercise};
@@ -28,10 +28,10 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
-/// More than a lap of most rings.
+/// More than one lap of most rings.
 const FRAMES: usize = 300;
 
-/// Whether the violation is this rule's.
+/// Fails if the device broke this rule. Skips if it broke another one.
 fn judged(subject: &Subject<'_>, is_own: fn(&Violation) -> bool) -> Attempt {
     subject.moves_frames()?;
     let mut netdev = subject.start(BackendFeatures::all())?;

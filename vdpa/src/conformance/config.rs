@@ -1,4 +1,4 @@
-//! The device configuration.
+//! Rules about the device configuration.
 
 use super::rule::Rule;
 use super::subject::Subject;
@@ -52,7 +52,7 @@ fn size(subject: &Subject<'_>) -> Attempt {
     })
 }
 
-/// Offsets and lengths that are not inside `size` bytes.
+/// Offsets and lengths that reach outside `size` bytes.
 fn outside(size: u32) -> [(u32, usize); 4] {
     [
         (size, 1),
@@ -91,7 +91,7 @@ fn queue_pairs(subject: &Subject<'_>) -> Attempt {
     }
     let pairs = NetConfig::read(&device, features)?.max_virtqueue_pairs;
     let queues = device.info().queue_count();
-    // The control queue is behind them.
+    // The control queue comes after all pairs.
     let needed = pairs.checked_mul(2).and_then(|data| data.checked_add(1));
     Ok(match needed {
         Some(needed) if needed <= queues => noted(format!("{pairs} pairs, {queues} queues")),

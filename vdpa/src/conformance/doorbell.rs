@@ -1,4 +1,4 @@
-//! Doorbell pages.
+//! Rules about doorbell pages.
 
 use super::rule::Rule;
 use super::subject::{PATIENCE, Subject};

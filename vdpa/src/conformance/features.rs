@@ -1,4 +1,4 @@
-//! Ownership and features.
+//! Rules about ownership and feature negotiation.
 
 use super::rule::Rule;
 use super::subject::Subject;

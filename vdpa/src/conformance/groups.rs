@@ -1,4 +1,4 @@
-//! Queue groups and address spaces.
+//! Rules about queue groups and address spaces.
 
 use super::rule::Rule;
 use super::subject::Subject;
@@ -33,7 +33,7 @@ pub(super) const RULES: &[Rule] = &[
 ];
 
 fn of_queues(subject: &Subject<'_>) -> Attempt {
-    // The library refuses a device whose answer is wrong, before and after negotiation.
+    // The library rejects a device with an invalid group, before and after negotiation.
     let (device, _iotlb) = subject.negotiate()?;
     let info = device.info();
     if info.queues.iter().all(|queue| queue.group.is_none()) {

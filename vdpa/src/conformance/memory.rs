@@ -1,4 +1,4 @@
-//! What the device reaches.
+//! Rules about the memory that the device can access.
 
 use super::rule::Rule;
 use super::subject::{Moved, STUCK, Subject, exercise};
@@ -36,12 +36,12 @@ pub(super) const RULES: &[Rule] = &[
 const UNREACHED: &str =
     "the kernel said that memory is mapped, and the device does nothing with a ring in it";
 
-/// Whether a device with these backend features works on mapped memory.
+/// Whether a device with these backend features can access mapped memory.
 fn reached(subject: &Subject<'_>, wanted: BackendFeatures) -> Attempt {
     subject.is_network()?;
     let mut netdev = subject.start(wanted)?;
     Ok(match exercise(&mut netdev, 3) {
-        // A broken used element is a write that arrived.
+        // A broken used element also proves that a write arrived.
         Moved::All | Moved::Broken(_) => pass(),
         Moved::Stuck => fail(UNREACHED),
     })

@@ -1,14 +1,14 @@
-//! Whether a parent driver keeps the rules: for `bellhop probe --conformance`.
+//! Checks whether a parent driver keeps the rules, for `bellhop probe --conformance`.
 //!
 //! ```text
 //!   RULES, a table of (id, rule, where it is written, check)
 //!     each check opens the device afresh ----> Pass | Fail | Quirk | Skipped
 //! ```
-//! Rules are those of the virtio specification (1.3) and of the kernel's vhost-vdpa interface,
-//! of which only the kernel's own source is the text. A *quirk* is where the kernel itself
-//! breaks the rule for all parents. What the library's types forbid is done here by plain ioctls.
-//! Checks that move frames send them to an address that nobody has. The module must not know how
-//! a report is shown.
+//! The rules come from the virtio specification (1.3) and from the kernel's vhost-vdpa interface.
+//! The only text of the latter is the kernel's source. A *quirk* is a rule that the kernel itself
+//! breaks for all parents. Where the library's types forbid an operation, the check issues plain
+//! ioctls. Checks that move frames send them to an unassigned address. The module does not format
+//! reports.
 
 mod completion;
 mod config;
@@ -44,23 +44,23 @@ const THEMES: [&[Rule]; 9] = [
     doorbell::RULES,
 ];
 
-/// A rule and what was found.
+/// A rule and its verdict.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Line {
     /// Theme and name, such as `suspend.base`.
     pub id: &'static str,
-    /// The rule in words.
+    /// The rule as a sentence.
     pub rule: &'static str,
-    /// Section of the specification or function of the kernel.
+    /// Section of the specification, or function of the kernel.
     pub source: &'static str,
-    /// What was found.
+    /// The verdict.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// How long it took.
+    /// Duration of the check.
     pub milliseconds: u64,
 }
 
-/// The report.
+/// The results of all rules for one device.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Report {
     /// The character device.
@@ -70,7 +70,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether no rule is broken by the parent.
+    /// Whether the parent driver breaks no rule.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.lines
@@ -79,11 +79,11 @@ impl Report {
     }
 }
 
-/// Tries every rule on the device at `path`, which is opened and reset many times.
-/// `progress` is told the id of each rule.
+/// Tries every rule on the device at `path`, opening and resetting it many times. `progress`
+/// receives the id of each rule.
 ///
 /// # Errors
-/// The device can't be opened at first.
+/// The device cannot be opened at first.
 pub fn report(path: &Path, progress: &mut dyn FnMut(&str)) -> Result<Report, crate::Error> {
     let device_id = Device::open(path)?.device_id();
     let subject = Subject::new(path, device_id);

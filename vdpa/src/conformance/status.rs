@@ -1,4 +1,4 @@
-//! The device status.
+//! Rules about the device status.
 
 use super::rule::Rule;
 use super::subject::Subject;

@@ -13,28 +13,28 @@ use crate::netdev::{Kick, Netdev, Options};
 use crate::probe::send_one;
 use crate::uapi::BackendFeatures;
 
-/// How long a device may take for a frame, or an interrupt.
+/// Maximum time for the device to send a frame or an interrupt.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) const STUCK: &str = "the device moves no frames: see memory.reach";
 
-/// See the module.
+/// Opens the device for each rule. See the module.
 #[derive(Debug)]
 pub(super) struct Subject<'a> {
     path: &'a Path,
     device_id: u32,
-    /// It was seen not to move frames: no other rule waits for that again.
+    /// The device failed to move frames before: no other rule waits for that again.
     stuck: Cell<bool>,
 }
 
-/// What came of frames given to the device.
+/// The fate of the frames that the device got.
 #[derive(Debug)]
 pub(super) enum Moved {
-    /// All were used.
+    /// The device used all of them.
     All,
-    /// Some were not.
+    /// The device did not use some of them.
     Stuck,
-    /// The ring was broken.
+    /// The device broke the ring.
     Broken(crate::Error),
 }
 
@@ -55,7 +55,7 @@ impl<'a> Subject<'a> {
         Ok(Device::open(self.path)?.own()?)
     }
 
-    /// With all features that the library's own driver takes.
+    /// Negotiates all features that the library's own driver supports.
     pub(super) fn negotiate(&self) -> Result<(Device, Iotlb), Verdict> {
         let (mut device, iotlb) = self.own()?;
         let offered = device.info().features;
@@ -67,7 +67,7 @@ impl<'a> Subject<'a> {
         Ok((device, iotlb))
     }
 
-    /// Skips a rule about network devices for any other one.
+    /// Skips a rule about network devices if the device is of another class.
     pub(super) fn is_network(&self) -> Result<(), Verdict> {
         if self.device_id == VIRTIO_ID_NET {
             return Ok(());
@@ -75,7 +75,7 @@ impl<'a> Subject<'a> {
         Err(skipped("not a network device"))
     }
 
-    /// Skips a rule that needs frames, once none moved.
+    /// Skips a rule that needs frames if the device failed to move them before.
     pub(super) fn moves_frames(&self) -> Result<(), Verdict> {
         self.is_network()?;
         if self.stuck.get() {
@@ -84,7 +84,7 @@ impl<'a> Subject<'a> {
         Ok(())
     }
 
-    /// Running with one queue pair, kicked by eventfd.
+    /// Starts the device with one queue pair, kicked by eventfd.
     pub(super) fn start(&self, wanted: BackendFeatures) -> Result<Netdev, Verdict> {
         let (device, iotlb) = Device::open(self.path)?.own_with(wanted)?;
         let options = Options {
@@ -94,8 +94,8 @@ impl<'a> Subject<'a> {
         Ok(Netdev::start(device, iotlb, &options)?)
     }
 
-    /// Running, and seen to move frames. Where it does not, that is another rule's
-    /// failure, and this one is skipped.
+    /// Starts the device and checks that it moves frames. If it moves none, another rule fails and
+    /// this one is skipped.
     pub(super) fn working(&self, frames: usize) -> Result<Netdev, Verdict> {
         self.moves_frames()?;
         let mut netdev = self.start(BackendFeatures::all())?;
@@ -110,7 +110,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Has the device send frames to nobody, one after the other.
+/// Has the device send frames to an unassigned address, one after the other.
 pub(super) fn exercise(netdev: &mut Netdev, frames: usize) -> Moved {
     let Ok(transmit) = netdev.driver.transmit() else {
         return Moved::Stuck;

@@ -1,4 +1,4 @@
-//! Suspend, ring state and resume.
+//! Rules about suspend, ring state and resume.
 
 use std::time::Duration;
 
@@ -43,12 +43,12 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
-/// How long a suspended device is watched.
+/// Time for which a suspended device is watched.
 const WATCH: Duration = Duration::from_millis(200);
-/// Frames before the suspend: no power of two.
+/// Frames before the suspend; not a power of two.
 const FRAMES: usize = 37;
 
-/// A device that has sent frames and was suspended.
+/// Sends frames, then suspends the device.
 fn suspended(subject: &Subject<'_>) -> Result<Netdev, Verdict> {
     let mut netdev = subject.working(FRAMES)?;
     if !netdev.device.can_suspend() {

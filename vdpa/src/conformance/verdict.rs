@@ -1,31 +1,31 @@
-//! The verdict on a rule.
+//! The verdict on a rule, and helpers that build one.
 
 use std::error::Error;
 
 use crate::causes::in_one_line;
 
-/// What was found of a rule. The detail is for people and may be empty.
+/// The result of a check. The detail is for people and may be empty.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Verdict {
-    /// It is kept.
+    /// The device keeps the rule.
     Pass {
-        /// What was seen.
+        /// The observation.
         detail: String,
     },
-    /// It is broken.
+    /// The parent driver breaks the rule.
     Fail {
-        /// What was seen.
+        /// The observation.
         detail: String,
     },
-    /// It is broken by the kernel whatever the parent does.
+    /// The kernel breaks the rule, independently of the parent.
     Quirk {
-        /// What that means for a driver.
+        /// The consequence for a driver.
         detail: String,
     },
-    /// It could not be tried.
+    /// The check could not run.
     Skipped {
-        /// Why.
+        /// The reason.
         detail: String,
     },
 }
@@ -54,7 +54,7 @@ pub(super) fn skipped(detail: impl Into<String>) -> Verdict {
     Verdict::Skipped { detail }
 }
 
-/// What a check gives; it may end early with a verdict.
+/// The result of a check, which may end early with a verdict.
 pub(super) type Attempt = Result<Verdict, Verdict>;
 
 impl<E: Error> From<E> for Verdict {

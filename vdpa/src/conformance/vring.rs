@@ -1,4 +1,4 @@
-//! Setting rings up.
+//! Rules about setting up rings.
 
 use super::rule::Rule;
 use super::subject::Subject;
@@ -56,7 +56,7 @@ fn maximum(subject: &Subject<'_>) -> Attempt {
     })
 }
 
-/// Whether the device takes this size.
+/// Whether the device accepts this ring size.
 fn takes(device: &Device, queue: u32, size: u32) -> bool {
     device
         .raw()

@@ -1,30 +1,29 @@
-//! Control commands: from bytes, checked, and back to bytes.
+//! Parses, checks and encodes control commands.
 //!
 //! ```text
 //!   u8 class | u8 command | command-specific data        (device reads)
 //!   u8 ack                                               (device writes)
 //! ```
-//! Multi-byte fields are little-endian. The bytes come from a guest: lengths
-//! must match exactly, numbers must fit what was negotiated, lists are capped.
-//! What does not parse is answered with VIRTIO_NET_ERR and never reaches a
-//! device. The module must not know how a command travels.
+//! Multi-byte fields are little-endian. The bytes come from a guest: lengths must match exactly,
+//! numbers must be within the negotiated limits, lists are capped. A command that does not parse
+//! gets VIRTIO_NET_ERR and never reaches a device. The module does not depend on how a command
+//! travels.
 
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_net as net;
 
 use crate::Error;
 
-/// A command that is longer than this is refused, in bytes with its header.
-/// Room for two full MAC lists.
+/// Maximum length of a command in bytes, with its header. Room for two full MAC lists.
 pub const COMMAND_LEN_MAX: usize = 16 * 1024;
-/// Entries of each of the two MAC lists.
+/// Maximum entries of each of the two MAC lists.
 pub const MAC_TABLE_MAX: usize = 1024;
-/// Entries of an RSS indirection table.
+/// Maximum entries of an RSS indirection table.
 const INDIRECTION_TABLE_MAX: usize = 4096;
-/// VLAN ids are below this.
+/// Number of VLAN ids.
 const VLAN_IDS: u16 = 4096;
 
-/// Class and command of each (`linux/virtio_net.h`); all fit a byte.
+/// Class and command number (`linux/virtio_net.h`) as bytes; all fit in one byte.
 const fn code(class: u32, command: u32) -> [u8; 2] {
     [class.to_le_bytes()[0], command.to_le_bytes()[0]]
 }
@@ -48,8 +47,8 @@ const GUEST_OFFLOADS_SET: [u8; 2] = code(
 );
 const RX_CLASS: u8 = code(net::VIRTIO_NET_CTRL_RX, 0)[0];
 
-/// The features that are offloads for the guest; an offload's bit in the
-/// command is the feature's bit (virtio 1.3, 5.1.6.5.6.1).
+/// The features that are guest offloads. An offload's bit in the command is the feature's bit
+/// (virtio 1.3, 5.1.6.5.6.1).
 const GUEST_OFFLOADS: u64 = 1 << net::VIRTIO_NET_F_GUEST_CSUM
     | 1 << net::VIRTIO_NET_F_GUEST_TSO4
     | 1 << net::VIRTIO_NET_F_GUEST_TSO6
@@ -98,7 +97,7 @@ impl RxMode {
         code(net::VIRTIO_NET_CTRL_RX, number)
     }
 
-    /// The feature that brings the mode.
+    /// The feature that provides the mode.
     const fn feature(self) -> u32 {
         match self {
             Self::Promiscuous | Self::AllMulticast => net::VIRTIO_NET_F_CTRL_RX,
@@ -145,20 +144,20 @@ pub struct HashConfig {
 pub enum Command {
     /// Switches a receive mode.
     Rx {
-        /// Which.
+        /// The mode.
         mode: RxMode,
-        /// To what.
+        /// Whether the mode is on.
         on: bool,
     },
     /// Replaces the address lists.
     MacTableSet(MacTable),
     /// Sets the device's own address.
     MacAddrSet(MacAddress),
-    /// Receives a VLAN.
+    /// Starts to receive a VLAN.
     VlanAdd(u16),
-    /// Receives a VLAN no more.
+    /// Stops receiving a VLAN.
     VlanDel(u16),
-    /// The guest has announced itself. Answered by the VMM, never forwarded.
+    /// The guest has announced itself. The VMM answers; the device never gets the command.
     AnnounceAck,
     /// Uses this many queue pairs.
     VqPairsSet(u16),
@@ -170,7 +169,7 @@ pub enum Command {
     GuestOffloadsSet(u64),
 }
 
-/// What was negotiated, and so what a command may ask for.
+/// The limits for commands, from the negotiated features and the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// The negotiated features.
@@ -185,19 +184,19 @@ pub struct Limits {
     pub supported_hash_types: u32,
 }
 
-/// Shorter or longer than the command is, or than any may be.
+/// The command is too short or too long for its kind, or longer than any may be.
 fn wrong_length(len: usize) -> Error {
     Error::other(format!(
         "a control command of {len} bytes has the wrong length"
     ))
 }
 
-/// A field with a value that it can't have.
+/// A field has an invalid value.
 fn wrong_value(field: &str, value: u64) -> Error {
     Error::other(format!("a control command has {value} as its {field}"))
 }
 
-/// Takes fields off the front of a command.
+/// Takes fields from the front of a command.
 struct Reader<'a> {
     rest: &'a [u8],
     len: usize,
@@ -327,10 +326,10 @@ fn negotiated(limits: &Limits, bit: u32) -> Result<(), Error> {
 }
 
 impl Command {
-    /// Parses and checks all bytes of a command that the device would read.
+    /// Parses and checks a command: all bytes that the device would read.
     ///
     /// # Errors
-    /// The command or a value in it is not possible: the guest is answered with VIRTIO_NET_ERR.
+    /// The command or one of its values is invalid: the guest gets VIRTIO_NET_ERR.
     pub fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, Error> {
         let len = bytes.len();
         if len > COMMAND_LEN_MAX {
@@ -428,8 +427,8 @@ impl Command {
     /// The command as the device reads it: class, command, data.
     ///
     /// # Errors
-    /// A list is longer than the format or
-    /// [`COMMAND_LEN_MAX`] allows, which no parsed command is.
+    /// A list is longer than the format or [`COMMAND_LEN_MAX`] allows. That never happens for a
+    /// parsed command.
     pub fn encode(&self) -> Result<Vec<u8>, Error> {
         let mut bytes = self.code().to_vec();
         match self {
@@ -536,7 +535,7 @@ pub(super) mod tests {
             let bytes = command.encode().unwrap();
             prop_assert!(bytes.len() <= COMMAND_LEN_MAX);
             prop_assert_eq!(Command::parse(&bytes, &limits()).unwrap(), command);
-            // Neither a byte less nor a byte more.
+            // One byte less or more is an error.
             for len in 0..bytes.len() {
                 prop_assert!(Command::parse(&bytes[..len], &limits()).is_err());
             }

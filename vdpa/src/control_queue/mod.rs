@@ -1,5 +1,4 @@
-//! The control virtqueue of a network device (virtio 1.3, 5.1.6.5), which
-//! belongs to the VMM.
+//! The control virtqueue of a network device (virtio 1.3, 5.1.6.5), which the VMM owns.
 //!
 //! ```text
 //!   guest's bytes --Command::parse--> Command --ControlQueue::submit--> device
@@ -8,9 +7,9 @@
 //!                                              |
 //!                                        replay after reset, restore, migration
 //! ```
-//! [`command`] owns the commands and what makes one valid, [`state`] remembers
-//! what the device acknowledged, [`queue`] carries a command to the device.
-//! None of them knows the guest's ring.
+//! [`command`] defines and validates the commands, [`state`] remembers what the device
+//! acknowledged, and [`queue`] carries a command to the device. None of them depends on the guest's
+//! ring.
 
 pub mod command;
 pub mod queue;
@@ -22,9 +21,9 @@ pub use self::command::{Command, Limits, MacAddress, MacTable, RxMode};
 pub use self::queue::{Answer, ControlQueue, Placement};
 pub use self::state::ControlState;
 
-/// Index of the control queue (virtio 1.3, 5.1.2): behind all pairs if several
-/// were negotiated, else behind the first. `max_virtqueue_pairs` is from the
-/// device configuration and looked at only in the first case.
+/// Index of the control queue (virtio 1.3, 5.1.2). It comes after all pairs with MQ or RSS, else
+/// after the first pair. `max_virtqueue_pairs` is from the device configuration and used only in
+/// the first case.
 #[must_use]
 pub fn queue_index(features: u64, max_virtqueue_pairs: u16) -> Option<u16> {
     let several = features & (1 << VIRTIO_NET_F_MQ | 1 << VIRTIO_NET_F_RSS) != 0;

@@ -1,4 +1,4 @@
-//! The VMM's own ring towards the device's control queue.
+//! The VMM's own ring to the device's control queue.
 //!
 //! ```text
 //!   memory        | ring: read part | ring: written part | command 16 KiB | ack |
@@ -9,17 +9,16 @@
 //!                              |                     (Answer)
 //!                              +---- it broke a rule ---> broken (reset needed)
 //! ```
-//! One command is in flight at a time, as the guest's driver does it too. On a
-//! device with one address space a guest can name these pages in a
-//! descriptor: so what the device only reads is mapped read-only, and what it
-//! writes lies alone on pages of its own and is checked when it is read.
+//! One command is in flight at a time, as with the guest's driver. On a device with one address
+//! space a guest can name these pages in a descriptor. So pages that the device only reads are
+//! mapped read-only. Pages that it writes are separate, and their content is checked when it is
+//! read.
 //!
-//! The ring has the format that was negotiated, and both formats of its size
-//! take the same pages: so the memory stays mapped when the format changes. A
-//! packed ring's descriptors can't be read-only for the device. In a shared
-//! address space a guest can therefore have the device overwrite them, and so
-//! send commands that nobody checked to its own device, within the memory that
-//! is mapped for it. What we believe of the ring does not come from there.
+//! The ring has the negotiated format. Both formats of its size use the same pages, so the memory
+//! stays mapped when the format changes. A packed ring's descriptors cannot be read-only for the
+//! device. In a shared address space a guest can therefore have the device overwrite them. It can
+//! then send unchecked commands to its own device, within the memory that is mapped for it. The
+//! VMM's own view of the ring does not come from these pages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,21 +36,21 @@ use crate::memory::SharedBuffer;
 use crate::ring::{Direction, DriverQueue, Piece, RingFeatures, RingFormat, RingLayout, no_chain};
 use crate::uapi::BackendFeatures;
 
-/// Room for a command; more than [`COMMAND_LEN_MAX`] is never sent.
+/// Room for a command. No command exceeds [`COMMAND_LEN_MAX`].
 const COMMAND_AREA: u64 = 16 * 1024;
 const _: () = assert!(COMMAND_LEN_MAX <= 16 * 1024);
-/// Entries of our ring: a command takes three descriptors.
+/// Entries of the ring: a command takes three descriptors.
 const RING_SIZE: u16 = 16;
-/// In the ack byte before the device writes it, so that a device that says it
-/// answered but wrote nothing is noticed.
+/// The ack byte before the device writes it. It reveals a device that uses the chain without
+/// writing an answer.
 const NO_ACK: u8 = 0xff;
-/// How long a caller should wait for an answer before it gives the device up.
+/// Time after which a caller should give up on an answer, and on the device.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where the control queue's memory is mapped.
+/// The address space in which the control queue's memory is mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// In an address space that no queue of the guest's can name.
+    /// In an address space that no guest queue can access.
     OwnAddressSpace {
         /// The control queue's group, for `Device::set_group_asid`.
         group: u32,
@@ -63,8 +62,8 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// Isolates the queue if the device can: it has a second address space,
-    /// the kernel honours it, and no other queue is in this one's group.
+    /// Isolates the queue if the device can: it has a second address space, the kernel honours it,
+    /// and no other queue is in this one's group.
     #[must_use]
     pub fn choose(info: &DeviceInfo, acked: BackendFeatures, queue: u16) -> Self {
         let own = info.queues.get(usize::from(queue)).and_then(|q| q.group);
@@ -98,7 +97,7 @@ impl Placement {
     }
 }
 
-/// What the device said to a command.
+/// The device's answer to a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// VIRTIO_NET_OK.
@@ -107,7 +106,7 @@ pub enum Answer {
     Err,
 }
 
-/// For `map_err`: the memory can't be made or accessed.
+/// For `map_err`: the memory cannot be created or accessed.
 fn memory(source: Error) -> Error {
     Error::other("the control queue has no memory").because(source)
 }
@@ -117,15 +116,15 @@ fn ring(source: Error) -> Error {
     Error::other("the control queue's ring failed").because(source)
 }
 
-/// For `map_err`: an eventfd can't be made or waited for.
+/// For `map_err`: an eventfd cannot be created or waited for.
 fn event(source: std::io::Error) -> Error {
     Error::other("the control queue's eventfd failed").because(source)
 }
 
-/// Where the parts lie in the memory.
+/// Offsets of the parts in the memory.
 #[derive(Debug, Clone, Copy)]
 struct Parts {
-    /// Where the ring's pages begin that the device writes.
+    /// Start of the ring pages that the device writes.
     ring_writable: u64,
     command: u64,
     ack: u64,
@@ -139,7 +138,7 @@ pub struct ControlQueue {
     ring: DriverQueue,
     kick: EventFd,
     call: EventFd,
-    /// The ring's name for the command that the device has.
+    /// Head of the command's chain while the device has it.
     in_flight: Option<u16>,
 }
 
@@ -154,7 +153,7 @@ impl ControlQueue {
     }
 
     fn parts() -> Result<Parts, Error> {
-        // A test holds that a packed ring of this size has the same pages.
+        // A test checks that a packed ring of this size has the same pages.
         let layout = RingLayout::new(RingFormat::Split, RING_SIZE).map_err(ring)?;
         let command = layout.size();
         Ok(Parts {
@@ -164,10 +163,10 @@ impl ControlQueue {
         })
     }
 
-    /// Makes the queue with its memory at `iova`. `features` as negotiated.
+    /// Creates the queue with its memory at `iova`. `features` are the negotiated ones.
     ///
     /// # Errors
-    /// Memory or eventfds can't be made.
+    /// The memory or an eventfd cannot be created.
     pub fn new(iova: u64, features: RingFeatures) -> Result<Self, Error> {
         let parts = Self::parts()?;
         let buffer = SharedBuffer::new(Self::memory_size()?, iova).map_err(memory)?;
@@ -183,8 +182,8 @@ impl ControlQueue {
         })
     }
 
-    /// Maps the queue's memory for the device, in the smallest pieces of the
-    /// fewest rights.
+    /// Maps the queue's memory for the device, each piece as small and with as few rights as
+    /// possible.
     ///
     /// # Errors
     /// As [`Iotlb::map`]; nothing is mapped then.
@@ -198,7 +197,7 @@ impl ControlQueue {
         batch.announce(ack + PAGE_SIZE);
         for (first, end, access) in [
             (0, ring_writable, Access::ReadOnly),
-            // Devices read their own index back, and a packed ring is one.
+            // Devices read their own index back. A packed ring lies here whole.
             (ring_writable, command, Access::ReadWrite),
             (command, ack, Access::ReadOnly),
             (ack, ack + PAGE_SIZE, Access::ReadWrite),
@@ -213,11 +212,11 @@ impl ControlQueue {
         batch.commit()
     }
 
-    /// Begins anew after a device reset: empty ring, nothing in flight, the same
-    /// memory and eventfds. `features` as negotiated now.
+    /// Starts over after a device reset: an empty ring, nothing in flight, the same memory and
+    /// eventfds. `features` are those negotiated now.
     ///
     /// # Errors
-    /// The memory can't be accessed.
+    /// The memory cannot be accessed.
     pub fn restart(&mut self, features: RingFeatures) -> Result<(), Error> {
         let memory = Arc::clone(&self.memory);
         self.ring = DriverQueue::new(memory, RING_SIZE, 0, features).map_err(ring)?;
@@ -268,8 +267,8 @@ impl ControlQueue {
         &self.call
     }
 
-    /// Kicks again if the device has a command: one that was suspended may have
-    /// missed the kick.
+    /// Kicks again if the device has a command: a device that was suspended may have missed the
+    /// kick.
     pub fn nudge(&self) {
         if self.is_busy() {
             // The only failure is a counter at its maximum, which is a kick too.
@@ -277,14 +276,14 @@ impl ControlQueue {
         }
     }
 
-    /// Whether a command waits for its answer.
+    /// Whether a command awaits its answer.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.in_flight.is_some()
     }
 
-    /// Sends a command. Then wait for [`ControlQueue::call`] and ask
-    /// [`ControlQueue::poll`], not longer than [`ANSWER_TIMEOUT`].
+    /// Sends a command. The caller then waits for [`ControlQueue::call`] and calls
+    /// [`ControlQueue::poll`], for at most [`ANSWER_TIMEOUT`].
     ///
     /// # Errors
     /// One command is in flight already, or the ring is broken.
@@ -300,8 +299,8 @@ impl ControlQueue {
         let Parts { command, ack, .. } = self.parts;
         self.memory.write(command, &bytes).map_err(memory)?;
         self.memory.write(ack, &[NO_ACK]).map_err(memory)?;
-        // Header, data and ack in pieces of their own, as the Linux driver
-        // sends them: parents that do not join pieces exist.
+        // Header, data and ack are separate pieces, as in the Linux driver: some parents do not
+        // join pieces.
         let (header, data) = bytes.split_at(2);
         let mut chain = vec![self.piece(command, header.len(), Direction::DeviceReads)?];
         if !data.is_empty() {
@@ -324,23 +323,23 @@ impl ControlQueue {
         })
     }
 
-    /// Takes the answer if it is there. Never blocks.
+    /// Takes the answer if there is one. Never blocks.
     ///
     /// # Errors
     /// The device broke a rule; it must be reset.
     pub fn poll(&mut self) -> Result<Option<Answer>, Error> {
-        // Before the ring is looked at, so that a later signal is not lost.
-        // The error is EAGAIN: nothing was signalled.
+        // Clear the eventfd before reading the ring, so that no later signal is lost. The error is
+        // EAGAIN: nothing was signalled.
         let _ = self.call.read();
-        // The ring accepts nothing but what is outstanding, and that is one chain.
+        // The ring accepts only outstanding chains, and one chain is outstanding.
         if self.ring.pop_used().map_err(ring)?.is_none() {
             return Ok(None);
         }
         self.in_flight = None;
         let mut ack = [NO_ACK];
         self.memory.read(self.parts.ack, &mut ack).map_err(memory)?;
-        // The used length is not looked at: parents exist that leave it 0,
-        // and NO_ACK shows whether the byte was written.
+        // The used length is ignored: some parents leave it 0, and NO_ACK shows whether the device
+        // wrote the byte.
         match u32::from(ack[0]) {
             VIRTIO_NET_OK => Ok(Some(Answer::Ok)),
             VIRTIO_NET_ERR => Ok(Some(Answer::Err)),
@@ -350,8 +349,8 @@ impl ControlQueue {
         }
     }
 
-    /// Sends a command and waits for its answer. For activation and replay,
-    /// where there is nothing else to do; never on a thread that must not block.
+    /// Sends a command and waits for its answer. For activation and replay, where there is nothing
+    /// else to do; never on a thread that must not block.
     ///
     /// # Errors
     /// As [`ControlQueue::submit`] and [`ControlQueue::poll`]; or no answer came in time. The

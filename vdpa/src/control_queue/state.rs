@@ -1,8 +1,8 @@
-//! What the device acknowledged, so that it can be told again.
+//! The control state that the device acknowledged, for replay.
 //!
-//! A device forgets most of its control state at a reset, and a device on
-//! another host never had it. [`ControlState`] holds one value for each thing
-//! that can be set, so its size is bounded whatever a guest sends.
+//! A device forgets most of its control state at a reset, and a device on another host never had
+//! it. [`ControlState`] holds one value for each setting, so its size is bounded for any sequence
+//! of guest commands.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use super::command::{Command, HashConfig, Limits, MacAddress, MacTable, RssConfig, RxMode};
 
-/// How received packets are spread or hashed.
+/// How received packets are distributed or hashed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum Steering {
     Rss(RssConfig),
     Hash(HashConfig),
 }
 
-/// The acknowledged control state. `None` and empty: as after a reset.
+/// The acknowledged control state. `None` and empty sets are the state after a reset.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ControlState {
     mac: Option<MacAddress>,
@@ -30,7 +30,7 @@ pub struct ControlState {
 }
 
 impl ControlState {
-    /// The state after a reset.
+    /// Creates the state after a reset.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -50,12 +50,12 @@ impl ControlState {
             Command::VlanDel(id) => {
                 self.vlans.remove(id);
             }
-            // Nothing stays of it: the VMM answers it itself.
+            // The VMM answers this itself, so there is nothing to remember.
             Command::AnnounceAck => {}
             Command::VqPairsSet(pairs) => {
                 self.vq_pairs = Some(*pairs);
-                // Back to automatic steering: a later replay of the RSS
-                // configuration would undo this command.
+                // Steering is automatic again: a later replay of the RSS configuration would undo
+                // this command.
                 if matches!(self.steering, Some(Steering::Rss(_))) {
                     self.steering = None;
                 }
@@ -66,13 +66,13 @@ impl ControlState {
         }
     }
 
-    /// The MAC address that the guest set, if it did.
+    /// The MAC address that the guest set, if any.
     #[must_use]
     pub fn mac(&self) -> Option<MacAddress> {
         self.mac
     }
 
-    /// The number of queue pairs that the guest set, if it did.
+    /// The number of queue pairs that the guest set, if any.
     #[must_use]
     pub fn vq_pairs(&self) -> Option<u16> {
         self.vq_pairs
@@ -102,8 +102,7 @@ impl ControlState {
             .collect()
     }
 
-    /// Checks a state that came from a file or another host as if the guest
-    /// had sent its commands.
+    /// Checks a state from a file or another host as if the guest had sent its commands.
     ///
     /// # Errors
     /// The first command that this device could not have acknowledged.
@@ -123,8 +122,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Replaying into a fresh state gives the same state; the saved form
-        /// too; and everything in it is valid.
+        /// Replaying into a fresh state gives the same state. So does the saved form, and every
+        /// replayed command is valid.
         #[test]
         fn replay_is_complete(commands in prop::collection::vec(command(), 0..40)) {
             let mut state = ControlState::new();

@@ -1,8 +1,7 @@
 //! The ioctls on an open device, one call each.
 //!
-//! Owns the only `unsafe` of the device module: the passage from a typed
-//! ioctl of [`crate::uapi`] to the kernel. It must not know which order is
-//! right, nor what a value means.
+//! The only `unsafe` of the device module is here: the call from a typed ioctl of [`crate::uapi`]
+//! to the kernel. The order of calls and the meaning of values belong to the callers.
 
 use std::fs::File;
 use std::io;
@@ -34,31 +33,30 @@ fn check(result: i32) -> io::Result<()> {
     }
 }
 
-/// What binds an eventfd in the kernel's terms: its number, or -1 for none.
+/// The kernel's argument that binds an eventfd: its number, or -1 to unbind.
 fn raw(eventfd: Option<&EventFd>) -> RawFd {
     eventfd.map_or(VHOST_FILE_UNBIND, AsRawFd::as_raw_fd)
 }
 
 impl Handle {
     pub(crate) fn call(&self, request: Plain) -> io::Result<()> {
-        // SAFETY: there is no safe interface to ioctls. A `Plain` takes no
-        // argument, so the kernel touches no memory of ours.
+        // SAFETY: there is no safe interface to ioctls. A `Plain` takes no argument, so the kernel
+        // accesses no memory of this process.
         check(unsafe { ioctl(&*self.file, request.number()) })
     }
 
     pub(crate) fn read<T>(&self, request: Read<T>, mut value: T) -> io::Result<T> {
-        // SAFETY: there is no safe interface to ioctls. `Read<T>` is made only
-        // in `uapi`, for requests where the kernel writes one `T` (its size is
-        // part of the number) and where every bit pattern is a valid `T`;
-        // `value` is one, and exclusively ours during the call.
+        // SAFETY: there is no safe interface to ioctls. `Read<T>` is created only in `uapi`, for
+        // requests where the kernel writes one `T` (its size is part of the number). Every bit
+        // pattern is a valid `T` there. `value` is one, and exclusively borrowed during the call.
         check(unsafe { ioctl_with_mut_ref(&*self.file, request.number(), &mut value) })?;
         Ok(value)
     }
 
     pub(crate) fn write<T>(&self, request: Write<T>, value: &T) -> io::Result<()> {
-        // SAFETY: there is no safe interface to ioctls. `Write<T>` is made
-        // only in `uapi`, for requests where the kernel reads one `T`, which
-        // `value` is; none of these types holds a pointer into our memory.
+        // SAFETY: there is no safe interface to ioctls. `Write<T>` is created only in `uapi`, for
+        // requests where the kernel reads one `T`, which `value` is. None of these types holds a
+        // pointer into this process.
         check(unsafe { ioctl_with_ref(&*self.file, request.number(), value) })
     }
 
@@ -76,7 +74,7 @@ impl Handle {
         self.write(uapi::set_status(), &status)
     }
 
-    /// Asks a question about one queue.
+    /// Reads a value of one queue.
     pub(crate) fn vring_state(
         &self,
         request: ReadWrite<vhost_vring_state>,
@@ -88,7 +86,7 @@ impl Handle {
             .num)
     }
 
-    /// Says something about one queue or group.
+    /// Sets a value of one queue or group.
     pub(crate) fn set_vring_state(
         &self,
         request: Write<vhost_vring_state>,
@@ -98,7 +96,7 @@ impl Handle {
         self.write(request, &vhost_vring_state { index, num })
     }
 
-    /// Binds an eventfd to one queue, or unbinds the one that is bound.
+    /// Binds an eventfd to one queue, or unbinds the bound one.
     pub(crate) fn set_vring_file(
         &self,
         request: Write<vhost_vring_file>,

@@ -1,8 +1,7 @@
-//! Who has a character device open.
+//! Finds the processes that have a character device open.
 //!
-//! vhost-vdpa devices open exclusively; EBUSY alone sends a user on a search.
-//! The scan looks at the file descriptors in `/proc`, so it sees only
-//! processes that this one may inspect. It must not know what the device is.
+//! vhost-vdpa devices open exclusively, and EBUSY does not name the holder. The scan reads the file
+//! descriptors in `/proc`, so it finds only processes that this one may inspect.
 
 use std::fmt;
 use std::fs;
@@ -49,17 +48,17 @@ fn holds(process: &Path, device_number: u64) -> bool {
         .into_iter()
         .flatten()
         .flatten()
-        // Following the link gives the open file itself, even if its name in
-        // /dev has been removed or belongs to another mount namespace. Only
-        // device-like links are followed: a stat of a file on a dead network
-        // file system would hang.
+        // Following the link gives the open file itself, even if its name in /dev was removed or
+        // belongs to another mount namespace. Only links into /dev are followed: a stat of a file
+        // on a dead network file system would hang.
         .filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| target.starts_with("/dev")))
         .filter_map(|entry| fs::metadata(entry.path()).ok())
         .any(|file| file.file_type().is_char_device() && file.rdev() == device_number)
 }
 
-/// The name of the process with this directory in `/proc`, with anything unprintable
-/// replaced: it comes from another process and goes to a terminal. Empty if it has gone.
+/// The name of the process with this directory in `/proc`. Unprintable characters are replaced,
+/// since the name comes from another process and goes to a terminal. Empty if the process has
+/// exited.
 #[must_use]
 pub fn process_name(process: &Path) -> String {
     let name = fs::read(process.join("comm")).unwrap_or_default();
@@ -70,7 +69,7 @@ pub fn process_name(process: &Path) -> String {
         .collect()
 }
 
-/// The list as part of a sentence; empty if nobody is visible.
+/// The list as part of a sentence; a default text if no holder is visible.
 pub fn sentence(holders: &[Holder]) -> String {
     if holders.is_empty() {
         return "a process that is not visible from here (try as root)".to_owned();

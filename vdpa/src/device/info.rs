@@ -1,7 +1,7 @@
-//! What a device is and can do, asked when it gets an owner.
+//! The properties of a device, read when it gets an owner.
 //!
-//! Nothing in an answer is taken on trust: numbers are bounded, so that a
-//! broken parent makes an error here and not an overflow elsewhere.
+//! No answer is trusted: numbers are bounded, so that a broken parent causes an error here and not
+//! an overflow elsewhere.
 
 use std::io;
 
@@ -23,11 +23,11 @@ pub struct QueueInfo {
     pub max_size: u16,
     /// Its group; `None` if the device has no groups.
     pub group: Option<u32>,
-    /// The group of its rings, where it is another one (DESC_ASID).
+    /// The group of its rings, if it differs (DESC_ASID).
     pub descriptor_group: Option<u32>,
 }
 
-/// What a device is and can do.
+/// The properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Virtio device type (virtio 1.3, section 5): 1 network, 2 block, …
@@ -56,7 +56,7 @@ impl DeviceInfo {
         u16::try_from(self.queues.len()).unwrap_or(u16::MAX)
     }
 
-    /// What is known of one queue.
+    /// The properties of one queue.
     ///
     /// # Errors
     /// There is no such queue.
@@ -67,7 +67,7 @@ impl DeviceInfo {
         })
     }
 
-    /// What is known of a device without an owner: its type and the size of its configuration.
+    /// The properties of a device without an owner: its type and the size of its configuration.
     pub(super) fn of_opened(handle: &Handle, device_id: u32) -> Result<Self, Error> {
         let size = ask(
             handle,
@@ -87,7 +87,7 @@ impl DeviceInfo {
         })
     }
 
-    /// All of it, from a device with an owner.
+    /// All properties, from a device with an owner.
     pub(super) fn query(
         &self,
         handle: &Handle,
@@ -144,7 +144,7 @@ fn query_queue(
     groups: u32,
     acked: BackendFeatures,
 ) -> Result<QueueInfo, Error> {
-    // The size of this queue where the parent knows it; 0 is no answer.
+    // The size of this queue if the parent reports it; 0 is no answer.
     let own = handle.vring_state(uapi::get_vring_size(), queue).ok();
     let max_size = own
         .filter(|size| *size > 0)
@@ -166,7 +166,7 @@ fn query_queue(
     })
 }
 
-/// The group of a queue, or of its rings; `None` where the parent has none.
+/// The group of a queue, or of its rings; `None` if the parent has none.
 pub(super) fn query_group(
     handle: &Handle,
     request: uapi::ReadWrite<uapi::vhost_vring_state>,
@@ -186,7 +186,7 @@ pub(super) fn query_group(
 fn unsupported(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
-        // ENOTTY, and what older kernels give for an ioctl number they don't know.
+        // ENOTTY, and the errors that older kernels return for an unknown ioctl number.
         Some(libc::EOPNOTSUPP | libc::ENOTTY | libc::EINVAL)
     )
 }
@@ -198,12 +198,12 @@ fn bounded(what: &'static str, value: u32, maximum: u32) -> Result<u32, Error> {
     Err(nonsense(value, what))
 }
 
-/// An answer of the device that makes no sense.
+/// An implausible answer of the device.
 pub(super) fn nonsense(value: impl Into<u64>, what: &str) -> Error {
     Error::other(format!("the device claims {} {what}", value.into()))
 }
 
-/// Asks a question about the whole device. An error names the ioctl.
+/// Reads a property of the whole device. An error names the ioctl.
 pub(super) fn ask<T>(
     handle: &Handle,
     operation: &'static str,

@@ -1,11 +1,12 @@
 //! A vhost-vdpa device.
 //!
-//! It has one of the [states](State), and each operation checks in one table (`state.rs`, with a
-//! diagram) that the state allows it: an operation in another state is
-//! an error ("the device cannot …"), without a system call. A transition that fails leaves the
-//! device in the state that is then true ([`Device::state`]). The IOTLB is a thing of its own
-//! ([`Iotlb`](crate::iotlb::Iotlb)), made together with the owned device: it lives through all
-//! states. After every return to *Owned* call
+//! The device has one of the [states](State). Each operation checks in one table (`state.rs`, with
+//! a diagram) that the state allows it. An operation in another state is an error ("the device
+//! cannot …"), without a system call. A failed transition leaves the device in the state that is
+//! then true ([`Device::state`]).
+//!
+//! The IOTLB is a separate object ([`Iotlb`](crate::iotlb::Iotlb)), created together with the owned
+//! device: it lives through all states. After every return to *Owned* call
 //! [`Iotlb::remap_after_reset`](crate::iotlb::Iotlb::remap_after_reset). ASIDs of groups, ring
 //! state and enable bits do not survive a reset.
 
@@ -83,7 +84,7 @@ impl Device {
         self.info.config_size
     }
 
-    /// What the device is and can do: of one without an owner only its type and the size of its
+    /// The properties of the device. Without an owner, only its type and the size of its
     /// configuration. Groups are as after the last negotiation.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
@@ -108,10 +109,10 @@ impl Device {
         self.features & RING_PACKED != 0
     }
 
-    /// Whether the state of the device allows an operation.
+    /// Checks that the state of the device allows an operation.
     ///
     /// # Errors
-    /// It does not.
+    /// The state does not allow it.
     pub fn check(&self, operation: Operation) -> Result<(), Error> {
         self.state.allow(operation).map(|_| ())
     }
@@ -119,7 +120,7 @@ impl Device {
     /// Device status (virtio 1.3, 2.1).
     ///
     /// # Errors
-    /// Whatever the kernel says.
+    /// The kernel refuses.
     pub fn status(&self) -> Result<u8, Error> {
         self.check(Operation::Access)?;
         self.handle
@@ -127,11 +128,11 @@ impl Device {
             .map_err(Error::refused("VHOST_VDPA_GET_STATUS"))
     }
 
-    /// Reads device configuration (little-endian). There is no generation
-    /// counter in this interface: fields that change together can be torn.
+    /// Reads device configuration (little-endian). This interface has no generation counter: fields
+    /// that change together can be torn.
     ///
     /// # Errors
-    /// The bytes are outside the configuration, or whatever the kernel says.
+    /// The bytes are outside the configuration, or the kernel refuses.
     pub fn read_config(&self, offset: u32, data: &mut [u8]) -> Result<(), Error> {
         self.check_config(offset, data.len())?;
         if data.is_empty() {
@@ -145,7 +146,7 @@ impl Device {
     /// Writes device configuration. Most parents ignore most fields.
     ///
     /// # Errors
-    /// The bytes are outside the configuration, or whatever the kernel says.
+    /// The bytes are outside the configuration, or the kernel refuses.
     pub fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), Error> {
         self.check_config(offset, data.len())?;
         if data.is_empty() {
@@ -156,11 +157,10 @@ impl Device {
             .map_err(Error::refused("VHOST_VDPA_SET_CONFIG"))
     }
 
-    /// Binds the eventfd that is signalled when the configuration changes;
-    /// `None` unbinds.
+    /// Binds the eventfd that is signalled when the configuration changes; `None` unbinds.
     ///
     /// # Errors
-    /// Whatever the kernel says.
+    /// The kernel refuses.
     pub fn set_config_call(&self, call: Option<&EventFd>) -> Result<(), Error> {
         self.check(Operation::Access)?;
         self.handle
@@ -168,9 +168,9 @@ impl Device {
             .map_err(Error::refused("VHOST_VDPA_SET_CONFIG_CALL"))
     }
 
-    /// Why a queue has no doorbell; `None`: it has one. Before features are
-    /// negotiated the answer counts for queues 0 and 1 of a network device and for all of
-    /// any other class: parents take queue 2 for the control queue until then.
+    /// Why a queue has no doorbell; `None` if it has one. Before negotiation the answer holds for
+    /// queues 0 and 1 of a network device, and for all queues of another class. Until then parents
+    /// take queue 2 for the control queue.
     ///
     /// # Errors
     /// As [`Device::map_doorbell`].
@@ -181,13 +181,11 @@ impl Device {
         })
     }
 
-    /// Maps the doorbell of a queue, if it has one. One mapping serves for the
-    /// device's life, but it is used only while the device runs: see
-    /// [`crate::doorbell`].
+    /// Maps the doorbell of a queue, if it has one. One mapping serves for the device's life, but
+    /// is used only while the device runs: see [`crate::doorbell`].
     ///
     /// # Errors
-    /// No such queue, or the kernel failed; a queue without a doorbell is not
-    /// an error but an answer.
+    /// No such queue, or the kernel failed. A queue without a doorbell is an answer, not an error.
     pub fn map_doorbell(&self, queue: u16) -> Result<DoorbellAnswer, Error> {
         self.check(Operation::MapDoorbell)?;
         self.try_doorbell(queue)
@@ -199,12 +197,12 @@ impl Device {
             .map_err(Error::queue_refused(queue, "mmap of its doorbell"))
     }
 
-    /// Resets the device: afterwards it touches no memory. Then call
+    /// Resets the device: afterwards it accesses no memory. Then call
     /// [`Iotlb::remap_after_reset`](crate::iotlb::Iotlb::remap_after_reset).
     ///
     /// # Errors
-    /// If even that fails, nothing is known of the device: it is [`State::Lost`]. Closing it and
-    /// its IOTLB resets it.
+    /// If the reset fails, the state of the device is unknown: it is [`State::Lost`]. Closing it
+    /// and its IOTLB resets it.
     pub fn reset(&mut self) -> Result<(), Error> {
         self.perform(Operation::Reset, |device| {
             let written = device.handle.set_status(0);
@@ -218,12 +216,12 @@ impl Device {
         Ok(())
     }
 
-    /// Gives the device up: it cannot be used any more.
+    /// Gives the device up: every later operation fails.
     pub fn give_up(&mut self) {
         self.state = State::Lost;
     }
 
-    /// Does an operation, and moves to the state that the table names for its result.
+    /// Runs an operation, and moves to the state that the table names for its result.
     fn perform(
         &mut self,
         operation: Operation,
@@ -244,7 +242,7 @@ impl Device {
         result
     }
 
-    /// The ioctls, whatever the state is, to try what it forbids.
+    /// The ioctls, whatever the state is, for checks that try forbidden operations.
     pub(crate) fn raw(&self) -> &Handle {
         &self.handle
     }
@@ -263,7 +261,7 @@ impl Device {
         }
     }
 
-    /// Adds bits to the status and makes sure that they stick.
+    /// Adds bits to the status and checks that the device shows them.
     fn add_status(&self, bits: u8) -> Result<(), Error> {
         let (wanted, shown) = self.try_status(bits)?;
         if shown & wanted == wanted {
@@ -272,7 +270,7 @@ impl Device {
         Err(other_status(wanted, shown))
     }
 
-    /// Adds bits to the status; gives the status as written and as the device shows it then.
+    /// Adds bits to the status. Returns the status as written and as the device shows it then.
     fn try_status(&self, bits: u8) -> Result<(u8, u8), Error> {
         let wanted = self.status()? | bits;
         let written = self.handle.set_status(wanted);

@@ -1,7 +1,7 @@
-//! From an opened device to one with features: taking ownership, assigning
-//! groups to address spaces, negotiating.
+//! From an opened device to one with features: takes ownership, assigns groups to address spaces,
+//! negotiates.
 //!
-//! It must not know rings; the diagram of the states is in the parent module.
+//! Rings are in `run.rs`, and the diagram of the states is in `state.rs`.
 
 use super::info::{ask, query_group};
 use super::{
@@ -12,8 +12,8 @@ use crate::iotlb::{DeviceSink, Iotlb, IotlbLimits};
 use crate::uapi::{self, BackendFeatures};
 
 impl Device {
-    /// Makes this process the owner and asks the device what it can do. All
-    /// backend features that this crate knows are acknowledged.
+    /// Makes this process the owner and reads the device's properties. Acknowledges all backend
+    /// features that this crate knows.
     ///
     /// # Errors
     /// As [`Device::own_with`].
@@ -24,8 +24,8 @@ impl Device {
     /// As [`Device::own`], but acknowledges no backend feature outside `wanted`.
     ///
     /// # Errors
-    /// Whatever the device refuses. It is closed then: there is no other way to give
-    /// ownership up.
+    /// The device refuses a request. It is closed then: ownership cannot be given up in another
+    /// way.
     pub fn own_with(mut self, wanted: BackendFeatures) -> Result<(Self, Iotlb), Error> {
         self.perform(Operation::Own, |device| device.take_ownership(wanted))?;
         let limits = IotlbLimits {
@@ -51,15 +51,14 @@ impl Device {
         })?;
         let request = uapi::get_backend_features();
         let offered = ask(&self.handle, "VHOST_GET_BACKEND_FEATURES", request, 0)?;
-        // Bits that this crate does not know are not acknowledged: who knows
-        // what they would ask of us.
+        // Bits unknown to this crate are not acknowledged: they could require unknown behaviour.
         let offered = BackendFeatures::from_bits_truncate(offered);
         if !offered.contains(BackendFeatures::IOTLB_MSG_V2) {
             return Err(needed("the backend feature IOTLB_MSG_V2"));
         }
         let mut acked = offered & (wanted | BackendFeatures::IOTLB_MSG_V2);
         if !acked.contains(BackendFeatures::IOTLB_ASID) {
-            // The kernel refuses DESC_ASID without it.
+            // The kernel refuses DESC_ASID without IOTLB_ASID.
             acked.remove(BackendFeatures::DESC_ASID);
         }
         self.handle
@@ -70,8 +69,8 @@ impl Device {
         Ok(())
     }
 
-    /// Whether the device tells and takes positions in its rings: it is asked for that of
-    /// queue 0, whose rings are not set up yet.
+    /// Whether the device reports and accepts positions in its rings. The test uses queue 0, whose
+    /// rings are not set up yet.
     ///
     /// # Errors
     /// The device is not in [`State::Owned`](super::State::Owned).
@@ -84,7 +83,7 @@ impl Device {
     /// Puts a queue group into an address space. Lasts until the next reset.
     ///
     /// # Errors
-    /// No such group, no such address space, or whatever the device refuses.
+    /// No such group, no such address space, or the device refuses.
     pub fn set_group_asid(&mut self, group: u32, asid: u32) -> Result<(), Error> {
         self.check(Operation::AssignGroup)?;
         let address_spaces = if self.acked.contains(BackendFeatures::IOTLB_ASID) {
@@ -104,15 +103,14 @@ impl Device {
             .map_err(Error::refused("VHOST_VDPA_SET_GROUP_ASID"))
     }
 
-    /// Walks the status to FEATURES_OK with `features` (virtio 1.3, 3.1.1).
+    /// Moves the status to FEATURES_OK with `features` (virtio 1.3, 3.1.1).
     ///
-    /// VERSION_1 must be among them. ACCESS_PLATFORM is added where it is
-    /// offered: the device reaches memory through its IOTLB, whatever a guest
-    /// believes. Groups are asked again, because the place of a control queue,
-    /// and so its group, depends on the features on some parents (mlx5).
+    /// VERSION_1 must be among them. ACCESS_PLATFORM is added if the device offers it: the device
+    /// accesses memory through its IOTLB, whatever a guest assumes. Groups are read again. On some
+    /// parents (mlx5) the features decide the index of the control queue, and so its group.
     ///
     /// # Errors
-    /// Features that are not possible; or the device refused, and was reset.
+    /// The features are impossible; or the device refused, and was reset.
     pub fn negotiate(&mut self, features: u64) -> Result<(), Error> {
         self.check(Operation::Negotiate)?;
         let offered = self.info.features;
@@ -160,7 +158,7 @@ impl Device {
     }
 }
 
-/// A feature without which this crate can't drive the device.
+/// The device lacks a feature that this crate requires.
 fn needed(feature: &str) -> Error {
     Error::other(format!(
         "the device does not offer {feature}, which is needed"

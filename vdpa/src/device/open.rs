@@ -1,4 +1,4 @@
-//! Opening a device, with an error for each way in which it fails.
+//! Opens a device, with a separate error for each cause of failure.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,20 +15,20 @@ use super::{Device, DeviceInfo, State};
 use crate::Error;
 use crate::uapi::{self, BackendFeatures};
 
-/// The kernel's own "not supported" (`linux/errno.h`), which is not meant for
-/// users and has no name there.
+/// The kernel's internal "not supported" (`linux/errno.h`). It is not meant for users and has no
+/// name in libc.
 const ENOTSUPP: i32 = 524;
 
 impl Device {
-    /// Opens a vhost-vdpa device by its path. Only one process at a time can;
-    /// opening resets the device.
+    /// Opens a vhost-vdpa device by its path. Only one process at a time can open it; opening
+    /// resets the device.
     ///
     /// # Errors
     /// There is no such device, or it cannot be opened or used.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        // Looked at before it is opened: to open a FIFO would wait for a
-        // writer, and other special files do worse.
+        // Check before opening: opening a FIFO would wait for a writer, and other special files do
+        // worse.
         let metadata = std::fs::metadata(path).map_err(|source| explain(path, None, source))?;
         if !metadata.file_type().is_char_device() {
             return Err(no_character_device(path));
@@ -36,22 +36,22 @@ impl Device {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
-            // The standard library adds O_CLOEXEC. O_NOCTTY: it may be a terminal yet.
+            // The standard library adds O_CLOEXEC. O_NOCTTY: the path may still be a terminal.
             .custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK)
             .open(path)
             .map_err(|source| explain(path, Some(metadata.rdev()), source))?;
         Self::from_file(file, path.to_owned())
     }
 
-    /// Takes a vhost-vdpa device that somebody else opened, such as a node
-    /// daemon that passed its descriptor. The device is reset.
+    /// Takes a vhost-vdpa device that another process opened, such as a node daemon that passed its
+    /// descriptor. The device is reset.
     ///
     /// # Errors
     /// As [`check_fd`], or the device cannot be used.
     pub fn from_fd(fd: OwnedFd) -> Result<Self, Error> {
         let path = check_fd(fd.as_fd())?;
         let mut device = Self::from_file(File::from(fd), path.clone())?;
-        // Whoever had it may have left it in any state.
+        // The previous holder may have left it in any state.
         match device.reset() {
             Ok(()) => Ok(device),
             Err(source) => Err(unusable(&path, source)),
@@ -59,7 +59,7 @@ impl Device {
     }
 
     fn from_file(file: File, path: PathBuf) -> Result<Self, Error> {
-        // Again, on what was really opened: the path may have changed hands.
+        // Check the opened file as well: another file may have taken the path in between.
         let (handle, device_id) = identify(file, &path)?;
         match DeviceInfo::of_opened(&handle, device_id) {
             Ok(info) => Ok(Self {
@@ -74,18 +74,18 @@ impl Device {
     }
 }
 
-/// Makes sure that `fd` is a vhost-vdpa device, open for reading and writing, without changing
-/// anything about it; the path under which it was opened, as far as that is known.
+/// Checks that `fd` is a vhost-vdpa device, open for reading and writing, without changing
+/// anything. Returns the path under which it was opened, if known.
 ///
 /// # Errors
 /// It is no such device, or not open for both.
 pub fn check_fd(fd: BorrowedFd<'_>) -> Result<PathBuf, Error> {
     let number = fd.as_raw_fd();
-    // Only a device has a name there that is one: others have `socket:[1]`, or a file's.
+    // For a device the link is its path; other files have `socket:[1]` or a file's name.
     let path = std::fs::read_link(format!("/proc/self/fd/{number}"))
         .unwrap_or_else(|_| PathBuf::from(format!("file descriptor {number}")));
     let other = |source| cannot_open(&path, source);
-    // One that has no room for a duplicate is no fault of this descriptor's.
+    // An error because no descriptor is free for the duplicate is not this descriptor's fault.
     let file = File::from(fd.try_clone_to_owned().map_err(other)?);
     let flags = rustix::fs::fcntl_getfl(fd).map_err(|error| other(error.into()))?;
     let (_, _) = identify(file, &path)?;
@@ -98,7 +98,7 @@ pub fn check_fd(fd: BorrowedFd<'_>) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// Whether a file is a vhost-vdpa device, and of which virtio device type.
+/// Checks that a file is a vhost-vdpa device, and reads its virtio device type.
 fn identify(file: File, path: &Path) -> Result<(Handle, u32), Error> {
     let is_device = file
         .metadata()
@@ -126,7 +126,7 @@ fn no_character_device(path: &Path) -> Error {
     ))
 }
 
-/// The device opened but its first answers make no sense.
+/// The device opened, but its first answers are implausible.
 fn unusable(path: &Path, source: Error) -> Error {
     Error::other(format!("{} cannot be used", path.display())).because(source)
 }
@@ -138,7 +138,7 @@ fn cannot_open(path: &Path, source: io::Error) -> Error {
 fn explain(path: &Path, device_number: Option<u64>, source: io::Error) -> Error {
     let name = path.display();
     let message = match source.raw_os_error() {
-        // ENXIO, ENODEV: the node is there, the device behind it is not.
+        // ENXIO, ENODEV: the node exists, the device behind it does not.
         Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV) => format!(
             "{name} does not exist: create the device (`bellhop dev add`) and load the vhost_vdpa \
              module"
@@ -147,14 +147,14 @@ fn explain(path: &Path, device_number: Option<u64>, source: io::Error) -> Error 
             "no permission to open {name}: run as its owner or change its mode (a udev rule makes \
              that permanent)"
         ),
-        // The processes that have it open, as far as they are visible.
+        // The processes that have it open, if they are visible.
         Some(libc::EBUSY) => {
             let holders = device_number.map(holders).unwrap_or_default();
             format!("{name} is in use by {}", sentence(&holders))
         }
         // vhost_vdpa_alloc_domain and iommu_attach_device (drivers/vhost/vdpa.c,
-        // drivers/iommu/iommu.c); no other step of open gives these. No IOMMU, or one that does
-        // not snoop caches, and a parent that cannot translate by itself.
+        // drivers/iommu/iommu.c); no other step of open returns these. There is no IOMMU, or one
+        // that does not snoop caches, and the parent cannot translate by itself.
         Some(ENOTSUPP | libc::EOPNOTSUPP) => format!(
             "{name} cannot be isolated, because its hardware is behind no IOMMU that the kernel \
              uses: switch the IOMMU on in the firmware and boot with intel_iommu=on or \

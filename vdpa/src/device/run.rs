@@ -1,8 +1,7 @@
-//! A device with features: its rings, starting it, and suspending, switching
-//! and resuming it.
+//! Operations of a device with negotiated features: set up rings, start, suspend, switch rings,
+//! resume.
 //!
-//! It must not know how ownership and features came about; the diagram of the
-//! states is in the parent module.
+//! Ownership and negotiation are in `negotiate.rs`, and the diagram of the states is in `state.rs`.
 
 use vmm_sys_util::eventfd::EventFd;
 
@@ -14,11 +13,11 @@ use crate::iova::IovaRange;
 use crate::uapi::{self, BackendFeatures, vhost_vring_addr};
 
 impl Device {
-    /// Sets a queue up. Its areas must lie inside `allowed`: guest RAM for a
-    /// ring of the guest's, the private window for one of our own.
+    /// Sets up a queue. Its areas must lie inside `allowed`: guest RAM for a guest's ring, the
+    /// private window for a ring of the VMM.
     ///
     /// # Errors
-    /// The ring breaks a rule, before anything is written; or whatever the device refuses.
+    /// The ring breaks a rule, before anything is written; or the device refuses.
     pub fn set_vring(
         &mut self,
         queue: u16,
@@ -30,11 +29,11 @@ impl Device {
         self.write_vring(queue, config)
     }
 
-    /// Enables a queue. Virtio asks for this to be done before DRIVER_OK; afterwards it takes
-    /// the backend feature ENABLE_AFTER_DRIVER_OK, and a queue that was set up before.
+    /// Enables a queue. Virtio requires this before DRIVER_OK. Afterwards it needs the backend
+    /// feature ENABLE_AFTER_DRIVER_OK, and a queue that was set up before.
     ///
     /// # Errors
-    /// The device runs and has not that feature, no such queue, or whatever the device refuses.
+    /// The device runs and lacks that feature, there is no such queue, or the device refuses.
     pub fn enable_vring(&mut self, queue: u16) -> Result<(), Error> {
         self.check(Operation::Enable)?;
         let late = BackendFeatures::ENABLE_AFTER_DRIVER_OK;
@@ -44,7 +43,7 @@ impl Device {
         self.vring_enable(queue, true)
     }
 
-    /// Sets DRIVER_OK: the device begins to work.
+    /// Sets DRIVER_OK: the device starts to work.
     ///
     /// # Errors
     /// The device refused, and was reset.
@@ -52,21 +51,21 @@ impl Device {
         self.perform(Operation::Start, |device| device.add_status(DRIVER_OK))
     }
 
-    /// Re-binds or unbinds the eventfd that the running device signals. Give one
-    /// spurious signal to the new one: a call may have gone to the old one.
+    /// Rebinds or unbinds the eventfd that the running device signals. The caller then signals the
+    /// new one once: a call may have gone to the old one.
     ///
     /// # Errors
-    /// No such queue, or whatever the device refuses.
+    /// No such queue, or the device refuses.
     pub fn set_call(&self, queue: u16, call: Option<&EventFd>) -> Result<(), Error> {
         self.check(Operation::Rebind)?;
         self.bind_call(queue, call)
     }
 
-    /// Re-binds or unbinds the eventfd by which the driver kicks the running device. Give
-    /// one spurious kick to the new one.
+    /// Rebinds or unbinds the eventfd by which the driver kicks the running device. The caller then
+    /// gives the new one a spurious kick.
     ///
     /// # Errors
-    /// No such queue, or whatever the device refuses.
+    /// No such queue, or the device refuses.
     pub fn set_kick(&self, queue: u16, kick: Option<&EventFd>) -> Result<(), Error> {
         self.check(Operation::Rebind)?;
         self.bind_kick(queue, kick)
@@ -78,10 +77,10 @@ impl Device {
         self.acked.contains(BackendFeatures::SUSPEND)
     }
 
-    /// Stops the device; its ring state stays and can be read.
+    /// Suspends the device; its ring state stays and can be read.
     ///
     /// # Errors
-    /// The device can't, or refused; it runs on.
+    /// The device cannot suspend, or refused; it continues to run.
     pub fn suspend(&mut self) -> Result<(), Error> {
         self.perform(Operation::Suspend, |device| {
             if !device.can_suspend() {
@@ -92,11 +91,10 @@ impl Device {
         })
     }
 
-    /// Lets the suspended device go on.
+    /// Resumes the suspended device.
     ///
     /// # Errors
-    /// The device can't (not every one that suspends can), or refused; it
-    /// stays suspended.
+    /// The device cannot resume (not every one that suspends can), or refused; it stays suspended.
     pub fn resume(&mut self) -> Result<(), Error> {
         self.perform(Operation::Resume, |device| {
             if !device.acked.contains(BackendFeatures::RESUME) {
@@ -107,10 +105,10 @@ impl Device {
         })
     }
 
-    /// Where the suspended device stopped in a ring.
+    /// The position of the suspended device in a ring.
     ///
     /// # Errors
-    /// No such queue, no ring state on this parent, or nonsense.
+    /// No such queue, no ring state on this parent, or an implausible position.
     pub fn vring_base(&self, queue: u16) -> Result<VringBase, Error> {
         self.check(Operation::Switch)?;
         self.info.queue(queue)?;
@@ -122,38 +120,37 @@ impl Device {
             .ok_or_else(|| nonsense(number, "as the position in a split ring"))
     }
 
-    /// Unbinds both eventfds of a suspended device's queue, for another device that is to have
-    /// them: the kernel gives the hardware interrupt that goes past it (irq bypass) to one
-    /// device per eventfd.
+    /// Unbinds both eventfds of a suspended device's queue, so that another device can use them.
+    /// The kernel gives the interrupt bypass (irq bypass) of an eventfd to one device only.
     ///
     /// # Errors
-    /// No such queue, or whatever the device refuses.
+    /// No such queue, or the device refuses.
     pub fn release_eventfds(&mut self, queue: u16) -> Result<(), Error> {
         self.check(Operation::Switch)?;
         self.bind_kick(queue, None)?;
         self.bind_call(queue, None)
     }
 
-    /// Takes a queue of a suspended device out of work, in place: disabled, without eventfds.
-    /// After [`Device::resume`] the device no longer touches its rings and buffers;
+    /// Takes a queue of a suspended device out of service, in place: disabled, without eventfds.
+    /// After [`Device::resume`] the device no longer accesses its rings and buffers;
     /// [`Device::switch_vring`] brings it back.
     ///
     /// # Errors
-    /// No such queue, or whatever the device refuses.
+    /// No such queue, or the device refuses.
     pub fn park_vring(&mut self, queue: u16) -> Result<(), Error> {
         self.check(Operation::Switch)?;
-        // Safe here only: see `switch_vring`.
+        // Safe only here: see `switch_vring`.
         self.vring_enable(queue, false)?;
         self.bind_kick(queue, None)?;
         self.bind_call(queue, None)
     }
 
-    /// Gives a queue of a suspended device another ring, or the same one with other addresses,
-    /// in place: disabled, set up anew, enabled; applied by [`Device::resume`].
+    /// Gives a queue of a suspended device another ring, or the same one at other addresses. It
+    /// works in place: disabled, set up anew, enabled; [`Device::resume`] applies it.
     ///
     /// # Errors
-    /// The ring breaks a rule, before anything is written; or whatever the device refuses. The
-    /// queue may then be disabled, and only a reset makes it whole.
+    /// The ring breaks a rule, before anything is written; or the device refuses. The queue may
+    /// then be disabled until the device is reset.
     pub fn switch_vring(
         &mut self,
         queue: u16,
@@ -162,8 +159,8 @@ impl Device {
     ) -> Result<(), Error> {
         self.check(Operation::Switch)?;
         self.check_vring(queue, config, allowed)?;
-        // Safe here only: a parent without SUSPEND takes the 0 for a broken
-        // driver, and the state Suspended proves that this one has SUSPEND.
+        // Safe only here: a parent without SUSPEND treats the 0 as a broken driver, and the state
+        // Suspended proves that this one has SUSPEND.
         self.vring_enable(queue, false)?;
         self.write_vring(queue, config)?;
         self.vring_enable(queue, true)

@@ -1,4 +1,4 @@
-//! The states of a vhost-vdpa device and what each allows, as one table.
+//! The states of a vhost-vdpa device and the operations that each allows, as one table.
 //!
 //! ```text
 //!            own            negotiate              start
@@ -12,7 +12,6 @@
 //!
 //!   Lost: a reset failed, and the state of the device is not known
 //! ```
-//! It must not know how an operation is done.
 
 use crate::Error;
 
@@ -40,7 +39,7 @@ pub enum Operation {
     Access,
     /// Take ownership.
     Own,
-    /// Look at the rings before a driver uses them.
+    /// Read ring positions before a driver uses the rings.
     Probe,
     /// Put a queue group into an address space.
     AssignGroup,
@@ -66,14 +65,14 @@ pub enum Operation {
     Reset,
 }
 
-/// What a failure of the device makes of its state.
+/// The effect of a failed operation on the device's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OnFailure {
-    /// Nothing: it is as before.
+    /// The state stays as before.
     Keep,
-    /// It is reset.
+    /// The device is reset.
     Reset,
-    /// It is lost.
+    /// The device is lost.
     Lose,
 }
 
@@ -105,7 +104,7 @@ const fn transition(
     }
 }
 
-/// All that a device can be asked to do.
+/// All operations of a device.
 const TRANSITIONS: [Transition; 26] = {
     use OnFailure as Failure;
     use Operation as Do;
@@ -144,7 +143,7 @@ impl State {
     /// The row of an operation.
     ///
     /// # Errors
-    /// This state does not allow it.
+    /// This state does not allow the operation.
     pub(super) fn allow(self, operation: Operation) -> Result<Transition, Error> {
         let allows = |known: &&Transition| known.from == self && known.operation == operation;
         let known = TRANSITIONS.iter().find(allows).copied();
@@ -152,13 +151,13 @@ impl State {
     }
 }
 
-/// An ability that was not acknowledged, or that the device's state does not allow.
+/// The feature was not acknowledged, or the device's state does not allow the operation.
 pub(super) fn unable(ability: &str) -> Error {
     Error::other(format!("the device cannot {ability}"))
 }
 
 impl Operation {
-    /// What a device cannot do in a state without the operation.
+    /// The end of the sentence "the device cannot …" for a state that does not allow the operation.
     const fn refusal(self) -> &'static str {
         match self {
             Self::Access | Self::Reset => "be used: an earlier reset of it failed",
@@ -207,7 +206,8 @@ mod tests {
         Operation::Reset,
     ];
 
-    /// The rule in words, not as a table: the state after an operation; `None`: it is refused.
+    /// The rules as code, independent of the table. Returns the state after an operation; `None` if
+    /// the state does not allow it.
     fn rule(state: State, operation: Operation) -> Option<State> {
         let (owned, negotiated) = (
             !matches!(state, State::Opened | State::Lost),
@@ -215,7 +215,7 @@ mod tests {
         );
         let started = matches!(state, State::Running | State::Suspended);
         let (to, allowed) = match operation {
-            // Only a device whose reset failed cannot be used at all.
+            // Only a device whose reset failed is unusable.
             Operation::Access => (state, state != State::Lost),
             Operation::Reset if owned => (State::Owned, true),
             Operation::Reset => (state, state != State::Lost),
@@ -223,16 +223,16 @@ mod tests {
             // Without features there are no rings.
             Operation::Probe => (state, owned && !negotiated),
             Operation::Negotiate => (State::Negotiated, owned && !negotiated),
-            // A started device keeps its groups and its rings.
+            // A started device keeps its groups and rings.
             Operation::AssignGroup => (state, owned && !started),
             Operation::SetUp => (state, negotiated && !started),
             Operation::MapDoorbell => (state, negotiated),
             Operation::Start => (State::Running, negotiated && !started),
-            // A suspended device is switched instead.
+            // A suspended device switches rings instead.
             Operation::Enable => (state, negotiated && state != State::Suspended),
             Operation::Rebind => (state, state == State::Running),
             Operation::Suspend => (State::Suspended, state == State::Running),
-            // The ring positions of a device that runs are not known.
+            // The ring positions of a running device are unknown.
             Operation::Switch => (state, state == State::Suspended),
             Operation::Resume => (State::Running, state == State::Suspended),
         };
@@ -255,7 +255,7 @@ mod tests {
             let found = row.from.allow(row.operation).unwrap();
             assert_eq!(found, *row, "row {index} is hidden by another one");
         }
-        // What changes nothing can fail without a change.
+        // An operation that changes nothing also fails without a change.
         for row in TRANSITIONS {
             let changes = row.from != row.to || row.operation == Operation::Reset;
             assert!(changes || row.on_failure == OnFailure::Keep, "{row:?}");

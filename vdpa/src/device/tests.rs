@@ -1,4 +1,4 @@
-//! The methods of a device, in each state.
+//! Tests of the methods of a device, in each state.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::iova::IovaRange;
 
-/// A device in `state` that refuses each ioctl: its file is no vhost-vdpa device.
+/// A device in `state` that refuses each ioctl: its file is not a vhost-vdpa device.
 fn refusing(state: State) -> Device {
     let file = Arc::new(File::open("/dev/null").unwrap());
     Device {
@@ -84,12 +84,12 @@ const CALLS: [(Operation, Call); 20] = [
     (Operation::Resume, Device::resume),
     (Operation::Reset, Device::reset),
     (Operation::Probe, |device| {
-        // Its answer is no error: the device does not keep positions.
+        // A refusal is no error: the device does not keep positions.
         assert!(!device.keeps_ring_positions()?);
         Err(Error::other("done"))
     }),
     (Operation::MapDoorbell, |device| {
-        // A file that cannot be mapped so has no doorbell.
+        // A file that cannot be mapped this way has no doorbell.
         let _ = device.map_doorbell(0)?;
         Err(Error::other("done"))
     }),
@@ -127,11 +127,11 @@ fn a_transition_that_fails_leaves_the_state_that_is_true() {
     };
     assert_eq!(after(State::Running, Device::suspend), State::Running);
     assert_eq!(after(State::Suspended, Device::resume), State::Suspended);
-    // These are followed by a reset, which fails as well here.
+    // The failure leads to a reset, which fails here as well.
     let negotiate: Call = |device| device.negotiate(VERSION_1);
     assert_eq!(after(State::Owned, negotiate), State::Lost);
     assert_eq!(after(State::Negotiated, Device::start), State::Lost);
-    // Features that are not possible are refused before anything is written.
+    // Impossible features are rejected before anything is written.
     for features in [0, VERSION_1 | 1] {
         let mut device = refusing(State::Owned);
         assert!(device.negotiate(features).is_err());

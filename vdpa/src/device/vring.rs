@@ -1,9 +1,8 @@
-//! The description of one ring, and the checks that the kernel doesn't make.
+//! The description of one ring, and the checks that the kernel does not make.
 //!
-//! vhost-vdpa hands sizes and addresses to the parent driver as they are. A
-//! ring that lies outside guest memory would let a guest use the VMM's private
-//! rings, so each area must lie inside ranges that the caller allows. Owns the
-//! layout rules; must not know how a ring is used.
+//! vhost-vdpa passes sizes and addresses to the parent driver unchecked. A ring outside guest
+//! memory would let a guest use the VMM's private rings. So each area must lie inside ranges that
+//! the caller allows. This module has the layout rules; [`crate::ring`] reads and writes rings.
 
 use std::fmt;
 
@@ -26,11 +25,11 @@ pub struct VringAddresses {
     pub device: u64,
 }
 
-/// Where a device goes on in a ring.
+/// The position at which a device continues in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum VringBase {
-    /// A split ring: index of the next available entry, free-running. Some
-    /// parents (mlx5) give and take the used index here.
+    /// A split ring: index of the next available entry, free-running. Some parents (mlx5) report
+    /// and accept the used index here.
     Split {
         /// The index.
         index: u16,
@@ -87,8 +86,8 @@ impl VringBase {
         }
     }
 
-    /// Descriptors of a packed ring of `size` entries that a device here has taken and not
-    /// used; 0 for a split ring, whose base does not say it.
+    /// Descriptors of a packed ring of `size` entries that the device at this position has taken
+    /// and not used. 0 for a split ring, whose base does not include it.
     #[must_use]
     pub fn packed_in_flight(self, size: u16) -> u16 {
         match self {
@@ -109,7 +108,7 @@ impl VringBase {
         }
     }
 
-    /// Where a device begins that is to take again what was taken and not used.
+    /// The position for a device that must take again the chains that were taken and not used.
     #[must_use]
     pub fn at_used(self) -> Self {
         match self {
@@ -125,7 +124,7 @@ impl VringBase {
         }
     }
 
-    /// The number as VHOST_SET_VRING_BASE takes it.
+    /// The number for VHOST_SET_VRING_BASE.
     #[must_use]
     pub fn to_kernel(self) -> u32 {
         let half = |position: u16, wrap: bool| u32::from(position | if wrap { WRAP } else { 0 });
@@ -140,8 +139,8 @@ impl VringBase {
         }
     }
 
-    /// The position that VHOST_GET_VRING_BASE gave; `None` if a split ring's
-    /// index has more than 16 bits.
+    /// The position from VHOST_GET_VRING_BASE; `None` if a split ring's index has more than 16
+    /// bits.
     #[must_use]
     pub fn from_kernel(number: u32, packed: bool) -> Option<Self> {
         let bytes = number.to_le_bytes();
@@ -160,18 +159,18 @@ impl VringBase {
     }
 }
 
-/// Everything about one ring.
+/// The description of one ring.
 #[derive(Debug, Clone, Copy)]
 pub struct VringConfig<'a> {
     /// Entries.
     pub size: u16,
-    /// Where its areas are.
+    /// Addresses of its areas.
     pub addresses: VringAddresses,
-    /// Where the device begins.
+    /// Position at which the device begins.
     pub base: VringBase,
     /// Signalled by the driver; `None`: kicks come through a doorbell page.
     pub kick: Option<&'a EventFd>,
-    /// Signalled by the device; `None`: nobody waits for it.
+    /// Signalled by the device; `None`: it signals nothing.
     pub call: Option<&'a EventFd>,
 }
 
@@ -186,8 +185,8 @@ fn areas(size: u16, packed: bool) -> [(&'static str, u64, u64); 3] {
             ("device", 4, 4),
         ]
     } else {
-        // With the event fields: a device may use them where EVENT_IDX was
-        // negotiated, and a driver reserves them anyway.
+        // With the event fields: a device may use them with EVENT_IDX, and a driver reserves them
+        // anyway.
         [
             ("descriptor", 16, 16 * entries),
             ("driver", 2, 6 + 2 * entries),
@@ -196,7 +195,7 @@ fn areas(size: u16, packed: bool) -> [(&'static str, u64, u64); 3] {
     }
 }
 
-/// Checks that the areas of a ring are aligned, lie in `allowed` memory and apart from each other.
+/// Checks that the areas of a ring are aligned, lie in `allowed` memory and do not overlap.
 pub(crate) fn check_areas(
     size: u16,
     addresses: VringAddresses,
@@ -236,14 +235,13 @@ pub(crate) fn check_areas(
 }
 
 impl VringConfig<'_> {
-    /// Checks the description against the queue's maximum and the memory that
-    /// rings may lie in.
+    /// Checks the description against the queue's maximum size and the memory allowed for rings.
     ///
     /// # Errors
     /// The first rule that it breaks (virtio 1.3, 2.7 and 2.8).
     pub fn check(&self, maximum: u16, packed: bool, allowed: &[IovaRange]) -> Result<(), Error> {
         let size = self.size;
-        // The kernel takes powers of two only, for packed rings as well.
+        // The kernel accepts only powers of two, for packed rings as well.
         if size == 0 || size > maximum || !size.is_power_of_two() {
             return Err(size_not_possible(size, maximum));
         }
@@ -269,7 +267,7 @@ impl VringConfig<'_> {
     }
 }
 
-/// 0, above the device's maximum, or not a power of two on a split ring.
+/// The size is 0, above the device's maximum, or not a power of two on a split ring.
 pub(crate) fn size_not_possible(size: u16, maximum: u16) -> Error {
     Error::other(format!(
         "a ring of {size} entries is not possible: the device takes up to {maximum}"
@@ -364,7 +362,7 @@ mod tests {
         ring.check(256, true, &allowed()).unwrap();
         ring.base = VringBase::from_kernel(0x0010_0000, true).unwrap();
         assert!(ring.check(256, true, &allowed()).is_err());
-        // What vp_vdpa insists on for a packed ring.
+        // vp_vdpa accepts only this value for a packed ring.
         assert_eq!(VringBase::initial(true).to_kernel(), 0x8000_8000);
         for number in [0, 1, 0x7fff_8000, 0xffff_ffff, 0x8000_0005] {
             let base = VringBase::from_kernel(number, true).unwrap();

@@ -4,10 +4,9 @@
 //!   range.first                                          range.last
 //!   |----[ entry ]----------[ entry ][ entry ]----------------|
 //! ```
-//! Entries never overlap, consist of whole 4 KiB pages and lie inside the
-//! device's IOVA range. The kernel answers nearly every violation with the
-//! same EFAULT, or for some not at all; here each has its own error *before*
-//! anything is written. The map is pure: it must not know of devices or of
+//! Entries never overlap, consist of whole 4 KiB pages and lie inside the device's IOVA range. The
+//! kernel returns the same EFAULT for nearly every violation, and no error for some. Here each has
+//! its own error *before* anything is written. The map is pure: it accesses neither devices nor
 //! this process's memory.
 
 use std::collections::BTreeMap;
@@ -24,7 +23,7 @@ pub struct IovaMap<V> {
 }
 
 impl<V> IovaMap<V> {
-    /// An empty map for a device that reaches `range`.
+    /// An empty map for a device whose IOVA range is `range`.
     #[must_use]
     pub fn new(range: IovaRange) -> Self {
         Self {
@@ -40,7 +39,7 @@ impl<V> IovaMap<V> {
     /// there.
     pub fn check(&self, iova: u64, size: u64) -> Result<IovaRange, Error> {
         if size == 0 {
-            // The kernel once looped for ever on it.
+            // The kernel once looped forever on it.
             return Err(Error::other(format!("a mapping at {iova:#x} of 0 bytes")));
         }
         let wanted = IovaRange::from_size(iova, size).ok_or_else(|| {
@@ -59,8 +58,8 @@ impl<V> IovaMap<V> {
                 self.range
             )));
         }
-        // Entries are disjoint, so the last one that begins at or before our
-        // end is the only one that can reach into the range.
+        // Entries are disjoint. So only the last one that begins at or before the end of `wanted`
+        // can overlap it.
         let before = self.entries.range(..=wanted.last()).next_back();
         match before.and_then(|(&first, &(last, _))| IovaRange::new(first, last)) {
             Some(existing) if existing.overlaps(&wanted) => Err(Error::other(format!(
@@ -80,10 +79,10 @@ impl<V> IovaMap<V> {
         Ok(range)
     }
 
-    /// Takes out the entry that begins at `iova`.
+    /// Removes the entry that begins at `iova`.
     ///
     /// # Errors
-    /// Nothing is mapped from this address on: an entry is removed whole or not at all.
+    /// No mapping begins at this address: an entry is removed whole or not at all.
     pub fn remove(&mut self, iova: u64) -> Result<(IovaRange, V), Error> {
         let missing = || not_mapped(iova);
         let (last, value) = self.entries.remove(&iova).ok_or_else(missing)?;
@@ -118,13 +117,13 @@ impl<V> IovaMap<V> {
         self.entries.len()
     }
 
-    /// Whether nothing is mapped.
+    /// Whether the map has no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Bytes in all entries; `u64::MAX` if that is more than fits.
+    /// Bytes in all entries; saturates at `u64::MAX`.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.iter().fold(0, |sum: u64, (range, _)| {
@@ -133,7 +132,7 @@ impl<V> IovaMap<V> {
     }
 }
 
-/// Nothing is mapped from this address on.
+/// No mapping begins at this address.
 pub(super) fn not_mapped(iova: u64) -> Error {
     Error::other(format!("no mapping begins at {iova:#x}"))
 }
@@ -187,7 +186,7 @@ mod tests {
         assert!(map.insert(u64::MAX - 0xfff, 0x1000, ()).is_err());
     }
 
-    /// The naive model: one value per page.
+    /// An operation, for the map and a naive model with one value per page.
     #[derive(Debug, Clone)]
     enum Operation {
         Insert(u64, u64),

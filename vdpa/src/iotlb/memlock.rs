@@ -1,39 +1,37 @@
-//! Why a mapping may have failed with EFAULT, in words a user can act on.
+//! Likely causes of a mapping that failed with EFAULT, for the error text.
 //!
-//! The kernel gives EFAULT for nearly everything (`vhost_chr_write_iter` turns
-//! every error of the handler into it). The commonest cause by far is the
-//! limit on locked memory: parents that pin pages count them against
-//! RLIMIT_MEMLOCK, once per device and with no exemption for CAP_IPC_LOCK.
+//! The kernel returns EFAULT for nearly everything (`vhost_chr_write_iter` turns every error of the
+//! handler into it). By far the most common cause is the limit on locked memory. Parents that pin
+//! pages count them against RLIMIT_MEMLOCK, once per device and with no exemption for CAP_IPC_LOCK.
 //!
-//! The next one is fragmentation: for such parents the kernel keeps an entry
-//! for each physically contiguous piece, and since 6.12 (stable) no more of
-//! them than `max_iotlb_entries` of vhost_vdpa, 2048 unless set
-//! (`vhost_vdpa_pa_map`, `vhost_iotlb_add_range_ctx`: ENOSPC). 8 MiB of pages of
-//! 4 KiB can be too many pieces; with huge pages 4 GiB never are.
+//! The next one is fragmentation. For such parents the kernel keeps an entry for each physically
+//! contiguous piece. Since 6.12 (stable) it keeps at most `max_iotlb_entries` of vhost_vdpa, 2048
+//! unless set (`vhost_vdpa_pa_map`, `vhost_iotlb_add_range_ctx`: ENOSPC). 8 MiB in 4 KiB pages can
+//! be too many pieces; with huge pages 4 GiB never are.
 
 use std::fmt;
 
 use rustix::process::{Resource, getrlimit};
 
-/// What is known about locked memory at the time of a failure. All in bytes.
+/// The state of locked memory at the time of a failure. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memlock {
     /// RLIMIT_MEMLOCK; `None`: unlimited.
     pub limit: Option<u64>,
-    /// Pinned by this process already (`VmPin`).
+    /// Pinned by this process before (`VmPin`).
     pub pinned: u64,
     /// Still to be pinned.
     pub wanted: u64,
-    /// In how many contiguous pieces the kernel maps memory at most; `None`:
-    /// this kernel has no such limit, or vhost_vdpa is not loaded.
+    /// Maximum number of contiguous pieces that the kernel maps. `None`: this kernel has no such
+    /// limit, or vhost_vdpa is not loaded.
     pub max_iotlb_entries: Option<u64>,
 }
 
-/// Where the kernel says how many entries it keeps for an address space.
+/// The kernel's limit on entries of an address space.
 const MAX_IOTLB_ENTRIES: &str = "/sys/module/vhost_vdpa/parameters/max_iotlb_entries";
 
 impl Memlock {
-    /// Looks at this process, which wants to pin `wanted` more bytes.
+    /// Reads the state of this process, which is about to pin `wanted` more bytes.
     #[must_use]
     pub fn now(wanted: u64) -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -53,14 +51,14 @@ impl Memlock {
         self.limit.is_some_and(|limit| self.needed() > limit)
     }
 
-    /// What the limit would have to be at least.
+    /// The minimum limit that would suffice.
     #[must_use]
     pub fn needed(&self) -> u64 {
         self.pinned.saturating_add(self.wanted)
     }
 }
 
-/// `VmPin` of `/proc/PID/status` in bytes; 0 if it is not there.
+/// `VmPin` of `/proc/PID/status` in bytes; 0 if absent.
 fn pinned(status: &str) -> u64 {
     status
         .lines()

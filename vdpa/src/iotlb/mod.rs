@@ -1,9 +1,9 @@
-//! The IOTLB: which memory a device sees at which I/O virtual address.
+//! The IOTLB: maps memory at I/O virtual addresses for a device.
 //!
-//! [`Iotlb`] owns a mirror of the kernel's table, one [`IovaMap`] per address
-//! space, and keeps mapped memory alive. Every change is checked against the
-//! mirror before it is written through an [`IotlbSink`]. It must not know what
-//! state the device is in, nor what the memory is for.
+//! [`Iotlb`] owns a mirror of the kernel's table, one [`IovaMap`] per address space, and keeps
+//! mapped memory alive. Every change is checked against the mirror before it is written through an
+//! [`IotlbSink`]. The module depends neither on the state of the device nor on the use of the
+//! memory.
 //!
 //! ```text
 //!            Iotlb::batch(asid)                 map / unmap
@@ -14,9 +14,9 @@
 //!    |        BATCH_END                  |  a write failed, or the Batch was
 //!    +--- roll back, BATCH_END ----------+  dropped without commit
 //! ```
-//! A device without IOTLB_BATCH gets the same calls without the two bracket
-//! messages. The kernel ignores the result of the mapping at BATCH_END, so a
-//! committed batch is not proof that the device can reach the memory.
+//! A device without IOTLB_BATCH gets the same calls without the two bracket messages. The kernel
+//! ignores the result of the mapping at BATCH_END. So a committed batch is no proof that the device
+//! can access the memory.
 
 pub mod map;
 pub mod memlock;
@@ -34,18 +34,18 @@ use crate::uapi::BackendFeatures;
 pub use crate::uapi::message::{Access, IotlbMessage};
 use crate::{Error, ErrorKind};
 
-/// Where IOTLB messages go: the device, or a recorder in a test.
+/// The receiver of IOTLB messages: the device, or a recorder in a test.
 pub trait IotlbSink: std::fmt::Debug {
     /// Sends one message.
     ///
     /// # Errors
-    /// Whatever the kernel says; mostly EFAULT.
+    /// The kernel refuses, usually with EFAULT.
     fn send(&self, message: &IotlbMessage) -> io::Result<()>;
 
-    /// Resets the device if it runs: all of its memory is about to go.
+    /// Resets the device if it runs: its mappings are about to be removed.
     ///
     /// # Errors
-    /// Whatever the kernel says.
+    /// The kernel refuses.
     fn stop(&self) -> io::Result<()>;
 }
 
@@ -57,7 +57,7 @@ pub struct DeviceSink {
 
 impl IotlbSink for DeviceSink {
     fn send(&self, message: &IotlbMessage) -> io::Result<()> {
-        // One message, one write: the kernel takes no part of a message.
+        // One message, one write: the kernel accepts no partial message.
         let bytes = message.encode();
         let written = (&*self.handle.file).write(&bytes)?;
         if written == bytes.len() {
@@ -75,18 +75,18 @@ impl IotlbSink for DeviceSink {
     }
 }
 
-/// A mapping: which part of which memory, and how.
+/// A mapping: a part of a memory region, and the device's access to it.
 #[derive(Debug, Clone)]
 pub struct Mapping {
-    /// The memory, kept alive while the device may reach it.
+    /// The memory, kept alive while the device may access it.
     pub region: Arc<dyn DmaRegion>,
     /// First byte of the region that is mapped; a multiple of 4 KiB.
     pub offset: u64,
-    /// What the device may do.
+    /// The device's access.
     pub access: Access,
 }
 
-/// What the device allows.
+/// The limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IotlbLimits {
     /// The IOVAs that can be mapped.
@@ -106,7 +106,7 @@ pub struct Iotlb<S: IotlbSink = DeviceSink> {
 }
 
 impl<S: IotlbSink> Iotlb<S> {
-    /// An IOTLB in which nothing is mapped, as after `open`.
+    /// An empty IOTLB, as after `open`.
     #[must_use]
     pub fn new(sink: S, limits: IotlbLimits) -> Self {
         Self {
@@ -116,13 +116,13 @@ impl<S: IotlbSink> Iotlb<S> {
         }
     }
 
-    /// What the device allows.
+    /// The limits of the device.
     #[must_use]
     pub fn limits(&self) -> &IotlbLimits {
         &self.limits
     }
 
-    /// What is mapped in an address space; `None` if nothing ever was.
+    /// The mappings of an address space; `None` if it never had any.
     #[must_use]
     pub fn address_space(&self, asid: u32) -> Option<&IovaMap<Mapping>> {
         self.spaces.get(&asid)
@@ -162,7 +162,7 @@ impl<S: IotlbSink> Iotlb<S> {
         self.insert(asid, iova, size, mapping)
     }
 
-    /// Removes the mapping that begins at `iova`, whole.
+    /// Removes the mapping that begins at `iova`, as a whole.
     ///
     /// # Errors
     /// As [`Iotlb::map`].
@@ -186,12 +186,12 @@ impl<S: IotlbSink> Iotlb<S> {
         })
     }
 
-    /// Maps all of guest RAM at IOVA = guest-physical address, readable and
-    /// writable, in one batch: all of it or nothing.
+    /// Maps all of guest RAM at IOVA = guest-physical address, readable and writable, in one batch:
+    /// all or nothing.
     ///
     /// # Errors
-    /// As [`Iotlb::map`]. A short limit on locked memory is reported with the need of all regions
-    /// together.
+    /// As [`Iotlb::map`]. If the limit on locked memory is too low, the error names the need of all
+    /// regions together.
     pub fn map_guest_memory(&mut self, asid: u32, memory: &GuestMemory) -> Result<(), Error> {
         let regions = GuestRegion::all(memory);
         let mut batch = self.batch(asid)?;
@@ -216,13 +216,13 @@ impl<S: IotlbSink> Iotlb<S> {
             .contains(BackendFeatures::IOTLB_PERSIST)
     }
 
-    /// To be called after each reset of the device. Where the mappings did not
-    /// survive it, the device has forgotten them but the vhost layer has not,
-    /// so every one is invalidated and made again.
+    /// Maps the memory again; to be called after each reset of the device. Without IOTLB_PERSIST
+    /// the device has lost its mappings but the vhost layer has not. So each mapping is invalidated
+    /// and created again.
     ///
     /// # Errors
-    /// The kernel refuses. What could not be mapped again is gone from the
-    /// mirror too, and the caller should give the device up.
+    /// The kernel refuses. The mirror drops the mappings that could not be restored, and the caller
+    /// should give the device up.
     pub fn remap_after_reset(&mut self) -> Result<(), Error> {
         if self.survives_reset() {
             return Ok(());
@@ -262,8 +262,8 @@ impl<S: IotlbSink> Iotlb<S> {
                 }
             }
         }
-        // The bracket is closed whatever happened: an open one would swallow
-        // every later change of another address space.
+        // Close the bracket in every case: an open one would swallow every later change of another
+        // address space.
         result.and(self.bracket(IotlbMessage::BatchEnd { asid }))
     }
 
@@ -326,13 +326,13 @@ impl<S: IotlbSink> Iotlb<S> {
         self.sink
             .send(&message)
             .map_err(|source| refused(message, source))?;
-        // Only now: while the device may reach the memory, the mirror keeps it alive.
+        // Only now: the mirror keeps the memory alive while the device may access it.
         space
             .remove(iova)
             .map_err(|source| unchangeable(asid, source))
     }
 
-    /// `pending`: bytes that are still to be pinned, for the explanation of a failure.
+    /// `pending`: bytes still to be pinned, for the explanation of a failure.
     fn send_update(
         &self,
         asid: u32,
@@ -351,7 +351,7 @@ impl<S: IotlbSink> Iotlb<S> {
             if source.raw_os_error() != Some(libc::EFAULT) {
                 return refused(message, source);
             }
-            // It stands for many causes; the limit of locked memory is the commonest.
+            // EFAULT has many causes; the limit on locked memory is the most common.
             let memlock = Memlock::now(pending);
             let message = format!("the kernel refused to map {range} for the device; {memlock}");
             Error::new(ErrorKind::Refused, message).because(source)
@@ -380,10 +380,10 @@ fn refused(message: IotlbMessage, source: io::Error) -> Error {
 }
 
 impl<S: IotlbSink> Drop for Iotlb<S> {
-    /// Takes everything away from the device before the memory is released:
-    /// a software parent would otherwise go on writing to these addresses. A device that
-    /// still runs then, for somebody gave up in the middle, is reset before: to take
-    /// memory from under one is a DMA fault, which not every device survives.
+    /// Unmaps everything before the memory is released: a software parent would otherwise continue
+    /// to write to these addresses. A device that still runs, after an error midway, is reset
+    /// first. Unmapping memory under a running device is a DMA fault, which not every device
+    /// survives.
     fn drop(&mut self) {
         if let Err(error) = self.sink.stop() {
             tracing::warn!(%error, "the device could not be reset before its memory goes");
@@ -399,7 +399,7 @@ impl<S: IotlbSink> Drop for Iotlb<S> {
                 let sent = self.sink.send(&message);
                 if let (Err(error), Ok((range, mapping))) = (sent, space.remove(range.first())) {
                     tracing::warn!(%range, %error, "mapping not removed; its memory is kept");
-                    // The device may still reach it: never unmap it from this process.
+                    // The device may still access it: never unmap it from this process.
                     std::mem::forget(mapping);
                 }
             }
@@ -407,15 +407,15 @@ impl<S: IotlbSink> Drop for Iotlb<S> {
     }
 }
 
-/// A change that a batch made, to be undone if it is not committed.
+/// A change of a batch, to be undone if the batch is not committed.
 #[derive(Debug)]
 enum Done {
     Mapped(IovaRange),
     Unmapped(IovaRange, Mapping),
 }
 
-/// Changes of one address space that the device gets together. Dropped
-/// without [`Batch::commit`], or after a failed write, they are undone.
+/// Changes of one address space that the device gets together. Dropping it without
+/// [`Batch::commit`], or after a failed write, undoes them.
 #[derive(Debug)]
 #[must_use = "a batch that is not committed is rolled back"]
 pub struct Batch<'a, S: IotlbSink> {
@@ -427,8 +427,8 @@ pub struct Batch<'a, S: IotlbSink> {
 }
 
 impl<S: IotlbSink> Batch<'_, S> {
-    /// Says how many bytes this batch is going to map in all, so that a
-    /// failure can say how much locked memory is needed.
+    /// Sets the total number of bytes that this batch will map, so that an error can name the
+    /// locked memory needed.
     pub fn announce(&mut self, bytes: u64) {
         self.announced = bytes;
     }
@@ -448,7 +448,7 @@ impl<S: IotlbSink> Batch<'_, S> {
         Ok(())
     }
 
-    /// Removes the mapping that begins at `iova`, whole.
+    /// Removes the mapping that begins at `iova`, as a whole.
     ///
     /// # Errors
     /// As [`Iotlb::map`].
@@ -458,7 +458,7 @@ impl<S: IotlbSink> Batch<'_, S> {
         Ok(())
     }
 
-    /// Gives the changes to the device.
+    /// Commits the changes to the device.
     ///
     /// # Errors
     /// The kernel refuses; the changes are rolled back then.
@@ -487,8 +487,8 @@ impl<S: IotlbSink> Drop for Batch<'_, S> {
         }
         while let Some(done) = self.done.pop() {
             if let Err(error) = self.undo(done) {
-                // The mirror still says what the kernel has: `unmap` removes an
-                // entry only after the kernel did, `map` adds it only then.
+                // The mirror still matches the kernel: `unmap` removes an entry, and `map` adds
+                // one, only after the kernel did.
                 tracing::error!(%error, "an IOTLB change could not be rolled back");
             }
         }

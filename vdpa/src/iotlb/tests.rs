@@ -1,4 +1,4 @@
-//! The IOTLB against a model of the kernel's table with injected failures.
+//! Tests of the IOTLB against a model of the kernel's table with injected failures.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::memory::SharedBuffer;
 
-/// What the kernel would hold: (asid, first iova) → size; and what it was sent.
+/// The kernel's table, (asid, first iova) → size, and the messages sent to it.
 #[derive(Debug, Clone, Default)]
 struct Kernel(Rc<KernelState>);
 
@@ -18,7 +18,7 @@ struct KernelState {
     log: RefCell<Vec<IotlbMessage>>,
     batch: Cell<Option<u32>>,
     stopped: Cell<bool>,
-    /// Fail the message with this number, counted down.
+    /// Counts down to the message that fails.
     fail_in: Cell<Option<usize>>,
 }
 
@@ -150,7 +150,7 @@ fn nothing_bad_is_ever_written() {
     iotlb.unmap(0, 0x2000).unwrap_err();
     iotlb.unmap(1, 0x1000).unwrap_err();
     assert_eq!(kernel.0.log.borrow().len(), sent);
-    // The same address in another space is another address.
+    // The same address in another space is a different address.
     iotlb.map(1, 0x1000, 0x1000, mapping(&buffer, 0)).unwrap();
 }
 
@@ -236,9 +236,9 @@ fn after_a_reset_everything_is_mapped_again_unless_it_persists() {
 }
 
 proptest! {
-    /// Whatever message fails, the mirror agrees with the kernel afterwards,
-    /// and a batch happened wholly or not at all (unless its own roll-back
-    /// was what failed: one failure is injected, so it was not).
+    /// After a failure of any message the mirror agrees with the kernel, and a batch happened
+    /// completely or not at all. A roll-back that fails would be an exception. One failure is
+    /// injected, so none does.
     #[test]
     fn a_batch_is_all_or_nothing(
         batched in any::<bool>(),

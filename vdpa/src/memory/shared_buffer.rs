@@ -1,10 +1,9 @@
-//! Private memory of the VMM that a device may reach.
+//! Private memory of the VMM that a device may access.
 //!
-//! A [`SharedBuffer`] is a sealed memfd mapped `MAP_SHARED`, with the I/O
-//! virtual address at which a device is to see it. It owns the mapping in this
-//! process; mapping it for a device is the IOTLB's work. What a device wrote
-//! into it is not to be trusted, so access is volatile and bounds-checked, and
-//! no reference into it ever exists.
+//! A [`SharedBuffer`] is a sealed memfd mapped `MAP_SHARED`, with the I/O virtual address for the
+//! device. It owns the mapping in this process; the IOTLB maps it for a device. Data from a device
+//! is untrusted, so access is volatile and bounds-checked, and no reference into the buffer ever
+//! exists.
 
 use std::fs::File;
 use std::io;
@@ -27,8 +26,8 @@ pub struct SharedBuffer {
 }
 
 impl SharedBuffer {
-    /// Makes a zeroed buffer of `size` bytes that a device is to see at `iova`.
-    /// Both are multiples of [`PAGE_SIZE`], `size` not 0.
+    /// Creates a zeroed buffer of `size` bytes for a device to access at `iova`. Both are multiples
+    /// of [`PAGE_SIZE`], `size` not 0.
     ///
     /// # Errors
     /// Address and size are not whole pages, or the kernel refuses.
@@ -37,9 +36,8 @@ impl SharedBuffer {
         Self::placed(size, |_| iova)
     }
 
-    /// As [`SharedBuffer::new`], but where a device is to see it is decided once
-    /// the buffer's address in this process is known: `place` is given that range
-    /// and gives the I/O virtual address.
+    /// As [`SharedBuffer::new`], but chooses the I/O virtual address once the buffer's address in
+    /// this process is known. `place` gets that range and returns the I/O virtual address.
     ///
     /// # Errors
     /// As [`SharedBuffer::new`].
@@ -54,7 +52,7 @@ impl SharedBuffer {
                 MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
             )?;
             ftruncate(&fd, size)?;
-            // A file that cannot shrink cannot take pages away under the mapping (SIGBUS).
+            // The file cannot shrink, so no page can disappear under the mapping (SIGBUS).
             fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
             Ok(File::from(fd))
         };
@@ -64,7 +62,7 @@ impl SharedBuffer {
         })?;
         let region = MmapRegion::from_file(FileOffset::new(file, 0), length)
             .map_err(|source| not_mapped(size, source))?;
-        // Lossless: pointers have 64 bits wherever vhost-vdpa exists for us.
+        // Lossless: pointers have 64 bits on all supported hosts with vhost-vdpa.
         let host_address = u64::try_from(region.as_ptr().addr()).unwrap_or(u64::MAX);
         let range = range_of(size, place(range_of(size, host_address)?))?;
         Ok(Self {
@@ -74,15 +72,15 @@ impl SharedBuffer {
         })
     }
 
-    /// The same bytes as guest memory of one region, whose guest-physical addresses
-    /// are the I/O virtual ones: for what takes a guest's rings and is to work on
-    /// rings in this buffer. A second mapping; both may be used at once.
+    /// The same bytes as guest memory of one region, whose guest-physical addresses are the I/O
+    /// virtual ones. For code that takes a guest's rings and shall work on rings in this buffer. It
+    /// is a second mapping; both may be used at once.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn as_guest_memory(&self) -> Result<GuestMemory, Error> {
         let failed = |source| not_mapped(self.size, source);
-        // `placed` gave it one.
+        // `placed` set one.
         let file = self.region.file_offset().cloned();
         let file =
             file.ok_or_else(|| failed(MmapRegionError::Mmap(io::ErrorKind::InvalidInput.into())))?;
@@ -93,7 +91,7 @@ impl SharedBuffer {
             .map_err(|_| failed(MmapRegionError::Mmap(io::ErrorKind::InvalidInput.into())))
     }
 
-    /// Where a device sees the buffer.
+    /// The I/O virtual addresses of the buffer.
     #[must_use]
     pub fn range(&self) -> IovaRange {
         self.range
@@ -177,7 +175,7 @@ impl SharedBuffer {
         usize::try_from(offset).map_err(|_| self.bounds(offset, len))
     }
 
-    /// An access outside the buffer, or an atomic one that is not aligned.
+    /// An access outside the buffer, or an unaligned atomic one.
     fn bounds(&self, offset: u64, len: u64) -> Error {
         let size = self.size;
         Error::other(format!(
@@ -186,14 +184,14 @@ impl SharedBuffer {
     }
 }
 
-/// The range of whole pages that a buffer is seen at.
+/// The range of whole pages for a buffer.
 fn range_of(size: u64, iova: u64) -> Result<IovaRange, Error> {
     IovaRange::from_size(iova, size)
         .filter(|_| iova.is_multiple_of(PAGE_SIZE) && size.is_multiple_of(PAGE_SIZE))
         .ok_or_else(|| not_pages(size, iova))
 }
 
-/// Address or size is no multiple of the page size, or the range is empty or wraps.
+/// Address or size is not a multiple of the page size, or the range is empty or wraps.
 pub(crate) fn not_pages(size: u64, iova: u64) -> Error {
     Error::other(format!(
         "a shared buffer of {size:#x} bytes at IOVA {iova:#x} is not a range of whole 4 KiB pages"
@@ -204,13 +202,12 @@ fn not_mapped(size: u64, source: MmapRegionError) -> Error {
     Error::other(format!("cannot map {size} bytes of shared memory")).because(source)
 }
 
-// SAFETY: needed so that the buffer can be mapped for a device. `region` is
-// one mmap that lives as long as this value, its file can't shrink, and all
-// access in this module is volatile or atomic through vm-memory, which creates
-// no references to plain data.
+// SAFETY: needed so that the buffer can be mapped for a device. `region` is one mmap that lives as
+// long as this value, and its file cannot shrink. All access in this module is volatile or atomic
+// through vm-memory, which creates no references to plain data.
 unsafe impl DmaRegion for SharedBuffer {
     fn host_address(&self) -> u64 {
-        // Lossless: pointers have 64 bits wherever vhost-vdpa exists for us.
+        // Lossless: pointers have 64 bits on all supported hosts with vhost-vdpa.
         u64::try_from(self.region.as_ptr().addr()).unwrap_or(u64::MAX)
     }
 

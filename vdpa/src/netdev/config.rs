@@ -1,4 +1,4 @@
-//! A network device's configuration: its fields, and what they say by the features.
+//! A network device's configuration: its fields, and their meaning under the negotiated features.
 
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP,
@@ -19,9 +19,9 @@ pub struct VirtioNetConfig {
     pub mac: MacAddress,
     /// Bits `VIRTIO_NET_S_*`.
     pub status: U16,
-    /// Queue pairs it can have.
+    /// Maximum number of queue pairs.
     pub max_virtqueue_pairs: U16,
-    /// Largest packet in bytes, Ethernet header not counted.
+    /// Largest packet in bytes, without the Ethernet header.
     pub mtu: U16,
     /// In Mbit/s.
     pub speed: U32,
@@ -39,32 +39,31 @@ impl VirtioNetConfig {
     /// Its size in bytes.
     pub const LEN: usize = size_of::<Self>();
 
-    /// The fields in the beginning of a device's configuration.
+    /// The fields at the beginning of a device's configuration.
     #[must_use]
     pub fn of(bytes: [u8; Self::LEN]) -> Self {
         zerocopy::transmute!(bytes)
     }
 }
 
-/// What the device says of itself; `None` where it does not offer to say it.
+/// The fields that a device reports; `None` if it lacks the feature for one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct NetConfig {
     /// Its address.
     pub mac: Option<MacAddress>,
     /// Whether the link is up.
     pub link: Option<bool>,
-    /// Queue pairs it can have; 1 without MQ.
+    /// Maximum number of queue pairs; 1 without MQ.
     pub max_virtqueue_pairs: u16,
-    /// Largest packet in bytes, Ethernet header not counted.
+    /// Largest packet in bytes, without the Ethernet header.
     pub mtu: Option<u16>,
 }
 
 impl NetConfig {
-    /// Reads what `features` says is there.
+    /// Reads the fields that `features` provides.
     ///
     /// # Errors
-    /// As [`Device::read_config`]; a configuration too short for a field reads as
-    /// zeroes there.
+    /// As [`Device::read_config`]; a configuration too short for a field reads as zeroes there.
     pub fn read(device: &Device, features: u64) -> Result<Self, Error> {
         let mut bytes = [0; VirtioNetConfig::LEN];
         let size = usize::try_from(device.config_size()).unwrap_or(usize::MAX);

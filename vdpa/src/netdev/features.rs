@@ -1,10 +1,10 @@
-//! What a caller may ask for, and which features that makes.
+//! The caller's options, and the features that follow from them.
 
 use virtio_bindings::virtio_config as config;
 use virtio_bindings::virtio_net as net;
 use virtio_bindings::virtio_ring as ring;
 
-/// How a packet lies in its descriptors.
+/// The layout of a packet in descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Chains {
     /// Header and frame in one descriptor.
@@ -12,8 +12,7 @@ pub enum Chains {
     Single,
     /// A descriptor for the header and one for the frame.
     Pair,
-    /// As [`Chains::Pair`], in an indirect table; like that where
-    /// INDIRECT_DESC is not negotiated.
+    /// As [`Chains::Pair`], in an indirect table; without INDIRECT_DESC the same as that.
     Indirect,
 }
 
@@ -27,17 +26,16 @@ pub enum Kick {
     Eventfd,
 }
 
-/// What a driver wants of a device.
+/// The driver's requirements for a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Queue pairs; more than one needs MQ and a control queue.
     pub pairs: u16,
-    /// Entries of each ring at most; rounded down to a power of two that the
-    /// device takes.
+    /// Maximum entries of each ring; rounded down to a power of two that the device accepts.
     pub ring_size: u16,
     /// Mask of features not to negotiate although the device offers them.
     pub withhold: u64,
-    /// How packets lie in descriptors.
+    /// The layout of packets in descriptors.
     pub chains: Chains,
     /// How queues are kicked.
     pub kick: Kick,
@@ -56,7 +54,7 @@ impl Default for Options {
     }
 }
 
-/// What this driver can do. MRG_RXBUF and offloads are not among it.
+/// The features that this driver supports. MRG_RXBUF and offloads are not among them.
 const SUPPORTED: u64 = 1 << config::VIRTIO_F_VERSION_1
     | 1 << config::VIRTIO_F_RING_PACKED
     | 1 << config::VIRTIO_F_IN_ORDER

@@ -1,5 +1,5 @@
-//! A network driver in userspace over a vhost-vdpa device, without any VM: what
-//! DPDK's virtio-user is to C.
+//! A network driver in userspace over a vhost-vdpa device, without a VM. It does for Rust what
+//! DPDK's virtio-user does for C.
 //!
 //! ```text
 //!          Netdev::start              suspend
@@ -8,31 +8,30 @@
 //!                    pairs: |  +-------- resume --------+
 //!               RxQueue, TxQueue
 //! ```
-//! Queues exist only of a device that was started, so nothing can be sent before
-//! that. They are values of their own and may go to threads of their own;
-//! what they do while the device is suspended waits in their rings. After a reset of
-//! the device they are dead: start it again for new ones.
+//! Queues exist only for a started device, so nothing can be sent before. They are separate values
+//! and may move to separate threads. While the device is suspended, their work waits in the rings.
+//! A reset of the device invalidates them: start it again for new ones.
 //!
-//! **Memory.** All rings and buffers of a device are one [`SharedBuffer`](crate::memory::SharedBuffer), which the
-//! device sees at this process's own addresses (IOVA = VA) where its range
-//! allows it, else in the private window. [`Driver::guest_memory`] shows the same
-//! bytes as a guest's memory, so that whatever works on a guest's rings works on these.
+//! **Memory.** All rings and buffers of a device are in one
+//! [`SharedBuffer`](crate::memory::SharedBuffer). The device accesses it at this process's own
+//! addresses (IOVA = VA) if its range allows that, else in the private window.
+//! [`Driver::guest_memory`] presents the same bytes as a guest's memory, so that code for a guest's
+//! rings works on these.
 //!
-//! **As a guest.** [`Netdev::relay_set`] gives the queues to a [`RelaySet`](crate::relay::RelaySet), which
-//! then changes how they reach the device; the driver notices nothing. [`Driver::start_relayed`]
-//! brings devices up again that have to be reset for that.
+//! **As a guest.** [`Netdev::relay_set`] gives the queues to a
+//! [`RelaySet`](crate::relay::RelaySet), which then changes their path to the device, transparently
+//! for the driver. [`Driver::start_relayed`] starts devices again that must be reset for that.
 //!
-//! **Two ways to use it.** Polling: [`RxQueue::poll`] and [`TxQueue::send`] make no system
-//! call but a kick where there is no doorbell, and allocate nothing. Asynchronous:
-//! the queues are [`AsFd`](std::os::fd::AsFd) (the call eventfd, non-blocking); the order is as with
-//! NAPI:
+//! **Two ways to use it.** Polling: [`RxQueue::poll`] and [`TxQueue::send`] make no system call
+//! except a kick without a doorbell, and do not allocate. Asynchronous: the queues are
+//! [`AsFd`](std::os::fd::AsFd) (the call eventfd, non-blocking). The order is as with NAPI:
 //! ```text
 //!   wait for the fd -> clear_call -> disable_interrupts -> poll until it gives 0
 //!     ^                                                       |
 //!     +------- false --- enable_interrupts --- true (more) ---+--> poll again
 //! ```
-//! Frames are Ethernet frames without their virtio header; no offload is negotiated, so
-//! the header is zeroes. This module must not know where frames come from.
+//! Frames are Ethernet frames without their virtio header. No offload is negotiated, so the header
+//! is zeroes. The source of frames is the caller's concern.
 
 mod config;
 mod features;

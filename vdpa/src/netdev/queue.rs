@@ -1,10 +1,10 @@
-//! One virtqueue with its buffers: what receiving and transmitting have in common.
+//! One virtqueue with its buffers: the common part of receive and transmit.
 //!
 //! ```text
 //!   | ring (whole pages) | tables: 32 bytes a slot | slots: header and frame |
 //! ```
-//! A slot is a fixed place for one packet. Owns which slot each chain has; must
-//! not know which way packets go.
+//! A slot is a fixed place for one packet. The queue tracks the slot of each chain, independently
+//! of the direction of packets.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -23,24 +23,24 @@ use crate::ring::{Direction, DriverQueue, Piece, RingFeatures, RingLayout, no_ch
 /// Bytes of an indirect table of two descriptors.
 const TABLE: u64 = 32;
 
-/// What a queue has done since it was made.
+/// Counters since the queue was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Counters {
-    /// Packets received, or sent and given back.
+    /// Packets received, or sent and returned.
     pub packets: u64,
-    /// Bytes of their frames.
+    /// Bytes in their frames.
     pub bytes: u64,
     /// Kicks that the device wanted and got.
     pub kicks: u64,
-    /// Decisions that the device did not want a kick.
+    /// Kicks skipped because the device did not want one.
     pub kicks_suppressed: u64,
-    /// Times the call eventfd was found signalled.
+    /// Reads that found the call eventfd signalled.
     pub calls: u64,
     /// Received packets too short for a header; dropped.
     pub malformed: u64,
 }
 
-/// Where the parts of a queue lie in the memory of all queues.
+/// Offsets of the parts of a queue in the memory of all queues.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts {
     pub(super) layout: RingLayout,
@@ -52,8 +52,8 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// A queue of `slot_size` bytes a packet at `start`, a multiple of the page
-    /// size; `None` if that overflows.
+    /// A queue with slots of `slot_size` bytes at `start`, a multiple of the page size; `None` if
+    /// that overflows.
     pub(super) fn new(layout: RingLayout, slot_size: u32, start: u64) -> Option<Self> {
         let entries = u64::from(layout.entries());
         let tables = start.checked_add(layout.size())?;
@@ -72,7 +72,7 @@ impl Parts {
     }
 }
 
-/// One virtqueue of a [`super::Netdev`], whichever way its packets go.
+/// One virtqueue of a [`super::Netdev`], for either direction.
 #[derive(Debug)]
 pub struct Virtqueue {
     index: u16,
@@ -80,7 +80,7 @@ pub struct Virtqueue {
     memory: Arc<SharedBuffer>,
     parts: Parts,
     chains: Chains,
-    /// Slot of each chain that the device has, by the chain's name.
+    /// Slot of each chain that the device has, by the chain's head.
     slot_of: Vec<u16>,
     /// Slots that the device does not have.
     free: Vec<u16>,
@@ -143,14 +143,14 @@ impl Virtqueue {
         self.ring.size()
     }
 
-    /// The ring's areas as the device sees them: the same addresses as in
+    /// The I/O virtual addresses of the ring's areas, which are the same in
     /// [`super::Driver::guest_memory`].
     #[must_use]
     pub fn addresses(&self) -> VringAddresses {
         self.ring.addresses()
     }
 
-    /// Where the driver stands; see [`DriverQueue::positions`].
+    /// The driver's position; see [`DriverQueue::positions`].
     #[must_use]
     pub fn positions(&self) -> (u16, u16) {
         self.ring.positions()
@@ -162,13 +162,13 @@ impl Virtqueue {
         self.ring.outstanding()
     }
 
-    /// What the queue has done.
+    /// The counters of the queue.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// How packets lie in descriptors.
+    /// The layout of packets in descriptors.
     #[must_use]
     pub fn chains(&self) -> Chains {
         self.chains
@@ -186,26 +186,26 @@ impl Virtqueue {
         &self.call
     }
 
-    /// Takes another eventfd for kicks; gives the old one. The device is to be told
-    /// by [`crate::device::Device::set_kick`], before or after, and kicked once.
+    /// Replaces the kick eventfd and returns the old one. The caller sets it by
+    /// [`crate::device::Device::set_kick`], before or after, and kicks once.
     pub fn replace_kick(&mut self, kick: Arc<EventFd>) -> Arc<EventFd> {
         std::mem::replace(&mut self.kick, kick)
     }
 
-    /// Takes another eventfd for interrupts, which is to be non-blocking; gives
-    /// the old one. The device is to be told by [`crate::device::Device::set_call`].
+    /// Replaces the call eventfd and returns the old one. The new one must be non-blocking. The
+    /// caller sets it by [`crate::device::Device::set_call`].
     pub fn replace_call(&mut self, call: Arc<EventFd>) -> Arc<EventFd> {
         std::mem::replace(&mut self.call, call)
     }
 
-    /// How the queue is kicked now.
+    /// The current way to kick the queue.
     #[must_use]
     pub fn kick_by(&self) -> Kick {
         self.kick_by
     }
 
-    /// Kicks otherwise from now on. A queue without a doorbell keeps its eventfd;
-    /// what is true is given back.
+    /// Sets the way to kick and returns the one in effect. A queue without a doorbell keeps its
+    /// eventfd.
     pub fn set_kick_by(&mut self, kick_by: Kick) -> Kick {
         self.kick_by = match self.doorbell {
             Some(_) => kick_by,
@@ -214,7 +214,7 @@ impl Virtqueue {
         self.kick_by
     }
 
-    /// Kicks whether the device asked for it or not.
+    /// Kicks even if the device did not ask for it.
     ///
     /// # Errors
     /// The eventfd failed.
@@ -236,8 +236,8 @@ impl Virtqueue {
         }
     }
 
-    /// Asks the device for interrupts. `true`: there is work already, perhaps without
-    /// one, so poll again before waiting.
+    /// Enables interrupts from the device. `true`: there may be work already that causes none, so
+    /// poll again before waiting.
     ///
     /// # Errors
     /// The device broke the ring.
@@ -245,7 +245,7 @@ impl Virtqueue {
         self.ring.set_interrupts(true)
     }
 
-    /// Asks the device for no interrupts; some may come all the same.
+    /// Disables interrupts from the device; some may still arrive.
     ///
     /// # Errors
     /// As [`Virtqueue::enable_interrupts`].
@@ -269,8 +269,8 @@ impl Virtqueue {
     }
 
     pub(super) fn call_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: EventFd has no `AsFd`. The number is that of an open file
-        // which `self.call` owns, and the result borrows `self`.
+        // SAFETY: EventFd has no `AsFd`. The number is that of an open file, which `self.call`
+        // owns, and the result borrows `self`.
         unsafe { BorrowedFd::borrow_raw(self.call.as_raw_fd()) }
     }
 
@@ -283,12 +283,12 @@ impl Virtqueue {
         self.parts.slot_size - HEADER_LEN
     }
 
-    /// Where a slot is in memory: the header, then the frame.
+    /// Offset of a slot in memory: the header, then the frame.
     pub(super) fn offset(&self, slot: u16) -> u64 {
         self.parts.slots + u64::from(slot) * u64::from(self.parts.slot_size)
     }
 
-    /// Takes a slot that the device does not have, if a chain for it fits.
+    /// Takes a free slot, if a chain for it fits.
     pub(super) fn take_slot(&mut self) -> Option<u16> {
         let needed = match self.chains {
             Chains::Pair => 2,
@@ -304,7 +304,7 @@ impl Virtqueue {
         self.free.push(slot);
     }
 
-    /// Gives the device a slot with `len` bytes of frame.
+    /// Posts a slot with `len` bytes of frame to the device.
     pub(super) fn post(&mut self, slot: u16, len: u32, direction: Direction) -> Result<(), Error> {
         let offset = self.offset(slot);
         let whole = len.checked_add(HEADER_LEN).ok_or_else(no_chain)?;
@@ -332,17 +332,17 @@ impl Virtqueue {
         Ok(())
     }
 
-    /// The next slot that the device is done with, and the bytes it wrote there.
+    /// The next slot that the device has used, and the number of bytes it wrote there.
     pub(super) fn pop(&mut self) -> Result<Option<(u16, u32)>, Error> {
         let Some(used) = self.ring.pop_used()? else {
             return Ok(None);
         };
-        // The ring gives no name that is not below its size.
+        // The ring returns only heads below its size.
         let slot = self.slot_of.get(usize::from(used.head)).copied();
         Ok(slot.map(|slot| (slot, used.written)))
     }
 
-    /// What the device is told of the queue.
+    /// The description of the queue for the device.
     #[must_use]
     pub fn vring_config(&self) -> VringConfig<'_> {
         VringConfig {

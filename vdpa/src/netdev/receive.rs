@@ -1,4 +1,4 @@
-//! Receiving.
+//! The receive queue and its frames.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -8,14 +8,13 @@ use crate::Error;
 use crate::memory::SharedBuffer;
 use crate::ring::Direction;
 
-/// A receive queue. All its buffers are with the device, but while a frame is looked at.
+/// A receive queue. The device has all its buffers, except those of frames in processing.
 #[derive(Debug)]
 pub struct RxQueue {
     queue: Virtqueue,
 }
 
-/// A received frame in memory that the device shares: it is copied out, never
-/// referred to.
+/// A received frame in memory that the device shares. It can only be copied, never borrowed.
 #[derive(Debug, Clone, Copy)]
 pub struct Received<'a> {
     memory: &'a SharedBuffer,
@@ -24,19 +23,19 @@ pub struct Received<'a> {
 }
 
 impl Received<'_> {
-    /// Bytes of the frame.
+    /// Length of the frame in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         usize::try_from(self.len).unwrap_or(usize::MAX)
     }
 
-    /// Whether there are none.
+    /// Whether the frame has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies the frame to the front of `to`, as much of it as fits; gives what was written.
+    /// Copies the frame to the front of `to`, as much of it as fits; returns the part written.
     ///
     /// # Errors
     /// None in practice: the length was checked.
@@ -49,7 +48,7 @@ impl Received<'_> {
 }
 
 impl RxQueue {
-    /// Fills the ring; the device is to be kicked when it runs.
+    /// Fills the ring; the caller kicks once the device runs.
     pub(super) fn new(queue: Virtqueue) -> Result<Self, Error> {
         let mut filled = Self { queue };
         while let Some(slot) = filled.queue.take_slot() {
@@ -63,8 +62,8 @@ impl RxQueue {
         self.queue.post(slot, len, Direction::DeviceWrites)
     }
 
-    /// Hands up to `limit` received frames to `receive` and gives their buffers back
-    /// to the device. Never blocks; gives the number of buffers taken.
+    /// Passes up to `limit` received frames to `receive` and returns their buffers to the device.
+    /// Never blocks; returns the number of buffers taken.
     ///
     /// # Errors
     /// The device broke the ring: only a reset helps then.
@@ -98,7 +97,7 @@ impl RxQueue {
         Ok(taken)
     }
 
-    /// What both directions have.
+    /// The common part of both directions.
     #[must_use]
     pub fn queue(&self) -> &Virtqueue {
         &self.queue

@@ -1,5 +1,5 @@
-//! A driver in userspace as the guest of a [`RelaySet`]: its rings are relayed as
-//! those of a virtual machine are.
+//! A driver in userspace as the guest of a [`RelaySet`], which relays its rings like those of a
+//! virtual machine.
 //!
 //! ```text
 //!   RxQueue, TxQueue --- rings in Driver::guest_memory --- RelaySet --- Device
@@ -7,9 +7,9 @@
 //!                                                            | start
 //!                                   Driver: negotiate, then set_pairs
 //! ```
-//! A relay hears kicks by eventfd only: a queue that has a doorbell must be switched by
-//! [`Virtqueue::set_kick_by`](super::Virtqueue::set_kick_by) before it is shadowed, and
-//! may be switched back afterwards. This module must not know how queues are relayed.
+//! A relay receives kicks by eventfd only. So a queue with a doorbell must be switched by
+//! [`Virtqueue::set_kick_by`](super::Virtqueue::set_kick_by) before it is shadowed. It may be
+//! switched back afterwards. The relay decides how queues are relayed.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ use crate::relay::{Dirty, RelaySet, RelayedQueue, Strategy};
 use crate::ring::{GuestRing, RingFeatures};
 
 impl Netdev {
-    /// Makes all queues relayable, direct as they are: the private rings are allocated in the
-    /// driver's window and mapped. `memory` is what [`Driver::guest_memory`] gave, and
-    /// learns of what relays write. The queues may go elsewhere afterwards
-    /// ([`Driver::pairs`] is public), the device as well.
+    /// Makes all queues relayable, still direct: the private rings are allocated in the driver's
+    /// window and mapped. `memory` comes from [`Driver::guest_memory`] and records the relays'
+    /// writes. The queues may move elsewhere afterwards ([`Driver::pairs`] is public), and so may
+    /// the device.
     ///
     /// # Errors
     /// As [`RelaySet::new`].
@@ -38,7 +38,7 @@ impl Netdev {
 }
 
 impl Driver {
-    /// The queues of all pairs as a relay sees a guest's; `features` are the negotiated ones.
+    /// The queues of all pairs as a relay expects a guest's; `features` are the negotiated ones.
     fn relayed_queues(
         &self,
         features: u64,
@@ -65,13 +65,13 @@ impl Driver {
             .collect()
     }
 
-    /// Brings a device up that was reset, as the driver left it and with `targets` changed: its
-    /// memory, its features, its control queue and the number of its pairs. What else was set by
-    /// commands is the caller's.
+    /// Starts a device after a reset, as the driver left it and with `targets` changed. Restores
+    /// its memory, its features, its control queue and the number of its pairs. The caller restores
+    /// other settings made by commands.
     ///
     /// # Errors
-    /// A ring does not tell where it stands, or the device refuses; it is reset, or lost where that
-    /// fails.
+    /// A ring's position is unknown, or the device refuses. The device is reset then, or lost if
+    /// that fails.
     pub fn start_relayed(
         &mut self,
         device: &mut Device,

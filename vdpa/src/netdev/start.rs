@@ -1,4 +1,4 @@
-//! Bringing a device up, and its transitions afterwards.
+//! Starts a network device, and changes its state afterwards.
 
 use std::sync::Arc;
 
@@ -23,9 +23,9 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VQ;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
-/// Bytes of the largest frame where the device does not say its MTU.
+/// Bytes of the largest frame if the device does not report its MTU.
 const FRAME: u32 = 1518;
-/// Ethernet header and a VLAN tag, which the MTU does not count.
+/// Ethernet header and a VLAN tag, which the MTU does not include.
 const ETHERNET: u32 = 18;
 
 /// A receive and a transmit queue (virtio 1.3, 5.1.2).
@@ -37,11 +37,11 @@ pub struct QueuePair {
     pub transmit: TxQueue,
 }
 
-/// A network device that this process drives: the device, and all that a driver has beside
-/// it. Both parts together keep the device running.
+/// A network device that this process drives: the device, and the driver's state for it. Both parts
+/// together keep the device running.
 ///
-/// They are public so that others may lead the device through its states for a
-/// while, as a relay does that changes the rings of a running device.
+/// They are public so that other code may drive the device for a while. A relay that changes the
+/// rings of a running device does so.
 #[derive(Debug)]
 pub struct Netdev {
     /// The device.
@@ -53,7 +53,7 @@ pub struct Netdev {
 /// The driver's side of a [`Netdev`].
 #[derive(Debug)]
 pub struct Driver {
-    /// What the device reaches.
+    /// The device's mappings.
     pub iotlb: Iotlb,
     /// Addresses for more of this process's memory.
     pub window: PrivateWindow,
@@ -65,7 +65,7 @@ pub struct Driver {
     plan: Plan,
 }
 
-/// What was decided when the device was first started.
+/// The decisions of the first start.
 #[derive(Debug, Clone)]
 struct Plan {
     options: Options,
@@ -77,12 +77,12 @@ struct Plan {
 }
 
 impl Netdev {
-    /// Brings a device up: maps memory, negotiates, fills the receive rings, starts, and sets
-    /// the number of queue pairs. Nothing else may be mapped yet.
+    /// Starts a device: maps memory, negotiates, fills the receive rings, starts, and sets the
+    /// number of queue pairs. Nothing else may be mapped yet.
     ///
     /// # Errors
-    /// No network device, no such number of queue pairs, or the device refuses: it is closed, and
-    /// the kernel resets it.
+    /// No network device, an impossible number of queue pairs, or the device refuses: it is closed,
+    /// and the kernel resets it.
     pub fn start(mut device: Device, mut iotlb: Iotlb, options: &Options) -> Result<Self, Error> {
         let device_id = device.device_id();
         if device_id != VIRTIO_ID_NET {
@@ -133,9 +133,9 @@ impl Netdev {
         Ok(Self { device, driver })
     }
 
-    /// Resets the device and starts it again as it was, with empty rings in the same memory;
-    /// what was in flight is lost. `remap` is called in between and makes mappings again
-    /// where the reset took them ([`Iotlb::remap_after_reset`]).
+    /// Resets the device and starts it again with the same settings and empty rings in the same
+    /// memory. Frames in flight are lost. `remap` runs in between and restores mappings that the
+    /// reset removed ([`Iotlb::remap_after_reset`]).
     ///
     /// # Errors
     /// As [`Netdev::start`].
@@ -148,7 +148,7 @@ impl Netdev {
         self.driver.bring_up(&mut self.device)
     }
 
-    /// Stops the device; what queues do waits.
+    /// Suspends the device; the queues' work waits in their rings.
     ///
     /// # Errors
     /// As [`Device::suspend`].
@@ -156,7 +156,7 @@ impl Netdev {
         self.device.suspend()
     }
 
-    /// Lets the suspended device go on. Each queue is kicked, for it may have waited.
+    /// Resumes the suspended device. Each queue is kicked, because it may have work.
     ///
     /// # Errors
     /// As [`Device::resume`].
@@ -168,13 +168,13 @@ impl Netdev {
 }
 
 impl Driver {
-    /// The configuration as it was when the device was started.
+    /// The configuration at the start of the device.
     #[must_use]
     pub fn config(&self) -> &NetConfig {
         &self.plan.config
     }
 
-    /// Where the device sees rings and buffers; [`Driver::guest_memory`] has the same addresses.
+    /// The I/O virtual addresses of rings and buffers; [`Driver::guest_memory`] has the same ones.
     #[must_use]
     pub fn range(&self) -> IovaRange {
         self.memory.range()
@@ -195,9 +195,9 @@ impl Driver {
         Ok(Arc::new(self.memory.as_guest_memory()?))
     }
 
-    /// First half of a start after a reset, with memory mapped: negotiates the same features
-    /// and sets the control queue up, empty. Data queues are not touched: they are for whoever
-    /// leads the device. [`Driver::set_pairs`] is the other half, once the device runs.
+    /// First half of a start after a reset, with memory mapped: negotiates the same features and
+    /// sets up the control queue, empty. The caller sets up the data queues. [`Driver::set_pairs`]
+    /// is the other half, once the device runs.
     ///
     /// # Errors
     /// As [`Netdev::start`].
@@ -212,13 +212,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Tells a device that runs how many queue pairs are in use, where there are several.
+    /// Sets the number of queue pairs in use on a running device, if there are several.
     ///
     /// # Errors
     /// The control queue failed, or the device did not accept the number.
     pub fn set_pairs(&mut self) -> Result<(), Error> {
         let pairs = self.plan.options.pairs;
-        // Several pairs are negotiated together with a control queue only.
+        // Several pairs are negotiated only together with a control queue.
         let Some(control) = self.control.as_mut().filter(|_| pairs > 1) else {
             return Ok(());
         };
@@ -231,7 +231,7 @@ impl Driver {
         }
     }
 
-    /// Kicks every queue: after a change of rings or eventfds a kick may have been lost.
+    /// Kicks every queue: a change of rings or eventfds may have lost a kick.
     pub fn kick_all(&mut self) {
         for pair in &mut self.pairs {
             for queue in [pair.receive.queue_mut(), pair.transmit.queue_mut()] {
@@ -242,10 +242,10 @@ impl Driver {
         }
     }
 
-    /// Negotiates, makes new queues, and starts.
+    /// Negotiates, creates new queues, and starts.
     fn bring_up(&mut self, device: &mut Device) -> Result<(), Error> {
         self.negotiate(device)?;
-        // Their rings are zeroed when new ones take their place.
+        // Their rings are zeroed when new ones replace them.
         self.pairs.clear();
         self.pairs = queues(device, &self.plan.options, &self.memory, &self.plan.parts)?;
         device.start()?;
@@ -261,12 +261,12 @@ fn no_room(source: Error) -> Error {
     Error::other("the device's address space has no room for rings and buffers").because(source)
 }
 
-/// For `map_err`: memory can't be mapped for the device.
+/// For `map_err`: memory cannot be mapped for the device.
 fn not_mapped(source: Error) -> Error {
     Error::other("rings and buffers cannot be mapped for the device").because(source)
 }
 
-/// For `map_err`: a queue can't be made.
+/// For `map_err`: a queue cannot be created.
 fn no_queue(source: Error) -> Error {
     Error::other("a queue cannot be made").because(source)
 }
@@ -276,7 +276,7 @@ fn control_failed(source: Error) -> Error {
     Error::other("the control queue does not work").because(source)
 }
 
-/// Where the control queue is, checked.
+/// Index of the control queue, checked against the number of queues.
 fn control_index(device: &Device, features: u64, pairs: u16) -> Result<Option<u16>, Error> {
     let queues = device.info().queue_count();
     let data = pairs.checked_mul(2).filter(|&data| data <= queues);
@@ -297,7 +297,7 @@ fn control_index(device: &Device, features: u64, pairs: u16) -> Result<Option<u1
     }
 }
 
-/// Where each queue's parts go, by queue index.
+/// Places each queue's parts, by queue index.
 fn layout(
     device: &Device,
     options: &Options,
@@ -312,7 +312,7 @@ fn layout(
     for queue in 0..2 * options.pairs {
         let maximum = device.info().queue(queue)?.max_size;
         let size = options.ring_size.min(maximum).max(1);
-        // The kernel takes powers of two only, for packed rings as well.
+        // The kernel accepts only powers of two, for packed rings as well.
         let size = 1 << size.ilog2();
         let layout = RingLayout::new(ring.format(), size).map_err(no_queue)?;
         let one = Parts::new(layout, slot_size, end);
@@ -323,7 +323,7 @@ fn layout(
     Ok(parts)
 }
 
-/// One buffer for all: at this process's addresses if the device reaches them.
+/// Allocates one buffer for all parts: at this process's addresses if the device can access them.
 fn memory(
     parts: &[Parts],
     reachable: IovaRange,
@@ -361,7 +361,7 @@ fn set_control(
     control: &ControlQueue,
     iotlb: &mut Iotlb,
 ) -> Result<(), Error> {
-    // Only now: which group the queue is in may depend on the features.
+    // Only now: the queue's group may depend on the features.
     let placement = Placement::choose(device.info(), device.backend_features(), index);
     let mapped = iotlb
         .address_space(placement.asid())

@@ -1,4 +1,4 @@
-//! Queues against a device of this process: the other side of the ring.
+//! Tests of queues against a model of the device's side of the ring.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::ring::{RingFeatures, RingFormat, RingLayout};
 const SIZE: u16 = 8;
 const SLOT: u32 = 256;
 
-/// A queue alone in its memory.
+/// A queue that is alone in its memory.
 fn queue(chains: Chains) -> (Virtqueue, Arc<SharedBuffer>) {
     let layout = RingLayout::new(RingFormat::Split, SIZE).unwrap();
     let parts = Parts::new(layout, SLOT, 0).unwrap();
@@ -23,7 +23,7 @@ fn queue(chains: Chains) -> (Virtqueue, Arc<SharedBuffer>) {
     (queue, memory)
 }
 
-/// What a device writes into a split ring of 8 entries: one used element and the index.
+/// Writes one used element and the index into a split ring of 8 entries, as a device does.
 fn give_back(memory: &SharedBuffer, position: u16, id: u32, len: u32) {
     let used = 4096;
     let element = [id.to_le_bytes(), len.to_le_bytes()].concat();
@@ -34,7 +34,7 @@ fn give_back(memory: &SharedBuffer, position: u16, id: u32, len: u32) {
         .unwrap();
 }
 
-/// The first descriptor of the chain at a place in the avail ring.
+/// The first descriptor of the chain at a position in the avail ring.
 fn available(memory: &SharedBuffer, position: u16) -> (u16, u64) {
     let entry = 16 * u64::from(SIZE) + 4 + 2 * u64::from(position % SIZE);
     let head = memory.load_u16(entry, Ordering::Acquire).unwrap();
@@ -100,7 +100,7 @@ fn a_full_ring_and_wrong_frames_are_refused() {
     let frames = [&[1; 60][..]; 10];
     assert_eq!(tx.send_burst(frames).unwrap(), 8);
     assert!(!tx.send(&[1]).unwrap());
-    // Without a doorbell nothing is promised that is not there.
+    // Without a doorbell the eventfd stays in use.
     assert_eq!(tx.queue_mut().set_kick_by(Kick::Doorbell), Kick::Eventfd);
     assert_eq!(tx.queue().counters().kicks, 1);
     assert!(!tx.queue_mut().clear_call().unwrap());
@@ -109,7 +109,7 @@ fn a_full_ring_and_wrong_frames_are_refused() {
 }
 
 proptest! {
-    /// Whatever a device writes, each buffer is where it was or the ring is broken for good.
+    /// Whatever a device writes, each buffer keeps its place or the ring is broken for good.
     #[test]
     fn a_hostile_device_gets_no_buffer_twice(steps in prop::collection::vec((0u32..12, 0u32..300, any::<u16>(), any::<bool>()), 1..40)) {
         let (rx, memory) = queue(Chains::Single);

@@ -1,4 +1,4 @@
-//! Transmitting.
+//! The transmit queue.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ pub struct TxQueue {
     queue: Virtqueue,
 }
 
-/// No offload is asked for: `flags`, `gso_type` and all else are 0.
+/// No offload is requested: `flags`, `gso_type` and all other fields are 0.
 const HEADER: [u8; 12] = [0; 12];
 
 impl TxQueue {
@@ -22,8 +22,8 @@ impl TxQueue {
         Self { queue }
     }
 
-    /// Copies a frame into the ring; `false`: the ring is full, as it is until the
-    /// device gives buffers back. The device may not look before [`TxQueue::flush`].
+    /// Copies a frame into the ring; `false`: the ring is full, until the device returns buffers.
+    /// The device may not look before [`TxQueue::flush`].
     ///
     /// # Errors
     /// The frame is empty or too long, or the device broke the ring.
@@ -61,7 +61,7 @@ impl TxQueue {
         Ok(true)
     }
 
-    /// Kicks the device for all that was sent, if it wants that.
+    /// Kicks the device for all sent frames, if it wants a kick.
     ///
     /// # Errors
     /// The device broke the ring, or the eventfd failed.
@@ -69,7 +69,7 @@ impl TxQueue {
         self.queue.kick_if_wanted()
     }
 
-    /// Sends frames until the ring is full, with one kick; gives how many.
+    /// Sends frames until the ring is full, with one kick; returns their number.
     ///
     /// # Errors
     /// As [`TxQueue::send`] and [`TxQueue::flush`]; frames before a wrong one are sent.
@@ -95,7 +95,7 @@ impl TxQueue {
         result.map(|()| sent)
     }
 
-    /// Takes back the buffers that the device is done with; gives their number.
+    /// Reclaims the buffers that the device has used; returns their number.
     ///
     /// # Errors
     /// The device broke the ring.
@@ -109,7 +109,7 @@ impl TxQueue {
         Ok(count)
     }
 
-    /// Waits until the device gives all buffers back; `false` if that takes longer than `limit`.
+    /// Waits until the device returns all buffers; `false` if that takes longer than `limit`.
     pub(crate) fn drain(&mut self, limit: Duration) -> Result<bool, Error> {
         let begin = Instant::now();
         while self.queue.outstanding() > 0 {
@@ -128,7 +128,7 @@ impl TxQueue {
         self.queue.frame_max()
     }
 
-    /// What both directions have.
+    /// The common part of both directions.
     #[must_use]
     pub fn queue(&self) -> &Virtqueue {
         &self.queue
@@ -141,7 +141,7 @@ impl TxQueue {
 }
 
 impl AsFd for TxQueue {
-    /// Readable when buffers may have come back.
+    /// Readable when buffers may have been returned.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.queue.call_fd()
     }

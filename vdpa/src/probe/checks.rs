@@ -1,4 +1,4 @@
-//! The checks of a probe, each a try with a result.
+//! The checks of a probe, each with a result.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -13,48 +13,48 @@ use crate::device::{Device, VringBase};
 use crate::iotlb::Iotlb;
 use crate::netdev::{Kick, Netdev, Options, TxQueue};
 
-/// How long a device may take for one frame.
+/// Maximum time for the device to send one frame.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// A frame to nobody: a locally administered address that no device of ours has.
+/// A locally administered address that no device of this project has: frames to it reach no device.
 const NOBODY: MacAddress = [0x02, 0xfe, 0xed, 0xfe, 0xed, 0x01];
 
-/// How to probe.
+/// The options of a probe.
 #[derive(Debug, Clone, Copy)]
 pub struct ProbeOptions {
-    /// Where frames go; the device's own address if `None`. A peer is to send them back.
+    /// Destination of the frames; the device's own address if `None`. A peer shall send them back.
     pub peer: Option<MacAddress>,
-    /// How long frames are sent at most.
+    /// Maximum duration of the traffic.
     pub traffic: Duration,
 }
 
-/// How a check ended.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     /// It works.
     Ok,
-    /// It does not.
+    /// It does not work.
     Failed,
     /// The device does not offer it.
     NotOffered,
-    /// Nothing can be said; the detail says why.
+    /// The check allows no conclusion; the detail has the reason.
     Inconclusive,
 }
 
 /// A check and its result.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Check {
-    /// What was tried, one word or two.
+    /// The subject of the check, one word or two.
     pub name: &'static str,
-    /// How it ended.
+    /// The result.
     pub outcome: Outcome,
-    /// What was seen, or why not.
+    /// The observation, or the reason why there is none.
     pub detail: String,
-    /// How long it took.
+    /// Duration of the check.
     pub milliseconds: u64,
 }
 
-/// A result without its name and time.
+/// A result without name and duration.
 type Result = std::result::Result<(Outcome, String), Box<dyn Error>>;
 
 fn ok(detail: impl Into<String>) -> Result {
@@ -73,7 +73,7 @@ fn inconclusive(detail: impl Into<String>) -> Result {
     Ok((Outcome::Inconclusive, detail.into()))
 }
 
-/// Collects results.
+/// Runs checks and collects their results.
 struct Runner<'a> {
     checks: Vec<Check>,
     progress: &'a mut dyn FnMut(&str),
@@ -97,7 +97,8 @@ impl Runner<'_> {
     }
 }
 
-/// All checks of a network device; of another one only that it is none.
+/// Runs all checks of a network device; a device of another class gets a single check that reports
+/// it.
 pub(super) fn all(
     device: Device,
     iotlb: Iotlb,
@@ -195,14 +196,14 @@ fn traffic(
     ))
 }
 
-/// Sends one frame to nobody, kicking in any case.
+/// Sends one frame to an unassigned address, kicking in any case.
 pub(crate) fn send_one(transmit: &mut TxQueue) -> std::result::Result<bool, crate::Error> {
     let mut frame = [0; 60];
     frame[..6].copy_from_slice(&NOBODY);
     frame[6..12].copy_from_slice(&NOBODY);
     frame[12..14].copy_from_slice(&[0x88, 0xb5]);
     let taken = transmit.send(&frame)?;
-    // Together with the decision, which must not be left for the next one.
+    // Flush with the frame: the kick decision must not be left for the next one.
     transmit.flush()?;
     transmit.queue_mut().force_kick()?;
     Ok(taken)
@@ -311,7 +312,7 @@ fn ring_state(netdev: &mut Netdev) -> Result {
     }
 }
 
-/// Where a device stands that has done everything: where the driver does.
+/// The ring position of a device that has no work left: the driver's position.
 pub(crate) fn expected_base(positions: (u16, u16), packed: bool) -> VringBase {
     let (available, used) = positions;
     let number = u32::from(available) | u32::from(used) << 16;

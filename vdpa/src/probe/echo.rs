@@ -1,10 +1,10 @@
-//! Frames whose return is recognised.
+//! Frames that can be recognised when they return.
 //!
 //! ```text
-//!   destination 6 | source 6 | 0x88b5 | tag u64 | number u32 | filling | FNV-1a of all but the addresses, u64
+//!   destination 6 | source 6 | 0x88b5 | tag u64 | number u32 | padding | FNV-1a u64
 //! ```
-//! The tag is this run's own. A peer that sends frames back may swap the addresses,
-//! so they are not in the checksum.
+//! The checksum covers all but the addresses, because a peer that sends frames back may swap them.
+//! The tag is unique to this run.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,23 +14,23 @@ use crate::netdev::QueuePair;
 
 /// Ethertype "local experimental 1" (IEEE 802).
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
-/// Bytes of a frame: more than the shortest Ethernet frame, and with a filling.
+/// Bytes of a frame: more than the shortest Ethernet frame, and with padding.
 const LEN: usize = 200;
-/// Bytes of the checksum behind it.
+/// Bytes of the checksum after it.
 const SUM: usize = 8;
 /// Frames to exchange.
 pub(super) const FRAMES: u32 = 1000;
-/// Frames under way at once.
+/// Maximum number of frames in flight.
 const WINDOW: u32 = 16;
-/// How long the first frame may take; after that nothing is expected to come back.
+/// Maximum time for the first frame to return; after that none is expected.
 const FIRST: Duration = Duration::from_secs(1);
 
-/// What became of the frames.
+/// The counts of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Exchange {
     pub(super) sent: u32,
     pub(super) returned: u32,
-    /// With this run's tag and number but a wrong checksum, or a second time.
+    /// Frames with this run's tag and number but a wrong checksum, or duplicates.
     pub(super) wrong: u32,
 }
 
@@ -40,7 +40,7 @@ fn checksum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Frame `number`.
+/// Builds frame `number`.
 fn frame(to: MacAddress, from: MacAddress, tag: u64, number: u32) -> [u8; LEN] {
     let mut frame = [0; LEN];
     frame[..6].copy_from_slice(&to);
@@ -56,7 +56,7 @@ fn frame(to: MacAddress, from: MacAddress, tag: u64, number: u32) -> [u8; LEN] {
     frame
 }
 
-/// The number of a frame of this run, and whether it is whole; `None` for any other frame.
+/// The number of a frame of this run, and whether it is intact; `None` for any other frame.
 fn parse(frame: &[u8], tag: u64) -> Option<(u32, bool)> {
     let number = <[u8; 4]>::try_from(frame.get(22..26)?).ok()?;
     if frame.get(12..14)? != ETHERTYPE || frame.get(14..22)? != tag.to_be_bytes() {
@@ -68,7 +68,7 @@ fn parse(frame: &[u8], tag: u64) -> Option<(u32, bool)> {
     Some((u32::from_be_bytes(number), whole))
 }
 
-/// Sends frames and takes them back until all are there or `limit` is over.
+/// Sends frames and receives them until all have returned or `limit` is over.
 pub(super) fn exchange(
     pair: &mut QueuePair,
     to: MacAddress,
@@ -76,7 +76,7 @@ pub(super) fn exchange(
     limit: Duration,
 ) -> Result<Exchange, Error> {
     let begin = Instant::now();
-    // Of this run, so that a late frame of an earlier one is not taken for ours.
+    // Unique to this run, so that a late frame of an earlier run is not counted.
     let nanoseconds = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |now| now.subsec_nanos());
@@ -100,7 +100,7 @@ pub(super) fn exchange(
         }
         pair.transmit.reap()?;
         let taken = pair.receive.poll(64, |frame| {
-            // A copy that fails is a frame that is not ours.
+            // A frame that cannot be copied is a foreign one.
             let Some((number, whole)) = frame
                 .copy_to(&mut copy)
                 .ok()
@@ -135,7 +135,7 @@ mod tests {
         let mut bytes = frame([2; 6], [4; 6], 77, 5);
         assert_eq!(parse(&bytes, 77), Some((5, true)));
         assert_eq!(parse(&bytes, 78), None);
-        // Swapped addresses are what an echo does.
+        // An echo swaps the addresses.
         bytes[..6].copy_from_slice(&[4; 6]);
         assert_eq!(parse(&bytes, 77), Some((5, true)));
         bytes[100] ^= 1;

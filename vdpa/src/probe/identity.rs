@@ -1,4 +1,4 @@
-//! What a device says of itself.
+//! The identity and the features that a device reports.
 
 use std::path::{Path, PathBuf};
 
@@ -16,18 +16,18 @@ use crate::uapi::BackendFeatures;
 pub struct Feature {
     /// Its bit.
     pub bit: u32,
-    /// Its name, without prefix; `None` if it is not known.
+    /// Its name, without prefix; `None` if unknown.
     pub name: Option<&'static str>,
-    /// Why a guest does not get it; `None`: it does.
+    /// Why a guest does not get it; `None` if it does.
     pub withheld: Option<String>,
 }
 
-/// What a device is and offers.
+/// The identity and the features of a device.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Identity {
     /// The character device.
     pub path: PathBuf,
-    /// Names around it.
+    /// Its name, parent and driver, from sysfs.
     pub place: Place,
     /// Virtio device type (virtio 1.3, section 5).
     pub device_id: u32,

@@ -1,12 +1,12 @@
-//! What a device is, and whether it works: for `bellhop probe`.
+//! Probes a device and checks whether it works, for `bellhop probe`.
 //!
 //! ```text
 //!   probe(path) --> Identity        asked, nothing is started
 //!               --> [Check]         tried one after the other on the running device:
 //!                     start, traffic, doorbell, interrupt, suspend, ring state, resume
 //! ```
-//! A check that cannot be made because an earlier one failed says so. The module knows
-//! how to try things; it must not know how a result is shown.
+//! A check that cannot run because an earlier one failed reports that. The module runs the checks;
+//! it does not format results.
 
 mod checks;
 mod echo;
@@ -22,12 +22,12 @@ pub use self::sysfs::Place;
 use crate::Error;
 use crate::device::Device;
 
-/// All that was found.
+/// The results of a probe.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Report {
-    /// What the device says of itself.
+    /// The identity that the device reports.
     pub identity: Identity,
-    /// What was tried, in this order.
+    /// The checks, in this order.
     pub checks: Vec<Check>,
 }
 
@@ -41,10 +41,10 @@ impl Report {
     }
 }
 
-/// Probes the device at `path`, which is reset by it. `progress` is told what is being tried.
+/// Probes the device at `path`, which resets it. `progress` receives the name of each check.
 ///
 /// # Errors
-/// The device cannot be opened or asked; later failures are in the report.
+/// The device cannot be opened or queried; later failures are in the report.
 pub fn probe(
     path: &Path,
     options: &ProbeOptions,

@@ -1,4 +1,4 @@
-//! Where a device is, by sysfs.
+//! Finds a device's name, parent and driver in sysfs.
 //!
 //! ```text
 //!   /sys/dev/char/MAJOR:MINOR -> …/PARENT/NAME/vhost-vdpa-N
@@ -12,19 +12,19 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{major, minor};
 
-/// Names around a device; `None` where sysfs does not tell.
+/// The names of a device and its parent; `None` if sysfs has none.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Place {
-    /// The vdpa device, as `vdpa dev show` calls it.
+    /// The vdpa device, named as in `vdpa dev show`.
     pub name: Option<String>,
-    /// The device that it is part of, such as a PCI function.
+    /// The parent device, such as a PCI function.
     pub parent: Option<String>,
     /// The parent's driver.
     pub driver: Option<String>,
 }
 
 impl Place {
-    /// Of the character device at `path`.
+    /// Reads the names for the character device at `path`.
     pub(super) fn of(path: &Path) -> Self {
         let Ok(metadata) = fs::metadata(path) else {
             return Self::default();
@@ -37,7 +37,7 @@ impl Place {
         }
     }
 
-    /// Of its directory in sysfs.
+    /// Reads the names from the device's sysfs directory.
     fn around(directory: &Path) -> Self {
         let device = directory.parent();
         let parent = device

@@ -1,4 +1,4 @@
-//! Which strategy suits a device, and why.
+//! Chooses the relay strategy for a device, with the reason.
 
 use std::fmt;
 
@@ -9,24 +9,23 @@ use super::Strategy;
 use crate::device::DeviceInfo;
 use crate::uapi::BackendFeatures;
 
-/// Why [`choose`] chose as it did.
+/// The reason for a choice of [`choose`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// SUSPEND and RESUME: rings can be changed in place.
     SuspendsAndResumes,
     /// No SUSPEND: the device must be reset and started again on private rings.
     NoSuspend,
-    /// SUSPEND, but no way to go on afterwards.
+    /// SUSPEND, but no RESUME.
     NoResume,
     /// SUSPEND and RESUME, but packed rings, which have no used ring to mediate.
     PackedRings,
-    /// The driver counts on used elements in order, which private rings don't keep,
-    /// and the device can't be mediated.
+    /// The driver relies on used elements in order, which private rings do not keep, and the device
+    /// cannot be mediated.
     InOrder,
     /// As [`Reason::InOrder`], because its rings are packed.
     PackedInOrder,
-    /// What the device has in flight is lost with a reset; only a network may
-    /// lose or repeat it.
+    /// A reset loses the device's chains in flight; only a network may lose or repeat them.
     NotANetwork,
 }
 
@@ -50,10 +49,10 @@ impl fmt::Display for Reason {
     }
 }
 
-/// The strategy for the receive queues of a device with these negotiated
-/// `features` and `acknowledged` backend features. [`Strategy::Direct`] means that
-/// it can't be relayed. That ring state can be read is only known when it is tried: where a
-/// change to mediation fails for that, shadow is left.
+/// The strategy for the receive queues of a device with these negotiated `features` and
+/// `acknowledged` backend features. [`Strategy::Direct`] means that it cannot be relayed. Only a
+/// try shows whether ring state can be read. If a change to mediation fails for that reason, shadow
+/// remains.
 #[must_use]
 pub fn choose(
     info: &DeviceInfo,

@@ -1,4 +1,4 @@
-//! Where relays report what devices wrote.
+//! The interface by which relays report devices' writes.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::memory::GuestMemory;
 
-/// Takes note of guest memory that a device wrote behind the back of
-/// [`GuestMemory`]. What this process writes needs no note.
+/// Records guest memory that a device wrote without [`GuestMemory`]. Writes of this process need no
+/// record.
 pub trait Dirty: fmt::Debug {
-    /// `len` bytes at the guest-physical `address` may have changed. Parts
-    /// that are not guest RAM are ignored.
+    /// Records that `len` bytes at the guest-physical `address` may have changed. Parts outside
+    /// guest RAM are ignored.
     fn mark(&self, address: u64, len: u32);
 }
 

@@ -1,23 +1,22 @@
 //! Used-ring mediation of one split queue.
 //!
-//! The device works on the guest's descriptors and avail ring and on a used
-//! ring of ours; this copies elements and suppression fields between that and
-//! the guest's. The order of a pass is the table [`PASS`]: the relay runs
-//! through it, and the explorer in the tests runs through the same table against all
-//! interleavings with guest and device.
+//! The device works on the guest's descriptors and avail ring, and on a private used ring. This
+//! module copies elements and suppression fields between that ring and the guest's. The table
+//! [`PASS`] is the order of a pass. The relay runs it, and the explorer in the tests runs the same
+//! table against all interleavings with guest and device.
 //!
 //! ```text
 //!            elements, index                      elements, index
 //!   device ------------------> private used ring -- [check, mark] --> guest's used ring --> guest
 //!            avail_event, flags                   avail_event, flags
 //! ```
-//! What of the chains is outstanding:
+//! Outstanding chains are of two kinds:
 //! ```text
-//!   counted[head]  entries from the device's base on; exact
-//!   earlier        taken by the device before the mediation began: how many is
-//!                  known, but not which, for it may complete out of order; they are
-//!                  among the heads that were neither made available nor used since,
-//!                  and are all of those when those are no more, as in a full ring
+//!   counted[head]  avail entries from the device's base on; exact
+//!   earlier        chains that the device took before the mediation began: their number
+//!                  is known, but not their heads, for it may complete out of order. They
+//!                  are among the heads neither made available nor used since. If there
+//!                  are exactly as many of those, as in a full ring, they are those heads
 //! ```
 
 use std::num::Wrapping;
@@ -41,7 +40,7 @@ pub(super) enum Step {
     Publish,
     /// A full fence.
     Fence,
-    /// Read how the guest wants interrupts; interrupt it if so.
+    /// Read the guest's interrupt suppression; interrupt it if it wants that.
     Signal,
     /// Copy `avail_event` and flags from the private ring to the guest's.
     CopySuppression,
@@ -49,8 +48,8 @@ pub(super) enum Step {
     Recheck,
 }
 
-/// The order of a pass. Index before wish, and wish before index, each with a
-/// full fence between: the relay is the device for the guest and the guest for the device.
+/// The order of a pass. Index before suppression, and suppression before index, each with a full
+/// fence between. The relay acts as the device for the guest and as the guest for the device.
 pub(super) const PASS: [Step; 7] = [
     Step::Collect,
     Step::Publish,
@@ -61,8 +60,8 @@ pub(super) const PASS: [Step; 7] = [
     Step::Recheck,
 ];
 
-/// Whether the device must be kicked after its wish became `wish` for the
-/// guest, who has made `avail` available and may have acted on an older wish.
+/// Whether the device must be kicked after the guest's view of its suppression became `wish`. The
+/// guest has made `avail` available and may have acted on an older one.
 pub(super) fn recheck_kicks(wish: Suppression, event_idx: bool, size: u16, avail: u16) -> bool {
     if event_idx {
         // The index has passed the event: by 1 to `size` entries.
@@ -77,47 +76,47 @@ pub(super) fn recheck_kicks(wish: Suppression, event_idx: bool, size: u16, avail
 pub struct MediatedQueue {
     ring: GuestRing,
     private: Arc<SharedBuffer>,
-    /// Where the private used ring begins in `private`.
+    /// Start of the private used ring in `private`.
     offset: u64,
     device: u64,
     event_idx: bool,
     in_order: bool,
-    /// Next element; the used index that the guest sees after a pass.
+    /// Next element; the guest's used index after a pass.
     next: Wrapping<u16>,
     published: Wrapping<u16>,
     signalled: Wrapping<u16>,
     /// Avail entries before this one are counted.
     avail: Wrapping<u16>,
-    /// By head: chains that the device took since the beginning, or can take, and did not use.
+    /// By head: chains that the device took since the beginning, or can take, and has not used.
     counted: Vec<u16>,
-    /// Chains that it took before and did not use yet.
+    /// Chains that it took before and has not used yet.
     earlier: u16,
-    /// By head: whether it was made available or used since the beginning.
+    /// By head: whether the chain became available or used since the beginning.
     met: Vec<bool>,
-    /// One of those that it took before was still there when another one was used ahead of its turn.
+    /// The device used a chain ahead of its turn, before an earlier one that it held from before
+    /// the mediation.
     disordered: bool,
-    /// The device's wish as the guest sees it.
+    /// The device's suppression as the guest sees it.
     wish: Suppression,
     wish_changed: bool,
     pieces: Vec<Piece>,
 }
 
 impl MediatedQueue {
-    /// Bytes of private memory for the used ring of `size` entries, in whole
-    /// pages that hold nothing else.
+    /// Bytes of private memory for the used ring of `size` entries, in whole pages that hold
+    /// nothing else.
     #[must_use]
     pub fn memory_size(size: u16) -> u64 {
         (6 + 8 * u64::from(size)).next_multiple_of(PAGE_SIZE)
     }
 
-    /// Mediation of `ring` from where the guest's used index stands, with the
-    /// private used ring at `offset` of `private`, which begins a page. The
-    /// device must be stopped, or not yet know the private ring. It goes on at the
-    /// avail entry `base` and keeps what it had taken before; a parent that counts
-    /// by the used index has nothing then.
+    /// Starts mediation of `ring` at the guest's used index, with the private used ring at `offset`
+    /// of `private`, at a page boundary. The device must be stopped, or not use the private ring
+    /// yet. It continues at the avail entry `base` and keeps the chains it had taken before. On a
+    /// parent that counts by the used index it then has none.
     ///
     /// # Errors
-    /// The memory is too small, or the indices make no sense.
+    /// The memory is too small, or the indices are implausible.
     pub fn new(
         ring: GuestRing,
         private: Arc<SharedBuffer>,
@@ -169,8 +168,8 @@ impl MediatedQueue {
             met: vec![false; usize::from(size)],
             disordered: false,
             wish,
-            // The guest may have decided about kicks by a wish that the
-            // device changed just before it stopped.
+            // The guest may have decided about kicks by a suppression that the device changed just
+            // before it stopped.
             wish_changed: true,
             pieces: Vec::new(),
             ring,
@@ -183,12 +182,12 @@ impl MediatedQueue {
         self.earlier
     }
 
-    /// Whether the device has used a chain ahead of one that it still held from before the mediation.
+    /// Whether the device used a chain ahead of one that it held from before the mediation.
     pub(super) fn is_disordered(&self) -> bool {
         self.disordered
     }
 
-    /// Counts what was made available since the last look.
+    /// Counts the chains made available since the last call.
     fn count_available(&mut self) -> Result<(), Error> {
         let avail = Wrapping(self.ring.avail_index()?);
         let size = self.ring.size();
@@ -211,8 +210,7 @@ impl MediatedQueue {
     }
 
     fn collect(&mut self, dirty: &dyn Dirty) -> Result<(u16, bool), Error> {
-        // Acquire: elements, and the index of the avail ring that the device
-        // saw, are read after it.
+        // Acquire: reads of elements, and of the avail index that the device saw, come after it.
         let index = self.private.load_u16(self.offset + 2, Ordering::Acquire)?;
         let moved = (Wrapping(index) - self.next).0;
         if moved == 0 {
@@ -230,8 +228,8 @@ impl MediatedQueue {
         Ok((done, done < moved))
     }
 
-    /// Relays the element at the position; gives the number of chains for
-    /// which it stands, at most `moved`.
+    /// Relays the element at the current position; returns the number of chains that it completes,
+    /// at most `moved`.
     fn element(&mut self, moved: u16, dirty: &dyn Dirty) -> Result<u16, Error> {
         let slot = u64::from(self.next.0 % self.ring.size());
         let mut element = [0; 8];
@@ -248,7 +246,7 @@ impl MediatedQueue {
             self.batch(head, moved, dirty)?
         } else {
             if self.earlier > 0 {
-                // The oldest that is outstanding cannot have been written over.
+                // The entry of the oldest outstanding chain cannot have been overwritten.
                 self.disordered |= head != self.ring.avail_entry(self.next.0)?;
             }
             self.take_back(head)?;
@@ -263,8 +261,8 @@ impl MediatedQueue {
         Ok(batch)
     }
 
-    /// With IN_ORDER one element stands for all chains up to its own, and lies
-    /// where the first of them would (virtio 1.3, 2.7.9). Marks those before.
+    /// With IN_ORDER one element completes all chains up to its own, and has the place of the first
+    /// of them (virtio 1.3, 2.7.9). Marks the buffers of the earlier ones.
     fn batch(&mut self, head: u16, moved: u16, dirty: &dyn Dirty) -> Result<u16, Error> {
         for position in 0..moved {
             let available = self.ring.avail_entry((self.next + Wrapping(position)).0)?;
@@ -286,7 +284,7 @@ impl MediatedQueue {
 
     fn take_back(&mut self, head: u16) -> Result<(), Error> {
         self.meet(head);
-        // In range: the caller has checked.
+        // In range: the caller checked it.
         if let Some(counted @ 1..) = self.counted.get_mut(usize::from(head)) {
             *counted -= 1;
             return Ok(());
@@ -299,7 +297,8 @@ impl MediatedQueue {
         Ok(())
     }
 
-    /// Marks all that the device may have written into a chain; gives its length.
+    /// Marks all buffers that the device may have written in a chain; returns the chain's writable
+    /// length.
     fn mark(&mut self, head: u16, dirty: &dyn Dirty) -> Result<u32, Error> {
         let writable = self.ring.chain(head, &mut self.pieces)?;
         for piece in &self.pieces {
@@ -324,7 +323,7 @@ impl MediatedQueue {
         Ok(())
     }
 
-    /// The heads of all chains that the device was given and did not use.
+    /// The heads of all chains that the device has and did not use.
     fn in_flight(&self) -> Result<Vec<u16>, Error> {
         let counted = (0..self.ring.size()).zip(&self.counted);
         let counted =
@@ -332,7 +331,7 @@ impl MediatedQueue {
         Ok(self.earlier_heads()?.into_iter().chain(counted).collect())
     }
 
-    /// The heads of those that it took before the mediation began, if they can be none but those.
+    /// The heads of the chains taken before the mediation began, if only one set is possible.
     fn earlier_heads(&self) -> Result<Vec<u16>, Error> {
         let unknown = self.earlier;
         if unknown == 0 {
@@ -349,8 +348,8 @@ impl MediatedQueue {
     }
 }
 
-/// Puts `outstanding` into the order of the avail entries from `from` on, as far
-/// as those name them; what they don't name takes the places of what is not outstanding.
+/// Sorts `outstanding` into the order of the avail entries from `from` on, where those name its
+/// heads. Heads that they do not name fill the other positions.
 fn in_ring_order(ring: &GuestRing, from: u16, outstanding: &[u16]) -> Result<Vec<u16>, Error> {
     let mut left = vec![0u16; usize::from(ring.size())];
     for &head in outstanding {
@@ -395,7 +394,7 @@ impl Relay for MediatedQueue {
     }
 
     fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, Error> {
-        // Hints only: the device reads the guest's own wish for interrupts.
+        // Hints only: the device reads the guest's own interrupt suppression.
         let mut pass = Pass::default();
         for step in PASS {
             match step {

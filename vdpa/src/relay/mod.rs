@@ -1,5 +1,5 @@
-//! Standing between a guest's rings and a device, so that every page that the
-//! device writes is known; and getting out of the way again.
+//! Relays between a guest's rings and a device, so that every page that the device writes is known.
+//! A relay can be removed again.
 //!
 //! ```text
 //!   Direct       guest ring ============================== device
@@ -10,23 +10,22 @@
 //!   Direct <----> Mediated <----> Shadowed      each arrow: RelaySet::change on a device that
 //!      ^------------------------------^         suspends, RelaySet::start on any other
 //! ```
-//! A device that begins at the start of a ring only stays shadowed until its driver resets it.
+//! A device that can begin only at the start of a ring stays shadowed until its driver resets it.
 //! Split rings are mediated or shadowed. **A packed ring can only be shadowed**: its used
-//! descriptors lie in the ring itself, so there is no used ring to take away.
+//! descriptors lie in the ring itself, so there is no used ring to replace.
 //!
-//! A relay is the only one who shows the guest a used element, after it has told
-//! a [`Dirty`] of all that the device may have written for it. It **polls**: the guest's
-//! wish for interrupts is in memory that the device still reads, so a call
-//! eventfd is only a hint. There is no thread here; [`RelaySet::poll`] does a
-//! bounded amount of work and says when it wants to be called again.
+//! Only the relay shows used elements to the guest. Before that it reports to a [`Dirty`] all
+//! memory that the device may have written for the chain. It **polls**: the guest's interrupt
+//! suppression is in memory that the device still reads, so a call eventfd is only a hint. The
+//! module has no thread; [`RelaySet::poll`] does a bounded amount of work and returns when to call
+//! it again.
 //!
-//! What counts as written: all device-writable bytes of the chain, as its
-//! descriptors are when the relay meets the used element, whatever length the device
-//! gives. A device may write more than it says (virtio 1.3, 2.7.8.2), and a
-//! driver must leave descriptors alone until they are used (2.7.13); a guest that
-//! changes them in flight can only keep itself from getting all of its own memory.
+//! All device-writable bytes of the chain count as written, whatever length the device reports. The
+//! relay reads the descriptors when it finds the used element. A device may write more than it
+//! reports (virtio 1.3, 2.7.8.2), and a driver must leave descriptors alone until they are used
+//! (2.7.13). A guest that changes them in flight can only lose parts of its own memory.
 //!
-//! This module must not know what frames are, nor who migrates.
+//! The module does not read frames, and does not depend on migration.
 
 mod choice;
 mod dirty;
@@ -49,17 +48,17 @@ pub use self::shadow::ShadowQueue;
 use crate::device::{VringAddresses, VringBase};
 use crate::{Error, ErrorKind};
 
-/// Most elements that one pass relays in each direction.
+/// Maximum number of elements that one pass relays in each direction.
 pub const PASS_LIMIT: u16 = 256;
 
-/// How a queue reaches the device.
+/// The path between a queue and the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// The device works on the guest's ring; nobody sees what it writes.
+    /// The device works on the guest's ring; its writes are not seen.
     Direct,
-    /// The device's used ring is ours, the rest is the guest's.
+    /// The device's used ring is private, the rest is the guest's.
     Mediated,
-    /// The device's ring is ours.
+    /// The device's ring is private.
     Shadowed,
 }
 
@@ -73,50 +72,50 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// What one pass did, and what is to be done for it.
+/// The result of one pass, and the work that it requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pass {
-    /// Chains handed to the device (shadow only).
+    /// Chains forwarded to the device (shadow only).
     pub forwarded: u16,
     /// Used chains shown to the guest.
     pub used: u16,
-    /// The guest is to be interrupted.
+    /// The guest must be interrupted.
     pub interrupt: bool,
-    /// The device is to be kicked.
+    /// The device must be kicked.
     pub kick: bool,
-    /// There is more to do at once.
+    /// There is more work at once.
     pub more: bool,
-    /// What of all that may come next is signalled.
+    /// The future events that will be signalled.
     pub signals: Signals,
 }
 
-/// Where a queue stands.
+/// The position of a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Position {
     /// A split ring; indices are free-running.
     Split {
         /// The used index that the guest sees.
         used: u16,
-        /// First avail entry that no device was ever given.
+        /// First avail entry that no device ever took.
         available: u16,
-        /// Heads of the chains that a device was given and did not use, as the
-        /// entries from `used` to `available` name them.
+        /// Heads of the chains that a device took and did not use, in the order of the avail
+        /// entries from `used` to `available`.
         in_flight: Vec<u16>,
     },
     /// A packed ring.
     Packed {
-        /// Where the guest looks for the next used descriptor, and the first entry that no device
-        /// was ever given; [`VringBase::Packed`].
+        /// The guest's position for the next used descriptor, and the first entry that no device
+        /// ever took; [`VringBase::Packed`].
         stands: VringBase,
-        /// Buffer ids of the chains that a device was given and did not use, in
-        /// the order of the entries between.
+        /// Buffer ids of the chains that a device took and did not use, in the order of the entries
+        /// between the two positions.
         in_flight: Vec<u16>,
     },
 }
 
 impl Position {
-    /// Where a device begins that takes the ring over, so that it takes each
-    /// chain in flight once.
+    /// The position for a device that takes over the ring, so that it takes each chain in flight
+    /// once.
     #[must_use]
     pub fn base(&self) -> VringBase {
         match self {
@@ -125,7 +124,7 @@ impl Position {
         }
     }
 
-    /// The chains that a device was given and did not use.
+    /// The chains that a device took and did not use.
     #[must_use]
     pub fn in_flight(&self) -> &[u16] {
         match self {
@@ -134,8 +133,8 @@ impl Position {
     }
 }
 
-/// Which chains the device holds is not known: it took some before it was relayed, and may complete
-/// them in any order. The queue is to be mediated until they are used.
+/// The chains that the device holds are unknown: it took some before it was relayed, and may
+/// complete them in any order. The queue must be mediated until they are used.
 fn in_flight_unknown(unknown: u16) -> Error {
     let message = format!(
         "the device still holds {unknown} chains from before its used ring was mediated, and may \
@@ -144,26 +143,26 @@ fn in_flight_unknown(unknown: u16) -> Error {
     Error::new(ErrorKind::InFlightUnknown, message)
 }
 
-/// One queue that is relayed, whichever way and whatever its format.
+/// One relayed queue, for any strategy and ring format.
 pub trait Relay: fmt::Debug + Send {
-    /// How.
+    /// The queue's strategy.
     fn strategy(&self) -> Strategy;
 
-    /// The ring as the device is to see it.
+    /// The addresses of the device's ring.
     fn addresses(&self) -> VringAddresses;
 
     /// Entries of that ring.
     fn size(&self) -> u16;
 
-    /// One bounded pass. Everything that the device wrote for a chain is
-    /// marked before the guest can see that the chain is used.
+    /// One bounded pass. All memory that the device wrote for a chain is marked before the guest
+    /// can see that the chain is used.
     ///
     /// # Errors
-    /// The queue is broken until the guest's driver resets the device; other queues go on.
+    /// The queue is broken until the guest's driver resets the device; other queues continue.
     fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, Error>;
 
-    /// After the device stopped: shows the guest all that it left. The relay
-    /// can go on afterwards if the device does.
+    /// Shows the guest all remaining used chains, after the device stopped. The relay can continue
+    /// afterwards if the device does.
     ///
     /// # Errors
     /// As [`Relay::pass`].
@@ -181,11 +180,11 @@ pub trait Relay: fmt::Debug + Send {
         }
     }
 
-    /// After [`Relay::finish`], with the device still stopped: brings the guest's
-    /// ring into a state in which a device that begins at [`Position::base`]
-    /// takes each chain that is in flight once.
+    /// Prepares the guest's ring for the next device, after [`Relay::finish`] and with the device
+    /// still stopped. A device that begins at [`Position::base`] then takes each chain in flight
+    /// once.
     ///
     /// # Errors
-    /// The kind is [`ErrorKind::InFlightUnknown`], or the ring can't be accessed.
+    /// The kind is [`ErrorKind::InFlightUnknown`], or the ring cannot be accessed.
     fn settle(&mut self) -> Result<Position, Error>;
 }

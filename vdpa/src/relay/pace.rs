@@ -1,20 +1,19 @@
-//! How often to poll: at once while there is work, then ever more seldom.
+//! The polling pace: at once while there is work, then at growing intervals.
 //!
 //! ```text
 //!   spin (some polls without a pause) -> 50 µs -> 100 µs -> ... -> 1 ms
 //!     ^------------------ work ------------------------------------'
 //! ```
-//! How long to spin is learned, as KVM does when a processor halts: twice as long each time that
-//! work came meanwhile, half as long each time that it did not; never for longer than
-//! a sleep and a wake-up cost. Under a flood
-//! the next work is a few polls away; under single frames spinning would cost more than
-//! all else, and take a processor from the guest.
+//! The time to spin is learned, as KVM does when a processor halts. It doubles each time that work
+//! arrived meanwhile, and halves each time that none did. It never exceeds the cost of a sleep and
+//! a wake-up. Under a flood the next work is a few polls away. Under single frames spinning would
+//! cost more than all other work, and take a processor from the guest.
 //!
-//! The longest pause bounds how late the guest hears of a frame when the device
-//! gives no hint, which it need not where the guest has switched interrupts off. Where all
-//! hints are the relays' own to ask for, as on shadowed queues, the pause is long at once:
-//! looking around without a reason is what costs most under single frames. In between is
-//! what nobody waits for and nobody signals, such as transmitted frames that are to be given back:
+//! The longest pause limits how late the guest notices a frame when the device gives no hint. The
+//! device need not give one if the guest has disabled interrupts. On shadowed queues the relays
+//! themselves control all hints, so the pause is long at once: polling without a reason costs most
+//! under single frames. Between the two are events that no side waits for or signals, such as
+//! transmitted frames to be returned:
 //! ```text
 //!   signals  All      spin -> 20 ms
 //!            Urgent   spin -> 1 ms -> 2 ms -> ... -> 20 ms    at most twice as late as it came
@@ -27,30 +26,30 @@ const FEWEST_SPINS: u32 = 2;
 const MOST_SPINS: u32 = 8;
 const FIRST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);
-/// Where whatever comes is told: no need for it, but for a device that loses a signal.
+/// The pause if every event is signalled. It is needed only for a device that loses a signal.
 const TOLD: Duration = Duration::from_millis(20);
 
-/// When to poll again.
+/// The time of the next poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pause {
-    /// Without a pause.
+    /// At once.
     None,
     /// After this time at most; a hint or a kick may come first.
     AtMost(Duration),
-    /// Nothing is relayed: only after the next change.
+    /// After the next change only: nothing is relayed.
     Forever,
 }
 
-/// What of all that may come is signalled. In order: a poller of several queues can rely on
+/// The future events that are signalled. The order matters: a poller of several queues can rely on
 /// the least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Signals {
-    /// Some of it, perhaps: whoever signals may have been told not to.
+    /// Perhaps some: the sender may have its signals disabled.
     #[default]
     Hints,
-    /// All that somebody waits for.
+    /// All events that one side waits for.
     Urgent,
-    /// All: nothing need be looked for.
+    /// All events: no poll is needed.
     All,
 }
 
@@ -64,7 +63,7 @@ pub struct Pace {
 }
 
 impl Default for Pace {
-    /// Spins as long as it may: a change was made just now, and traffic waits.
+    /// Spins for the maximum time: a change has just happened, and traffic waits.
     fn default() -> Self {
         Self {
             idle: 0,
@@ -74,8 +73,8 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// After a poll that found work or not: when to poll again. `signals`: what a wait
-    /// until then would be ended by.
+    /// The time of the next poll, after a poll that found work or not. `signals` are the events
+    /// that would end a wait before it.
     pub fn next(&mut self, worked: bool, signals: Signals) -> Pause {
         if worked {
             if (1..self.spins).contains(&self.idle) {
@@ -89,12 +88,12 @@ impl Pace {
             return Pause::None;
         };
         if doublings == 0 {
-            // One pause less to come: the polls that are left out.
+            // The polls left out bring the next pause closer.
             let fewer = (self.spins / 2).max(FEWEST_SPINS);
             self.idle = fewer;
             self.spins = fewer;
         }
-        // Shifted by more than 5 both are above their longest.
+        // Shifted by more than 5 both exceed their maximum.
         let times = 1 << doublings.min(5);
         Pause::AtMost(match signals {
             Signals::All => TOLD,
@@ -145,7 +144,7 @@ mod tests {
         }
         assert_eq!(pace.next(false, Signals::All), Pause::AtMost(TOLD));
         assert_eq!(pace.next(false, Signals::All), Pause::AtMost(TOLD));
-        // A mediated queue came in between.
+        // A mediated queue was added in between.
         let Pause::AtMost(pause) = pace.next(false, Signals::Hints) else {
             panic!("no pause");
         };
@@ -181,7 +180,7 @@ mod tests {
             let mut probe = pace;
             assert_eq!(spins(&mut probe), expected);
         }
-        // Work at once says nothing about spinning.
+        // Immediate work is no reason to change the spinning.
         let before = pace.spins;
         pace.next(true, Signals::Hints);
         assert_eq!(pace.spins, before);

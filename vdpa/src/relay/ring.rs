@@ -1,5 +1,4 @@
-//! A guest's ring in whichever format was negotiated, as far as a relay must
-//! tell them apart: where it stands.
+//! The position of a guest's ring, in either format.
 
 use super::Position;
 use crate::Error;
@@ -7,11 +6,11 @@ use crate::device::VringBase;
 use crate::ring::GuestRing;
 
 impl GuestRing {
-    /// Where the ring of a stopped device stands, by its memory alone; what is in flight is
-    /// taken as the ring names it, which is right for a device that completes in order.
+    /// The position of a stopped device's ring, from its memory alone. The chains in flight are
+    /// those that the ring names, which is right for a device that completes in order.
     ///
     /// # Errors
-    /// The ring can't be read, or does not tell.
+    /// The ring cannot be read, or does not show its position.
     pub fn position(&self) -> Result<Position, Error> {
         match self {
             Self::Split(ring) => {
@@ -37,21 +36,22 @@ impl GuestRing {
         }
     }
 
-    /// Whether [`GuestRing::position`] will be right, as far as the ring tells, to be asked while
-    /// the device can still go on. `in_order`: IN_ORDER was negotiated.
+    /// Checks whether [`GuestRing::position`] will be right, as far as the ring shows, while the
+    /// device can still continue. `in_order`: IN_ORDER was negotiated.
     ///
     /// # Errors
-    /// The device completes out of order, the ring does not tell, or the guest broke it.
+    /// The device completes out of order, the ring does not show its position, or the guest broke
+    /// it.
     pub(super) fn check_order(&self, in_order: bool) -> Result<(), Error> {
         match self {
-            // The entries from the used index on are what is in flight.
+            // The entries from the used index on are the chains in flight.
             Self::Split(_) if in_order => Ok(()),
             Self::Split(ring) => ring.check_order(),
             Self::Packed(ring) => ring.standing().map(drop).map_err(not_known),
         }
     }
 
-    /// Where a device that takes the ring over is to begin, by the ring's memory alone.
+    /// The position for a device that takes over the ring, from the ring's memory alone.
     ///
     /// # Errors
     /// As [`GuestRing::position`].
@@ -65,7 +65,8 @@ impl GuestRing {
     }
 }
 
-/// For `map_err`: only its memory could tell where the guest's packed ring stands, and it doesn't.
+/// For `map_err`: only its memory could show the position of the guest's packed ring, and it does
+/// not.
 fn not_known(source: Error) -> Error {
     let message =
         "where the guest's packed ring stands is not known: its driver must reset the device";

@@ -1,5 +1,5 @@
-//! The relayed queues of one device: their private memory, their transitions
-//! on a running device, and the poll that drives them.
+//! The relayed queues of one device: their private memory, their transitions on a running device,
+//! and the poll that drives them.
 //!
 //! ```text
 //!   change:   Running --suspend--> drain, prepare --switch_vring--> resume --> Running
@@ -8,23 +8,24 @@
 //!   start:    Owned (after a reset) --> prepare_start: drain, settle --> the caller negotiates
 //!                    --> start: set_vring, enable --> DRIVER_OK --> replay --> Running
 //! ```
-//! Each transition is followed by one spurious kick and one spurious interrupt
-//! per queue: either may have been on its way to an eventfd that nobody reads now.
+//! After each transition every queue gets one spurious kick and one spurious interrupt: either may
+//! have gone to an eventfd that is no longer read.
 //!
-//! **What the device had taken and not used.** A device that suspends keeps it
-//! when only its used ring changes. When the ring changes as a whole the device is told to
-//! begin at the guest's used index, and the avail entries from there on name what is in flight
-//! ([`arrange`](crate::ring::split::GuestRing::arrange)). A mediation counts it. Coming from [`Strategy::Direct`]
-//! nobody counted: a suspended device must hold nothing (its base is the used index), else
-//! the change is refused and the way leads over [`Strategy::Mediated`]. After a reset nothing can be
-//! asked, so the entries are taken as they are, which is right for a device that completes in
-//! order ([`RelaySet::can_restart`] looks for signs that it does not, before the reset); a transmitted
-//! frame may go out twice then, and none is lost.
+//! **Chains that the device took and did not use.** A device that suspends keeps them when only its
+//! used ring changes. When the whole ring changes, the device begins at the guest's used index. The
+//! avail entries from there on name the chains in flight
+//! ([`arrange`](crate::ring::split::GuestRing::arrange)). A mediation counts them.
 //!
-//! **Packed rings** are direct or shadowed. A suspended device that holds chains of one is not
-//! taken over: used descriptors take the places of others, so if it completes out of order those of
-//! the chains that it holds may be gone. Try again, as soon as traffic lets it hold nothing. After
-//! a reset the flags in the ring tell where it stands
+//! Under [`Strategy::Direct`] they are not counted, so a suspended device must hold none (its base
+//! is the used index). Otherwise the change is refused, and [`Strategy::Mediated`] must come first.
+//! A reset device cannot be queried, so the entries are taken as they are. That is right for a
+//! device that completes in order; [`RelaySet::can_restart`] looks for signs of the contrary before
+//! the reset. A transmitted frame may go out twice then, and none is lost.
+//!
+//! **Packed rings** are direct or shadowed. A packed ring is not taken over while its suspended
+//! device holds chains. Used descriptors overwrite others, so with completion out of order the held
+//! chains' descriptors may be lost. Try again until the device holds none. After a reset the flags
+//! in the ring show the position
 //! ([`packed::GuestRing::standing`](crate::ring::packed::GuestRing::standing)), if each chain is
 //! one descriptor. A shadow has copies of the descriptors, and writes them again where the next
 //! device begins.
@@ -36,11 +37,11 @@
 //!   packed   | driver event            | descriptors, device event |
 //!            +--- device reads only ---+--- device writes ---------+
 //! ```
-//! In the guest's address space a queue that is direct can have the device write there. The relay
-//! trusts none of it; descriptors of a packed ring that were changed so make the device use other
-//! memory of that guest than is reported, which the guest does to nobody but itself.
+//! In the guest's address space a direct queue can have the device write there. The relay trusts
+//! none of it. Changed descriptors of a packed ring make the device use other memory of that guest
+//! than is reported. That harms only the guest itself.
 //!
-//! It must not know what else the device has: a control queue is the caller's.
+//! Other parts of the device are not handled here: a control queue belongs to the caller.
 
 mod lane;
 mod queues;
@@ -58,16 +59,16 @@ use crate::ring::RingFeatures;
 use crate::window::PrivateWindow;
 use crate::{Error, ErrorKind};
 
-/// What each queue becomes when its device starts: see [`RelaySet::prepare_start`].
+/// The new mode of each queue when its device starts: see [`RelaySet::prepare_start`].
 #[derive(Debug)]
 pub struct Prepared(Vec<(usize, Mode, VringBase)>);
 
-/// What a poll did.
+/// The result of a poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// Used chains shown to the guest.
     pub used: u32,
-    /// Chains handed to the device.
+    /// Chains forwarded to the device.
     pub forwarded: u32,
     /// When to poll again.
     pub pause: Pause,
@@ -82,11 +83,12 @@ pub struct RelaySet {
 }
 
 impl RelaySet {
-    /// Makes private rings for `queues`, all of which are direct, and maps them
-    /// in address space 0. `features` are the negotiated ones.
+    /// Creates private rings for `queues`, which are all direct, and maps them in address space 0.
+    /// `features` are the negotiated ones.
     ///
     /// # Errors
-    /// A ring of another format, or no private ring can be made or mapped; nothing stays mapped.
+    /// A ring of another format, or a private ring cannot be created or mapped; nothing stays
+    /// mapped.
     pub fn new(
         info: &DeviceInfo,
         features: u64,
@@ -106,7 +108,7 @@ impl RelaySet {
         };
         for queue in queues {
             if let Err(error) = set.push(info, queue, iotlb, window) {
-                // The first error says more than what may come of cleaning up.
+                // The first error is more useful than an error of the clean-up.
                 let _ = set.dismantle(iotlb, window);
                 return Err(error);
             }
@@ -114,15 +116,14 @@ impl RelaySet {
         Ok(set)
     }
 
-    /// How a queue reaches the device; `None` if it is not in the set.
+    /// The strategy of a queue; `None` if it is not in the set.
     #[must_use]
     pub fn strategy(&self, queue: u16) -> Option<Strategy> {
         let lane = self.lanes.iter().find(|lane| lane.queue.index == queue)?;
         Some(lane.mode.strategy())
     }
 
-    /// The eventfds whose signal is worth a poll before its time. Whoever waits on
-    /// them reads them.
+    /// The eventfds whose signal justifies an early poll. The waiter also reads them.
     pub fn hints(&self) -> impl Iterator<Item = &EventFd> {
         self.lanes.iter().flat_map(|lane| {
             let (hint, kick) = match lane.mode {
@@ -137,7 +138,7 @@ impl RelaySet {
     /// One bounded pass over all relayed queues.
     ///
     /// # Errors
-    /// A queue broke. It is left alone from now on and the others go on with the next call.
+    /// A queue broke. It is skipped from now on, and the others continue with the next call.
     pub fn poll(&mut self, dirty: &dyn Dirty) -> Result<Progress, Error> {
         let (mut used, mut forwarded) = (0u32, 0u32);
         let (mut more, mut relayed) = (false, false);
@@ -159,7 +160,7 @@ impl RelaySet {
             forwarded += u32::from(pass.forwarded);
             more |= pass.more;
             signals = signals.min(pass.signals);
-            // An eventfd that can't be written belongs to nobody any more.
+            // An eventfd that cannot be written is no longer in use.
             if pass.kick && lane.kick_device().is_err()
                 || pass.interrupt && signal(&lane.queue.call).is_err()
             {
@@ -179,11 +180,12 @@ impl RelaySet {
         })
     }
 
-    /// With the device stopped: shows the guest what is left and says where each
-    /// queue stands, by queue index. For migration.
+    /// Shows the guest all remaining used chains of a stopped device, and returns the position of
+    /// each queue, by queue index. For migration.
     ///
     /// # Errors
-    /// As [`Relay::settle`](super::Relay::settle); a direct queue's in-flight chains are taken as its ring names them.
+    /// As [`Relay::settle`](super::Relay::settle); a direct queue's chains in flight are those that
+    /// its ring names.
     pub fn positions(&mut self, dirty: &dyn Dirty) -> Result<Vec<(u16, Position)>, Error> {
         self.lanes
             .iter_mut()
@@ -200,13 +202,13 @@ impl RelaySet {
             .collect()
     }
 
-    /// Changes how `targets` reach the running device, in place. The guest notices nothing but a
-    /// pause of some hundred microseconds and a spurious interrupt. Works for devices
-    /// that suspend and resume.
+    /// Changes the strategies of `targets` on the running device, in place. The guest notices only
+    /// a pause of some hundred microseconds and a spurious interrupt. Works for devices that
+    /// suspend and resume.
     ///
     /// # Errors
-    /// A queue cannot change, or the device refuses. [`Device::state`] tells the rest: a running
-    /// device works as before; a suspended one perhaps has some of the new rings: reset it and
+    /// A queue cannot change, or the device refuses. [`Device::state`] shows the result: a running
+    /// device works as before. A suspended one may have some of the new rings: reset it and
     /// [`RelaySet::start`] it.
     pub fn change(
         &mut self,
@@ -219,7 +221,7 @@ impl RelaySet {
         let prepared = match self.prepare(device, &wanted, dirty) {
             Ok(prepared) => prepared,
             Err(error) => {
-                // Old rings, old modes: it goes on as it was.
+                // Old rings, old modes: the device continues as before.
                 let _ = device.resume();
                 for lane in &self.lanes {
                     let _ = lane.nudge();
@@ -234,14 +236,15 @@ impl RelaySet {
         self.nudge()
     }
 
-    /// Whether [`RelaySet::prepare_start`] will know where all rings stand and what is in flight, to be asked **before the
-    /// device is reset**: after it a queue of which that is not known is lost to the guest, or the device
-    /// would write to chains that are not its own. Only direct rings may not tell. The device and the guest's driver may
-    /// go on; it takes some milliseconds to refuse.
+    /// Whether [`RelaySet::prepare_start`] will know the positions of all rings and the chains in
+    /// flight. To be called **before the device is reset**: after the reset an unknown queue is
+    /// lost to the guest, or the device would write to chains that are not its own. Only direct
+    /// rings may fail this. The device and the guest's driver may continue; a refusal takes some
+    /// milliseconds.
     ///
     /// # Errors
-    /// A packed ring does not tell where it stands. The kind is [`ErrorKind::InFlightUnknown`] of a
-    /// split one whose device completes out of order.
+    /// A packed ring does not show its position. For a split ring whose device completes out of
+    /// order, the kind is [`ErrorKind::InFlightUnknown`].
     pub fn can_restart(&self) -> Result<(), Error> {
         for lane in &self.lanes {
             if let Mode::Direct = lane.mode {
@@ -252,13 +255,13 @@ impl RelaySet {
         Ok(())
     }
 
-    /// First half of a start: what each queue becomes, `targets` changed and all others as they
-    /// were. The device does not work yet, or was reset; what is in flight is given to it again.
-    /// `known` says where packed rings stand that no device of this set has used; a split ring
-    /// says it itself.
+    /// First half of a start: the new mode of each queue, with `targets` changed and all others as
+    /// before. The device does not run yet, or was reset; it gets the chains in flight again.
+    /// `known` has the positions of packed rings that no device of this set has used; a split ring
+    /// shows its own.
     ///
     /// # Errors
-    /// A queue cannot become that, or does not tell where it stands; the set is as before.
+    /// A queue cannot get that strategy, or does not show its position; the set is as before.
     pub fn prepare_start(
         &mut self,
         targets: &[(u16, Strategy)],
@@ -276,7 +279,7 @@ impl RelaySet {
                 Some(&(_, stands)) if lane.is_packed() => stands.at_used(),
                 _ => lane.settle(dirty)?,
             };
-            // A fresh private ring begins at its start, which every device takes.
+            // A fresh private ring begins at its start, which every device accepts.
             let base = if strategy == Strategy::Shadowed {
                 lane.initial_base()
             } else {
@@ -290,12 +293,12 @@ impl RelaySet {
     }
 
     /// Second half of a start, from the rings to the first interrupt. Works for every device. The
-    /// caller has negotiated the features that the guest has and has set up all queues that are not
-    /// in the set. `replay` gives the running device what the guest had set by its control queue.
+    /// caller has negotiated the guest's features and has set up all queues outside the set.
+    /// `replay` restores on the running device the guest's settings by the control queue.
     ///
     /// # Errors
-    /// The device refuses, or `replay` fails; the device is reset, or lost where that fails. A
-    /// device continues if only an eventfd could not be signalled.
+    /// The device refuses, or `replay` fails; the device is reset, or lost if that fails. A device
+    /// continues if only an eventfd could not be signalled.
     pub fn start(
         &mut self,
         device: &mut Device,
@@ -303,8 +306,8 @@ impl RelaySet {
         replay: impl FnOnce() -> Result<(), Box<dyn StdError + Send + Sync>>,
     ) -> Result<(), Error> {
         if let Err(error) = self.begin(device, prepared, replay) {
-            // Without what its driver had set it would work in another way than the driver
-            // believes, unnoticed: filters that are gone, queue pairs that are silent.
+            // Without the driver's settings the device would silently differ from the driver's
+            // view: filters are gone, queue pairs do not work.
             if device.state() != State::Owned {
                 let _ = device.reset();
             }
@@ -326,14 +329,14 @@ impl RelaySet {
         replay().map_err(Error::context("the control state cannot be replayed"))
     }
 
-    /// Positions in `lanes` of what is to change, without what is so already.
+    /// Positions in `lanes` of the queues to change, without those that are unchanged.
     fn check(&self, targets: &[(u16, Strategy)]) -> Result<Vec<(usize, Strategy)>, Error> {
         let mut wanted = Vec::with_capacity(targets.len());
         for &(queue, strategy) in targets {
             let position = self.lanes.iter().position(|lane| lane.queue.index == queue);
             let position = position.ok_or_else(|| no_such_queue(queue))?;
             if strategy == Strategy::Shadowed && self.features.in_order {
-                // Private rings don't keep the order that IN_ORDER promises.
+                // Private rings do not keep the order that IN_ORDER guarantees.
                 return Err(Error::other(format!(
                     "queue {queue} cannot be shadowed: IN_ORDER was negotiated"
                 )));
@@ -371,8 +374,8 @@ impl RelaySet {
                 (Strategy::Direct, Strategy::Shadowed) => lane.take_over(stopped)?,
                 (Strategy::Shadowed, _) | (_, Strategy::Shadowed) => lane.settle(dirty)?,
                 _ => {
-                    // Only the used ring changes: the device goes on where it
-                    // stands, with what it has taken.
+                    // Only the used ring changes: the device continues at its position, with the
+                    // chains it has taken.
                     if let Some(relay) = lane.mode.relay() {
                         let finished = relay.finish(dirty);
                         finished.map_err(|source| lane.failed(source))?;
@@ -421,7 +424,7 @@ impl RelaySet {
             .set_vring(queue, &lane.config(&mut mode, base), &allowed)
             .and_then(|()| device.enable_vring(queue))
             .map_err(|source| {
-                // Some devices begin nowhere but at the start of a ring.
+                // Some devices can begin only at the start of a ring.
                 if source.kind() != ErrorKind::Refused || base == initial {
                     return refused(source);
                 }

@@ -1,14 +1,14 @@
-//! Full shadow of one queue: the device works on a ring of ours whose
-//! descriptors name the guest's buffers. Both rings are split, or both packed.
+//! Full shadow of one queue: the device works on a private ring whose descriptors point to the
+//! guest's buffers. Both rings are split, or both packed.
 //!
 //! ```text
 //!   guest's ring                 id map (private memory)             private ring
 //!   avail --> DeviceQueue::pop -> in_flight[head] = chain --> DriverQueue::add  --> device
 //!   used  <-- push_used <-- mark what it may write <-- pop_used <------------------- device
 //! ```
-//! Payload is not touched: IOVA = guest-physical address. Indirect tables of
-//! the guest are resolved into the private ring, so the device never reads a descriptor that
-//! the guest can change, and every buffer lies in guest RAM, never in the private window.
+//! The payload is not copied: IOVA = guest-physical address. Indirect tables of the guest are
+//! resolved into the private ring. So the device never reads a descriptor that the guest can
+//! change, and every buffer lies in guest RAM, never in the private window.
 
 use std::sync::Arc;
 
@@ -24,20 +24,20 @@ use crate::{Error, ErrorKind};
 #[derive(Debug)]
 struct InFlight {
     chain: Chain,
-    /// Counts up with each chain forwarded.
+    /// Increases with each forwarded chain.
     number: u64,
-    /// The device writes into it.
+    /// The device writes to it.
     receives: bool,
 }
 
-/// What the two sides are asked to signal.
+/// The signals that the two sides are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Listening {
-    /// Nothing: there is work, and more of it is looked for.
+    /// None: there is work, and the relay polls for more.
     No,
-    /// Whatever comes.
+    /// All events.
     Yes,
-    /// Whatever comes but used chains: see [`ShadowQueue::used_can_wait`].
+    /// All events except used chains: see [`ShadowQueue::used_can_wait`].
     ExceptUsed,
 }
 
@@ -48,27 +48,26 @@ pub struct ShadowQueue {
     private: DriverQueue,
     /// By head in the private ring.
     in_flight: Vec<Option<InFlight>>,
-    /// Taken from the guest, and the private ring was full.
+    /// A chain taken from the guest while the private ring was full.
     waiting: Option<Chain>,
     forwarded: u64,
     listening: Listening,
-    /// Of the chains that the device has, those into which it writes.
+    /// Number of the device's chains to which it writes.
     receiving: u16,
-    /// Chains of the device's that are enough for a while: see [`ShadowQueue::kick`].
+    /// Number of the device's chains that last for a while: see [`ShadowQueue::kick`].
     plenty: u16,
-    /// Chains were forwarded since the device was asked last whether it wants a kick.
+    /// Chains were forwarded since the last check whether the device wants a kick.
     kick_due: bool,
 }
 
 impl ShadowQueue {
-    /// A shadow of `ring`, whose used position is that of `stands`: what a
-    /// device had taken and not used is given to the device again. The private
-    /// ring, of the same format and with `entries`, lies at `offset` of `private`, and the device
-    /// begins at `base` in it.
+    /// Shadows `ring`, whose used position is that of `stands`: the device gets again the chains
+    /// that were taken and not used. The private ring, of the same format and with `entries`, lies
+    /// at `offset` of `private`, and the device begins at `base` in it.
     ///
     /// # Errors
-    /// The private ring is smaller than the guest's, does not fit its memory, or
-    /// a position is not one of such a ring.
+    /// The private ring is smaller than the guest's, does not fit its memory, or a position is
+    /// impossible in such a ring.
     pub fn new(
         ring: GuestRing,
         stands: VringBase,
@@ -105,8 +104,8 @@ impl ShadowQueue {
         })
     }
 
-    /// Gives the device all that the guest has, before it is shown the ring:
-    /// a receive queue that is empty when the device begins loses frames.
+    /// Forwards all available chains before the device gets the ring: a receive queue that is empty
+    /// when the device begins loses frames.
     ///
     /// # Errors
     /// As [`Relay::pass`].
@@ -121,7 +120,7 @@ impl ShadowQueue {
         self.private.outstanding()
     }
 
-    /// Chains that the guest gave and has not got back.
+    /// Chains that were taken from the guest and not yet returned.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         usize::from(self.outstanding()) + usize::from(self.waiting.is_some())
@@ -134,14 +133,14 @@ impl ShadowQueue {
         self.guest.pop()
     }
 
-    /// Gives the device what the guest has, as far as it fits.
+    /// Forwards the guest's available chains to the device, as many as fit.
     fn forward(&mut self) -> Result<u16, Error> {
         let mut forwarded = 0;
         while forwarded < PASS_LIMIT {
             let Some(chain) = self.take()? else {
                 break;
             };
-            // A full ring is no failure: it must not cost an error.
+            // A full ring is no failure: it must not produce an error.
             let pieces = chain.pieces.len();
             if pieces > usize::from(self.private.free()) {
                 let private = self.private.size();
@@ -156,8 +155,8 @@ impl ShadowQueue {
             forwarded += 1;
             let mut pieces = chain.pieces.iter();
             let receives = pieces.any(|piece| piece.direction == Direction::DeviceWrites);
-            // `add` gave an entry of the ring, and there is one place for each, so the
-            // count is no more than the ring's size.
+            // `add` returned an entry of the ring, and there is one place for each. So the count is
+            // at most the ring's size.
             if let Some(place) = self.in_flight.get_mut(usize::from(head)) {
                 self.receiving += u16::from(receives);
                 *place = Some(InFlight {
@@ -170,7 +169,7 @@ impl ShadowQueue {
         Ok(forwarded)
     }
 
-    /// Gives the guest back what the device is done with.
+    /// Returns used chains to the guest.
     fn give_back(&mut self, dirty: &dyn Dirty) -> Result<u16, Error> {
         let mut used = 0;
         while used < PASS_LIMIT {
@@ -178,7 +177,7 @@ impl ShadowQueue {
                 break;
             };
             let place = self.in_flight.get_mut(usize::from(element.head));
-            // `pop_used` gives each outstanding head once.
+            // `pop_used` returns each outstanding head once.
             let Some(InFlight {
                 chain, receives, ..
             }) = place.and_then(Option::take)
@@ -197,10 +196,10 @@ impl ShadowQueue {
         Ok(used)
     }
 
-    /// Whether the device is to be kicked, which `had` so many chains before the last were
-    /// forwarded. One that has plenty is kicked when it has less, for all that came meanwhile: it
-    /// finds them in the ring before that if it looks there. So a receive queue does not cost
-    /// a kick for each buffer that the guest gives back; a driver that refills in batches does the same.
+    /// Whether the device must be kicked. It `had` this many chains before the last were forwarded.
+    /// A device with plenty is kicked when it has fewer, for all chains added meanwhile; it may
+    /// find them in the ring earlier. So a receive queue does not cost a kick for each buffer that
+    /// the guest returns. A driver that refills in batches does the same.
     fn kick(&mut self, had: u16) -> Result<bool, Error> {
         if !self.kick_due || had >= self.plenty {
             return Ok(false);
@@ -209,18 +208,20 @@ impl ShadowQueue {
         self.private.needs_kick()
     }
 
-    /// Whether the device need not signal used chains, for nobody waits for them: it writes into
-    /// none of them, the guest wants no interrupt for any, and has room for as many again. They are
-    /// given back with the next signal, which under traffic comes soon, or after a pause
-    /// ([`Signals::Urgent`]): frames that are sent do not cost a wake-up when they are sent
-    /// and one more when they are done. A guest that changes its mind is seen after the pause.
+    /// Whether the device may leave used chains unsignalled, because no side waits for them. It
+    /// writes to none of them, the guest wants no interrupt for any, and there is room for as many
+    /// again.
+    ///
+    /// They are returned with the next signal, which comes soon under traffic, or after a pause
+    /// ([`Signals::Urgent`]). So a sent frame does not cost one wake-up when it is sent and another
+    /// when it is done. The relay notices a guest that changes its suppression after the pause.
     fn used_can_wait(&self) -> Result<bool, Error> {
         let few = self.private.outstanding() < self.plenty / 2;
         let none_waits = self.waiting.is_none();
         Ok(self.receiving == 0 && few && none_waits && !self.guest.wants_interrupt()?)
     }
 
-    /// What would end a wait now.
+    /// The events that would end a wait now.
     fn signals(&self) -> Signals {
         match self.listening {
             Listening::No => Signals::Hints,
@@ -229,11 +230,11 @@ impl ShadowQueue {
         }
     }
 
-    /// With nothing to do both sides are asked to signal; with work they are
-    /// asked not to. `true`: there is work after all.
+    /// Enables the signals of both sides without work, and disables them with work. `true`: there
+    /// is work after all.
     ///
-    /// While the device has plenty the guest is not asked: long before its chains run out the
-    /// device signals.
+    /// While the device has plenty of chains, the guest's kicks stay off: the device signals long
+    /// before its chains run out.
     fn listen(&mut self, idle: bool) -> Result<bool, Error> {
         let listening = if !idle {
             Listening::No
@@ -253,7 +254,7 @@ impl ShadowQueue {
     }
 }
 
-/// A chain of the guest's, its indirect table counted, has more pieces than the private ring has
+/// A guest's chain, including its indirect table, has more pieces than the private ring has
 /// entries.
 fn too_long(pieces: usize, private: u16) -> Error {
     let message =
@@ -275,9 +276,9 @@ impl Relay for ShadowQueue {
     }
 
     fn pass(&mut self, dirty: &dyn Dirty) -> Result<Pass, Error> {
-        // Buffers go to the device before the guest hears of used ones: the
-        // frames that it sends upon those may come back before the next pass,
-        // and a receive queue that is short of buffers loses them.
+        // Forward buffers to the device before the guest sees used ones. The guest then sends
+        // frames whose replies may arrive before the next pass, and a receive queue that is short
+        // of buffers loses them.
         let had = self.private.outstanding();
         let forwarded = self.forward()?;
         self.kick_due |= forwarded > 0;
@@ -331,7 +332,7 @@ impl Relay for ShadowQueue {
                 stands: queue.base(),
             },
         };
-        // Whoever takes over finds the guest with kicks on.
+        // The next relay or device finds the guest's kicks enabled.
         self.guest.set_notifications(true)?;
         self.listening = Listening::No;
         Ok(position)

@@ -1,26 +1,25 @@
-//! The device's side of a guest's ring in whichever format was negotiated.
+//! The device's side of a guest's ring, in either format.
 //!
 //! ```text
 //!   guest's ring --pop--> Chain (copied once, checked) --push_used, publish--> guest's ring
 //! ```
-//! Everything the driver writes is hostile: see [`guest`](super::guest). Owns the choice of the
-//! format and nothing else; must not know what the buffers are for, nor who is signalled. A fault
-//! changes nothing here: that the queue is served no longer is up to the caller.
+//! All data from the driver is untrusted: see [`guest`](super::guest). This module only selects the
+//! format; the use of buffers and the signalling belong to the caller. An error changes nothing
+//! here: the caller must stop serving the queue.
 
 use super::guest::GuestRing;
 use super::{Direction, Piece, RingFeatures, packed, split};
 use crate::Error;
 use crate::device::VringBase;
 
-/// A chain, copied once out of guest memory: what the driver changes there
-/// afterwards has no effect.
+/// A chain, copied once out of guest memory: later changes by the driver have no effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chain {
-    /// What the guest calls it, to be given back by [`DeviceQueue::push_used`]: its first
-    /// descriptor, or its buffer id in a packed ring.
+    /// The guest's name for the chain, for [`DeviceQueue::push_used`]: its first descriptor, or its
+    /// buffer id in a packed ring.
     pub id: u16,
-    /// The pieces, guest-physical addresses, those that the device reads first; none is empty.
-    /// Each was inside guest memory when checked.
+    /// The pieces at guest-physical addresses, device-readable ones first; none is empty. Each was
+    /// inside guest memory when checked.
     pub pieces: Vec<Piece>,
 }
 
@@ -52,8 +51,8 @@ macro_rules! each {
 }
 
 impl DeviceQueue {
-    /// Takes a guest's ring over at `base`, with nothing in flight. To take chains once more that
-    /// another device had taken, `base` is its used position. `features` as negotiated.
+    /// Takes over a guest's ring at `base`, with nothing in flight. To take again the chains of
+    /// another device, `base` is its used position. `features` are the negotiated ones.
     ///
     /// # Errors
     /// Such a ring cannot begin at `base`.
@@ -69,8 +68,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Where another device begins to take what was popped and not given back once more; nothing
-    /// else if all was given back.
+    /// The position for another device that takes again exactly the chains that were popped and not
+    /// returned.
     #[must_use]
     pub fn base(&self) -> VringBase {
         match self {
@@ -81,9 +80,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Where the next chain is looked for, and where the next one is given back. Split:
-    /// free-running indices; packed: offsets with their wrap counters in bit 15 (virtio 1.3,
-    /// 2.8.10).
+    /// The positions of the next available chain and of the next used one. Split: free-running
+    /// indices; packed: offsets with their wrap counters in bit 15 (virtio 1.3, 2.8.10).
     #[must_use]
     pub fn positions(&self) -> (u16, u16) {
         each!(self, queue => queue.positions())
@@ -97,9 +95,9 @@ impl DeviceQueue {
         each!(self, queue => queue.pop())
     }
 
-    /// Gives a chain back; `written` is how many bytes were written into it. The caller has made
-    /// every write to its buffers before. A packed ring shows it to the guest at once, a split
-    /// one with [`DeviceQueue::publish`].
+    /// Returns a chain; `written` is the number of bytes written to it. The caller has completed
+    /// every write to its buffers before. A packed ring shows it to the guest at once, a split one
+    /// with [`DeviceQueue::publish`].
     ///
     /// # Errors
     /// The chain of a packed ring is not in flight, or with IN_ORDER not the oldest one; or guest
@@ -108,8 +106,8 @@ impl DeviceQueue {
         each!(self, queue => queue.push_used(id, written))
     }
 
-    /// Shows the guest what was given back. `true`: it wants an interrupt for what was given back
-    /// since the last call.
+    /// Shows the returned chains to the guest. `true`: it wants an interrupt for those since the
+    /// last call.
     ///
     /// # Errors
     /// Guest memory cannot be accessed.
@@ -117,8 +115,8 @@ impl DeviceQueue {
         each!(self, queue => queue.publish())
     }
 
-    /// Whether the guest, as it wishes just now, is to be interrupted for any of the chains that
-    /// were popped and not given back. It may change its wish at any time.
+    /// Whether the guest currently wants an interrupt for any of the chains that were popped and
+    /// not returned. It may change its suppression at any time.
     ///
     /// # Errors
     /// Guest memory cannot be accessed.
@@ -126,8 +124,8 @@ impl DeviceQueue {
         each!(self, queue => queue.wants_interrupt())
     }
 
-    /// Asks the guest for kicks, or not; it may kick anyway. `true`: chains
-    /// are waiting already, perhaps without a kick.
+    /// Enables or disables kicks from the guest; it may kick anyway. `true`: chains are waiting
+    /// already, perhaps without a kick.
     ///
     /// # Errors
     /// Guest memory cannot be accessed.

@@ -1,9 +1,8 @@
-//! The driver's side of a ring, in whichever format was negotiated.
+//! The driver's side of a ring, in either format.
 //!
-//! Everything the device can write is hostile, and on a parent without an IOMMU that is all of
-//! the ring: so which chains the device has, and how many descriptors and bytes each has, is kept
-//! in private memory and never read back. Owns that; how a ring is written and read is the
-//! format's own: [`split`], [`packed`].
+//! All data that the device can write is untrusted. On a parent without an IOMMU that is the whole
+//! ring. So private memory records the device's chains, with their descriptors and bytes, and is
+//! never read back from the ring. Writing and reading a ring is in [`split`] and [`packed`].
 //!
 //! After a [`Violation`] the queue is broken for good:
 //! ```text
@@ -23,7 +22,7 @@ use crate::Error;
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
 
-/// The memory of a ring; places are offsets from where the ring begins.
+/// The memory of a ring; positions are offsets from its start.
 #[derive(Debug)]
 pub(crate) struct RingMemory {
     buffer: Arc<SharedBuffer>,
@@ -58,16 +57,16 @@ impl RingMemory {
 #[derive(Debug, Clone, Copy)]
 struct Chain {
     descriptors: u16,
-    /// Bytes the device may write.
+    /// Bytes that the device may write.
     writable: u32,
 }
 
-/// What the device says of a chain that it is done with.
+/// The device's record of a used chain.
 #[derive(Debug)]
 pub(crate) struct Element {
     pub(crate) id: u32,
     pub(crate) written: u32,
-    /// The most chains that it may stand for.
+    /// Maximum number of chains that it may complete.
     pub(crate) moved: u16,
 }
 
@@ -103,11 +102,11 @@ pub struct DriverQueue {
 }
 
 impl DriverQueue {
-    /// An empty ring of `size` entries at `offset` of `buffer`, in as many
-    /// zeroed bytes of it as [`RingLayout::size`] says. `features` as negotiated.
+    /// An empty ring of `size` entries at `offset` of `buffer`, in [`RingLayout::size`] zeroed
+    /// bytes. `features` are the negotiated ones.
     ///
     /// # Errors
-    /// No such ring has that size; or it does not fit, or is not aligned to a page.
+    /// The size is impossible for the format; or the ring does not fit, or is not page-aligned.
     pub fn new(
         buffer: Arc<SharedBuffer>,
         size: u16,
@@ -159,13 +158,13 @@ impl DriverQueue {
         })
     }
 
-    /// The ring's areas as the device sees them.
+    /// The I/O virtual addresses of the ring's areas.
     #[must_use]
     pub fn addresses(&self) -> VringAddresses {
         self.addresses
     }
 
-    /// Where a device begins in a new ring of this format.
+    /// The position at which a device begins in a new ring of this format.
     #[must_use]
     pub fn initial_base(&self) -> VringBase {
         VringBase::initial(matches!(self.ring, Ring::Packed(_)))
@@ -189,29 +188,29 @@ impl DriverQueue {
         self.outstanding_count
     }
 
-    /// Where the driver makes the next chain available, and where it looks for the
-    /// next used one. Split: free-running indices; packed: offsets with their wrap
-    /// counters in bit 15 (virtio 1.3, 2.8.10).
+    /// The positions of the driver's next available chain and of the next used one. Split:
+    /// free-running indices; packed: offsets with their wrap counters in bit 15 (virtio 1.3,
+    /// 2.8.10).
     #[must_use]
     pub fn positions(&self) -> (u16, u16) {
         each!(&self.ring, ring => ring.positions())
     }
 
-    /// Gives the device a chain; what it gives back names the chain in
-    /// [`Used::head`]. The device may take it at once.
+    /// Makes a chain available to the device, which may take it at once. [`Used::head`] names the
+    /// chain when it returns.
     ///
     /// # Errors
-    /// No valid chain, or fewer free descriptors ([`DriverQueue::free`]) than it has pieces, with
-    /// nothing changed; or the device broke a rule before.
+    /// The chain is invalid, or has more pieces than there are free descriptors
+    /// ([`DriverQueue::free`]); nothing changes then. Or the device broke a rule before.
     pub fn add(&mut self, chain: &[Piece]) -> Result<u16, Error> {
         self.working()?;
         let writable = check_chain(chain)?;
         self.make_available(chain, writable, 0)
     }
 
-    /// As [`DriverQueue::add`], with the chain in an indirect table at `table` of the
-    /// ring's buffer: 16 bytes for each piece, aligned to 16, which are the chain's
-    /// until it comes back. For rings with INDIRECT_DESC negotiated.
+    /// As [`DriverQueue::add`], with the chain in an indirect table at `table` of the ring's
+    /// buffer. The table takes 16 bytes for each piece, aligned to 16, until the chain returns. For
+    /// rings with INDIRECT_DESC negotiated.
     ///
     /// # Errors
     /// As [`DriverQueue::add`]; or the table does not fit.
@@ -250,7 +249,7 @@ impl DriverQueue {
         Ok(head)
     }
 
-    /// Whether the device wants a kick for what was added since the last call.
+    /// Whether the device wants a kick for chains added since the last call.
     ///
     /// # Errors
     /// The device broke a rule before.
@@ -259,8 +258,8 @@ impl DriverQueue {
         each!(&mut self.ring, ring => ring.needs_kick(&self.memory))
     }
 
-    /// Takes back one chain that the device is done with. With IN_ORDER, chains
-    /// without a used element of their own count as written completely.
+    /// Takes one used chain. With IN_ORDER, chains without a used element of their own count as
+    /// written completely.
     ///
     /// # Errors
     /// The device broke a rule, now or before ([`Error::violation`]).
@@ -297,8 +296,8 @@ impl DriverQueue {
         }))
     }
 
-    /// Reads and checks the next used element; with IN_ORDER the oldest chain
-    /// that it stands for. The length is that of the element's own chain.
+    /// Reads and checks the next used element; with IN_ORDER the oldest chain that it completes.
+    /// The length is that of the element's own chain.
     fn take_element(&mut self) -> Result<Option<(u16, Option<u32>)>, Error> {
         let outstanding = self.outstanding_count;
         let element = each!(&self.ring, ring => ring.element(&self.memory, outstanding))?;
@@ -323,8 +322,8 @@ impl DriverQueue {
         Ok(in_order.take())
     }
 
-    /// Asks the device to signal used chains, or not to; it may do so anyway.
-    /// `true`: chains are waiting already, perhaps without a signal.
+    /// Enables or disables the device's signals for used chains; it may signal anyway. `true`:
+    /// chains are waiting already, perhaps without a signal.
     ///
     /// # Errors
     /// The device broke a rule before.
@@ -332,8 +331,8 @@ impl DriverQueue {
         self.working()?;
         self.interrupts = enabled;
         each!(&self.ring, ring => ring.set_interrupts(&self.memory, enabled))?;
-        // Full fence: our wish must be visible before the ring is read, or a
-        // chain used in between is missed (virtio 1.3, 2.7.7.1).
+        // Full fence: the new setting must be visible before the ring is read, or a chain used in
+        // between is missed (virtio 1.3, 2.7.7.1).
         fence(Ordering::SeqCst);
         let of_batch = self.in_order.as_ref().is_some_and(InOrder::is_pending);
         Ok(of_batch || each!(&self.ring, ring => ring.is_used(&self.memory))?)

@@ -1,9 +1,8 @@
-//! Rings that lie in guest memory: what both formats have in common.
+//! Rings in guest memory: the common part of both formats.
 //!
-//! Owns where the areas are, which is checked once, and the checks of every chain. It keeps no
-//! positions and draws no conclusions: the device's side ([`super::DeviceQueue`]) and the relay do.
-//! The guest writes all of it at any moment, so nothing read twice is the same thing, and every
-//! walk is bounded.
+//! This module checks the areas once, and every chain. It keeps no positions and draws no
+//! conclusions: the device's side ([`super::DeviceQueue`]) and the relay do. The guest may write
+//! all of it at any moment. So a second read may differ from the first, and every walk is bounded.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -24,11 +23,11 @@ pub(crate) const DESCRIPTOR_F_INDIRECT: u16 = 1 << 2;
 /// Bytes of a descriptor, in a ring and in an indirect table.
 pub(super) const DESCRIPTOR_SIZE: u64 = 16;
 
-/// Descriptors that a chain may have even if the ring is smaller: virtio limits
-/// it to the ring's size, but drivers with indirect tables go further.
+/// Maximum descriptors of a chain, even if the ring is smaller. Virtio limits a chain to the ring's
+/// size, but drivers with indirect tables exceed it.
 const CHAIN_MIN_LIMIT: u16 = 256;
 
-/// Where a ring lies in guest memory; IOVA = guest-physical address.
+/// The areas of a ring in guest memory; IOVA = guest-physical address.
 #[derive(Debug, Clone)]
 pub struct Areas {
     pub(super) memory: Arc<GuestMemory>,
@@ -40,7 +39,7 @@ pub struct Areas {
 }
 
 impl Areas {
-    /// Those of the ring of `size` entries that the guest put at `addresses`.
+    /// The areas of the guest's ring of `size` entries at `addresses`.
     pub(super) fn new(
         memory: Arc<GuestMemory>,
         size: u16,
@@ -70,13 +69,13 @@ impl Areas {
         self.size
     }
 
-    /// Where the areas are.
+    /// The addresses of the areas.
     #[must_use]
     pub fn addresses(&self) -> VringAddresses {
         self.addresses
     }
 
-    /// The memory they lie in.
+    /// The memory of the areas.
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
@@ -88,9 +87,9 @@ impl Areas {
         self.format
     }
 
-    /// The error for a position where this ring cannot go on: one of a ring of the other format,
-    /// outside the ring, or with chains in flight. Those cannot be found again, for used
-    /// descriptors may have taken their places.
+    /// The error for a position where this ring cannot continue. The position belongs to the other
+    /// format, is outside the ring, or has chains in flight. Those cannot be found again, because
+    /// used descriptors may have overwritten theirs.
     pub(crate) fn cannot_begin(&self, base: VringBase) -> Error {
         let (format, size) = (self.format, self.size);
         Error::other(format!(
@@ -140,7 +139,7 @@ impl Areas {
     }
 }
 
-/// For `map_err`: guest memory refused an access at `address` that had been checked.
+/// For `map_err`: guest memory refused an access at a checked `address`.
 pub fn access(address: u64) -> impl FnOnce(vm_memory::GuestMemoryError) -> Error {
     move |source| {
         Error::other(format!(
@@ -150,13 +149,13 @@ pub fn access(address: u64) -> impl FnOnce(vm_memory::GuestMemoryError) -> Error
     }
 }
 
-/// The pieces of a chain while it is read. Each descriptor is read once, so what is checked is
-/// what is given.
+/// Collects the pieces of a chain. Each descriptor is read once, so the checked values are the
+/// returned ones.
 #[derive(Debug)]
 pub(super) struct ChainReader<'a> {
     areas: &'a Areas,
     pieces: &'a mut Vec<Piece>,
-    /// Descriptors that it may still have.
+    /// Number of further descriptors that it may have.
     left: u16,
     total: u32,
     writable: u32,
@@ -175,7 +174,7 @@ impl<'a> ChainReader<'a> {
         }
     }
 
-    /// Adds a buffer; an empty one is left out.
+    /// Adds a buffer; skips an empty one.
     pub(super) fn take(&mut self, address: u64, len: u32, flags: u16) -> Result<(), Violation> {
         let left = self.left.checked_sub(1);
         self.left = left.ok_or(Violation::ChainTooLong)?;
@@ -200,7 +199,7 @@ impl<'a> ChainReader<'a> {
         Ok(())
     }
 
-    /// Checks the descriptor of an indirect table, the last of the chain in the ring; gives the
+    /// Checks the descriptor of an indirect table, the last of the chain in the ring; returns the
     /// table's entries.
     pub(super) fn table(&self, address: u64, len: u32, flags: u16) -> Result<u32, Violation> {
         let malformed = !self.areas.indirect
@@ -214,7 +213,7 @@ impl<'a> ChainReader<'a> {
         Ok(len / 16)
     }
 
-    /// The end of the chain; gives the bytes that the device may write.
+    /// Ends the chain; returns the number of bytes that the device may write.
     pub(super) fn finish(self) -> Result<u32, Violation> {
         if self.total == 0 {
             return Err(Violation::Length);
@@ -223,7 +222,7 @@ impl<'a> ChainReader<'a> {
     }
 }
 
-/// A ring of a guest's, in whichever format was negotiated.
+/// A guest's ring, in either format.
 #[derive(Debug, Clone)]
 pub enum GuestRing {
     /// A split ring.
@@ -233,11 +232,11 @@ pub enum GuestRing {
 }
 
 impl GuestRing {
-    /// The ring of `size` entries that the guest put at `addresses`. `features` as negotiated.
+    /// The guest's ring of `size` entries at `addresses`. `features` are the negotiated ones.
     ///
     /// # Errors
-    /// An area is not aligned, not in guest memory or overlaps
-    /// another, or no ring of that format can have that size.
+    /// An area is not aligned, not in guest memory or overlaps another, or the size is impossible
+    /// for the format.
     pub fn new(
         memory: Arc<GuestMemory>,
         size: u16,
@@ -278,7 +277,7 @@ impl From<packed::GuestRing> for GuestRing {
     }
 }
 
-/// Guest RAM as ranges, neighbours joined.
+/// Guest RAM as ranges; adjacent ones are joined.
 pub(crate) fn ram(memory: &GuestMemory) -> Vec<IovaRange> {
     let mut ranges: Vec<IovaRange> = Vec::new();
     for region in memory.iter() {

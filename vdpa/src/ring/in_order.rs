@@ -1,50 +1,50 @@
 //! Used elements of a device that works in order (VIRTIO_F_IN_ORDER).
 //!
-//! Such a device may write one used element for several chains, that of the
-//! last (virtio 1.3, 2.7.9 and 2.8.9). This takes such a batch apart:
+//! Such a device may write one used element for several chains, that of the last (virtio 1.3, 2.7.9
+//! and 2.8.9). This module splits such a batch:
 //!
 //! ```text
 //!   available, oldest first:   7  3  5  2        element: id 5
 //!                              `--batch--'  2    gives 7, 3, 5, one by one
 //! ```
-//! Owns the order; the queue owns the chains and checks the element.
+//! It tracks the order; the queue owns the chains and checks the element.
 
 use std::collections::VecDeque;
 
-/// The order of outstanding chains, and the batch that is being taken apart.
+/// The order of outstanding chains, and the batch in progress.
 #[derive(Debug, Default)]
 pub(super) struct InOrder {
     /// Chains that the device has, oldest first.
     order: VecDeque<u16>,
-    /// The batch's last chain and the bytes written into it.
+    /// The batch's last chain and the bytes written to it.
     batch: Option<(u16, u32)>,
 }
 
 impl InOrder {
-    /// A chain was made available.
+    /// Records a new available chain.
     pub(super) fn made_available(&mut self, chain: u16) {
         self.order.push_back(chain);
     }
 
-    /// How many chains an element of `chain` stands for; `None`: it is not out.
-    /// Each step here is one chain less, so all of a ring's cost is linear.
+    /// Number of chains that an element of `chain` completes; `None`: it is not outstanding. Each
+    /// step of the search removes one chain, so the total cost is linear.
     pub(super) fn batch_len(&self, chain: u16) -> Option<usize> {
         let before = self.order.iter().position(|&other| other == chain)?;
         Some(before + 1)
     }
 
-    /// An element for `last`, which is outstanding, was read.
+    /// Begins a batch for `last`, an outstanding chain whose element was read.
     pub(super) fn begin(&mut self, last: u16, written: u32) {
         self.batch = Some((last, written));
     }
 
-    /// Whether chains of a batch are left.
+    /// Whether the batch has chains left.
     pub(super) fn is_pending(&self) -> bool {
         self.batch.is_some()
     }
 
-    /// The batch's next chain, with the length if the element was its own. The
-    /// others count as used completely.
+    /// The batch's next chain, with the length if the element was its own. The others count as used
+    /// completely.
     pub(super) fn take(&mut self) -> Option<(u16, Option<u32>)> {
         let (last, written) = self.batch?;
         let chain = self.order.pop_front()?;

@@ -1,7 +1,7 @@
-//! Where the areas of a ring lie in its memory, in either format.
+//! Offsets of a ring's areas in its memory, in either format.
 //!
-//! What the device writes has pages of its own, so that the rest can be mapped
-//! read-only for it. Owns the arithmetic; must not know how a ring is used.
+//! Areas that the device writes have separate pages, so that the rest can be mapped read-only for
+//! it. This module has the arithmetic only.
 
 use super::RingFormat;
 use super::guest::DESCRIPTOR_SIZE;
@@ -12,7 +12,7 @@ use crate::iova::PAGE_SIZE;
 /// Bytes of an event suppression structure (virtio 1.3, 2.8.14).
 const EVENT: u64 = 4;
 
-/// Where a split ring's areas lie in its memory.
+/// Offsets of a split ring's areas in its memory.
 ///
 /// ```text
 ///  0                                     used_offset
@@ -32,7 +32,7 @@ impl SplitLayout {
     /// The layout for a ring with `size` entries, a power of two from 1 to 32768.
     ///
     /// # Errors
-    /// Such a ring cannot have that size.
+    /// The size is impossible for a split ring.
     pub fn new(size: u16) -> Result<Self, Error> {
         RingFormat::Split.check(size)?;
         let entries = u64::from(size);
@@ -59,14 +59,14 @@ impl SplitLayout {
         self.size
     }
 
-    /// Where the pages begin that the device writes; it only reads those before.
+    /// Start of the pages that the device writes; it only reads those before.
     #[must_use]
     pub fn used_offset(&self) -> u64 {
         self.used_offset
     }
 }
 
-/// Where a packed ring's areas lie in its memory.
+/// Offsets of a packed ring's areas in its memory.
 ///
 /// ```text
 ///  0                          descriptor_offset        device_offset
@@ -74,8 +74,8 @@ impl SplitLayout {
 ///  +--- device reads only ----+----------- device writes ------------+
 ///           one page                     whole pages
 /// ```
-/// The driver writes the descriptor ring too, but the device must be able to:
-/// a used descriptor takes the place of an available one.
+/// The driver writes the descriptor ring too, but the device must be able to: a used descriptor
+/// overwrites an available one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackedLayout {
     pub(super) size: u16,
@@ -88,7 +88,7 @@ impl PackedLayout {
     /// The layout for a ring with `size` entries, any number from 1 to 32768.
     ///
     /// # Errors
-    /// Such a ring cannot have that size.
+    /// The size is impossible for a packed ring.
     pub fn new(size: u16) -> Result<Self, Error> {
         RingFormat::Packed.check(size)?;
         let descriptor_offset = PAGE_SIZE;
@@ -113,7 +113,7 @@ impl PackedLayout {
         self.size
     }
 
-    /// Where the pages begin that the device writes; it only reads those before.
+    /// Start of the pages that the device writes; it only reads those before.
     #[must_use]
     pub fn descriptor_offset(&self) -> u64 {
         self.descriptor_offset
@@ -123,9 +123,9 @@ impl PackedLayout {
 /// The layout of a ring in one of the formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingLayout {
-    /// Of a split ring.
+    /// The layout of a split ring.
     Split(SplitLayout),
-    /// Of a packed ring.
+    /// The layout of a packed ring.
     Packed(PackedLayout),
 }
 
@@ -133,7 +133,7 @@ impl RingLayout {
     /// The layout for a ring with `size` entries.
     ///
     /// # Errors
-    /// Such a ring cannot have that size.
+    /// The size is impossible for the format.
     pub fn new(format: RingFormat, size: u16) -> Result<Self, Error> {
         Ok(match format {
             RingFormat::Split => Self::Split(SplitLayout::new(size)?),
@@ -159,7 +159,7 @@ impl RingLayout {
         }
     }
 
-    /// Where the areas of a ring are that begins at `start`.
+    /// Addresses of the areas of a ring that begins at `start`.
     pub(super) fn addresses(&self, start: u64) -> VringAddresses {
         let (descriptor, driver, device) = match self {
             Self::Split(layout) => (0, layout.avail_offset, layout.used_offset),
@@ -172,7 +172,7 @@ impl RingLayout {
         }
     }
 
-    /// Where the pages begin that the device writes; it only reads those before.
+    /// Start of the pages that the device writes; it only reads those before.
     #[must_use]
     pub fn writable_offset(&self) -> u64 {
         match self {

@@ -1,8 +1,8 @@
-//! Rings that the VMM itself works on: what all formats have in common.
+//! Rings that the VMM itself works on: the common part of both formats.
 //!
-//! A driver-side queue owns its ring's memory and the bookkeeping of what it
-//! gave to the device; a device-side queue works on a ring in guest memory, a [`GuestRing`].
-//! Neither must know what the buffers are for.
+//! A driver-side queue owns its ring's memory and tracks the chains that the device has. A
+//! device-side queue works on a ring in guest memory, a [`GuestRing`]. The use of the buffers
+//! belongs to the caller.
 //!
 //! ```text
 //!                        split (virtio 1.3, 2.7)    packed (virtio 1.3, 2.8)
@@ -36,7 +36,7 @@ use crate::device::{RING_SIZE_MAX, VringBase};
 use crate::iova::PAGE_SIZE;
 use crate::memory::{SharedBuffer, not_pages};
 
-/// The format of a ring; all rings of a device have the same.
+/// The format of a ring; all rings of a device have the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingFormat {
     /// Three areas (virtio 1.3, 2.7).
@@ -50,7 +50,7 @@ impl RingFormat {
     #[must_use]
     pub const fn takes(self, size: u16) -> bool {
         match self {
-            // Not zero and, in 16 bits, never above 32768.
+            // Not zero, and as a 16-bit number never above 32768.
             Self::Split => size.is_power_of_two(),
             Self::Packed => size > 0 && size <= RING_SIZE_MAX,
         }
@@ -89,7 +89,7 @@ pub struct RingFeatures {
 }
 
 impl RingFeatures {
-    /// Those of a mask of negotiated features.
+    /// The ring features in a mask of negotiated features.
     #[must_use]
     pub const fn of(features: u64) -> Self {
         const fn has(features: u64, bit: u32) -> bool {
@@ -114,7 +114,7 @@ impl RingFeatures {
     }
 }
 
-/// Which side uses a piece of memory.
+/// The device's access to a piece of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// The device reads it.
@@ -130,33 +130,33 @@ pub struct Piece {
     pub iova: u64,
     /// Bytes.
     pub len: u32,
-    /// Who does what with it.
+    /// The device's access.
     pub direction: Direction,
 }
 
-/// A chain that the device is done with.
+/// A used chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
-    /// What [`DriverQueue::add`] gave for the chain.
+    /// The value that [`DriverQueue::add`] returned for the chain.
     pub head: u16,
-    /// Bytes the device says it wrote; not more than the chain had for it.
+    /// Bytes that the device reports as written; at most the chain's writable bytes.
     pub written: u32,
 }
 
-/// The chain has no pieces, an empty piece, more than 4 GiB, or a piece for the device to read
-/// behind one to write (virtio 1.3, 2.7.4.2).
+/// The chain has no pieces, an empty piece, more than 4 GiB, or a device-readable piece after a
+/// device-writable one (virtio 1.3, 2.7.4.2).
 pub(crate) fn no_chain() -> Error {
     Error::other("the buffers do not make a valid descriptor chain")
 }
 
-/// The ring has another format or fewer entries, or chains would be in flight there.
+/// The ring has another format or fewer entries, or it would begin with chains in flight.
 fn cannot_begin(base: VringBase) -> Error {
     Error::other(format!(
         "an empty ring of this size and format cannot begin at {base}"
     ))
 }
 
-/// Checks a chain; gives the bytes that the device may write.
+/// Checks a chain; returns the number of bytes that the device may write.
 fn check_chain(chain: &[Piece]) -> Result<u32, Error> {
     let (mut total, mut writable) = (0u32, 0u32);
     for piece in chain {
@@ -176,8 +176,8 @@ fn check_chain(chain: &[Piece]) -> Result<u32, Error> {
     }
 }
 
-/// Where a ring of `total` bytes begins as the device sees it, zeroed: a ring
-/// in used memory would begin with old indices.
+/// Zeroes a ring of `total` bytes and returns its I/O virtual address: a ring in used memory would
+/// begin with old indices.
 fn prepare(buffer: &SharedBuffer, offset: u64, total: u64) -> Result<u64, Error> {
     let start = buffer.iova(offset, total)?;
     if !offset.is_multiple_of(PAGE_SIZE) {
@@ -190,8 +190,8 @@ fn prepare(buffer: &SharedBuffer, offset: u64, total: u64) -> Result<u64, Error>
     Ok(start)
 }
 
-/// Writes a chain into an indirect table at `offset` of a ring's buffer; gives
-/// the one piece that stands for it. `encode` is given a piece and the index of the next one.
+/// Writes a chain into an indirect table at `offset` of a ring's buffer; returns the one piece for
+/// the table. `encode` gets a piece and the index of the next one.
 fn write_table(
     buffer: &SharedBuffer,
     offset: u64,

@@ -1,31 +1,32 @@
-//! Whether what the device of a split ring has taken and not used are the entries behind
-//! its used index, as far as the rings tell.
+//! Checks, from the rings alone, whether a split ring's device works in order. Then the chains that
+//! it has taken and not used are the entries after its used index.
 //!
-//! It is so if the device completes in the order in which it takes. The last `size` entries of the
-//! avail ring are still there; those before the used index must name the same heads as the same
-//! entries of the used ring. A device that has completed out of order shows it there as long as
-//! those entries are not written over. Of a full ring all of them are: there those from the used index on
-//! name each head once, and then they are all that there are, or one of them twice: that one was completed
-//! ahead of its turn and made available again. Nothing in the rings says more: who wants certainty
-//! negotiates IN_ORDER.
+//! That holds if the device completes in the order in which it takes. The last `size` entries of
+//! the avail ring are still there. Those before the used index must name the same heads as the same
+//! entries of the used ring. A device that completed out of order shows it there until those
+//! entries are overwritten.
 //!
-//! **The driver goes on meanwhile**, and what it makes available next overwrites the oldest of those
-//! entries, first the entry, then the index:
+//! In a full ring all of them are overwritten. If the entries from the used index on name each head
+//! once, they are all that exist. If they name a head twice, that chain was completed ahead of its
+//! turn and made available again. The rings show nothing more; only IN_ORDER gives certainty.
+//!
+//! **The driver continues meanwhile**, and the entries it adds overwrite the oldest of those, first
+//! the entry, then the index:
 //! ```text
 //!   available - size      used                 available
 //!   | completed, compared | taken or waiting   |
 //!   | <- overwritten by entries that are published later
 //! ```
 //! So an entry that differs is one of two things: a sign of disorder, or a head that the driver has
-//! written and not published yet. A look alone does not tell them apart. What comes of it does:
-//! the driver publishes at last, and then the entry is at its new position for all to see. If that is the
-//! head that was found, it had been overwritten before the look, for **a head that the device
-//! holds cannot be made available again**; any other was the old one, and a sign. So the ring is looked at
-//! again for a few milliseconds. A driver that does not publish in that time (its vCPU is parked between the two
-//! stores, or the entry is indeed the old one) leaves it undecided, which counts as disorder: whoever asked
-//! may ask again, and a chain that a device writes to by mistake is lost for good.
+//! written and not published yet. One look cannot distinguish them, but the outcome does. Once the
+//! driver publishes, the entry is visible at its new position. If that entry has the head that was
+//! found, the overwrite came before the look: **a head that the device holds cannot be made
+//! available again**. Any other head means that the found one was the old entry, and a sign.
 //!
-//! Must not know who asks, nor what is done with the answer.
+//! So the check looks at the ring again for a few milliseconds. A driver may not publish in that
+//! time: its vCPU is parked between the two stores, or the entry is indeed the old one. The result
+//! is then undecided and counts as disorder. The caller may try again, whereas a chain that a
+//! device writes to by mistake is lost for good.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -37,19 +38,18 @@ use super::guest::access;
 use super::split::GuestRing;
 use crate::{Error, ErrorKind};
 
-/// How often a ring is looked at, and how long its driver gets in between.
+/// Maximum number of looks at a ring, and the time for its driver between two.
 const LOOKS: u32 = 32;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
-/// Chains were completed out of order and others are in flight, or the ring does not tell that this
-/// is not so.
+/// Chains were completed out of order and others are in flight, or the ring does not rule that out.
 fn out_of_order() -> Error {
     let message = "the device has completed chains out of order and still holds some, and the ring \
                    does not say which: try again when it has used them";
     Error::new(ErrorKind::InFlightUnknown, message)
 }
 
-/// What is read of a ring, each at a moment of its own.
+/// The fields of a ring, each read at a different moment.
 trait Fields {
     fn used_index(&self) -> Result<u16, Error>;
     fn avail_index(&self) -> Result<u16, Error>;
@@ -67,7 +67,8 @@ impl Fields for GuestRing {
     }
 
     fn avail_index(&self) -> Result<u16, Error> {
-        // After entries were read, too: the index says which of them may have been overwritten.
+        // The fences also order it after reads of entries: the index shows which of them may have
+        // been overwritten.
         fence(Ordering::SeqCst);
         let index = Self::avail_index(self);
         fence(Ordering::SeqCst);
@@ -82,16 +83,17 @@ impl Fields for GuestRing {
         let element = 8 * u64::from(position % self.size());
         let address = self.addresses().device + 4 + element;
         let id = self.memory().read_obj::<u32>(GuestAddress(address));
-        // The entry of the avail ring is read after it: see `Look::take`.
+        // The entry of the avail ring is read after this: see `find`.
         fence(Ordering::SeqCst);
         id.map(u32::from_le).map_err(access(address))
     }
 }
 
 impl GuestRing {
-    /// Looks whether what the device has taken and not used are the entries behind its used index, so that
-    /// another one that begins there takes each once. See the module. Driver and device may go on; while
-    /// the device does, the answer is about what it had completed by then. Takes a few milliseconds at most.
+    /// Checks whether the chains that the device has taken and not used are the entries after its
+    /// used index. Another device that begins there then takes each once. See the module. Driver
+    /// and device may continue; the result then covers the chains completed by that time. Takes a
+    /// few milliseconds at most.
     ///
     /// # Errors
     /// The kind is [`ErrorKind::InFlightUnknown`], or the ring cannot be read or is broken.
@@ -99,8 +101,8 @@ impl GuestRing {
         check(self, Window::whole(self.size()), pause)
     }
 
-    /// As [`GuestRing::check_order`] of what was completed from the used index `begin` on, where nothing was in
-    /// flight but what the entries from there on name.
+    /// As [`GuestRing::check_order`], for chains completed from the used index `begin` on. At that
+    /// index the chains in flight were those that the entries from there on named.
     ///
     /// # Errors
     /// The kind is [`ErrorKind::InFlightUnknown`], or the ring cannot be read or is broken.
@@ -115,12 +117,12 @@ fn pause() {
     std::thread::sleep(BETWEEN_LOOKS);
 }
 
-/// What is looked at.
+/// The entries to check.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     /// Entries of the ring.
     size: u16,
-    /// The used index before which nothing is.
+    /// The used index at which the check begins.
     begin: Option<u16>,
 }
 
@@ -137,14 +139,14 @@ struct Suspect {
     head: u16,
 }
 
-/// What has become of a suspect.
+/// The judgement of a suspect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// It was overwritten before it was found, or so often since that nobody can say.
+    /// It was overwritten before it was found, or so often since that the order is unknown.
     New,
-    /// It was what the driver had made available at its position.
+    /// It was the old entry: the head that the driver had made available at its position.
     Old,
-    /// Nobody knows yet.
+    /// Still undecided.
     Open,
 }
 
@@ -156,7 +158,8 @@ fn check(rings: &impl Fields, window: Window, mut wait: impl FnMut()) -> Result<
         if look > 0 {
             wait();
         }
-        // What was found before comes first: a driver that fills its ring leaves nothing else to look at.
+        // Judge earlier suspects first: a driver that fills its ring leaves no other entries to
+        // check.
         let mut open = Vec::new();
         for suspect in suspects {
             match judge(rings, size, suspect)? {
@@ -166,7 +169,8 @@ fn check(rings: &impl Fields, window: Window, mut wait: impl FnMut()) -> Result<
             }
         }
         suspects = open;
-        // In this order the difference is never too small, and too large only if the device moved in between.
+        // In this order the difference is never too small. It is too large only if the device moved
+        // in between.
         let used = rings.used_index()?;
         let available = rings.avail_index()?;
         let waiting = available.wrapping_sub(used);
@@ -210,11 +214,12 @@ fn find(
     for back in 1..=left {
         let position = used.wrapping_sub(back);
         if overwritten(rings.avail_index()?, position, window.size) {
-            // Since the indices were read, and maybe for the second time by now.
+            // It was overwritten since the indices were read, perhaps already twice.
             continue;
         }
-        // The used ring first: a device overwrites an element only after the driver has overwritten the entry
-        // and published it, so if the entry is still the old one the element was, too.
+        // Read the used ring first. A device overwrites an element only after the driver has
+        // overwritten the entry and published it. So if the entry is still the old one, the element
+        // was too.
         let done = rings.done(position)?;
         let head = rings.given(position)?;
         let known = suspects.iter().any(|known| known.position == position);
@@ -225,25 +230,25 @@ fn find(
     Ok(())
 }
 
-/// Whether two of the entries that nobody has used name the same head.
+/// Whether two unused entries name the same head.
 fn repeats(rings: &impl Fields, size: u16) -> Result<bool, Error> {
     let used = rings.used_index()?;
     let waiting = rings.avail_index()?.wrapping_sub(used);
-    // By head: how far behind the used index it was named last.
+    // By head: the distance from the used index at which it was last named.
     let mut named: Vec<Option<u16>> = vec![None; usize::from(size)];
     let mut furthest = None;
     for ahead in 0..waiting.min(size) {
         let head = usize::from(rings.given(used.wrapping_add(ahead))?);
-        // One that is none is somebody else's business.
+        // An invalid head is reported elsewhere.
         let before = named.get_mut(head).and_then(|last| last.replace(ahead));
         furthest = furthest.max(before);
     }
-    // What the device has used since may have been written over before it was read.
+    // Entries that the device has used since may have been overwritten before they were read.
     let passed = rings.used_index()?.wrapping_sub(used);
     Ok(furthest.is_some_and(|first| first >= passed))
 }
 
-/// Whether an entry that is published lies where the one of `position` was.
+/// Whether a published entry has overwritten the one of `position`.
 fn overwritten(available: u16, position: u16, size: u16) -> bool {
     available.wrapping_sub(position) > size
 }
@@ -253,14 +258,14 @@ fn judge(rings: &impl Fields, size: u16, suspect: Suspect) -> Result<Verdict, Er
     if !overwritten(rings.avail_index()?, position, size) {
         return Ok(Verdict::Open);
     }
-    // The driver writes over it once more only after the device has used it, and then it is the device that has put
-    // it on record, in the same place of the used ring.
+    // The driver overwrites the entry again only after the device has used it. The device has then
+    // recorded its head at the same place in the used ring.
     let lapped = |used: u16| used.wrapping_sub(position) > size;
     let before = lapped(rings.used_index()?);
     let (given, done) = (rings.given(position)?, rings.done(position)?);
     let after = lapped(rings.used_index()?);
-    // Two laps of a device that works, between two looks: nothing is left of what was found, as of all that is
-    // longer ago.
+    // Two laps of a working device between two looks: nothing is left of the suspect, nor of
+    // anything older.
     if u32::from(rings.avail_index()?.wrapping_sub(position)) > 2 * u32::from(size) {
         return Ok(Verdict::New);
     }

@@ -6,7 +6,7 @@
 //!   used ring             u16 flags, u16 index, {u32 id, u32 length}[size], u16 avail_event
 //! ```
 //! All fields are little-endian. With IN_ORDER descriptors are taken in the order of the table
-//! (2.7.5), and one used element may stand for several chains.
+//! (2.7.5), and one used element may complete several chains.
 
 mod device;
 mod driver;

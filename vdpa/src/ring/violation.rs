@@ -1,12 +1,12 @@
 //! The rules of rings that a device or a guest can break.
 
-/// What a device or a guest's driver did that none may do (virtio 1.3, 2.7 and 2.8).
+/// A violation of the ring rules by a device or a guest's driver (virtio 1.3, 2.7 and 2.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Device: the used index moved further than there were chains outstanding.
+    /// Device: the used index moved further than the number of outstanding chains.
     #[error("the used index moved by {moved} with {outstanding} chains outstanding")]
     IndexJump {
-        /// How far.
+        /// Distance of the move.
         moved: u16,
         /// Chains that the device has.
         outstanding: u16,
@@ -17,23 +17,23 @@ pub enum Violation {
         /// The element's id.
         id: u32,
     },
-    /// Device: a used element, of a device that works in order, stands for more chains than the
-    /// used index says.
+    /// Device: a used element of a device that works in order completes more chains than the used
+    /// index allows.
     #[error("used element {id} stands for {batch} chains and the used index moved by {moved}")]
     Batch {
         /// The element's id.
         id: u32,
         /// Chains up to that one.
         batch: usize,
-        /// How far the index moved.
+        /// Distance of the index move.
         moved: u16,
     },
-    /// Device: it claims to have written more than it could.
+    /// Device: it reports more written bytes than the chain has.
     #[error("{written} bytes are said to be written into a chain that takes {offered}")]
     TooLong {
-        /// Bytes the device claims.
+        /// Bytes reported by the device.
         written: u32,
-        /// Bytes the chain had for it.
+        /// Writable bytes of the chain.
         offered: u32,
     },
     /// A head or a next field is not an entry of its table.
@@ -47,23 +47,23 @@ pub enum Violation {
     /// A chain has more descriptors than the ring has entries (256 in a smaller ring), or a loop.
     #[error("a descriptor chain is longer than the ring or loops")]
     ChainTooLong,
-    /// A chain in a packed ring runs into descriptors that the device has already.
+    /// A chain in a packed ring runs into descriptors of chains in flight.
     #[error("a descriptor chain runs into descriptors that are in use")]
     Overrun,
-    /// The buffer id of a chain in a packed ring is that of a chain which the device has.
+    /// The buffer id of a chain in a packed ring is that of a chain in flight.
     #[error("buffer id {id} is in use already")]
     DuplicateId {
         /// The id.
         id: u16,
     },
-    /// A table in a table, an indirect descriptor with a successor, a table whose length is 0 or no
-    /// multiple of 16, or without the feature.
+    /// An indirect descriptor breaks a rule: a table in a table, a successor, a table whose length
+    /// is 0 or not a multiple of 16, or no such feature.
     #[error("an indirect descriptor is malformed")]
     Indirect,
-    /// A piece for the device to read follows one for it to write.
+    /// A device-readable piece follows a device-writable one.
     #[error("a readable buffer follows a writable one")]
     Order,
-    /// A chain with no byte in it, or with 4 GiB or more.
+    /// A chain with no byte, or with 4 GiB or more.
     #[error("a descriptor chain has a length of 0 or of more than 4 GiB")]
     Length,
     /// A piece lies outside guest memory.
@@ -77,7 +77,7 @@ pub enum Violation {
     /// The avail index is further ahead than the ring has entries.
     #[error("the avail index is {ahead} ahead in a ring of {size}")]
     AvailJump {
-        /// Entries between what was used and the index.
+        /// Entries between the used position and the index.
         ahead: u16,
         /// Entries of the ring.
         size: u16,
@@ -85,7 +85,7 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// Whether it is the device that broke the rule.
+    /// Whether the device broke the rule.
     pub(crate) fn is_by_device(self) -> bool {
         matches!(
             self,

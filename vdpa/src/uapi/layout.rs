@@ -1,11 +1,10 @@
-//! Comparison of this crate's numbers and layouts with the kernel's headers.
+//! Compares this crate's numbers and layouts with the kernel's headers.
 //!
-//! [`table`] lists what the crate believes, [`c_probe`] is a C program that
-//! prints what the headers say, [`compare`] sets one against the other. Running
-//! a compiler is the caller's business.
+//! [`table`] lists the crate's values, [`c_probe`] is a C program that prints the headers' values,
+//! and [`compare`] compares the two. The caller runs the compiler.
 //!
-//! Macros younger than the headers print `missing` instead of failing to
-//! compile; whether that is acceptable is for the caller to say.
+//! Macros younger than the headers print `missing` instead of failing to compile; the caller
+//! decides whether that is acceptable.
 
 use std::fmt::Write as _;
 use std::mem::offset_of;
@@ -17,12 +16,12 @@ use super::{
     vhost_vdpa_iova_range, vhost_vring_addr, vhost_vring_file, vhost_vring_state,
 };
 
-/// One thing to compare.
+/// A value to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// A C expression over the kernel's headers: a macro, `sizeof` or `offsetof`.
     pub expression: &'static str,
-    /// What this crate uses.
+    /// The crate's value.
     pub value: u64,
     /// Whether the expression is a macro, which older headers may lack.
     pub is_macro: bool,
@@ -123,8 +122,8 @@ pub fn table() -> Vec<Entry> {
     macros.chain(layouts).collect()
 }
 
-/// A C program that prints `expression=value` for every entry of [`table`],
-/// or `expression=missing` for a macro that the headers don't define.
+/// A C program that prints `expression=value` for every entry of [`table`], or `expression=missing`
+/// for a macro that the headers do not define.
 #[must_use]
 pub fn c_probe() -> String {
     let mut program = String::from(
@@ -154,8 +153,8 @@ pub fn c_probe() -> String {
     program
 }
 
-/// Compares what the probe printed with [`table`]. Gives the macros that the
-/// headers are too old to have.
+/// Compares the output of the probe with [`table`]. Returns the macros that the headers are too old
+/// for.
 ///
 /// # Errors
 /// All expressions whose value differs or was not printed.
@@ -230,8 +229,8 @@ mod tests {
         );
     }
 
-    /// The headers of the machine that builds the crate may be older than the
-    /// crate, so macros may be missing here; the lab's test allows none.
+    /// The headers of the build machine may be older than the crate, so macros may be missing here;
+    /// the lab's test allows none.
     #[test]
     fn agrees_with_the_headers_of_this_machine() {
         let directory = std::env::temp_dir().join(format!("vdpa-uapi-{}", std::process::id()));

@@ -7,7 +7,7 @@
 //!  4  u32 asid                         16  u64 size     33  u8 type of operation
 //!                                      24  u64 uaddr    34  zeroes up to 72
 //! ```
-//! This module owns the encoding; it must not know what is mapped already.
+//! This module has the encoding only; [`crate::iotlb`] tracks the mappings.
 
 use super::{
     VHOST_ACCESS_RO, VHOST_ACCESS_RW, VHOST_ACCESS_WO, VHOST_IOTLB_BATCH_BEGIN,
@@ -27,7 +27,7 @@ pub(crate) const UADDR_OFFSET: usize = 16;
 pub(crate) const PERM_OFFSET: usize = 24;
 pub(crate) const TYPE_OFFSET: usize = 25;
 
-/// What the device may do with a mapping.
+/// The device's access to a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// The device only reads (VHOST_ACCESS_RO).
@@ -61,7 +61,7 @@ pub enum IotlbMessage {
         size: u64,
         /// First address in this process.
         host_address: u64,
-        /// What the device may do.
+        /// The device's access.
         access: Access,
     },
     /// Removes every mapping that touches `size` bytes at `iova`.
@@ -73,12 +73,12 @@ pub enum IotlbMessage {
         /// Bytes.
         size: u64,
     },
-    /// From here on nothing need reach the device before [`IotlbMessage::BatchEnd`].
+    /// Begins a batch: changes need not reach the device before [`IotlbMessage::BatchEnd`].
     BatchBegin {
         /// The one address space of the batch.
         asid: u32,
     },
-    /// Gives the device all changes since [`IotlbMessage::BatchBegin`].
+    /// Applies all changes since [`IotlbMessage::BatchBegin`] to the device.
     BatchEnd {
         /// The one address space of the batch.
         asid: u32,

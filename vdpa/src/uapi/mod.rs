@@ -1,13 +1,12 @@
-//! The vhost-vdpa interface of the kernel: every ioctl, message and bit.
+//! The kernel's vhost-vdpa interface: every ioctl, message and bit.
 //!
-//! Source: `linux/vhost.h` and `linux/vhost_types.h`. What the `vhost` crate
-//! defines correctly is taken from it; what it lacks (RESUME, descriptor
-//! groups, per-queue sizes, the ASID of an IOTLB message, the newer backend
-//! features) is defined here. An ioctl is a typed value, so a number can only
-//! be used with the argument it was made for.
+//! Source: `linux/vhost.h` and `linux/vhost_types.h`. Correct definitions of the `vhost` crate are
+//! reused. Those that it lacks are defined here: RESUME, descriptor groups, per-queue sizes, the
+//! ASID of an IOTLB message, the newer backend features. An ioctl is a typed value, so a number can
+//! only be used with its own argument type.
 //!
-//! This module owns numbers and layouts; it must not know what order they are
-//! used in. [`layout`] compares all of them with the kernel's own headers.
+//! This module has numbers and layouts, not the order of their use. [`layout`] compares all of them
+//! with the kernel's own headers.
 
 pub mod layout;
 pub mod message;
@@ -24,7 +23,7 @@ pub use vhost::vhost_kern::vhost_binding::{
 };
 use vmm_sys_util::ioctl::{_IOC_NONE, _IOC_READ, _IOC_WRITE, ioctl_expr};
 
-/// Given instead of a file descriptor it unbinds an eventfd (`VHOST_FILE_UNBIND`).
+/// Unbinds an eventfd when passed instead of a file descriptor (`VHOST_FILE_UNBIND`).
 pub const VHOST_FILE_UNBIND: c_int = -1;
 
 /// Size of `struct vhost_vring_state` as an ioctl number encodes it, in bytes.
@@ -32,8 +31,8 @@ const VRING_STATE_SIZE: c_uint = 8;
 const _: () = assert!(size_of::<vhost_vring_state>() == 8);
 
 bitflags::bitflags! {
-    /// Backend features (`VHOST_BACKEND_F_*`), as a mask. The header defines
-    /// *bit numbers*; each constant here is `1 << number`.
+    /// Backend features (`VHOST_BACKEND_F_*`), as a mask. The header defines *bit numbers*; each
+    /// constant here is `1 << number`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct BackendFeatures: u64 {
         /// Messages in the form `struct vhost_msg_v2`.
@@ -64,11 +63,11 @@ pub struct Plain(c_ulong);
 #[derive(Debug, Clone, Copy)]
 pub struct Read<T>(c_ulong, PhantomData<T>);
 
-/// An ioctl whose argument the kernel takes.
+/// An ioctl whose argument the kernel reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Write<T>(c_ulong, PhantomData<T>);
 
-/// An ioctl whose argument the kernel takes and changes.
+/// An ioctl whose argument the kernel reads and changes.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadWrite<T>(c_ulong, PhantomData<T>);
 

@@ -8,7 +8,7 @@ use super::encoded::Encoded;
 use super::event::Event;
 use crate::layout::POWER_BUTTON_PORT;
 
-/// It was pressed.
+/// The button was pressed.
 pub(super) const EVENT: Event = Event {
     device: "\\_SB_.PWRB",
     region: "PBRG",

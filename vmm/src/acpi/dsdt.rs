@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   \_SB   PCI0  PCI Express host bridge: bus 0, windows for BARs, hot-plug slots
-//!          GED_  hears the interrupts of hot-plug, power button and generation ID
+//!          GED_  receives the interrupts of hot-plug, power button and generation ID
 //!          PWRB  power button
 //!          VGEN  generation ID
 //!          MBRD  reserves the ECAM range
@@ -68,7 +68,7 @@ pub(super) fn dsdt(layout: &Layout, cpus: u8) -> Sdt {
     let mut aml = Scope::raw("_SB_".into(), system_bus);
     Name::new(
         "_S5_".into(),
-        // The second type is for a second register block that we don't have.
+        // The second type is for a second register block, which this machine lacks.
         &Package::new(vec![
             &ACPI_SLEEP_TYPE_OFF,
             &ACPI_SLEEP_TYPE_OFF,
@@ -132,8 +132,8 @@ fn push_pci(aml: &mut Vec<u8>, layout: &Layout) {
     .to_aml_bytes(aml);
 }
 
-/// Reserves the ECAM range: Linux uses it only if a motherboard device or the
-/// memory map says that it is taken.
+/// Reserves the ECAM range: Linux uses it only if a motherboard device or the memory map reserves
+/// it.
 fn push_motherboard(aml: &mut Vec<u8>) {
     let AddressRange { start, len } = PCI_ECAM;
     Device::new(

@@ -2,7 +2,7 @@
 
 use acpi_tables::{Aml, AmlSink};
 
-/// AML that has been made already.
+/// AML that is already encoded.
 pub(super) struct Encoded(pub(super) Vec<u8>);
 
 impl Aml for Encoded {

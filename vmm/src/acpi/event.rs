@@ -1,5 +1,5 @@
-//! AML of an event ([`devices::legacy::event`]): the Generic Event Device hears its interrupt, clears its
-//! register and notifies the device that it is about.
+//! AML of an event ([`devices::legacy::event`]). The Generic Event Device receives its interrupt,
+//! clears its register and notifies its device.
 //!
 //! ```text
 //!   GED_._EVT ──> DEVICE.METHOD   reads and clears the register ──> Notify(DEVICE, 0x80)
@@ -12,8 +12,8 @@ use acpi_tables::aml::{
 };
 use devices::legacy::event::{ACPI_EVENT_LEN, RAISED};
 
-/// The first notification that is a device's own (ACPI 6.5, section 5.6.6): the button was pressed while the system
-/// works; the generation has changed.
+/// The first device-specific notification (ACPI 6.5, section 5.6.6): the button was pressed in the
+/// working state; the generation has changed.
 const NOTIFICATION: u8 = 0x80;
 
 /// An event by its names in AML.
@@ -31,7 +31,7 @@ pub(super) struct Event {
 }
 
 impl Event {
-    /// What the device has for it.
+    /// The members of the device for this event.
     pub(super) fn members(&self) -> Vec<u8> {
         let mut aml = Vec::new();
         // Lossless: a constant of 1.

@@ -1,4 +1,5 @@
-//! AML of the generation ID: where its 16 bytes lie, and the notification that they have changed.
+//! AML of the generation ID: the address of its 16 bytes, and the notification that they have
+//! changed.
 //!
 //! Source: Microsoft, "Virtual Machine Generation ID" (2012). Linux finds the device by `_HID` or
 //! `_CID` (`drivers/virt/vmgenid.c`), Windows by `_CID`.
@@ -10,7 +11,7 @@ use super::encoded::Encoded;
 use super::event::Event;
 use crate::layout::{GENERATION_ID, GENERATION_PORT};
 
-/// It has changed.
+/// The ID has changed.
 pub(super) const EVENT: Event = Event {
     device: "\\_SB_.VGEN",
     region: "VGRG",

@@ -1,5 +1,5 @@
-//! AML of PCI hot-plug: a Generic Event Device hears the interrupt, asks the registers
-//! ([`devices::pci::PciHotplug`]) which slots are meant and notifies them.
+//! AML of PCI hot-plug: a Generic Event Device receives the interrupt, reads the affected slots
+//! from the registers ([`devices::pci::PciHotplug`]) and notifies them.
 //!
 //! ```text
 //!   GED_._EVT (its interrupt) ──> PCI0.PSCN   reads and clears INSERTED, REMOVAL
@@ -7,11 +7,10 @@
 //!                                                              or 3 ejection request)
 //!   Sxxx._EJ0 ──> EJECT = bit of the slot
 //! ```
-//! Every slot but the host bridge's is there (`Sxxx`: device number in hexadecimal) with _SUN
-//! and _EJ0, which is what makes Linux's acpiphp take it for a hot-plug slot. There
-//! is no _STA: Linux then asks configuration space whether the slot is in use,
-//! which is always right. Nor is there a _DSM: its only use here would be to make the guest
-//! keep BAR addresses, and BARs follow the guest.
+//! Every slot except the host bridge's exists (`Sxxx`: device number in hexadecimal) with _SUN and
+//! _EJ0, which Linux's acpiphp requires of a hot-plug slot. There is no _STA: Linux then reads from
+//! configuration space whether the slot is in use, which is always right. There is no _DSM either:
+//! it would only make the guest keep BAR addresses, and BARs follow the guest.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -24,9 +23,9 @@ use devices::pci::{HOTPLUG_LEN, SLOTS};
 use super::{button, generation};
 use crate::layout::{GENERATION_IRQ, HOTPLUG_IRQ, HOTPLUG_PORT, POWER_BUTTON_IRQ};
 
-/// Notification: look whether the device is there (ACPI 6.5, table 5.173).
+/// Notification: check for the device (ACPI 6.5, table 5.173).
 const DEVICE_CHECK: u8 = 1;
-/// Notification: please give the device up.
+/// Notification: eject the device.
 const EJECTION_REQUEST: u8 = 3;
 
 fn slot_path(slot: u8) -> Path {
@@ -98,8 +97,8 @@ fn push_notify(aml: &mut Vec<u8>) {
     Method::new("PNTF".into(), 2, true, all).to_aml_bytes(aml);
 }
 
-/// PSCN(): what is cleared is what was read, so a change in between keeps the
-/// interrupt asserted.
+/// PSCN(): it clears the bits that it has read, so a change in between keeps the interrupt
+/// asserted.
 fn push_scan(aml: &mut Vec<u8>) {
     let (inserted, removal): (Path, Path) = ("PINS".into(), "PREM".into());
     Method::new(

@@ -1,9 +1,8 @@
-//! ACPI tables: what the machine tells the guest about itself.
+//! ACPI tables: the machine's description of itself for the guest.
 //!
-//! Owns the tables' content and their place in guest memory. Everything
-//! stated here is a number of [`crate::layout`] or the count of processors;
-//! must not know the devices themselves. The tables are static: a reboot may
-//! write them again and gets the same bytes.
+//! Owns the tables' content and their addresses in guest memory. All values come from
+//! [`crate::layout`] or the count of processors. It must not know the devices themselves. The
+//! tables are static: a reboot may write them again and gets the same bytes.
 //!
 //! ```text
 //!   ACPI_TABLES: RSDP ──> XSDT ──┬──> FADT ──> DSDT (AML)
@@ -11,10 +10,10 @@
 //!                                └──> MCFG  PCI configuration space
 //! ```
 //!
-//! The machine is *hardware-reduced* (ACPI 6.5, section 4.1): no PM timer, no
-//! fixed events, no legacy interrupt controllers; sleep and reset are three
-//! I/O ports. A Generic Event Device notifies the guest while it runs: of PCI hot-plug
-//! (`hotplug.rs`), of the power button (`button.rs`), and of a new generation (`generation.rs`).
+//! The machine is *hardware-reduced* (ACPI 6.5, section 4.1): no PM timer, no fixed events, no
+//! legacy interrupt controllers; sleep and reset are three I/O ports. A Generic Event Device
+//! notifies the guest while it runs: of PCI hot-plug (`hotplug.rs`), of the power button
+//! (`button.rs`), and of a new generation (`generation.rs`).
 
 mod button;
 mod dsdt;
@@ -63,9 +62,9 @@ pub fn write(memory: &GuestMemory, layout: &Layout, cpus: u8) -> Result<u64, Err
     Ok(ACPI_TABLES)
 }
 
-/// All tables, as they lie in memory from [`ACPI_TABLES`] on.
+/// All tables, as in memory from [`ACPI_TABLES`] on.
 fn build(layout: &Layout, cpus: u8) -> Vec<u8> {
-    // The RSDP comes first, where the guest looks, but points to the last.
+    // The RSDP comes first, where the guest looks, but points to the last table.
     let mut area = Area {
         bytes: vec![0; Rsdp::len()],
     };

@@ -1,4 +1,4 @@
-//! The OEM's part in the header of each table.
+//! The OEM fields in the header of each table.
 
 /// OEM ID of all tables.
 pub(super) const OEM_ID: [u8; 6] = *b"BELHOP";

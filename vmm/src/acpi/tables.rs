@@ -31,10 +31,9 @@ fn port(port: u16) -> GAS {
 
 /// The fixed description: hardware-reduced, with sleep and reset registers.
 ///
-/// Of the boot architecture flags, "8042 present" is clear, which saves the
-/// guest a slow probe of a keyboard that isn't there, and so are "MSI not
-/// supported" and "CMOS RTC not present": there is an RTC. There is no FACS,
-/// which only the S4 state and the global lock would need.
+/// The boot architecture flag "8042 present" is clear, which saves the guest a slow probe for a
+/// missing keyboard. "MSI not supported" and "CMOS RTC not present" are clear too: there is an RTC.
+/// There is no FACS, which only the S4 state and the global lock would need.
 pub(super) fn fadt(dsdt: u64) -> FADT {
     let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
         .dsdt_64(dsdt)
@@ -53,11 +52,10 @@ pub(super) fn fadt(dsdt: u64) -> FADT {
     fadt.finalize()
 }
 
-/// Interrupt controllers: a local APIC for each processor (ID and UID are the
-/// processor's index) and one I/O APIC for the interrupts from 0 on. The
-/// flags stay 0: no 8259 pair.
+/// Interrupt controllers: a local APIC for each processor (ID and UID are the processor's index)
+/// and one I/O APIC for the interrupts from 0 on. The flags stay 0: no 8259 pair.
 pub(super) fn madt(cpus: u8) -> MADT {
-    // Lossless: the constants lie below 4 GiB, as a test checks.
+    // Lossless: the constants are below 4 GiB; a test checks this.
     let low = |address: u64| u32::try_from(address).unwrap_or(u32::MAX);
     let mut madt = MADT::new(
         OEM_ID,

@@ -1,12 +1,12 @@
 //! bzImage kernels (`vmlinuz`), entered in 64-bit mode.
 //!
-//! Owns the reading of the setup header (Linux: Documentation/arch/x86/boot.rst).
-//! A [`BzImageKernel`] is what passed all checks. It knows nothing of the zero
-//! page except the header that has to be copied there.
+//! Owns the reading of the setup header (Linux: Documentation/arch/x86/boot.rst). A
+//! [`BzImageKernel`] has passed all checks. It must not know the zero page except for the header,
+//! which has to be copied there.
 //!
-//! The structure is that of `linux-loader`; its `BzImage::load` is not used
-//! because it takes the header unread: a file cut inside the header or the
-//! kernel, or one without a 64-bit entry, would be started.
+//! The structure comes from `linux-loader`, whose `BzImage::load` is not used because it does not
+//! check the header. It would start a file that ends inside the header or the kernel, or one
+//! without a 64-bit entry.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -21,7 +21,7 @@ use crate::layout::AddressRange;
 
 /// Offset of the setup header in the file and in the zero page.
 const SETUP_HEADER: u64 = 0x1f1;
-/// Where the length of the header is counted from: the target of the jump at 0x200.
+/// Base of the header's length: the target of the jump at 0x200.
 const SETUP_HEADER_JUMP: usize = 0x202;
 /// The first version of the boot protocol with `xloadflags` (2.12, Linux 3.8).
 const PROTOCOL_XLOADFLAGS: u16 = 0x20c;
@@ -29,9 +29,9 @@ const PROTOCOL_XLOADFLAGS: u16 = 0x20c;
 const LOADED_HIGH: u8 = 1;
 /// Bytes in a sector of the real-mode part.
 const SECTOR: u64 = 512;
-/// Offset of the 64-bit entry point from where the kernel is loaded.
+/// Offset of the 64-bit entry point from the kernel's load address.
 const ENTRY_64: u64 = 0x200;
-/// Bytes that the last paragraph (`syssize` counts in 16 bytes) may lack in the file.
+/// Bytes of a paragraph, the unit of `syssize`. The file may end up to 15 bytes early.
 const PARAGRAPH: u64 = 16;
 
 /// A checked bzImage.
@@ -41,13 +41,13 @@ pub(super) struct BzImageKernel {
     pub(super) header: setup_header,
     /// The protected-mode kernel in the file.
     payload: AddressRange,
-    /// Where it goes, as long as it needs to unpack itself.
+    /// Its range in guest memory, which includes the space for decompression.
     pub(super) extent: AddressRange,
 }
 
 impl BzImageKernel {
-    /// Reads and checks the setup header of a file of `len` bytes whose
-    /// kernel is to be loaded inside `loadable`.
+    /// Reads and checks the setup header of a file of `len` bytes. The kernel must fit inside
+    /// `loadable`.
     pub(super) fn parse<R: Read + Seek>(
         reader: &mut R,
         len: u64,
@@ -80,7 +80,7 @@ impl BzImageKernel {
         self.extent.start + ENTRY_64
     }
 
-    /// The last address at which a byte of the initramfs may lie.
+    /// The highest address for a byte of the initramfs.
     pub(super) fn initramfs_max(&self) -> u64 {
         u64::from(self.header.initrd_addr_max)
     }
@@ -103,7 +103,7 @@ impl BzImageKernel {
     }
 }
 
-/// Reads the setup header; fields after the end that it states itself are zero.
+/// Reads the setup header; zeroes the fields after the end that the header states.
 fn read_header<R: Read + Seek>(reader: &mut R, len: u64) -> Result<setup_header, Error> {
     let mut header = setup_header::zeroed();
     file::check_inside(SETUP_HEADER, size_of::<setup_header>() as u64, len)?;
@@ -123,7 +123,7 @@ fn read_header<R: Read + Seek>(reader: &mut R, len: u64) -> Result<setup_header,
     Ok(header)
 }
 
-/// Finds the protected-mode kernel behind the real-mode sectors.
+/// Finds the protected-mode kernel after the real-mode sectors.
 fn find_payload(header: &setup_header, len: u64) -> Result<AddressRange, Error> {
     // 0 means 4, for kernels older than the field; the boot sector is not counted.
     let sectors = match header.setup_sects {
@@ -136,7 +136,7 @@ fn find_payload(header: &setup_header, len: u64) -> Result<AddressRange, Error> 
         return Err(damaged("it has no room for a 64-bit entry point"));
     }
     let stated = paragraphs * PARAGRAPH;
-    // The last paragraph need not be whole, and signatures may follow it.
+    // The last paragraph may be incomplete, and signatures may follow it.
     file::check_inside(start, stated - (PARAGRAPH - 1), len)?;
     Ok(AddressRange {
         start,
@@ -144,9 +144,8 @@ fn find_payload(header: &setup_header, len: u64) -> Result<AddressRange, Error> 
     })
 }
 
-/// Chooses where to load: where the kernel would like to be, since a
-/// relocatable one does not go lower than that and one that is not can't go
-/// elsewhere.
+/// Chooses the load address: the kernel's preferred one. A relocatable kernel does not go below it,
+/// and any other must be there.
 fn place(
     header: &setup_header,
     payload_len: u64,
@@ -162,8 +161,8 @@ fn place(
     if start < loadable.start {
         return Err(too_low(start, loadable.start));
     }
-    // What the kernel needs from there on to unpack itself before it can look
-    // at the memory map.
+    // The kernel needs this much from there on to decompress itself before it can read the memory
+    // map.
     let needed = u64::from(header.init_size).max(payload_len);
     match start.checked_add(needed) {
         Some(end) if end <= loadable.end() => Ok(AddressRange { start, len: needed }),

@@ -1,14 +1,13 @@
 //! ELF kernels (`vmlinux`) with a PVH entry point.
 //!
-//! Owns the reading of ELF headers and notes. An [`ElfKernel`] is what passed
-//! all checks: every segment lies inside the file and, after
-//! [`ElfKernel::parse`], inside the range it was given. It knows nothing of
-//! what the kernel is told at entry.
+//! Owns the reading of ELF headers and notes. An [`ElfKernel`] has passed all checks: every segment
+//! is inside the file and, after [`ElfKernel::parse`], inside the given range. It must not know the
+//! structures that the kernel gets at entry.
 //!
-//! The structures are those of `linux-loader`; its `Elf::load` is not used
-//! because it leaves the part of a segment beyond the file's content (BSS) as
-//! the previous boot left it, forgets a PVH note when another note segment
-//! follows, and says neither which segment nor by how much it failed.
+//! The structures come from `linux-loader`, whose `Elf::load` is not used for three reasons. It
+//! leaves the part of a segment beyond the file's content (BSS) as the previous boot left it. It
+//! loses a PVH note when another note segment follows. Its errors name neither the segment nor the
+//! missing amount.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -34,12 +33,12 @@ const NOTES_MAX: u64 = 64 << 10;
 /// Note type of the 32-bit PVH entry point (`XEN_ELFNOTE_PHYS32_ENTRY`).
 const XEN_ELFNOTE_PHYS32_ENTRY: u32 = 18;
 
-/// A part of the file that goes to one place in memory.
+/// A part of the file and its range in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Segment {
-    /// Where in the file; inside it.
+    /// Range in the file; inside it.
     file: AddressRange,
-    /// Where in guest-physical memory; at least as long as `file`.
+    /// Range in guest-physical memory; at least as long as `file`.
     memory: AddressRange,
 }
 
@@ -54,8 +53,8 @@ pub(super) struct ElfKernel {
 }
 
 impl ElfKernel {
-    /// Reads and checks the headers of a file of `len` bytes whose kernel is
-    /// to be loaded inside `loadable`.
+    /// Reads and checks the headers of a file of `len` bytes. The kernel must fit inside
+    /// `loadable`.
     pub(super) fn parse<R: Read + Seek>(
         reader: &mut R,
         len: u64,
@@ -76,7 +75,7 @@ impl ElfKernel {
             match program.p_type {
                 PT_LOAD if program.p_memsz > 0 => {
                     let segment = check_segment(&program, len, loadable)?;
-                    // Bounds the work: overlapping segments could each be as large as RAM.
+                    // Limits the work: overlapping segments could each be as large as RAM.
                     total = total.saturating_add(segment.memory.len);
                     segments.push(segment);
                 }
@@ -118,9 +117,9 @@ impl ElfKernel {
         reader: &mut R,
         memory: &GuestMemory,
     ) -> Result<(), CopyError> {
-        // First what the file does not fill: on a reboot the memory holds the
-        // previous kernel's data. All of it before the content, so that a
-        // segment's tail cannot erase another segment.
+        // First the parts that the file does not fill: on a reboot the memory holds the previous
+        // kernel's data. All of them before the content, so that a segment's tail cannot erase
+        // another segment.
         for Segment { file, memory: to } in &self.segments {
             file::zero_guest(memory, to.start + file.len, to.len - file.len)
                 .map_err(CopyError::Memory)?;
@@ -135,7 +134,7 @@ impl ElfKernel {
     }
 }
 
-/// Reads a structure at `offset`, which must lie inside the `len` bytes of the file.
+/// Reads a structure at `offset`, which must be inside the `len` bytes of the file.
 fn read_at<T: ByteValued, R: Read + Seek>(
     reader: &mut R,
     len: u64,
@@ -188,7 +187,7 @@ fn check_segment(program: &Elf64_Phdr, len: u64, loadable: AddressRange) -> Resu
     }
 }
 
-/// From the first to the last address of the segments, if there are any.
+/// From the first to the last address of the segments; `None` without segments.
 fn extent(segments: &[Segment]) -> Option<AddressRange> {
     let start = segments.iter().map(|segment| segment.memory.start).min()?;
     let end = segments.iter().map(|segment| segment.memory.end()).max()?;
@@ -198,7 +197,7 @@ fn extent(segments: &[Segment]) -> Option<AddressRange> {
     })
 }
 
-/// Reads a note segment; a longer one than [`NOTES_MAX`] is no kernel's.
+/// Reads a note segment; rejects one longer than [`NOTES_MAX`].
 fn read_notes<R: Read + Seek>(
     reader: &mut R,
     len: u64,
@@ -220,10 +219,9 @@ fn read_notes<R: Read + Seek>(
     Ok(notes)
 }
 
-/// Looks for the PVH entry point in a segment of notes: each is three 32-bit
-/// words (name length, descriptor length, type), the name and the descriptor,
-/// both padded to `alignment` (4, or 8 where the program header says so).
-/// A note that runs over the end ends the search.
+/// Searches a segment of notes for the PVH entry point. Each note is three 32-bit words (name
+/// length, descriptor length, type), the name and the descriptor. Both are padded to `alignment`
+/// (4, or 8 if the program header says so). A note that exceeds the segment ends the search.
 fn find_pvh_note(notes: &[u8], alignment: u64) -> Result<Option<u32>, Error> {
     let alignment = if alignment == 8 { 8_usize } else { 4 };
     let word = |at: usize| {

@@ -1,4 +1,4 @@
-//! Sentences about files that cannot be booted, for people who chose the wrong one.
+//! Errors about files that cannot be booted, for users who chose the wrong one.
 
 use crate::Error;
 use crate::byte_count::ByteCount;
@@ -8,7 +8,7 @@ pub(super) fn damaged(problem: &str) -> Error {
     Error::unusable(format!("it is damaged: {problem}"))
 }
 
-/// A segment wants to lie where the boot structures are.
+/// A segment overlaps the boot structures.
 pub(super) fn too_low(at: u64, start: u64) -> Error {
     Error::unusable(format!(
         "it wants to be loaded at {at:#x}, below {start:#x} where kernels may begin"
@@ -25,7 +25,8 @@ pub(super) fn no_room(needed: u64, at: u64, available: u64) -> Error {
     ))
 }
 
-/// The file ended before the size that it had when it was opened, or before what its headers promise.
+/// The file ended before the size that it had when it was opened, or before the end that its
+/// headers state.
 pub(super) fn truncated(needed: u64, len: u64) -> Error {
     Error::unusable(format!(
         "it is truncated: {needed} bytes are needed, the file has {len}"

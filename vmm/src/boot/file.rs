@@ -1,8 +1,7 @@
 //! Opening kernel and initramfs files, and reading them into guest memory.
 //!
-//! Owns the checks that every file must pass whatever is in it. Nothing is
-//! read into memory of our own except headers: the content goes straight from
-//! the file into guest RAM.
+//! Owns the checks that every file must pass regardless of its content. Only headers are read into
+//! the VMM's own memory: the content goes straight from the file into guest RAM.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -21,8 +20,8 @@ pub(super) fn open(path: &Path) -> Result<(File, u64), Error> {
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let file = OpenOptions::new()
         .read(true)
-        // Opening a pipe or a terminal must neither wait nor take it over:
-        // they are refused below.
+        // Opening a pipe or a terminal must neither wait nor take it over: the checks below reject
+        // them.
         .custom_flags(flags)
         .open(path)
         .map_err(not_opened)?;
@@ -45,14 +44,14 @@ fn not_opened(source: io::Error) -> Error {
     Error::unusable("it cannot be opened").because(source)
 }
 
-/// Guest memory refused a write inside its own layout.
+/// Guest memory rejected a write inside its own layout.
 pub(super) fn not_written(source: GuestMemoryError) -> Error {
     Error::unusable("cannot write to guest memory").because(source)
 }
 
-/// Checks that `size` bytes at `offset` lie inside a file of `len` bytes.
+/// Checks that `size` bytes at `offset` are inside a file of `len` bytes.
 pub(super) fn check_inside(offset: u64, size: u64, len: u64) -> Result<(), Error> {
-    // An end beyond 2^64 is as far outside as can be said.
+    // An end beyond 2^64 saturates, and is outside in any case.
     let needed = offset.saturating_add(size);
     if needed > len || needed == u64::MAX {
         return Err(truncated(needed, len));
@@ -65,12 +64,12 @@ pub(super) fn check_inside(offset: u64, size: u64, len: u64) -> Result<(), Error
 pub(super) enum CopyError {
     /// The reader failed or ended early.
     File(Error),
-    /// Guest memory refused: the range was not checked before.
+    /// Guest memory rejected the write: the range was not checked before.
     Memory(GuestMemoryError),
 }
 
 impl CopyError {
-    /// Sorts the error into its place, given how to wrap one about the file.
+    /// Converts to an [`Error`]; `wrap` wraps one about the file.
     pub(super) fn into_error(self, wrap: impl FnOnce(Error) -> Error) -> Error {
         match self {
             Self::File(error) => wrap(error),
@@ -79,13 +78,12 @@ impl CopyError {
     }
 }
 
-/// Reads exactly `len` bytes from `reader` to guest-physical `address`. The
-/// range must lie in one region of memory, as all of [`crate::layout::Layout::loadable`]
-/// does: a short read would otherwise go on at the start of the next region.
+/// Reads exactly `len` bytes from `reader` to guest-physical `address`. The range must be inside
+/// one region of memory, like all of [`crate::layout::Layout::loadable`]: a short read would
+/// otherwise continue at the start of the next region.
 ///
-/// A loop of our own, because `read_exact_volatile_from` of `vm-memory` gives
-/// up at the first short read, and reads are short beyond 2 GiB and on
-/// network file systems.
+/// `read_exact_volatile_from` of `vm-memory` fails at the first short read, so this needs its own
+/// loop. Reads are short beyond 2 GiB and on network file systems.
 pub(super) fn copy_to_guest<R: ReadVolatile>(
     reader: &mut R,
     memory: &GuestMemory,

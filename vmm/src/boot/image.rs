@@ -1,24 +1,23 @@
-//! Telling what a file is by its first bytes.
+//! Identifies a file by its first bytes.
 //!
-//! Owns the magic numbers. What we boot is an ELF or a bzImage; the rest is
-//! known only to be named in the error, because a wrong file is most often
-//! one of these.
+//! Owns the magic numbers. Bellhop boots an ELF or a bzImage. It knows the others only to name them
+//! in the error, because a wrong file is most often one of these.
 
 use std::fmt;
 
-/// Bytes from the start of a file that [`Magic::of`] wants to see.
+/// Bytes from the start of a file that [`Magic::of`] needs.
 pub(super) const PROBE_LEN: usize = 0x208;
 
-/// What the first bytes of a file say that it is.
+/// Type of a file according to its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Magic {
     /// An ELF file: a `vmlinux`, if it has a PVH note.
     Elf,
     /// A Linux boot image for x86 (`vmlinuz`).
     BzImage,
-    /// Something that we can name but not boot.
+    /// A known type that does not boot.
     Known(&'static str),
-    /// Something else that begins with these bytes.
+    /// An unknown type that begins with these bytes.
     Unknown([u8; 4]),
 }
 
@@ -38,8 +37,7 @@ impl fmt::Display for Magic {
     }
 }
 
-/// Offset, bytes, name. The first match counts, so that longer and more
-/// telling ones come first.
+/// Offset, bytes, name. The first match counts, so longer and more specific ones come first.
 const KNOWN: &[(usize, &[u8], &str)] = &[
     (
         0x38,
@@ -80,7 +78,7 @@ const KNOWN: &[(usize, &[u8], &str)] = &[
 ];
 
 impl Magic {
-    /// Looks at the start of a file, at most [`PROBE_LEN`] bytes of it.
+    /// Identifies a file by its start, at most [`PROBE_LEN`] bytes.
     pub(super) fn of(start: &[u8]) -> Self {
         let has = |offset: usize, magic: &[u8]| {
             start

@@ -1,14 +1,14 @@
-//! Placing the initramfs: as high as it goes, so that the kernel can unpack
-//! itself below it.
+//! Places the initramfs at the highest possible address, so that the kernel can decompress itself
+//! below it.
 //!
-//! Owns the choice of the address; knows nothing of what an initramfs holds.
+//! Owns the choice of the address. It must not know the content of an initramfs.
 
 use crate::Error;
 use crate::byte_count::ByteCount;
 use crate::layout::{AddressRange, Layout, PAGE_SIZE};
 
-/// Chooses where `len` bytes (more than 0) go: page-aligned in the RAM below
-/// the hole, no byte above the address `max`, clear of `kernel`.
+/// Chooses the address of `len` bytes (more than 0): page-aligned in the RAM below the hole, no
+/// byte above the address `max`, clear of `kernel`.
 pub(super) fn place(
     len: u64,
     max: u64,
@@ -65,7 +65,7 @@ mod tests {
         assert_eq!(placed.start, 64 * MIB - 2 * PAGE_SIZE);
         let placed = place(PAGE_SIZE, 40 * MIB - 1, KERNEL, &layout).unwrap();
         assert_eq!(placed.start, 40 * MIB - PAGE_SIZE);
-        // Only below the kernel is there room.
+        // There is room only below the kernel.
         let placed = place(PAGE_SIZE, 20 * MIB, KERNEL, &layout).unwrap();
         assert_eq!(placed.start, 16 * MIB - PAGE_SIZE);
     }

@@ -1,6 +1,5 @@
-//! What a kernel entered by the 64-bit Linux boot protocol finds: the zero
-//! page and identity page tables (Linux: Documentation/arch/x86/boot.rst and
-//! zero-page.rst).
+//! The structures for a kernel entered by the 64-bit Linux boot protocol: the zero page and
+//! identity page tables (Linux: Documentation/arch/x86/boot.rst and zero-page.rst).
 //!
 //! ```text
 //!   BOOT_PAGE_TABLES  +0x0000  PML4: entry 0 -> PDPT
@@ -18,10 +17,10 @@ use crate::layout::{
 
 /// `type_of_loader`: a loader without a number of its own.
 const LOADER_UNDEFINED: u8 = 0xff;
-/// `vid_mode`: the text mode there is.
+/// `vid_mode`: the present text mode.
 const VIDEO_MODE_NORMAL: u16 = 0xffff;
-/// Page directories, for 1 GiB each: the protocol asks for kernel, zero page
-/// and command line, all of which lie below 4 GiB.
+/// Page directories, for 1 GiB each: the protocol requires mappings of kernel, zero page and
+/// command line, which are all below 4 GiB.
 const PAGE_DIRECTORIES: u64 = 4;
 /// Entries in a page table of any level.
 const ENTRIES: u64 = 512;
@@ -32,8 +31,8 @@ const PRESENT_WRITABLE: u64 = 0b11;
 /// Page table entry: a page and not a table.
 const LARGE: u64 = 1 << 7;
 
-/// Writes the zero page: the kernel's own setup header, completed, the memory
-/// map and the places of initramfs, command line and RSDP.
+/// Writes the zero page: the kernel's own setup header, completed, the memory map and the addresses
+/// of initramfs, command line and RSDP.
 pub(super) fn write_zero_page(
     memory: &GuestMemory,
     layout: &Layout,
@@ -44,10 +43,10 @@ pub(super) fn write_zero_page(
     params.hdr = *header;
     params.hdr.type_of_loader = LOADER_UNDEFINED;
     params.hdr.vid_mode = VIDEO_MODE_NORMAL;
-    // A list in the file would be an address chosen by the file.
+    // A list in the file would be an address that the file chooses.
     params.hdr.setup_data = 0;
-    // All of these lie below 4 GiB, so that the high halves of the addresses
-    // (ext_cmd_line_ptr and so on) stay 0.
+    // All of these are below 4 GiB, so the high halves of the addresses (ext_cmd_line_ptr and so
+    // on) stay 0.
     params.hdr.cmd_line_ptr = low_half(BOOT_CMDLINE);
     let (start, len) = initramfs.map_or((0, 0), |range| (range.start, range.len));
     params.hdr.ramdisk_image = low_half(start);
@@ -68,13 +67,13 @@ pub(super) fn write_zero_page(
     memory.write_obj(params, GuestAddress(BOOT_ZERO_PAGE))
 }
 
-/// The low 32 bits of a number that has no others.
+/// The low 32 bits of a number without higher bits.
 fn low_half(value: u64) -> u32 {
     let [a, b, c, d, ..] = value.to_le_bytes();
     u32::from_le_bytes([a, b, c, d])
 }
 
-/// Writes the page tables, all entries of them.
+/// Writes all entries of the page tables.
 pub(super) fn write_page_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
     let table = |index: u64| BOOT_PAGE_TABLES + index * PAGE_SIZE;
     write_table(memory, table(0), |index| {

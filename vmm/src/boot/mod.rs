@@ -1,10 +1,9 @@
-//! From a kernel file to a guest that can be started.
+//! From a kernel file to a guest that is ready to start.
 //!
-//! Owns the boot protocols: [`check`] reads the headers of the files, [`load`]
-//! puts kernel, initramfs, command line and boot structures into guest memory,
-//! [`BootRegisters`] says how the first processor begins. Must not know KVM's
-//! file descriptors, vCPUs or devices; the ACPI tables are written by
-//! [`crate::acpi`] to the address named here.
+//! Owns the boot protocols. [`check`] reads the headers of the files. [`load`] copies kernel,
+//! initramfs, command line and boot structures into guest memory. [`BootRegisters`] has the initial
+//! state of the first processor. It must not know KVM's file descriptors, vCPUs or devices;
+//! [`crate::acpi`] writes the ACPI tables to the address named here.
 //!
 //! ```text
 //!   kernel file ── Magic ──┬── ELF ────── elf.rs ──── PVH: pvh.rs (start info)
@@ -12,8 +11,8 @@
 //!                          └── else ───── "it is not a kernel"
 //! ```
 //!
-//! A reboot calls [`load`] again on the same memory: everything that the
-//! kernel takes for granted is written anew, and the files are read anew.
+//! A reboot calls [`load`] again on the same memory: it rewrites everything that the kernel relies
+//! on, and rereads the files.
 
 mod bzimage;
 mod elf;
@@ -43,11 +42,11 @@ use crate::layout::{
     Layout,
 };
 
-/// The longest command line (without NUL) that a PVH kernel keeps: Linux has
-/// `COMMAND_LINE_SIZE` 2048 on x86, and PVH has no field to say so.
+/// The longest command line (without NUL) that a PVH kernel keeps: Linux has `COMMAND_LINE_SIZE`
+/// 2048 on x86, and PVH has no field for it.
 const PVH_CMDLINE_MAX: usize = 2047;
 
-/// What to boot.
+/// The files and the command line to boot from.
 #[derive(Debug, Clone, Copy)]
 pub struct BootSource<'a> {
     /// A `vmlinux` with a PVH note, or a bzImage.
@@ -58,7 +57,7 @@ pub struct BootSource<'a> {
     pub cmdline: &'a str,
 }
 
-/// Where the first processor enters the kernel, and with which structure.
+/// Entry point of the first processor, and the structure it gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryPoint {
     /// 32-bit protected mode, paging off (the PVH boot protocol).
@@ -77,10 +76,10 @@ pub enum EntryPoint {
     },
 }
 
-/// What [`load`] has put into memory.
+/// Result of [`load`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BootedKernel {
-    /// Where to begin.
+    /// The entry point.
     pub entry: EntryPoint,
     /// From the first to the last byte that the kernel needs at entry.
     pub kernel: AddressRange,
@@ -103,7 +102,7 @@ enum KernelImage {
 }
 
 impl KernelImage {
-    /// Tells what the file is and checks its headers.
+    /// Identifies the file and checks its headers.
     fn parse<R: Read + Seek>(reader: &mut R, len: u64, layout: &Layout) -> Result<Self, Error> {
         let mut start = Vec::with_capacity(image::PROBE_LEN);
         reader.rewind().map_err(unreadable)?;
@@ -153,7 +152,7 @@ impl KernelImage {
         }
     }
 
-    /// The last address at which a byte of the initramfs may lie.
+    /// The highest address for a byte of the initramfs.
     fn initramfs_max(&self) -> u64 {
         match self {
             Self::Elf(_) => u64::MAX,
@@ -170,10 +169,10 @@ impl KernelImage {
     }
 }
 
-/// The widest guest-physical addresses, in bits: no processor leaves more room for RAM.
+/// The widest guest-physical addresses, in bits: no processor has more room for RAM.
 const PHYSICAL_BITS_MAX: u8 = 52;
 
-/// The files of a boot, open, with everything checked that needs no copying.
+/// The open files of a boot, after all checks that need no copying.
 struct Checked<'a> {
     file: File,
     image: KernelImage,
@@ -206,18 +205,17 @@ fn kernel_error(kernel: &Path, source: Error) -> Error {
 /// headers only.
 ///
 /// # Errors
-/// As [`load`].
+/// Those of [`load`].
 pub fn check(ram_size: u64, source: &BootSource<'_>) -> Result<(), Error> {
     let layout = Layout::new(ram_size, PHYSICAL_BITS_MAX)?;
     Checked::open(&layout, source).map(drop)
 }
 
-/// Puts everything into `memory` that the guest needs to start, except the
-/// ACPI tables. All checks that need no copying come first, so that a wrong
-/// file is reported in no time.
+/// Writes everything that the guest needs to start into `memory`, except the ACPI tables. All
+/// checks that need no copying come first, so that a wrong file is reported at once.
 ///
 /// # Errors
-/// [`Error`]. The content of `memory` is undefined then, and calling again with better files is
+/// [`Error`]. The content of `memory` is then undefined, and another call with better files is
 /// allowed.
 pub fn load(
     memory: &GuestMemory,
@@ -244,7 +242,7 @@ pub fn load(
     Ok(booted)
 }
 
-/// An initramfs with a place to go.
+/// An initramfs and its address.
 struct Initramfs<'a> {
     path: &'a Path,
     file: File,
@@ -271,7 +269,7 @@ impl<'a> Initramfs<'a> {
     }
 }
 
-/// Checks the command line against the kernel's limit and our own room.
+/// Checks the command line against the kernel's limit and the reserved space.
 fn check_cmdline(cmdline: &str, kernel_max: usize) -> Result<(), Error> {
     let room = usize::try_from(BOOT_CMDLINE_LEN - 1).unwrap_or(usize::MAX);
     let max = kernel_max.min(room);
@@ -289,7 +287,7 @@ fn check_cmdline(cmdline: &str, kernel_max: usize) -> Result<(), Error> {
     }
 }
 
-/// Writes the command line, the descriptor table and what the protocol wants.
+/// Writes the command line, the descriptor table and the protocol's structures.
 fn write_structures(
     memory: &GuestMemory,
     layout: &Layout,

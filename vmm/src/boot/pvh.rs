@@ -1,5 +1,5 @@
-//! What a PVH kernel is told: `struct hvm_start_info` and what it points to
-//! (Xen: include/public/arch-x86/hvm/start_info.h, version 1).
+//! The structures for a PVH kernel: `struct hvm_start_info` and its targets (Xen:
+//! include/public/arch-x86/hvm/start_info.h, version 1).
 //!
 //! ```text
 //!   BOOT_PVH_START_INFO  +0x000  hvm_start_info          56 bytes
@@ -21,8 +21,8 @@ const MEMORY_MAP: u64 = BOOT_PVH_START_INFO + 0x80;
 /// The version with a memory map.
 const VERSION: u32 = 1;
 
-/// Writes the start info; the command line and the ACPI tables lie where
-/// [`crate::layout`] says.
+/// Writes the start info. [`crate::layout`] has the addresses of the command line and the ACPI
+/// tables.
 pub(super) fn write_start_info(
     memory: &GuestMemory,
     layout: &Layout,

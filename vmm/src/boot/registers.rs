@@ -1,9 +1,8 @@
 //! The registers of the boot processor at the kernel's entry point.
 //!
-//! Owns the segment descriptors: the table in guest memory and the segment
-//! registers are made of the same numbers. Knows no vCPU; whoever has one
-//! applies [`BootRegisters`] to it. The other processors wait for a start-up
-//! message and get only [`BootRegisters::MSRS`].
+//! Owns the segment descriptors: the table in guest memory and the segment registers use the same
+//! values. It must not know vCPUs; the owner of a vCPU applies [`BootRegisters`] to it. The other
+//! processors wait for a start-up IPI and get only [`BootRegisters::MSRS`].
 
 use kvm_bindings::{kvm_dtable, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
 
@@ -29,9 +28,9 @@ const EFER_LMA: u64 = 1 << 10;
 const CODE_SELECTOR: u16 = 0x10;
 /// Selector of the data segments (`__BOOT_DS`).
 const DATA_SELECTOR: u16 = 0x18;
-/// Selector of the task state segment, which virtualization hardware wants valid.
+/// Selector of the task state segment, which hardware virtualization requires to be valid.
 const TASK_SELECTOR: u16 = 0x20;
-/// Descriptors in the table; a 64-bit task descriptor takes two places.
+/// Descriptors in the table; a 64-bit task descriptor needs two.
 const GDT_LEN: usize = 6;
 
 /// A segment descriptor as in a descriptor table (Intel SDM, volume 3, section 3.4.5).
@@ -91,9 +90,9 @@ pub struct BootRegisters {
 }
 
 impl BootRegisters {
-    /// Model-specific registers for *every* processor before it first runs:
-    /// IA32_MISC_ENABLE with fast strings; IA32_MTRR_DEF_TYPE with MTRRs on and
-    /// write-back as the default, as firmware would leave them.
+    /// Model-specific registers for *every* processor before it first runs: IA32_MISC_ENABLE with
+    /// fast strings; IA32_MTRR_DEF_TYPE with MTRRs on and write-back as the default, as firmware
+    /// leaves them.
     pub const MSRS: [kvm_msr_entry; 2] = [
         kvm_msr_entry {
             index: 0x1a0,
@@ -131,14 +130,14 @@ impl BootRegisters {
         Self { regs, entry }
     }
 
-    /// Puts the special registers into `initial`, as `KVM_GET_SREGS` gave it
-    /// for a fresh vCPU; what boot does not define (the APIC base) stays.
+    /// Sets the special registers in `initial`, the result of `KVM_GET_SREGS` for a fresh vCPU.
+    /// Registers that boot does not define (the APIC base) stay.
     ///
     /// * PVH: 32-bit protected mode, paging off.
     /// * Linux64: long mode on the page tables at [`BOOT_PAGE_TABLES`].
     ///
-    /// The interrupt descriptor table is empty: a fault before the kernel has
-    /// made its own ends in a shutdown and not in a wild jump.
+    /// The interrupt descriptor table is empty: a fault before the kernel has set up its own ends
+    /// in a shutdown and not in a wild jump.
     #[must_use]
     pub fn special(&self, initial: kvm_sregs) -> kvm_sregs {
         let data = DATA.load(DATA_SELECTOR);
@@ -181,7 +180,7 @@ impl BootRegisters {
         }
     }
 
-    /// The descriptor table that goes to [`BOOT_GDT`], little-endian.
+    /// The descriptor table for [`BOOT_GDT`], little-endian.
     #[must_use]
     pub fn descriptor_table(&self) -> [u8; GDT_LEN * 8] {
         let code = match self.entry {

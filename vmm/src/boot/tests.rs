@@ -13,7 +13,7 @@ use vdpa::causes::in_one_line;
 
 pub(super) const MIB: u64 = 1 << 20;
 
-/// Why something was refused; nothing if it was not.
+/// The text of the error; empty on success.
 pub(super) fn refused<T>(outcome: Result<T, Error>) -> String {
     outcome
         .err()
@@ -21,7 +21,7 @@ pub(super) fn refused<T>(outcome: Result<T, Error>) -> String {
         .unwrap_or_default()
 }
 
-/// The same of a copy into memory.
+/// The same for a copy into memory.
 pub(super) fn copy_refused(outcome: Result<(), file::CopyError>) -> String {
     match outcome {
         Err(file::CopyError::File(error)) => error.to_string(),
@@ -29,8 +29,8 @@ pub(super) fn copy_refused(outcome: Result<(), file::CopyError>) -> String {
     }
 }
 
-/// RAM of `size` bytes; what a boot touches is filled with `byte` first, as if
-/// another system had run before.
+/// RAM of `size` bytes; the ranges that a boot touches are filled with `byte` first, as if another
+/// system had run before.
 pub(super) fn filled_ram(size: u64, byte: u8) -> (Layout, GuestRam) {
     let layout = Layout::new(size, 40).unwrap();
     let ram = GuestRam::new(&layout, None).unwrap();
@@ -82,8 +82,8 @@ pub(super) fn sample_elf() -> Vec<u8> {
     elf
 }
 
-/// A bzImage with one setup sector and 1 KiB of code for 16 MiB, which asks
-/// for 8 MiB to unpack itself.
+/// A bzImage with one setup sector and 1 KiB of code for 16 MiB, which needs 8 MiB to decompress
+/// itself.
 pub(super) fn sample_bzimage() -> Vec<u8> {
     let mut image = vec![0; 0x400 + 0x400];
     put(&mut image, 0, b"MZ");
@@ -159,7 +159,7 @@ fn pvh_start_info_names_everything_and_a_second_boot_is_the_same() {
     let directory = Directory::new();
     let kernel = directory.file("vmlinux", &sample_elf());
     let initramfs = directory.file("initramfs", &[0x42; 5000]);
-    // The second boot finds a used memory, and a longer command line there.
+    // The second boot finds used memory with a longer command line.
     let (layout, ram) = filled_ram(64 * MIB, 0xee);
     for _ in 0..2 {
         let source = BootSource {
@@ -254,7 +254,7 @@ fn zero_page_is_the_kernels_header_completed() {
     assert_eq!({ params.hdr.setup_data }, 0, "not from the file");
     assert_eq!(c_string(&ram, u64::from(params.hdr.cmd_line_ptr)), b"quiet");
     let place = booted.initramfs.unwrap();
-    // Not above what the header allows, although there is more RAM.
+    // Not above the header's limit, although there is more RAM.
     assert_eq!(place.start, 40 * MIB - 2 * PAGE_SIZE);
     assert_eq!(u64::from(params.hdr.ramdisk_image), place.start);
     assert_eq!({ params.hdr.ramdisk_size }, 5000);
@@ -273,7 +273,7 @@ fn zero_page_is_the_kernels_header_completed() {
     }
 }
 
-/// Walks the page tables as the processor does.
+/// Walks the page tables like the processor.
 fn translate(ram: &GuestRam, address: u64) -> Option<u64> {
     let mut table = BOOT_PAGE_TABLES;
     for (shift, leaf) in [(39, false), (30, false), (21, true)] {

@@ -1,15 +1,15 @@
-//! What the guest said last: a ring between the vCPUs that write and those who read later.
+//! The guest's last output: a ring between the vCPUs that write and later readers.
 //!
-//! Owns the bytes and the count of them. It must not know who reads: each reader has a position of its
-//! own, in bytes since the start, and may fall behind.
+//! Owns the bytes and their count. It must not know its readers: each has a position of its own, in
+//! bytes since the start, and may fall behind.
 //!
 //! ```text
 //!   vCPU ──> [ ....oldest ........................ newest ] end = bytes ever written
 //!                     ^                  ^
 //!                     a slow reader      a quick one: position == end
 //! ```
-//! A writer never waits: the oldest bytes give way, and a reader that wanted them still learns how many
-//! it missed. The memory is reserved once and touched only as far as it is used.
+//! A writer never waits: new bytes overwrite the oldest, and a reader that still needed them learns
+//! how many it missed. The memory is reserved once, and pages become resident only when used.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// Bytes that are kept: what a reader may fall behind.
+/// Bytes kept: how far a reader may fall behind.
 pub(super) const CAPACITY: usize = 256 * 1024;
 
-/// What [`History::read`] found.
+/// Result of [`History::read`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Chunk {
-    /// Bytes between the reader's position and the first one that was still there.
+    /// Bytes between the reader's position and the oldest available one.
     pub(super) lost: u64,
     /// Bytes copied.
     pub(super) count: usize,
@@ -47,14 +47,14 @@ pub(super) struct History {
     written: EventFd,
 }
 
-/// The place of a byte in the ring.
+/// The index of a byte in the ring.
 fn place(position: u64) -> usize {
     // The remainder is less than a usize.
     usize::try_from(position % (CAPACITY as u64)).unwrap_or(0)
 }
 
 impl History {
-    /// Nothing said yet.
+    /// Starts empty.
     ///
     /// # Errors
     /// The process has no descriptor left.
@@ -74,16 +74,15 @@ impl History {
         &self.written
     }
 
-    /// To be called before the reading that an event asks for: what is written from now on signals
-    /// anew.
+    /// Call this before the read that follows an event: later writes then signal again.
     pub(super) fn acknowledge(&self) {
         let mut ring = self.ring.lock();
         ring.awaited = true;
-        // Only says that there is something, whatever the count.
+        // The count does not matter, only that it is cleared.
         let _ = self.written.read();
     }
 
-    /// Instead of [`History::acknowledge`] where nobody reads: nothing signals until somebody does.
+    /// Clears the event without a read: writes do not signal until [`History::acknowledge`].
     pub(super) fn ignore(&self) {
         let _ = self.written.read();
     }
@@ -93,7 +92,7 @@ impl History {
         self.ring.lock().end
     }
 
-    /// Appends `bytes`, the oldest give way.
+    /// Appends `bytes`, which overwrite the oldest.
     pub(super) fn push(&self, bytes: &[u8]) {
         let mut ring = self.ring.lock();
         let skipped = bytes.len().saturating_sub(CAPACITY);
@@ -114,14 +113,14 @@ impl History {
         }
     }
 
-    /// Copies what there is from `position` on, as far as it fits.
+    /// Copies bytes from `position` on, as far as they fit.
     pub(super) fn read(&self, position: u64, buffer: &mut [u8]) -> Chunk {
         let ring = self.ring.lock();
         let oldest = ring.end.saturating_sub(CAPACITY as u64);
         let from = position.clamp(oldest, ring.end);
         let at = place(from);
         let there = usize::try_from(ring.end - from).unwrap_or(usize::MAX);
-        // Up to where the ring wraps: the next reading has the rest.
+        // Up to where the ring wraps: the next read returns the rest.
         let source = ring.bytes.get(at..).unwrap_or_default();
         let count = there.min(source.len()).min(buffer.len());
         buffer
@@ -137,7 +136,7 @@ impl History {
     }
 }
 
-/// The serial port's side: takes everything at once.
+/// The serial port's side: accepts everything at once.
 #[derive(Debug)]
 pub(super) struct HistoryWriter(pub(super) Arc<History>);
 
@@ -188,7 +187,7 @@ mod tests {
         history.push(&vec![b'y'; 3 * CAPACITY + 5]);
         assert_eq!(history.end(), 6 + 4 * CAPACITY as u64 + 5);
         assert_eq!(all(&history, history.end() - 2), (0, b"yy".to_vec()));
-        // From the future: nothing.
+        // Past the end: nothing.
         assert_eq!(all(&history, u64::MAX), (0, Vec::new()));
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Owns the count of lost bytes. It must not know where the bytes come from.
 //!
-//! What cannot be written (the file system is full, a limit) is dropped and counted; when it works again, the
-//! file says how much is missing.
+//! Bytes that cannot be written (the file system is full, a limit) are dropped and counted. Once
+//! writing works again, the file states how many are missing.
 
 use std::io;
 use std::path::Path;
@@ -17,12 +17,12 @@ pub(super) struct LogFile {
     file: RotatingFile,
     /// Bytes lost since the last one that was written.
     missing: u64,
-    /// Bytes lost ever.
+    /// Bytes lost in total.
     lost: u64,
 }
 
 impl LogFile {
-    /// Opens `path` or makes it; what is in it stays. It grows to `limit` bytes.
+    /// Opens or creates `path` and keeps its content. It grows to `limit` bytes.
     ///
     /// # Errors
     /// The file cannot be opened, or is no regular file of this user.
@@ -41,18 +41,18 @@ impl LogFile {
         })
     }
 
-    /// Bytes that are in no log.
+    /// Bytes missing in the log.
     pub(super) fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Takes note of bytes that never came here.
+    /// Counts bytes that never arrived here.
     pub(super) fn lose(&mut self, count: u64) {
         self.missing = self.missing.saturating_add(count);
         self.lost = self.lost.saturating_add(count);
     }
 
-    /// Writes `bytes`, or drops and counts what cannot be written.
+    /// Writes `bytes`, or drops and counts them.
     pub(super) fn write(&mut self, bytes: &[u8]) {
         if self.missing > 0 {
             let note = format!(
@@ -132,7 +132,7 @@ mod tests {
         assert!(kept.len() <= 200 && kept.starts_with("line 0"), "{kept}");
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
         assert_eq!(log.lost(), 0);
-        // One write beyond the limit is not torn: it has a file of its own.
+        // A write larger than the limit is not split: it gets a file of its own.
         log.write(&[b'x'; 300]);
         assert_eq!(fs::metadata(&path).unwrap().len(), 300);
         assert_eq!(fs::read_dir(&directory.0).unwrap().count(), 2);
@@ -173,7 +173,7 @@ mod tests {
         log.write(b"kept");
         let said = fs::read_to_string(&path).unwrap();
         assert!(said.ends_with("kept"), "{said}");
-        // Taken away under it: it is made again at the next rotation.
+        // The file was removed: the next rotation creates it again.
         fs::remove_file(&path).unwrap();
         log.write(b"0123456789");
         log.write(b"x");

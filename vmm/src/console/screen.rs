@@ -1,6 +1,6 @@
-//! Where the guest's output goes: a terminal, or a socket and a log.
+//! The destination of the guest's output: a terminal, or a socket and a log.
 //!
-//! Owns the waiting for whichever it is. It must not know the serial port's registers.
+//! Owns the waiting for either. It must not know the serial port's registers.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -21,17 +21,18 @@ const LAST_OUTPUT: Duration = Duration::from_secs(1);
 /// See the module.
 #[derive(Debug)]
 pub(crate) enum Screen {
-    /// A duplicate of the terminal, to wait for: what it does not take now waits in the serial port.
+    /// A duplicate of the terminal, for waiting: output that it does not accept now stays in the
+    /// serial port.
     Terminal(OwnedFd),
-    /// It takes everything at once.
+    /// Accepts everything at once.
     Socket(SocketScreen),
 }
 
-/// What [`Screen::attach`] makes of a [`Console`].
+/// Result of [`Screen::attach`] for a [`Console`].
 pub(crate) struct Attached {
     pub(crate) screen: Screen,
     pub(crate) input: InputPump,
-    /// What the serial port writes to; it never blocks.
+    /// The serial port's writer; it never blocks.
     pub(crate) writer: Box<dyn Write + Send>,
 }
 
@@ -64,10 +65,11 @@ impl Screen {
         })
     }
 
-    /// For [`Token::ConsoleOutput`]: the guest said something that could not be written at once.
+    /// For [`Token::ConsoleOutput`]: the guest has written output that could not be written at
+    /// once.
     ///
     /// # Errors
-    /// The terminal cannot be waited for.
+    /// The terminal cannot be registered with epoll.
     pub(crate) fn output(
         &mut self,
         serial: &Serial,
@@ -77,7 +79,7 @@ impl Screen {
         match self {
             Self::Terminal(output) if serial.write_out() == Pending::Output => {
                 match events.add_writable(output.as_raw_fd(), Token::ConsoleWritable) {
-                    // It is waited for already.
+                    // It is registered already.
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
                     result => result,
                 }
@@ -90,10 +92,10 @@ impl Screen {
         }
     }
 
-    /// For [`Token::ConsoleWritable`]: more can be written.
+    /// For [`Token::ConsoleWritable`]: the console is writable.
     ///
     /// # Errors
-    /// The terminal is waited for still.
+    /// The terminal is still registered.
     pub(crate) fn writable(
         &mut self,
         serial: &Serial,
@@ -112,21 +114,21 @@ impl Screen {
         }
     }
 
-    /// For [`Token::ConsoleConnection`]: somebody wants the console.
+    /// For [`Token::ConsoleConnection`]: a client connects to the console.
     pub(crate) fn connection(&mut self, input: &mut InputPump, events: &EventLoop) {
         if let Self::Socket(socket) = self {
             socket.connection(input, events);
         }
     }
 
-    /// After [`Token::ConsoleInput`] was handled.
+    /// Runs after [`Token::ConsoleInput`] was handled.
     pub(crate) fn input_read(&mut self, input: &mut InputPump, events: &EventLoop) {
         if let Self::Socket(socket) = self {
             socket.input_read(input, events);
         }
     }
 
-    /// What was lost; a terminal loses nothing.
+    /// The losses so far; a terminal loses nothing.
     pub(crate) fn loss(&self) -> ConsoleLoss {
         match self {
             Self::Terminal(_) => ConsoleLoss::default(),
@@ -134,7 +136,7 @@ impl Screen {
         }
     }
 
-    /// Gives a slow terminal or client a little time for what the guest said last.
+    /// Gives a slow terminal or client a little time for the guest's last output.
     pub(crate) fn finish(&mut self, serial: &Serial, input: &mut InputPump, events: &EventLoop) {
         let output = match self {
             Self::Terminal(output) => output,
@@ -148,7 +150,7 @@ impl Screen {
                 return;
             }
             let left = Timespec::try_from(left).unwrap_or_default();
-            // An error means to try again.
+            // After an error, try again.
             let _ = poll(&mut [PollFd::new(output, PollFlags::OUT)], Some(&left));
         }
     }

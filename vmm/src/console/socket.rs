@@ -1,29 +1,29 @@
 //! The serial console on a Unix socket, with a log: for machines without a terminal.
 //!
-//! Owns the socket, the log file and the one client. It must not know the serial port, nor what a
-//! client makes of what it reads: bytes pass as they are, in both directions, without an escape.
-//!
+//! Owns the socket, the log file and the one client. It must not know the serial port, nor how a
+//! client interprets the bytes: they pass unchanged in both directions, without an escape.
 //! ```text
 //!                   +──> log file, always               (as fast as the disk)
 //!   vCPU ─> History ┤
 //!                   +──> the client, if there is one    (as fast as it reads)
 //!   serial port <── InputPump <── the client
 //! ```
-//! **Nobody stalls the guest.** Its output goes into the [`History`]; from there the vmm thread hands it on.
-//! Who is slower than the guest by more than the history is long, misses what lies between, and is told how much.
-//! Input is never lost as long as its client stays: what the guest does not take waits in the
-//! pump, and then in the client's socket.
+//! **No client stalls the guest.** Its output goes into the [`History`]; from there the vmm thread
+//! forwards it. A reader that lags behind by more than the history's length loses the bytes
+//! between, and learns how many. Input is never lost while its client stays connected. Bytes that
+//! the guest does not read wait in the pump, and then in the client's socket.
 //!
-//! **One client at a time**, because two who type into one login are one mistake. A second one is told who has
-//! the console, and is disconnected. A new one first gets the last 64 KiB of what was said.
+//! **One client at a time**, because two clients typing into one login would be a mistake. A second
+//! one receives a line with the holder's process ID, and is disconnected. A new client first gets
+//! the last 64 KiB of output.
 //!
 //! ```text
 //!             connects: gets the last 64 KiB
-//!   no client ───────────────────────────────> client <──+ another one connects: told who is here,
-//!       ^                                        │   │   │ and disconnected
-//!       │  closes, or cannot be written to       │   +───+
+//!   no client ───────────────────────────────> client <──+ another one connects: receives the
+//!       ^                                        │   │   │ holder's process ID, is disconnected
+//!       │  closes, or a write to it fails        │   +───+
 //!       +────────────────────────────────────────+
-//!          one that only stopped writing stays, until it closes
+//!          one that only stops writing stays, until it closes
 //! ```
 //! Connections wait in the kernel until a machine runs.
 
@@ -47,11 +47,11 @@ use crate::http::socket::{self, SocketFile};
 use crate::rotating_file::SIZE_MAX;
 use crate::{Error, ErrorKind};
 
-/// What a new client gets of what was said before, in bytes.
+/// Bytes of earlier output that a new client gets.
 const REPLAY: u64 = 64 * 1024;
-/// Bytes handed on at once.
+/// Bytes forwarded at once.
 const CHUNK: usize = 4096;
-/// Chunks handed on before other events have their turn.
+/// Chunks forwarded before other events get their turn.
 const CHUNKS_MAX: usize = 64;
 
 struct Inner {
@@ -61,7 +61,8 @@ struct Inner {
     history: Arc<History>,
 }
 
-/// A serial console on a Unix socket, mode 0600; its file goes with the last clone. See the module.
+/// A serial console on a Unix socket, mode 0600. Dropping the last clone removes its file. See the
+/// module.
 #[derive(Clone)]
 pub struct ConsoleSocket(Arc<Inner>);
 
@@ -73,22 +74,22 @@ impl fmt::Debug for ConsoleSocket {
     }
 }
 
-/// What a console on a socket lost since the start, in bytes.
+/// Bytes that a console on a socket has lost since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ConsoleLoss {
-    /// Of the log: it could not be written.
+    /// Missing in the log: the write failed.
     pub log: u64,
-    /// Of clients: they did not read.
+    /// Missing at clients: they did not read.
     pub clients: u64,
 }
 
 impl ConsoleSocket {
-    /// Listens on `path`, and writes all output to `log` as well: a file of at most 16 MiB, and one
-    /// older one beside it with `.1` behind its name. Both have mode 0600.
+    /// Listens on `path`, and writes all output to `log` as well: a file of at most 16 MiB, and an
+    /// older one beside it whose name ends in `.1`. Both have mode 0600.
     ///
     /// # Errors
-    /// A socket that a process serves is left alone, and so is a file that is neither a socket
-    /// nor a regular file.
+    /// A socket that a process serves is left alone, and so is a file that is neither a socket nor
+    /// a regular file.
     pub fn new(path: &Path, log: Option<&Path>) -> Result<Self, Error> {
         Self::with_limit(path, log, SIZE_MAX)
     }
@@ -109,7 +110,7 @@ impl ConsoleSocket {
         })))
     }
 
-    /// Where the serial port writes: it takes everything at once.
+    /// The writer for the serial port: it accepts everything at once.
     pub(crate) fn writer(&self) -> Box<dyn io::Write + Send> {
         Box::new(HistoryWriter(self.0.history.clone()))
     }
@@ -130,7 +131,7 @@ impl AsFd for ClientInput {
 
 impl ConsoleInput for ClientInput {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<ConsoleRead> {
-        // Descriptors that come along are closed by the kernel: there is no room for them.
+        // The kernel closes passed descriptors: the call leaves no room for them.
         let (count, _) = rustix::net::recv(&self.0, buffer, RecvFlags::DONTWAIT)?;
         Ok(match count {
             0 => ConsoleRead::Closed,
@@ -139,20 +140,20 @@ impl ConsoleInput for ClientInput {
     }
 }
 
-/// Who is connected.
+/// The connected client.
 struct Client {
     stream: UnixStream,
     pid: Option<i32>,
-    /// How far it has read the history.
+    /// Its position in the history.
     position: u64,
-    /// What it is told between the guest's words.
+    /// Bellhop's own message to it, sent between the guest's bytes.
     note: Vec<u8>,
-    /// Whether the event loop tells when it can be written to.
+    /// Whether the event loop reports when it is writable.
     awaited: bool,
 }
 
 impl Client {
-    /// Whether it closed its end for good.
+    /// Whether the client has closed its end for good.
     fn is_gone(&self) -> bool {
         let mut fds = [PollFd::new(&self.stream, PollFlags::empty())];
         let gone = PollFlags::HUP | PollFlags::ERR;
@@ -160,7 +161,7 @@ impl Client {
             && fds.iter().any(|fd| fd.revents().intersects(gone))
     }
 
-    /// Sends what it takes without waiting; how much.
+    /// Sends as much as fits without blocking, and returns the count.
     fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         match rustix::net::send(&self.stream, bytes, flags) {
@@ -172,7 +173,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // It sees the end now, although the pump has a descriptor of its own.
+        // The client sees the end now, although the pump has a descriptor of its own.
         let _ = rustix::net::shutdown(&self.stream, Shutdown::Both);
     }
 }
@@ -183,7 +184,7 @@ pub(crate) struct SocketScreen {
     client: Option<Client>,
     logged: u64,
     lost_by_clients: u64,
-    /// Whether the event loop tells of connections.
+    /// Whether the event loop reports connections.
     listening: bool,
 }
 
@@ -191,7 +192,7 @@ impl SocketScreen {
     /// Registers the console with the loop.
     ///
     /// # Errors
-    /// Whatever epoll says.
+    /// An error of epoll.
     pub(crate) fn new(socket: ConsoleSocket, events: &EventLoop) -> io::Result<Self> {
         let inner = &socket.0;
         events.add(inner.history.written().as_raw_fd(), Token::ConsoleOutput)?;
@@ -206,7 +207,7 @@ impl SocketScreen {
         })
     }
 
-    /// What was lost so far.
+    /// The losses so far.
     pub(crate) fn loss(&self) -> ConsoleLoss {
         ConsoleLoss {
             log: self.socket.log().map_or(0, |log| log.lost()),
@@ -214,13 +215,14 @@ impl SocketScreen {
         }
     }
 
-    /// For [`Token::ConsoleConnection`]: takes one connection.
+    /// For [`Token::ConsoleConnection`]: accepts one connection.
     pub(crate) fn connection(&mut self, input: &mut InputPump, events: &EventLoop) {
         let stream = match self.socket.0.listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) if super::is_transient(&error) => return,
             Err(error) => {
-                // No descriptor is left, most likely. The connection stays there, and would wake us for ever.
+                // Most likely no descriptor is left. The connection stays pending, and would wake
+                // this thread forever.
                 tracing::warn!(%error, "a connection to the console cannot be accepted");
                 self.listening = events.remove(self.socket.0.listener.as_raw_fd()).is_err();
                 return;
@@ -272,29 +274,31 @@ impl SocketScreen {
         tracing::info!(pid = client.pid, "the console has no client");
         drop(client);
         if !self.listening {
-            // There is a descriptor again.
+            // A descriptor is free again.
             let listener = self.socket.0.listener.as_raw_fd();
             self.listening = events.add(listener, Token::ConsoleConnection).is_ok();
         }
     }
 
-    /// For [`Token::ConsoleOutput`]: the guest said something.
+    /// For [`Token::ConsoleOutput`]: the guest has written output.
     pub(crate) fn output(&mut self, input: &mut InputPump, events: &EventLoop) {
-        // Another client is written to when it takes more.
+        // A client that is not ready is written to when it becomes writable.
         let ready = self.client.as_ref().is_some_and(|client| !client.awaited);
         self.hand_on(ready, input, events);
     }
 
-    /// For [`Token::ConsoleWritable`]: the client takes more.
+    /// For [`Token::ConsoleWritable`]: the client is writable.
     pub(crate) fn writable(&mut self, input: &mut InputPump, events: &EventLoop) {
         self.hand_on(true, input, events);
     }
 
-    /// The one place that acknowledges: what an event stood for is handed on to all who are to get it.
+    /// The one place that acknowledges: it forwards the output that an event announced to the log
+    /// and the client.
     fn hand_on(&mut self, to_client: bool, input: &mut InputPump, events: &EventLoop) {
         let history = self.socket.0.history.clone();
         if self.socket.0.log.is_none() && !to_client {
-            // Who comes later looks by itself: until then the guest wakes nobody.
+            // A client that connects later reads the history itself: until then the guest wakes no
+            // thread.
             return history.ignore();
         }
         history.acknowledge();
@@ -316,12 +320,12 @@ impl SocketScreen {
             self.write_client(input, events);
         }
         if self.socket.0.log.is_some() && self.logged < history.end() {
-            // Others have their turn first.
+            // Other events get their turn first.
             let _ = history.written().write(1);
         }
     }
 
-    /// After [`Token::ConsoleInput`]: a client that has closed is gone.
+    /// After [`Token::ConsoleInput`]: removes a client that has closed.
     pub(crate) fn input_read(&mut self, input: &mut InputPump, events: &EventLoop) {
         if input.is_closed() && self.client.as_ref().is_some_and(Client::is_gone) {
             self.disconnect(input, events);
@@ -332,7 +336,7 @@ impl SocketScreen {
         let written = self.try_write_client(events);
         if let Err(error) = written {
             tracing::debug!(%error, "the console's client is gone");
-            // What it has sent before is still to be read; without that it is over now.
+            // Input that it sent before is still to be read; without that, disconnect it now.
             if input.is_closed() {
                 self.disconnect(input, events);
             } else if let Some(client) = &mut self.client {
@@ -392,8 +396,8 @@ impl SocketScreen {
         Ok(())
     }
 
-    /// The machine's run is over: what it said last goes to the log, and to the client as far as it
-    /// takes it within `limit`.
+    /// Ends the machine's console: writes its last output to the log, and to the client as far as
+    /// the client reads it within `limit`.
     pub(crate) fn finish(&mut self, input: &mut InputPump, events: &EventLoop, limit: Duration) {
         let start = Instant::now();
         while self.logged < self.socket.0.history.end() && self.socket.0.log.is_some() {
@@ -430,9 +434,9 @@ fn peer(stream: &UnixStream) -> Option<i32> {
         gid: 0,
     };
     let mut size = libc::socklen_t::try_from(size_of_val(&peer)).ok()?;
-    // SAFETY: needed because the standard library does not give this, and rustix has a type for it that a PID of
-    // 0 is no value of. The kernel writes at most `size` bytes, which is what `peer` has, and any
-    // bytes are a valid `ucred`; `stream` is open for the whole call.
+    // SAFETY: needed because the standard library does not offer this, and a PID of 0 is no valid
+    // value of rustix's type for it. The kernel writes at most `size` bytes, the size of `peer`,
+    // and any bytes are a valid `ucred`; `stream` is open for the whole call.
     let result = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
@@ -445,7 +449,7 @@ fn peer(stream: &UnixStream) -> Option<i32> {
     (result == 0 && peer.pid > 0).then_some(peer.pid)
 }
 
-/// Tells a second client who has the console. It is disconnected with `stream`.
+/// Tells a second client which process has the console. Dropping `stream` disconnects it.
 fn refuse(stream: &UnixStream, holder: Option<i32>) {
     let holder = holder.map_or_else(
         || "another process".to_owned(),
@@ -453,7 +457,7 @@ fn refuse(stream: &UnixStream, holder: Option<i32>) {
     );
     let line = format!("[bellhop: {holder} has this console; try again when it has left]\r\n");
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    // An empty socket has room for a line; who does not want to hear it may go.
+    // An empty socket has room for one line; a failure does not matter.
     let _ = rustix::net::send(stream, line.as_bytes(), flags);
 }
 

@@ -8,7 +8,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::*;
 use crate::event_loop::Ready;
 
-/// Reads as the terminal does, but takes `!` for the wish to leave.
+/// Reads like the terminal, but treats `!` as the request to leave.
 struct Input<F>(F);
 
 impl<F: AsFd> AsFd for Input<F> {
@@ -28,7 +28,7 @@ impl<F: AsFd + Read + Send> ConsoleInput for Input<F> {
     }
 }
 
-/// A FIFO of 16 bytes, as a 16550 has.
+/// A FIFO of 16 bytes, like a 16550's.
 #[derive(Default)]
 struct Fifo {
     fill: Cell<usize>,
@@ -87,7 +87,7 @@ fn a_slow_guest_loses_nothing() {
             assert!(pump.backlog.len() <= BACKLOG);
         } else {
             held_back |= pump.phase == Phase::Full;
-            // The guest reads its FIFO empty, which tells that there is room.
+            // The guest empties its FIFO, which signals room.
             assert!(fifo.fill.replace(0) > 0);
             assert_eq!(pump.room(&fifo, &events), Pumped::Stay);
         }
@@ -125,7 +125,7 @@ fn room_alone_never_reads_a_terminal() {
     let (events, _always) = events();
     let (reader, _writer) = pipe();
     let mut pump = pump(Input(reader), &events);
-    // Would block for ever.
+    // This would block forever.
     assert_eq!(pump.room(&Fifo::default(), &events), Pumped::Stay);
 }
 
@@ -133,7 +133,7 @@ fn room_alone_never_reads_a_terminal() {
 fn a_regular_file_is_read_as_room_comes() {
     let (events, _always) = events();
     let text: Vec<u8> = (0..150).map(|i| b'A' + i % 26).collect();
-    // SAFETY: a new descriptor that nobody else has.
+    // SAFETY: a new descriptor without another owner.
     let mut file: File = unsafe {
         std::os::fd::FromRawFd::from_raw_fd(libc::memfd_create(
             c"input".as_ptr(),

@@ -1,6 +1,7 @@
-//! Files of credentials: read whole, and only if nobody else can have written or, where that matters, read them.
+//! Files of credentials: read whole, and only if no other user could write or, for secrets, read
+//! them.
 //!
-//! Owns the checks. It must not know what is in a file.
+//! Owns the checks. It must not know the content of a file.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -14,21 +15,22 @@ use crate::Error;
 /// The largest file, in bytes: a bundle of certificates or a list of tokens.
 const SIZE_MAX: u64 = 1 << 20;
 
-/// Whether a file may be known to others.
+/// Whether other users may read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Secrecy {
     /// Others may read it: a certificate.
     Public,
-    /// Nobody but its owner may read it: a key, a list of tokens.
+    /// Only its owner may read it: a key, a list of tokens.
     Secret,
 }
 
-/// Whose credentials they are.
+/// The owner of the credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
-    /// A service that lets others in by them: they belong to its user or to root, and nobody else may write them.
+    /// A service that authenticates others by them: they belong to its user or to root, and no
+    /// other user may write them.
     Service,
-    /// Who starts a command, and has chosen the files: only what is secret has to be.
+    /// The user of a command, who has chosen the files: only secrets are checked.
     Caller,
 }
 
@@ -43,7 +45,7 @@ impl Holder {
     }
 }
 
-/// All of a file, of 1 MiB at most.
+/// Reads a whole file, of 1 MiB at most.
 ///
 /// # Errors
 /// See [`Error`].
@@ -54,7 +56,7 @@ pub fn read(path: &Path, secrecy: Secrecy, holder: Holder) -> Result<Vec<u8>, Er
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty());
     let file = File::from(file.map_err(|errno| failed(errno.into()))?);
-    // Of what is open, not of what has the name now.
+    // The metadata of the open file, not of the file that has the name now.
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
         return Err(Error::tls(format!("{shown} is no regular file")));

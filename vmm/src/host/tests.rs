@@ -1,4 +1,4 @@
-//! A made-up sysfs, and this host's own.
+//! A fake sysfs, and this host's own.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -46,7 +46,7 @@ fn cpus_must_be_online() {
     none.0.check_cpus(&[]).unwrap();
     let error = none.0.check_cpus(&cpus(&["0"])).unwrap_err();
     assert!(error.to_string().starts_with("cannot read"), "{error}");
-    // A file that no kernel writes.
+    // Content that no kernel writes.
     let strange = Tree::new(&[("devices/system/cpu/online", "0-99999999\u{0}")]);
     assert!(strange.0.check_cpus(&cpus(&["0"])).is_err());
 }
@@ -87,7 +87,7 @@ fn a_device_is_where_its_nearest_parent_says() {
     assert_eq!(node("pci0000:00/0000:00:02.0/vdpa1"), Some(0));
     assert_eq!(node("vdpasim_net/vdpa2"), None);
     assert_eq!(node("nowhere"), None);
-    // A link that leads out of sysfs says nothing.
+    // A link that leads out of sysfs is ignored.
     let out = tree.0.sysfs.join("out");
     std::os::unix::fs::symlink(std::env::temp_dir(), &out).unwrap();
     assert_eq!(tree.0.node_at(&out), None);

@@ -1,10 +1,9 @@
-//! What the guest reads with the CPUID instruction.
+//! The guest's results of the CPUID instruction.
 //!
-//! Pure functions from the leaves that the host supports to the leaves of one
-//! vCPU. They own the topology that the guest sees: one package with as many
-//! cores as the VM has vCPUs, one thread per core, one last-level cache, APIC
-//! ids from 0. Everything else passes as KVM offers it, or as a baseline leaves it
-//! (`baseline.rs`), except nested virtualization, which is hidden: its state would have
+//! Pure functions from the leaves that the host supports to the leaves of one vCPU. They own the
+//! topology that the guest sees: one package with as many cores as the VM has vCPUs, one thread per
+//! core, one last-level cache, APIC ids from 0. Everything else passes as KVM or a baseline
+//! (`baseline.rs`) offers it, except nested virtualization, which is hidden. Its state would have
 //! to be reset and migrated too. This module must not call the kernel.
 //!
 //! Sources: Intel SDM volume 2A, CPUID (leaves 1, 4, 0xB, 0x1F); AMD APM
@@ -15,10 +14,10 @@ pub mod compatible;
 
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
-/// Physical address bits where CPUID does not say (AMD APM, 0x8000_0008).
+/// Physical address bits if CPUID does not report them (AMD APM, 0x8000_0008).
 const DEFAULT_PHYSICAL_BITS: u8 = 36;
 
-/// Leaf numbers that are treated here.
+/// Leaf numbers used here.
 mod leaf {
     pub(super) const VENDOR: u32 = 0;
     pub(super) const FEATURES: u32 = 1;
@@ -45,7 +44,7 @@ mod leaf {
 
 /// Leaf 1, ECX: Intel's virtualization extensions.
 const VMX: u32 = 1 << 5;
-/// Leaf 1, ECX: the local APIC's timer takes TSC deadlines.
+/// Leaf 1, ECX: the local APIC's timer supports TSC deadlines.
 const TSC_DEADLINE: u32 = 1 << 24;
 /// Leaf 1, ECX: this is a virtual machine.
 const HYPERVISOR: u32 = 1 << 31;
@@ -58,12 +57,12 @@ const SVM: u32 = 1 << 2;
 /// 0x8000_0001, ECX: the leaves 0x8000_001D and 0x8000_001E exist.
 const TOPOLOGY_EXTENSIONS: u32 = 1 << 22;
 
-/// The vCPU whose leaves are wanted.
+/// The vCPU of the leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Processor {
     /// Its APIC id, counted from 0; the same as its index.
     pub apic_id: u8,
-    /// How many vCPUs the VM has.
+    /// Number of vCPUs of the VM.
     pub count: u8,
 }
 
@@ -73,22 +72,22 @@ impl Processor {
         u32::from(self.count.max(1))
     }
 
-    /// Bits of an APIC id that tell the cores of the package apart.
+    /// Bits of an APIC id that distinguish the cores of the package.
     fn core_bits(self) -> u32 {
         self.cores().next_power_of_two().trailing_zeros()
     }
 }
 
-/// Makes the CPUID leaves of one vCPU out of `supported`, which is what
-/// `KVM_GET_SUPPORTED_CPUID` answered, or what [`baseline::show`] left of it.
+/// Creates the CPUID leaves of one vCPU from `supported`, the result of `KVM_GET_SUPPORTED_CPUID`
+/// or of [`baseline::show`].
 #[must_use]
 pub fn guest_cpuid(supported: &[kvm_cpuid_entry2], processor: Processor) -> Vec<kvm_cpuid_entry2> {
     let amd = is_amd(supported);
     let mut leaves: Vec<kvm_cpuid_entry2> = supported
         .iter()
         .filter(|entry| {
-            // Replaced below, contradicting what is there (0x8000_0026), or
-            // about what is hidden (0x8000_000A).
+            // Leaves that are replaced below, that contradict the topology (0x8000_0026), or that
+            // describe a hidden feature (0x8000_000A).
             !matches!(
                 entry.function,
                 leaf::TOPOLOGY
@@ -140,16 +139,16 @@ pub fn guest_cpuid(supported: &[kvm_cpuid_entry2], processor: Processor) -> Vec<
     leaves
 }
 
-/// How many bits a guest-physical address can have, from the supported
-/// leaves: bounds where memory and devices may lie.
+/// The width of a guest-physical address, from the supported leaves: limits the addresses of memory
+/// and devices.
 #[must_use]
 pub fn physical_address_bits(supported: &[kvm_cpuid_entry2]) -> u8 {
     let Some(entry) = find(supported, leaf::ADDRESS_SIZES) else {
         return DEFAULT_PHYSICAL_BITS;
     };
     let [bits, _, guest_bits, _] = entry.eax.to_le_bytes();
-    // Bits 23:16 are how far KVM can map, where that is less than what the
-    // processor shows (four-level page tables).
+    // Bits 23:16 are the width that KVM can map, where that is less than the processor's
+    // (four-level page tables).
     match guest_bits {
         0 => bits,
         limit => bits.min(limit),
@@ -157,7 +156,7 @@ pub fn physical_address_bits(supported: &[kvm_cpuid_entry2]) -> u8 {
 }
 
 fn features(entry: &mut kvm_cpuid_entry2, processor: Processor, amd: bool) {
-    // Intel counts ids that could be there, AMD processors that are.
+    // Intel counts possible ids, AMD existing processors.
     let logical = if amd {
         processor.cores()
     } else {
@@ -165,14 +164,14 @@ fn features(entry: &mut kvm_cpuid_entry2, processor: Processor, amd: bool) {
     };
     set_field(&mut entry.ebx, 16, 8, logical);
     set_field(&mut entry.ebx, 24, 8, processor.apic_id.into());
-    // KVM emulates the deadline timer on any processor, but doesn't list it
-    // because it depends on the in-kernel local APIC, which we have.
+    // KVM emulates the deadline timer on any processor. It does not list it, because it depends on
+    // the in-kernel local APIC, which this VM has.
     entry.ecx |= TSC_DEADLINE | HYPERVISOR;
     entry.ecx &= !VMX;
     set_bit(&mut entry.edx, MULTIPLE_PROCESSORS, processor.cores() > 1);
 }
 
-/// Leaf 4: who shares a cache, and how many core ids the package has.
+/// Leaf 4: the processors that share a cache, and the number of core ids of the package.
 fn intel_cache(entry: &mut kvm_cpuid_entry2, processor: Processor) {
     if entry.eax & 0x1f == 0 {
         return; // No more caches.
@@ -183,7 +182,7 @@ fn intel_cache(entry: &mut kvm_cpuid_entry2, processor: Processor) {
     set_field(&mut entry.eax, 26, 6, ids - 1);
 }
 
-/// 0x8000_001D: who shares a cache.
+/// 0x8000_001D: the processors that share a cache.
 fn amd_cache(entry: &mut kvm_cpuid_entry2, processor: Processor) {
     if entry.eax & 0x1f == 0 {
         return;
@@ -249,8 +248,8 @@ fn set_bit(register: &mut u32, mask: u32, on: bool) {
     }
 }
 
-/// Sets `width` bits from `shift` on; a value too large for them is cut to
-/// the largest that fits (core ids of leaf 4 have six bits).
+/// Sets `width` bits from `shift` on. A value too large for them is limited to the maximum (core
+/// ids of leaf 4 have six bits).
 fn set_field(register: &mut u32, shift: u32, width: u32, value: u32) {
     let max = (1 << width) - 1;
     *register = (*register & !(max << shift)) | (value.min(max) << shift);

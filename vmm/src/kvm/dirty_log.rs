@@ -1,7 +1,7 @@
 //! KVM's log of the pages of guest RAM that vCPUs have written.
 //!
-//! Owns how logging is switched on, read and switched off. Must not know what the pages are wanted for, nor
-//! that anyone but vCPUs writes to memory (userspace and devices do, unseen by KVM).
+//! Owns how logging is enabled, read and disabled. It must not know who uses the pages, nor that
+//! others than vCPUs write to memory (KVM does not see userspace and devices).
 //!
 //! ```text
 //!          start_dirty_log              take_dirty_log (any number of times)
@@ -11,12 +11,12 @@
 //!          stop_dirty_log
 //! ```
 //!
-//! A slot whose flags alone change stays in place (`KVM_MR_FLAGS_ONLY` in `virt/kvm/kvm_main.c`): there is no
-//! moment at which the guest has no memory there.
+//! A slot whose flags alone change stays in place (`KVM_MR_FLAGS_ONLY` in `virt/kvm/kvm_main.c`):
+//! the guest has its memory throughout.
 //!
-//! Where the kernel has `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2` (Linux 5.1, its `INITIALLY_SET` 5.7), it need not
-//! write-protect all of RAM in one go at the start, with the guest waiting: every page counts as written at first, and each piece
-//! is protected when it is cleared, 64 MiB under one hold of the kernel's lock.
+//! Without `KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2` (Linux 5.1, its `INITIALLY_SET` 5.7), the kernel
+//! write-protects all RAM in one go at the start, and the guest waits. With it, every page counts
+//! as written at first. Clearing a piece protects it, 8 MiB under one hold of the kernel's lock.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -45,30 +45,30 @@ mod number {
 
 /// Bytes in a page of the log.
 const PAGE_SIZE: u64 = 4096;
-/// Words of the log that are cleared by one ioctl: 8 MiB of RAM. It holds KVM's lock of the page tables, for which each fault of
-/// the guest waits meanwhile.
+/// Words of the log that one ioctl clears: 8 MiB of RAM. The ioctl holds KVM's lock of the page
+/// tables, and each fault of the guest waits for it.
 const WORDS_AT_ONCE: usize = 32;
 
-/// Pages of one slot that vCPUs have written since the last look.
+/// Pages of one slot that vCPUs have written since the last read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotDirtyLog {
     /// First guest-physical address of the slot.
     pub guest_address: u64,
     /// Length of the slot in bytes.
     pub len: u64,
-    /// One bit per page of 4096 bytes, the first page in the lowest bit of the first word. Bits past the
-    /// slot's end are clear.
+    /// One bit per page of 4096 bytes, the first page in the lowest bit of the first word. Bits
+    /// past the slot's end are clear.
     pub pages: Vec<u64>,
 }
 
 impl MemorySlots {
-    /// Has the kernel log writes of vCPUs to all of guest RAM, while they run or not.
+    /// Has the kernel log writes of vCPUs to all of guest RAM, whether they run or not.
     ///
-    /// The first [`MemorySlots::take_dirty_log`] may say that everything was written. A second call changes
-    /// nothing.
+    /// The first [`MemorySlots::take_dirty_log`] may report every page as written. A second call
+    /// changes nothing.
     ///
     /// # Errors
-    /// The ioctl failed; nothing is logged then.
+    /// The ioctl failed; the kernel then logs nothing.
     pub fn start_dirty_log(&self) -> Result<(), Error> {
         self.ask_for_manual_protection();
         if let Err(error) = self.switch_dirty_log(true) {
@@ -80,11 +80,11 @@ impl MemorySlots {
         Ok(())
     }
 
-    /// Ends logging and throws away what is logged.
+    /// Ends logging and discards the log.
     ///
     /// # Errors
-    /// The ioctl failed; slots that come after the refused one are still being logged, which costs
-    /// the guest time and nothing else.
+    /// The ioctl failed. Slots after the failing one are still logged, which only costs the guest
+    /// time.
     pub fn stop_dirty_log(&self) -> Result<(), Error> {
         self.switch_dirty_log(false)
     }
@@ -95,12 +95,12 @@ impl MemorySlots {
         self.slots.lock().values().any(|slot| slot.logging)
     }
 
-    /// Which pages vCPUs have written since the last call, by ascending number of the slot. When this
-    /// returns, every later write is logged anew: read the pages after it and none is missed.
+    /// Returns the pages that vCPUs have written since the last call, by ascending slot number.
+    /// Later writes are logged anew: read the pages after this returns, and none is missed.
     ///
     /// # Errors
-    /// Before [`MemorySlots::start_dirty_log`], or when an ioctl fails. The log may be incomplete
-    /// then: count every page as written.
+    /// Logging is off, or an ioctl fails. The log may then be incomplete: count every page as
+    /// written.
     pub fn take_dirty_log(&self) -> Result<Vec<SlotDirtyLog>, Error> {
         let slots = self.slots.lock();
         let mut logs = Vec::new();
@@ -124,8 +124,8 @@ impl MemorySlots {
         Ok(())
     }
 
-    /// Enables the capability as far as the kernel has it. Without it the log works too, so a refusal is
-    /// nobody's concern.
+    /// Enables the capability as far as the kernel has it. The log works without it too, so a
+    /// failure is not an error.
     fn ask_for_manual_protection(&self) {
         let has = self
             .vm
@@ -172,7 +172,8 @@ impl MemorySlots {
         })
     }
 
-    /// Clears and write-protects the pages that are set in `pages`, which KVM_GET_DIRTY_LOG leaves to us.
+    /// Clears and write-protects the pages that are set in `pages`, which KVM_GET_DIRTY_LOG leaves
+    /// to userspace.
     fn clear(&self, slot: u32, range: SlotRange, pages: &mut [u64]) -> io::Result<()> {
         let total = range.len / PAGE_SIZE;
         let mut first_page = 0;
@@ -180,7 +181,7 @@ impl MemorySlots {
             let covered = u64::try_from(words.len())
                 .unwrap_or(u64::MAX)
                 .saturating_mul(64);
-            // A multiple of 64 unless it ends with the slot, as the kernel wants it.
+            // The kernel requires a multiple of 64 unless the range ends with the slot.
             let count = covered.min(total.saturating_sub(first_page));
             if words.iter().any(|&word| word != 0) {
                 let request = kvm_clear_dirty_log {
@@ -191,9 +192,9 @@ impl MemorySlots {
                         dirty_bitmap: words.as_mut_ptr().cast(),
                     },
                 };
-                // SAFETY: needed because no crate wraps this ioctl. The descriptor is a VM's, the structure
-                // is the ioctl's, and the kernel reads one bit for each of `num_pages` pages from `words`,
-                // which has 64 of them per word.
+                // SAFETY: needed because no crate wraps this ioctl. The descriptor is a VM's and
+                // the structure is the ioctl's. The kernel reads one bit for each of `num_pages`
+                // pages from `words`, which has 64 of them per word.
                 let result =
                     unsafe { ioctl_with_ref(&*self.vm, number::KVM_CLEAR_DIRTY_LOG(), &request) };
                 if result != 0 {

@@ -1,20 +1,18 @@
-//! Queue kicks without an exit to our threads: as KVM ioeventfds (a guest write to
-//! an address signals an eventfd inside the kernel), or as memory slots that show
-//! the guest the device's own doorbell (the write does not exit at all).
+//! Queue kicks without an exit to our threads, in two ways. KVM ioeventfds signal an eventfd inside
+//! the kernel when the guest writes to an address. Memory slots map the device's own doorbell for
+//! the guest, so the write does not exit at all.
 //!
-//! This module owns the lists of addresses that are attached and mapped. It must not know
-//! which queue an address belongs to.
+//! This module owns the lists of addresses that are attached and mapped. It must not know the queue
+//! of an address.
 //!
-//! A doorbell's slot has no flags: it is never logged as dirty, for it is no
-//! memory of the guest's. The kernel maps its page for writes only, so a guest's
-//! first access to it must be a write: a read makes KVM_RUN return EFAULT (see
-//! [`crate::vcpu::FaultHandler`]).
+//! A doorbell's slot has no flags: it is never logged as dirty, because it is not guest memory. The
+//! kernel maps its page for writes only, so a guest's first access to it must be a write: a read
+//! makes KVM_RUN return EFAULT (see [`crate::vcpu::FaultHandler`]).
 //!
-//! The ioeventfds have no data match and
-//! length 0, which to KVM is any write of any width and, on Intel hosts,
-//! skips the instruction decoder (`KVM_FAST_MMIO_BUS`). Hosts without
-//! `KVM_CAP_IOEVENTFD_NO_LENGTH` (before Linux 4.4) are turned away when
-//! `/dev/kvm` is opened; vhost-vdpa needs a younger kernel anyway.
+//! The ioeventfds have no data match and length 0. For KVM that is any write of any width and, on
+//! Intel hosts, skips the instruction decoder (`KVM_FAST_MMIO_BUS`). Hosts without
+//! `KVM_CAP_IOEVENTFD_NO_LENGTH` (before Linux 4.4) are rejected when `/dev/kvm` is opened;
+//! vhost-vdpa needs a newer kernel anyway.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -29,7 +27,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::memory_slots::{MemorySlots, SlotRange};
 
-/// Bytes that the guest sees of a doorbell.
+/// Bytes of a doorbell that the guest sees.
 const PAGE_SIZE: u64 = 4096;
 
 /// The ioeventfds and doorbell slots of one VM.
@@ -37,16 +35,16 @@ const PAGE_SIZE: u64 = 4096;
 pub struct KvmDoorbells {
     vm: Arc<VmFd>,
     slots: Arc<MemorySlots>,
-    /// Number of the attached eventfd, by address.
+    /// Descriptor number of the attached eventfd, by address.
     attached: Mutex<BTreeMap<u64, RawFd>>,
     /// Number of the memory slot, by address.
     mapped: Mutex<BTreeMap<u64, u32>>,
-    /// How many doorbells were taken away.
+    /// Number of doorbells unmapped so far.
     unmapped: AtomicU64,
 }
 
 impl KvmDoorbells {
-    /// None attached or mapped. Doorbells get their slots from `slots`.
+    /// Starts without attached or mapped doorbells. Doorbells get their slots from `slots`.
     #[must_use]
     pub fn new(vm: Arc<VmFd>, slots: Arc<MemorySlots>) -> Self {
         Self {
@@ -58,21 +56,20 @@ impl KvmDoorbells {
         }
     }
 
-    /// How many eventfds are attached now; for leak tests and metrics.
+    /// Number of attached eventfds; for leak tests and metrics.
     #[must_use]
     pub fn count(&self) -> usize {
         self.attached.lock().len()
     }
 
-    /// How many doorbells are mapped now; for leak tests and metrics.
+    /// Number of mapped doorbells; for leak tests and metrics.
     #[must_use]
     pub fn mapped_count(&self) -> usize {
         self.mapped.lock().len()
     }
 
-    /// How many times a doorbell was taken from the guest, ever. A memory fault
-    /// of the guest may be outdated if this has changed since the vCPU
-    /// entered the guest.
+    /// Number of times a doorbell was ever unmapped from the guest. A memory fault of the guest may
+    /// be outdated if this has changed since the vCPU entered the guest.
     #[must_use]
     pub fn unmapped_count(&self) -> u64 {
         self.unmapped.load(Ordering::Acquire)
@@ -122,9 +119,9 @@ impl Doorbells for KvmDoorbells {
             host_address: page.host_address(),
             readonly: false,
         };
-        // SAFETY: needed to hand a page of this process to the guest. By its
-        // trait's contract the page is one mapping of this size, without
-        // references into it, for as long as `page` lives, which the slot keeps.
+        // SAFETY: needed to map a page of this process for the guest. By its trait's contract the
+        // page is one mapping of this size without references into it, for as long as `page` lives.
+        // The slot keeps `page`.
         let number = unsafe { self.slots.add(range, Arc::new(page)) }.map_err(io::Error::other)?;
         mapped.insert(address, number);
         Ok(())
@@ -140,7 +137,7 @@ impl Doorbells for KvmDoorbells {
         })?;
         self.slots.remove(number).map_err(io::Error::other)?;
         mapped.remove(&address);
-        // After the removal: whoever sees the old count may have met the slot.
+        // After the removal: a reader of the old count may have met the slot.
         self.unmapped.fetch_add(1, Ordering::Release);
         Ok(())
     }

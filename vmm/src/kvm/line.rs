@@ -1,8 +1,8 @@
 //! Interrupt lines: edges of ISA devices as KVM irqfds, levels by ioctl.
 //!
-//! Owns the tie between an eventfd and a pin of PIC and IOAPIC (the default
-//! routes lead GSI *n* to both). Level-triggered lines need no eventfd: what drives them does
-//! so seldom that a system call each time costs nothing. It must not know the device.
+//! Owns the connection between an eventfd and a pin of PIC and IOAPIC (the default routes connect
+//! GSI *n* to both). Level-triggered lines need no eventfd: their devices change the level so
+//! seldom that a system call each time is cheap. It must not know the device.
 
 use std::io;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use devices::hypervisor::LevelInterrupt;
 use kvm_ioctls::VmFd;
 use vmm_sys_util::eventfd::EventFd;
 
-/// An edge-triggered interrupt line: each write to the eventfd is one pulse.
-/// Dropping it cuts the tie.
+/// An edge-triggered interrupt line: each write to the eventfd is one pulse. Dropping it removes
+/// the connection.
 #[derive(Debug)]
 pub struct InterruptLine {
     vm: Arc<VmFd>,
@@ -21,13 +21,13 @@ pub struct InterruptLine {
 }
 
 impl InterruptLine {
-    /// Ties `eventfd` to `gsi`, an ISA interrupt (0 to 15) or another pin of
-    /// the IOAPIC (up to 23).
+    /// Connects `eventfd` to `gsi`, an ISA interrupt (0 to 15) or another pin of the IOAPIC (up to
+    /// 23).
     ///
     /// # Errors
-    /// Whatever `KVM_IRQFD` says, or no descriptor is left.
+    /// `KVM_IRQFD` failed, or no descriptor is left.
     pub fn new(vm: Arc<VmFd>, eventfd: &EventFd, gsi: u32) -> io::Result<Self> {
-        // The duplicate keeps the eventfd nameable until the tie is cut.
+        // The drop needs the eventfd to remove the connection, so this keeps a duplicate.
         let eventfd = eventfd.try_clone()?;
         vm.register_irqfd(&eventfd, gsi)?;
         Ok(Self { vm, eventfd, gsi })
@@ -50,7 +50,7 @@ pub struct LevelLine {
 }
 
 impl LevelLine {
-    /// The input that the default routes give to `gsi`.
+    /// The input of `gsi` in the default routes.
     #[must_use]
     pub fn new(vm: Arc<VmFd>, gsi: u32) -> Self {
         Self { vm, gsi }

@@ -1,9 +1,9 @@
-//! KVM memory slots: which host memory the guest sees at which address.
+//! KVM memory slots: the host memory that the guest sees at each address.
 //!
-//! [`MemorySlots`] owns the numbering of the slots and keeps alive what they
-//! map. It must not know what the memory is for: guest RAM and the
-//! doorbell pages of devices are slots alike, but that writes to guest RAM can be logged and those to
-//! doorbells never are ([`super::dirty_log`] switches it).
+//! [`MemorySlots`] owns the numbering of the slots and keeps their memory alive. It must not know
+//! the use of the memory: guest RAM and the doorbell pages of devices are slots alike. The one
+//! difference is that writes to guest RAM can be logged and those to doorbells never are
+//! ([`super::dirty_log`] switches it).
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use crate::Error;
 /// Smallest unit of a slot, in bytes.
 const PAGE_SIZE: u64 = 4096;
 
-/// What a slot shows, and where.
+/// The host memory of a slot, and its guest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotRange {
     /// First guest-physical address, page-aligned.
@@ -38,12 +38,12 @@ pub struct SlotRange {
     pub readonly: bool,
 }
 
-/// What a slot's memory is to migration.
+/// The role of a slot's memory for migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SlotKind {
-    /// Guest RAM: writes are logged when asked for.
+    /// Guest RAM: writes can be logged.
     Ram,
-    /// Anything else, such as a doorbell page, which the kernel cannot protect: never logged.
+    /// Anything else, such as a doorbell page, which the kernel cannot write-protect: never logged.
     Other,
 }
 
@@ -52,12 +52,11 @@ pub(super) struct Slot {
     pub(super) kind: SlotKind,
     /// Whether the kernel logs writes (`KVM_MEM_LOG_DIRTY_PAGES`).
     pub(super) logging: bool,
-    /// What keeps the host mapping alive as long as the guest may use it.
+    /// Keeps the host mapping alive as long as the guest may use it.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
-/// The memory slots of one VM. Dropping it takes all of them away before the
-/// memory behind them is released.
+/// The memory slots of one VM. Dropping it removes all of them before their memory is released.
 pub struct MemorySlots {
     pub(super) vm: Arc<VmFd>,
     limit: usize,
@@ -80,10 +79,10 @@ impl fmt::Debug for MemorySlots {
 }
 
 impl MemorySlots {
-    /// No slots yet.
+    /// Starts without slots.
     #[must_use]
     pub fn new(vm: Arc<VmFd>) -> Self {
-        // 32 is what KVM had before it could be asked.
+        // KVM had 32 slots before it reported a limit.
         let limit = usize::try_from(vm.check_extension_int(kvm_ioctls::Cap::NrMemslots))
             .ok()
             .filter(|&limit| limit > 0)
@@ -96,10 +95,10 @@ impl MemorySlots {
         }
     }
 
-    /// Shows every region of `memory` to the guest at its own address.
+    /// Maps every region of `memory` for the guest at its own address.
     ///
     /// # Errors
-    /// As [`MemorySlots::add`]; slots added before the failure stay.
+    /// Those of [`MemorySlots::add`]; slots added before the failure stay.
     pub fn add_ram(&self, memory: &GuestMemory) -> Result<(), Error> {
         let owner: Arc<dyn Any + Send + Sync> = Arc::new(memory.clone());
         for region in memory.iter() {
@@ -130,26 +129,28 @@ impl MemorySlots {
     /// Adds a slot and returns its number; the lowest free one.
     ///
     /// # Safety
-    /// `range.host_address .. + range.len` must be memory that is mapped for
-    /// as long as `owner` lives, and that nothing in this process holds as a
-    /// Rust reference: the guest reads and writes it at any time.
+    /// `range.host_address .. + range.len` must be memory that is mapped for as long as `owner`
+    /// lives, and that nothing in this process holds as a Rust reference: the guest reads and
+    /// writes it at any time.
     ///
     /// # Errors
-    /// A range that cannot be, or is taken; no slot is left; the ioctl failed. Nothing has changed then.
+    /// The range is invalid or overlaps another one; no slot is left; the ioctl failed. Nothing has
+    /// changed.
     pub unsafe fn add(
         &self,
         range: SlotRange,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<u32, Error> {
-        // SAFETY: needed because `add_kind` passes on what this function asks of its callers; so do they.
+        // SAFETY: needed because `add_kind` has the same requirements as this function; so its
+        // callers meet them.
         unsafe { self.add_kind(range, SlotKind::Other, owner) }
     }
 
-    /// As [`MemorySlots::add`], saying what it is. RAM that comes while writes are being logged is logged
+    /// Like [`MemorySlots::add`], with the kind. RAM added while writes are being logged is logged
     /// from its first moment.
     ///
     /// # Safety
-    /// As [`MemorySlots::add`].
+    /// That of [`MemorySlots::add`].
     unsafe fn add_kind(
         &self,
         range: SlotRange,
@@ -172,7 +173,7 @@ impl MemorySlots {
         Ok(number)
     }
 
-    /// Takes a slot away and drops what kept its memory alive.
+    /// Removes a slot and drops the owner of its memory.
     ///
     /// # Errors
     /// No such slot, or the ioctl failed.
@@ -187,7 +188,7 @@ impl MemorySlots {
         Ok(())
     }
 
-    /// How many slots there are now; for leak tests and metrics.
+    /// Number of slots now; for leak tests and metrics.
     #[must_use]
     pub fn count(&self) -> usize {
         self.slots.lock().len()
@@ -210,9 +211,9 @@ impl MemorySlots {
             memory_size,
             userspace_addr: range.host_address,
         };
-        // SAFETY: needed because the ioctl gives the guest access to host
-        // memory. Callers of `add` vouch for the range, a removal only
-        // takes access away, and other flags change nothing about it.
+        // SAFETY: needed because the ioctl gives the guest access to host memory. Callers of `add`
+        // vouch for the range, a removal only removes access, and other flags do not change the
+        // range.
         unsafe { self.vm.set_user_memory_region(region) }.map_err(|error| {
             Error::host(format!(
                 "KVM_SET_USER_MEMORY_REGION failed for {:#x}+{:#x}",
@@ -228,8 +229,8 @@ impl Drop for MemorySlots {
         let numbers: Vec<u32> = self.slots.lock().keys().copied().collect();
         for number in numbers {
             if let Err(error) = self.remove(number) {
-                // Keep the memory mapped for ever rather than let the guest
-                // reach whatever would be mapped there next.
+                // Keep the memory mapped forever: otherwise the guest would reach the next mapping
+                // at that address.
                 tracing::error!(number, %error, "memory slot could not be removed");
                 if let Some(slot) = self.slots.lock().remove(&number) {
                     std::mem::forget(slot);
@@ -239,7 +240,7 @@ impl Drop for MemorySlots {
     }
 }
 
-/// Checks `range` against the slots that exist and finds it a number.
+/// Checks `range` against the existing slots and returns a free number.
 fn free_number(slots: &BTreeMap<u32, Slot>, range: SlotRange, limit: usize) -> Result<u32, Error> {
     let SlotRange {
         guest_address, len, ..
@@ -261,7 +262,7 @@ fn free_number(slots: &BTreeMap<u32, Slot>, range: SlotRange, limit: usize) -> R
     }
     for taken in slots.values() {
         let other = taken.range.guest_address;
-        // No overflow: every range in the map has been through this function.
+        // No overflow: this function has checked every range in the map.
         if other <= last && guest_address <= other + (taken.range.len - 1) {
             return Err(Error::host(format!(
                 "{slot} overlaps the one at {other:#x}"
@@ -326,7 +327,7 @@ mod tests {
                 "{bad:x?}: {error}"
             );
         }
-        // The last page of the address space is a range like any other.
+        // The last page of the address space is an ordinary range.
         assert_eq!(
             free_number(&none, range(u64::MAX - 0xfff, 0x1000), 32).unwrap(),
             0

@@ -1,8 +1,8 @@
-//! The host's KVM: opening it, making a virtual machine of it, and what hangs
-//! off the machine's file descriptor.
+//! The host's KVM: opens it, creates a virtual machine, and owns the objects that belong to the
+//! machine's file descriptor.
 //!
-//! This module owns the file descriptors of `/dev/kvm` and of the VM. It must
-//! not know which devices exist, how a guest boots, or who runs the vCPUs.
+//! This module owns the file descriptors of `/dev/kvm` and of the VM. It must not know which
+//! devices exist, how a guest boots, or who runs the vCPUs.
 //!
 //! ```text
 //! Hypervisor::open ──> Vm ──┬─> MemorySlots     guest RAM        (KVM_SET_USER_MEMORY_REGION)
@@ -12,10 +12,9 @@
 //!                           └─> vcpu::Vcpus     processors       (KVM_CREATE_VCPU)
 //! ```
 //!
-//! The interrupt controllers (two PICs, the IOAPIC, a local APIC per vCPU) are
-//! KVM's own, so no interrupt passes through our threads. There is no PIT:
-//! the FADT says hardware-reduced and CPUID shows the TSC-deadline timer, so
-//! Linux neither calibrates against a PIT nor takes ticks from one.
+//! The interrupt controllers (two PICs, the IOAPIC, a local APIC per vCPU) are KVM's own, so no
+//! interrupt passes through our threads. There is no PIT: the FADT sets hardware-reduced and CPUID
+//! shows the TSC-deadline timer, so Linux neither calibrates against a PIT nor uses its ticks.
 
 pub mod cpuid;
 pub mod dirty_log;
@@ -42,13 +41,13 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use crate::Error;
 
-/// Where processors listen for message-signalled interrupts; the APIC id comes in bits 12 to 19.
+/// Where processors receive message-signalled interrupts; bits 12 to 19 hold the APIC id.
 const MSI_ADDRESS: u32 = 0xfee0_0000;
 /// Delivery mode NMI in the message's data.
 const MSI_DELIVERY_NMI: u32 = 4 << 8;
 
-/// What must be there, with the names of the uapi. All of it is older than
-/// vhost-vdpa itself (Linux 5.7), so no supported kernel lacks any.
+/// Required capabilities, with their names in the uapi. All are older than vhost-vdpa itself (Linux
+/// 5.7), so every supported kernel has them.
 const REQUIRED: [(Cap, &str); 15] = [
     (Cap::Irqchip, "IRQCHIP"),
     (Cap::UserMemory, "USER_MEMORY"),
@@ -67,7 +66,7 @@ const REQUIRED: [(Cap, &str); 15] = [
     (Cap::ImmediateExit, "IMMEDIATE_EXIT"),
 ];
 
-/// An open `/dev/kvm` that has all we need.
+/// An open `/dev/kvm` with all required capabilities.
 #[derive(Debug)]
 pub struct Hypervisor {
     kvm: Kvm,
@@ -93,8 +92,8 @@ impl Hypervisor {
         Ok(Self { kvm })
     }
 
-    /// The CPUID leaves that this host can show to a guest
-    /// (`KVM_GET_SUPPORTED_CPUID`), unsorted, as KVM gives them.
+    /// The CPUID leaves that this host supports for a guest (`KVM_GET_SUPPORTED_CPUID`), unsorted,
+    /// as KVM returns them.
     ///
     /// # Errors
     /// The ioctl failed.
@@ -116,10 +115,10 @@ impl Hypervisor {
             .map_err(Error::failed("KVM_GET_MSR_INDEX_LIST"))
     }
 
-    /// Makes a VM with in-kernel interrupt controllers and no memory.
+    /// Creates a VM with in-kernel interrupt controllers and no memory.
     ///
-    /// `platform` are the guest-physical pages that KVM takes for itself and
-    /// `vcpus` how many processors will be created.
+    /// `platform` has the guest-physical pages that KVM uses itself, and `vcpus` is the number of
+    /// processors that will be created.
     ///
     /// # Errors
     /// Too many vCPUs, or an ioctl failed.
@@ -131,7 +130,7 @@ impl Hypervisor {
             )));
         }
         let fd = loop {
-            // A signal may interrupt the creation (it waits for other CPUs).
+            // A signal may interrupt the creation, which waits for other CPUs.
             match self.kvm.create_vm() {
                 Err(error) if error.errno() == libc::EINTR => {}
                 other => break other.map_err(Error::failed("KVM_CREATE_VM"))?,
@@ -171,7 +170,7 @@ pub struct PlatformAddresses {
 /// A virtual machine of KVM.
 pub struct Vm {
     fd: Arc<VmFd>,
-    /// PIC master, PIC slave and IOAPIC as KVM made them.
+    /// PIC master, PIC slave and IOAPIC in the state that KVM created.
     initial_irqchips: Box<[kvm_irqchip; 3]>,
 }
 
@@ -184,18 +183,20 @@ impl fmt::Debug for Vm {
 }
 
 impl Vm {
-    /// The VM's file descriptor, shared by everything that hangs off it.
+    /// The VM's file descriptor, shared by all objects that use it.
     #[must_use]
     pub fn fd(&self) -> &Arc<VmFd> {
         &self.fd
     }
 
-    /// A descriptor of the VM's own: KVM takes the VM apart when the last one is closed, which takes long.
+    /// Duplicates the VM's descriptor: KVM destroys the VM when the last one is closed, which takes
+    /// long.
     ///
     /// # Errors
     /// No descriptor is left.
     pub(crate) fn keep(&self) -> io::Result<OwnedFd> {
-        // SAFETY: needed because `VmFd` lends no `BorrowedFd`. It owns the descriptor, and lives longer than this call.
+        // SAFETY: needed because `VmFd` lends no `BorrowedFd`. It owns the descriptor, and lives
+        // longer than this call.
         let borrowed = unsafe { BorrowedFd::borrow_raw(self.fd.as_raw_fd()) };
         borrowed.try_clone_to_owned()
     }
@@ -218,8 +219,8 @@ impl Vm {
             .map_err(Error::failed("KVM_SIGNAL_MSI"))
     }
 
-    /// Puts PICs and IOAPIC back into the state they had when the VM was
-    /// made. For a reboot in place; no vCPU may be running.
+    /// Resets PICs and IOAPIC to their state after the creation of the VM. For a reboot in place;
+    /// no vCPU may be running.
     ///
     /// # Errors
     /// The ioctl failed.

@@ -10,9 +10,9 @@
 //!                mask(): irqfd deassigned, the route stays in the table
 //! ```
 //!
-//! The route stays while masked because Linux masks and unmasks a vector
-//! around every change of its affinity, and `KVM_SET_GSI_ROUTING` waits for an
-//! SRCU grace period: a mask and unmask with the same message costs no such wait.
+//! The route stays while masked, because Linux masks and unmasks a vector around every change of
+//! its affinity. `KVM_SET_GSI_ROUTING` waits for an SRCU grace period; a mask and unmask with the
+//! same message avoids that wait.
 
 use std::io;
 use std::sync::Arc;
@@ -25,23 +25,22 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::routing::RoutingTable;
 
-/// How much of the VM's interrupt routing is in use; for leak tests and metrics.
+/// Usage of the VM's interrupt routing; for leak tests and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MsiCounts {
     /// Vectors that devices hold.
     pub vectors: usize,
     /// MSI routes of these vectors, those of masked ones included.
     pub routes: usize,
-    /// irqfds that KVM listens to: the vectors that are not masked.
+    /// irqfds assigned in KVM: the vectors that are not masked.
     pub irqfds: usize,
 }
 
-/// All vectors of a VM: the table they share and the VM it belongs to.
+/// All vectors of a VM: their shared table and their VM.
 #[derive(Debug)]
 struct Router {
     vm: Arc<VmFd>,
-    /// Held over the ioctl that it describes, so that KVM always has the
-    /// table that was written last.
+    /// Held during the ioctl, so that KVM always has the latest table.
     state: Mutex<RouterState>,
 }
 
@@ -52,15 +51,15 @@ struct RouterState {
 }
 
 impl Router {
-    /// Hands the whole table to KVM.
+    /// Passes the whole table to KVM.
     fn publish(&self, table: &RoutingTable) -> io::Result<()> {
         let routing = KvmIrqRouting::from_entries(&table.entries())
             .map_err(|_| io::Error::other("more interrupt routes than KVM takes"))?;
         self.vm.set_gsi_routing(&routing).map_err(io::Error::from)
     }
 
-    /// Routes `gsi` to `message`. On failure the table is as before: one bad
-    /// entry would make KVM refuse every later table too.
+    /// Routes `gsi` to `message`. On failure the table is as before: one bad entry would make KVM
+    /// reject every later table too.
     fn route(&self, gsi: u32, message: MsiMessage) -> io::Result<()> {
         let mut state = self.state.lock();
         let before = state.table.get(gsi);
@@ -76,19 +75,19 @@ impl Router {
     }
 }
 
-/// Gives out MSI vectors of one VM. Clones share everything.
+/// Allocates MSI vectors of one VM. Clones share everything.
 #[derive(Debug, Clone)]
 pub struct KvmMsiVectors {
     router: Arc<Router>,
 }
 
 impl KvmMsiVectors {
-    /// For a VM with in-kernel interrupt controllers. There must be only one
-    /// of these per VM (clones aside): it owns the VM's routing table.
+    /// Creates the allocator of a VM with in-kernel interrupt controllers. There must be only one
+    /// per VM (clones aside): it owns the VM's routing table.
     #[must_use]
     pub fn new(vm: Arc<VmFd>) -> Self {
         let max = vm.check_extension_int(kvm_ioctls::Cap::IrqRouting);
-        // Old kernels answer 1 for "yes"; they had 1024 entries.
+        // Old kernels return 1 for "yes"; they had 1024 entries.
         let max = usize::try_from(max).unwrap_or(0).max(1024);
         let max = max.min(kvm_bindings::KVM_MAX_IRQ_ROUTES);
         Self {
@@ -102,7 +101,7 @@ impl KvmMsiVectors {
         }
     }
 
-    /// What is in use now.
+    /// Current usage.
     #[must_use]
     pub fn counts(&self) -> MsiCounts {
         let state = self.router.state.lock();
@@ -139,7 +138,7 @@ struct KvmMsiVector {
     router: Arc<Router>,
     gsi: u32,
     eventfd: EventFd,
-    /// Whether KVM listens to the eventfd (an irqfd is assigned).
+    /// Whether KVM polls the eventfd (an irqfd is assigned).
     assigned: Mutex<bool>,
 }
 
@@ -157,10 +156,9 @@ impl MsiVector for KvmMsiVector {
         self.router.vm.register_irqfd(&self.eventfd, self.gsi)?;
         *assigned = true;
         self.router.state.lock().irqfds += 1;
-        // KVM injects what was pending when the irqfd was assigned but leaves
-        // it in the counter, where the next mask would find it and deliver
-        // it a second time. New triggers are consumed by KVM at once, so
-        // this takes only what has been injected already.
+        // KVM injects a pending trigger when the irqfd is assigned but leaves it in the counter.
+        // The next mask would find it there and deliver it a second time. KVM consumes new triggers
+        // at once, so this removes only injected ones.
         drain(&self.eventfd)
     }
 
@@ -184,8 +182,8 @@ impl Drop for KvmMsiVector {
         if let Err(error) = self.mask() {
             tracing::error!(gsi = self.gsi, %error, "irqfd could not be removed");
         }
-        // KVM keeps the stale route until the next change of the table: without
-        // its irqfd it leads nowhere, and dropping many vectors stays cheap.
+        // KVM keeps the stale route until the next change of the table. Without its irqfd it has no
+        // effect, and dropping many vectors stays cheap.
         self.router.state.lock().table.free(self.gsi);
     }
 }
@@ -198,7 +196,7 @@ fn drain(eventfd: &EventFd) -> io::Result<()> {
     }
 }
 
-/// Whether an eventfd's counter is not zero; leaves it as it is.
+/// Whether an eventfd's counter is not zero; does not change it.
 fn readable(eventfd: &EventFd) -> bool {
     use std::os::fd::AsRawFd;
     let mut poll = libc::pollfd {
@@ -206,8 +204,8 @@ fn readable(eventfd: &EventFd) -> bool {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: needed because the standard library has no poll. The pointer is
-    // to one valid pollfd, as the count says, and the call does not block.
+    // SAFETY: needed because the standard library has no poll. The pointer is to one valid pollfd,
+    // which matches the count, and the call does not block.
     let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
     ready == 1 && poll.revents & libc::POLLIN != 0
 }

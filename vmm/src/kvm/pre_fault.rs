@@ -1,12 +1,12 @@
 //! Has KVM map guest memory before the guest touches it: `KVM_PRE_FAULT_MEMORY` (Linux 6.11,
 //! `Documentation/virt/kvm/api.rst`, 4.143).
 //!
-//! A machine whose memory was filled by somebody else has empty page tables of the second stage (EPT, NPT): its
-//! guest would fault at the first access to each page, all of them in the first moments after it goes on.
+//! If another writer has filled a machine's memory, its second-stage page tables (EPT, NPT) are
+//! empty. Its guest would fault at the first access to each page, all within moments of its resume.
 //!
-//! Owns descriptors of the vCPUs, by which KVM is asked: the page tables are the VM's, but a vCPU has to walk them.
-//! It must not know why somebody wants memory mapped, nor when. The vCPUs must be parked: KVM lets nobody
-//! else use one that runs, so a request would wait until it stops.
+//! Owns descriptors of the vCPUs, which carry the requests: the page tables are the VM's, but a
+//! vCPU has to walk them. It must not know why or when memory is to be mapped. The vCPUs must be
+//! parked: KVM locks a vCPU that runs, so a request would wait until it stops.
 
 use std::fmt;
 use std::io;
@@ -19,7 +19,7 @@ use vmm_sys_util::ioctl::ioctl_with_mut_ref;
 
 use crate::Error;
 
-/// The request, apart because the macro writes no documentation.
+/// The request. In its own module because the macro writes no documentation.
 mod request {
     #![allow(missing_docs, reason = "the macro writes no documentation")]
     use kvm_bindings::{KVMIO, kvm_pre_fault_memory};
@@ -29,12 +29,12 @@ mod request {
 }
 use request::KVM_PRE_FAULT_MEMORY;
 
-/// The kernel takes whole pages.
+/// The kernel accepts whole pages only.
 const PAGE: u64 = 4096;
-/// Neighbouring addresses are asked of the same vCPU, so that threads that fill different parts of memory rarely wait for
-/// one another. A power of two.
+/// Nearby addresses use the same vCPU, so that threads that fill different parts of memory rarely
+/// wait for one another. A power of two.
 const STRIPE: u64 = 1 << 20;
-/// How often a request that did not get to its end is made again. What is not mapped then, the guest's own access maps.
+/// Limit of the repetitions of an incomplete request. The guest's own access maps the rest.
 const TRIES: u32 = 8;
 
 /// Maps guest memory for the VM's parked vCPUs.
@@ -53,25 +53,26 @@ impl fmt::Debug for PreFault {
 }
 
 impl PreFault {
-    /// Whether this kernel can do it for this VM.
+    /// Whether this kernel supports it for this VM.
     #[must_use]
     pub fn is_supported(vm: &VmFd) -> bool {
         vm.check_extension_raw(KVM_CAP_PRE_FAULT_MEMORY.into()) > 0
     }
 
-    /// A descriptor of a vCPU's own, for [`PreFault::new`].
+    /// Duplicates a vCPU's descriptor for [`PreFault::new`].
     ///
     /// # Errors
-    /// An ioctl failed: no descriptor is left.
+    /// An ioctl failed because no descriptor is left.
     pub fn descriptor(vcpu: &VcpuFd) -> Result<OwnedFd, Error> {
-        // SAFETY: needed because `VcpuFd` lends no `BorrowedFd`. It owns the descriptor, and lives longer than this call.
+        // SAFETY: needed because `VcpuFd` lends no `BorrowedFd`. It owns the descriptor, and lives
+        // longer than this call.
         let borrowed = unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) };
         borrowed
             .try_clone_to_owned()
             .map_err(Error::failed("F_DUPFD_CLOEXEC"))
     }
 
-    /// By these descriptors of vCPUs of one VM.
+    /// Uses these descriptors of vCPUs of one VM.
     #[must_use]
     pub fn new(vcpus: Vec<OwnedFd>) -> Self {
         Self {
@@ -80,9 +81,10 @@ impl PreFault {
         }
     }
 
-    /// Maps the pages of `len` bytes at `guest_address`, as if the guest had read them. It must be memory that is there: a
-    /// page that the host has not allocated yet is allocated. Does nothing if that is not possible: then the
-    /// guest's own accesses do it, as everywhere on older kernels.
+    /// Maps the pages of `len` bytes at `guest_address`, as if the guest had read them. The range
+    /// must be existing memory: a page that the host has not allocated yet is allocated. Does
+    /// nothing if the kernel refuses; the guest's own accesses then map the pages, as on older
+    /// kernels.
     pub fn map(&self, guest_address: u64, len: u64) {
         if self.refused.load(Ordering::Relaxed) {
             return;
@@ -113,12 +115,13 @@ impl PreFault {
             ..Default::default()
         };
         for _ in 0..TRIES {
-            // The kernel takes from the range what it has mapped, and may stop before the end.
+            // The kernel removes the mapped part from the range, and may stop before the end.
             if range.size == 0 {
                 return Ok(());
             }
-            // SAFETY: needed because no crate wraps this ioctl. The descriptor is a vCPU's, the structure is the ioctl's,
-            // and the kernel writes nothing but that: what is left of the range.
+            // SAFETY: needed because no crate wraps this ioctl. The descriptor is a vCPU's, and the
+            // structure is the ioctl's. The kernel writes only to that structure: the rest of the
+            // range.
             let result = unsafe { ioctl_with_mut_ref(vcpu, KVM_PRE_FAULT_MEMORY(), &mut range) };
             if result == 0 {
                 continue;

@@ -1,9 +1,8 @@
 //! The GSI routing table of a VM, as data.
 //!
-//! `KVM_SET_GSI_ROUTING` replaces the whole table, so whoever adds one MSI
-//! must repeat everything else, KVM's own default entries for PICs and IOAPIC
-//! included: without them ISA interrupts are lost. This module owns that
-//! table and the numbering of GSIs. It must not call the kernel.
+//! `KVM_SET_GSI_ROUTING` replaces the whole table. So adding one MSI means repeating all other
+//! entries, KVM's own default entries for PICs and IOAPIC included: without them ISA interrupts are
+//! lost. This module owns that table and the numbering of GSIs. It must not call the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,18 +22,18 @@ const PIC_PINS: u32 = 8;
 /// Entries for PICs and IOAPIC.
 const FIXED_ENTRIES: usize = 40;
 
-/// GSIs given out and where they lead.
+/// Allocated GSIs and their routes.
 #[derive(Debug)]
 pub struct RoutingTable {
-    /// First GSI that may not be given out.
+    /// First GSI that must not be allocated.
     end: u32,
     allocated: BTreeSet<u32>,
     messages: BTreeMap<u32, MsiMessage>,
 }
 
 impl RoutingTable {
-    /// A table with the default entries only. `max_entries` is what the host
-    /// takes (`KVM_CAP_IRQ_ROUTING`); it bounds how many GSIs are given out.
+    /// A table with the default entries only. `max_entries` is the host's limit
+    /// (`KVM_CAP_IRQ_ROUTING`); it limits the number of allocated GSIs.
     #[must_use]
     pub fn new(max_entries: usize) -> Self {
         let free = max_entries.saturating_sub(FIXED_ENTRIES);
@@ -48,21 +47,21 @@ impl RoutingTable {
         }
     }
 
-    /// Takes the lowest free GSI above the IOAPIC's; `None` if all are taken.
+    /// Allocates the lowest free GSI above the IOAPIC's; `None` if none is free.
     pub fn allocate(&mut self) -> Option<u32> {
         let gsi = (IOAPIC_PINS..self.end).find(|gsi| !self.allocated.contains(gsi))?;
         self.allocated.insert(gsi);
         Some(gsi)
     }
 
-    /// Returns a GSI; `true` if a route went with it.
+    /// Frees a GSI; `true` if it had a route.
     pub fn free(&mut self, gsi: u32) -> bool {
         self.allocated.remove(&gsi);
         self.messages.remove(&gsi).is_some()
     }
 
-    /// Sets or (`None`) removes the route of `gsi` and returns the one it
-    /// had. A GSI that was not given out gets no route.
+    /// Sets or (`None`) removes the route of `gsi` and returns the previous one. A GSI that is not
+    /// allocated gets no route.
     pub fn set(&mut self, gsi: u32, message: Option<MsiMessage>) -> Option<MsiMessage> {
         match message {
             Some(message) if self.allocated.contains(&gsi) => self.messages.insert(gsi, message),
@@ -76,20 +75,20 @@ impl RoutingTable {
         self.messages.get(&gsi).copied()
     }
 
-    /// GSIs given out now.
+    /// Number of allocated GSIs.
     #[must_use]
     pub fn allocated(&self) -> usize {
         self.allocated.len()
     }
 
-    /// MSI routes in the table now.
+    /// Number of MSI routes in the table.
     #[must_use]
     pub fn routes(&self) -> usize {
         self.messages.len()
     }
 
-    /// The whole table as `KVM_SET_GSI_ROUTING` wants it: KVM's defaults
-    /// (`default_routing` in `arch/x86/kvm/irq_comm.c`), then the MSIs.
+    /// The whole table for `KVM_SET_GSI_ROUTING`: KVM's defaults (`default_routing` in
+    /// `arch/x86/kvm/irq_comm.c`), then the MSIs.
     #[must_use]
     pub fn entries(&self) -> Vec<kvm_irq_routing_entry> {
         let mut entries = Vec::with_capacity(FIXED_ENTRIES + self.messages.len());
@@ -189,7 +188,7 @@ mod tests {
         assert!(!table.free(25));
         assert_eq!((table.allocated(), table.routes()), (0, 0));
         assert_eq!(table.allocate(), Some(24));
-        // A host that tells nothing gives nothing.
+        // A host that reports no limit allows no GSI.
         assert_eq!(RoutingTable::new(0).allocate(), None);
     }
 
@@ -209,7 +208,7 @@ mod tests {
             (msi.address_lo, msi.address_hi, msi.data),
             (0xfee0_1000, 0x12, 0x4041)
         );
-        // The IOAPIC's own numbers and unallocated ones can't be taken over.
+        // The IOAPIC's own numbers and unallocated ones can't be set.
         assert_eq!(table.set(4, Some(MESSAGE)), None);
         assert_eq!(table.set(4000, Some(MESSAGE)), None);
         assert_eq!(table.routes(), 1);

@@ -1,18 +1,18 @@
-//! What a VM's file descriptor holds that a guest can change: the two PICs, the I/O APIC,
-//! and kvmclock. The processors are apart ([`crate::vcpu::VcpuState`]).
+//! The guest-visible state of a VM's file descriptor: the two PICs, the I/O APIC, and kvmclock. The
+//! processors are separate ([`crate::vcpu::VcpuState`]).
 //!
-//! Owns the saved form and how the guest's clock goes on after a restore. It must not know
-//! where a state comes from; it is trusted no more than a guest.
+//! Owns the saved form and how the guest's clock continues after a restore. It must not know where
+//! a state comes from: it trusts a state no more than a guest.
 //!
-//! **Order of a restore**, vCPUs parked all along:
+//! **Order of a restore**, with vCPUs parked throughout:
 //!
 //! ```text
 //!   guest memory ──> Vm::restore ──> Vcpus::restore ──> devices ──> vCPUs run
 //!                      kvmclock ───────> TSC              interrupt lines
 //! ```
-//! kvmclock is set first, and each TSC follows from it: a saved TSC comes with what kvmclock
-//! said at that moment, and the guest's two clocks keep that relation whether time stood still
-//! or went on, and however long the steps of the restore take.
+//! kvmclock is set first, and each TSC follows from it. A saved TSC comes with the value of
+//! kvmclock at that moment. The guest's two clocks keep that relation whether time stood still or
+//! passed, and however long the steps of the restore take.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -30,7 +30,7 @@ use crate::Error;
 /// Pins of the I/O APIC.
 pub const IOAPIC_PINS: usize = 24;
 
-/// No move of a guest takes longer. Where more has passed by the hosts' clocks, they
+/// No migration of a guest takes longer. If more time has passed by the hosts' clocks, they
 /// disagree.
 const LONGEST_ADVANCE: Duration = Duration::from_secs(3600);
 
@@ -39,14 +39,14 @@ const LONGEST_ADVANCE: Duration = Duration::from_secs(3600);
 const IOREGSEL_MASK: u32 = 0xff;
 const IOAPIC_ID_MASK: u32 = 0xf;
 
-/// How the guest's time goes on after a restore.
+/// How the guest's time continues after a restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClockPolicy {
-    /// Where it was when the state was saved: for a snapshot.
+    /// From the time of the save: for a snapshot.
     StandStill,
-    /// By the time that has passed since, measured with the hosts' real-time clocks: for a
-    /// migration. Nothing is added if the destination's clock is behind the source's, or more
-    /// than an hour ahead of it.
+    /// From the time of the save plus the time since then, measured with the hosts' real-time
+    /// clocks: for a migration. Nothing is added if the destination's clock is behind the source's,
+    /// or more than an hour ahead of it.
     Advance,
 }
 
@@ -70,8 +70,8 @@ pub struct PicState(#[serde(with = "uapi_bytes")] pub kvm_pic_state);
 
 impl Eq for PicState {}
 
-/// The I/O APIC's registers. Its address is not among them: a guest cannot move it. Nor are
-/// levels of its inputs: what drives a line sets it again when it is restored.
+/// The I/O APIC's registers. Its address is not included: a guest cannot move it. Neither are the
+/// levels of its inputs: the restored device sets its line again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IoapicState {
     /// The index register; bits 7:0.
@@ -82,7 +82,7 @@ pub struct IoapicState {
     pub redirection: [u64; IOAPIC_PINS],
 }
 
-/// kvmclock at a moment, and when that was.
+/// kvmclock at a moment, and the time of that moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvmclockState {
     /// The guest's kvmclock in nanoseconds.
@@ -92,12 +92,12 @@ pub struct KvmclockState {
 }
 
 impl KvmclockState {
-    /// How long ago it was read, by this host's CLOCK_REALTIME; zero if that was set back since.
+    /// Time since it was read, by this host's CLOCK_REALTIME; zero if that was set back since.
     pub(crate) fn age(self) -> Duration {
         Duration::from_nanos(realtime_ns().saturating_sub(self.realtime_ns))
     }
 
-    /// What kvmclock is to say when the host's real-time clock says `realtime_ns`.
+    /// The value for kvmclock when the host's real-time clock is at `realtime_ns`.
     fn at(self, policy: ClockPolicy, realtime_ns: u64) -> u64 {
         let elapsed = match policy {
             ClockPolicy::StandStill => 0,
@@ -122,7 +122,7 @@ pub(crate) fn kvmclock_ns(fd: &VmFd) -> Result<u64, Error> {
         .map_err(Error::failed("KVM_GET_CLOCK"))
 }
 
-/// CLOCK_REALTIME in nanoseconds; 0 for a host that lives before 1970.
+/// CLOCK_REALTIME in nanoseconds; 0 for a clock before 1970.
 fn realtime_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     u64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
@@ -137,8 +137,8 @@ impl Vm {
         let ioapic = part::<kvm_ioapic_state>(&irqchip(&self.fd, KVM_IRQCHIP_IOAPIC)?)?;
         let mut redirection = [0; IOAPIC_PINS];
         for (saved, entry) in redirection.iter_mut().zip(&ioapic.redirtbl) {
-            // SAFETY: needed to read a union. Both members have the same 64 bits, of
-            // which any are a valid integer.
+            // SAFETY: needed to read a union. Both members have the same 64 bits, and any bits are
+            // a valid integer.
             *saved = unsafe { entry.bits };
         }
         Ok(VmState {
@@ -156,11 +156,10 @@ impl Vm {
         })
     }
 
-    /// Takes a saved state: interrupt controllers and kvmclock. To be called before the vCPUs
-    /// and the devices are restored (see the [module](self)); no vCPU may be running.
+    /// Restores interrupt controllers and kvmclock. Call it before the vCPUs and the devices are
+    /// restored (see the [module](self)); no vCPU may be running.
     ///
-    /// Register bits that no guest can set are dropped; everything else a guest could
-    /// have written itself.
+    /// Drops register bits that no guest can set; a guest could have written all others itself.
     ///
     /// # Errors
     /// An ioctl failed.
@@ -190,7 +189,7 @@ impl Vm {
                 .set_irqchip(&chip)
                 .map_err(Error::failed("KVM_SET_IRQCHIP"))?;
         }
-        // Last, and the moment looked up last: what took time before it does not count twice.
+        // Last, and the time is read last: delays before it do not count twice.
         let clock = kvm_clock_data {
             clock: state.clock.at(policy, realtime_ns()),
             ..Default::default()
@@ -201,7 +200,7 @@ impl Vm {
     }
 }
 
-/// The part of the union that belongs to the chip.
+/// The member of the union for the chip.
 fn part<T: FromBytes>(chip: &kvm_irqchip) -> Result<T, Error> {
     T::read_from_prefix(chip.chip.as_bytes())
         .map(|(part, _)| part)
@@ -223,7 +222,7 @@ mod tests {
         assert_eq!(SAVED.at(ClockPolicy::Advance, 1_000_300), 5_300);
         // The destination's clock is behind.
         assert_eq!(SAVED.at(ClockPolicy::Advance, 10), 5_000);
-        // A destination on another day.
+        // The destination's clock is on another day.
         let hour = 3_600_000_000_000;
         assert_eq!(
             SAVED.at(ClockPolicy::Advance, 1_000_000 + hour),

@@ -1,15 +1,15 @@
-//! What KVM counts about a vCPU: `KVM_GET_STATS_FD` (Linux 5.14,
-//! `Documentation/virt/kvm/api.rst`, 4.133).
+//! KVM's statistics of a vCPU: `KVM_GET_STATS_FD` (Linux 5.14, `Documentation/virt/kvm/api.rst`,
+//! 4.133).
 //!
 //! ```text
 //!   0            header: sizes and offsets, 24 bytes
 //!   id_offset    name of the object, name_size bytes
 //!   desc_offset  one descriptor per statistic: 16 bytes and a name of name_size
-//!   data_offset  the values, u64 each; a descriptor says where its own begin
+//!   data_offset  the values, u64 each; a descriptor holds the offset of its own
 //! ```
-//! Owns the file descriptor and its format, which is checked before it is
-//! used. It must not know what a number means. The descriptor
-//! answers at any time, also while the vCPU runs, but only in the process that made the VM.
+//! Owns the file descriptor and its format, which is checked before use. It must not know the
+//! meaning of a number. The descriptor can be read at any time, even while the vCPU runs, but only
+//! in the process that created the VM.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +24,7 @@ use vmm_sys_util::ioctl::ioctl;
 
 use crate::Error;
 
-/// The request, apart because the macro writes no documentation.
+/// The request. In its own module because the macro writes no documentation.
 mod request {
     #![allow(missing_docs, reason = "the macro writes no documentation")]
     use kvm_bindings::KVMIO;
@@ -36,7 +36,7 @@ use request::KVM_GET_STATS_FD;
 
 const HEADER_SIZE: usize = size_of::<kvm_stats_header>();
 const DESCRIPTOR_SIZE: usize = size_of::<kvm_stats_desc>();
-/// More than any kernel has; a bound for what is allocated.
+/// More than any kernel has; limits the allocation.
 const MAX_DESCRIPTORS: u32 = 4096;
 const MAX_NAME_SIZE: u32 = 1024;
 
@@ -49,16 +49,14 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Opens the statistics of a vCPU that does not run now; `None` on kernels
-    /// that have none.
+    /// Opens the statistics of a vCPU that does not run now; `None` on kernels without them.
     ///
     /// # Errors
-    /// An ioctl failed: no descriptor is left, or a format that is not the
-    /// documented one.
+    /// No descriptor is left, or the format is not the documented one.
     pub fn open(vcpu: &impl AsRawFd) -> Result<Option<Self>, Error> {
         let failed = |source: io::Error| Error::failed("KVM_GET_STATS_FD")(source);
-        // SAFETY: there is no safe interface to this ioctl. It takes no
-        // argument, so the kernel touches no memory of ours.
+        // SAFETY: needed because there is no safe interface to this ioctl. It has no argument, so
+        // the kernel does not access our memory.
         let fd = unsafe { ioctl(vcpu, KVM_GET_STATS_FD()) };
         if fd < 0 {
             let error = io::Error::last_os_error();
@@ -67,17 +65,17 @@ impl Statistics {
                 _ => Err(failed(error)),
             };
         }
-        // SAFETY: needed to have the descriptor closed. The ioctl has just
-        // made it for us alone.
+        // SAFETY: needed to have the descriptor closed. The ioctl has just created it for this
+        // caller alone.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         let counters = counters(&file).map_err(failed)?;
         Ok(Some(Self { file, counters }))
     }
 
-    /// All counters with their values now.
+    /// Returns all counters with their present values.
     ///
     /// # Errors
-    /// An ioctl failed with what `read` said.
+    /// The read failed.
     pub fn read(&self) -> Result<Vec<(String, u64)>, Error> {
         let value = |(name, position): &(String, u64)| {
             let mut bytes = [0; 8];
@@ -107,7 +105,7 @@ fn word(bytes: &[u8], offset: usize) -> u32 {
         .map_or(0, u32::from_ne_bytes)
 }
 
-/// Reads header and descriptors. Histograms and what is no plain count are left out.
+/// Reads header and descriptors. Skips histograms and all values that are not plain counts.
 fn counters(file: &impl FileExt) -> io::Result<Vec<(String, u64)>> {
     let mut header = [0; HEADER_SIZE];
     file.read_exact_at(&mut header, 0)?;

@@ -1,11 +1,9 @@
-//! Structures of the KVM uapi as they stand in a saved state: their bytes, exactly as
-//! many as the structure has, in the layout of `include/uapi/asm/kvm.h` for x86-64
-//! (little-endian; the kernel never changes it).
+//! Structures of the KVM uapi in a saved state: exactly the structure's bytes, in the layout of
+//! `include/uapi/asm/kvm.h` for x86-64 (little-endian; the kernel never changes it).
 //!
-//! For `#[serde(with = "...")]`. The implementations that `kvm-bindings` brings along take
-//! any number of bytes and fill up with zeros or cut off; a saved state comes from a file or
-//! a peer, and one that is too short is a damaged one. Owns the lengths only: what the bytes mean is
-//! KVM's to check.
+//! For `#[serde(with = "...")]`. The implementations in `kvm-bindings` accept any number of bytes,
+//! and pad with zeros or truncate. A saved state comes from a file or a peer, and one that is too
+//! short is damaged. Owns the lengths only: KVM checks the content.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,7 +1,7 @@
-//! The board on which a machine publishes what it is and does.
+//! The board on which a machine publishes its status.
 //!
-//! Owns what is published, its generation, and who is told of a change. It must not know what can be asked of a
-//! machine, nor who asks.
+//! Owns the status, its generation and its listeners. It must not know the requests to a machine,
+//! nor their senders.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,34 +16,34 @@ use super::pluggable::{DiskStatus, NicStatus};
 use super::ring_watch::WatchStatus;
 use crate::kvm::msi::MsiCounts;
 
-/// A device of a machine, whether it can go or not.
+/// A device of a machine, removable or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceStatus {
     /// Its name.
     pub id: String,
-    /// Where the guest sees it.
+    /// Its PCI slot.
     pub address: Slot,
-    /// What the guest made of it.
+    /// The state to which the guest has set it.
     pub description: DeviceDescription,
-    /// What the watch of its rings saw last, by queue; empty where nobody watches.
+    /// The last sample of the ring watch, by queue; empty without a watch.
     pub watch: Vec<WatchStatus>,
 }
 
-/// What a machine holds of KVM; the same before and after any number of
-/// reboots, once the guest has let go of its devices.
+/// The KVM resources of a machine. They are the same before and after any number of reboots, once
+/// the guest has released its devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resources {
     /// Memory slots.
     pub memory_slots: usize,
     /// ioeventfds.
     pub doorbells: usize,
-    /// Doorbells of devices that the guest sees; they are among the memory slots.
+    /// Doorbells of devices that are mapped into the guest; they are among the memory slots.
     pub mapped_doorbells: usize,
     /// Interrupt vectors, routes and irqfds.
     pub msi: MsiCounts,
 }
 
-/// What a machine does.
+/// The run state of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RunState {
     /// Built, or its run has ended; the vCPUs are parked.
@@ -51,43 +51,43 @@ pub enum RunState {
     Off,
     /// The vCPUs run.
     Running,
-    /// The vCPUs are parked until somebody resumes them. Devices go on: what a
-    /// vDPA device or a disk has to do for the guest is done, and interrupts wait.
+    /// The vCPUs are parked until they are resumed. Devices keep working: vDPA devices and disks
+    /// complete the guest's requests, and interrupts wait.
     Paused,
-    /// The machine is gone, with all its devices closed: nothing changes any more.
+    /// The machine is gone and all its devices are closed; nothing changes any more.
     Ended,
 }
 
-/// What there is to say about programs that went on with a machine.
+/// The upgrades of a machine to other programs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UpgradeStatus {
-    /// How often another program has.
+    /// How many upgrades succeeded.
     pub count: u64,
-    /// Why the last that was to did not. Forgotten when another one is asked for.
+    /// Why the last upgrade failed. Cleared when another one is requested.
     pub error: Option<String>,
-    /// How long the guest stood still for the last that did: from when its state was saved until its vCPUs ran again. None
-    /// of a machine that was paused.
+    /// How long the last successful upgrade stopped the guest: from the save of its state until its
+    /// vCPUs ran again. None for a machine that was paused.
     pub downtime: Option<Duration>,
 }
 
-/// A machine at one moment.
+/// The status of a machine at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MachineStatus {
     /// Grows with each change.
     pub generation: u64,
-    /// What it does.
+    /// The run state.
     pub run: RunState,
-    /// How often it was powered on: 1 after the first boot, one more after each reset.
+    /// How often it was powered on: 1 after the first boot, plus 1 for each reset.
     pub boots: u64,
     /// All its NICs.
     pub nics: Vec<NicStatus>,
-    /// What is wrong with queues of its devices.
+    /// The alarms of its devices' queues.
     pub alarms: Vec<AlarmInfo>,
     /// All its disks.
     pub disks: Vec<DiskStatus>,
-    /// Why its run is over; `None` until it is, and again when it runs again.
+    /// Why its run ended; `None` until then, and while it runs again.
     pub end: Option<End>,
-    /// Which programs went on with it.
+    /// Its upgrades.
     pub upgrade: UpgradeStatus,
 }
 
@@ -101,7 +101,7 @@ impl MachineStatus {
 /// Called with each new status; see [`Handle::on_change`](super::Handle::on_change).
 pub(super) type Listener = Box<dyn Fn(&MachineStatus) + Send + Sync>;
 
-/// What the machine publishes.
+/// The published status and its listeners.
 #[derive(Default)]
 pub(super) struct Board {
     pub(super) status: Mutex<MachineStatus>,
@@ -123,7 +123,7 @@ impl Board {
         change(&mut current);
         if *current != before {
             current.generation = before.generation.wrapping_add(1);
-            // With the status locked, so that they see all changes in their order.
+            // Called with the status locked, so that listeners see all changes in order.
             for listener in self.listeners.lock().iter() {
                 listener(&current);
             }

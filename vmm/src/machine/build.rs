@@ -1,4 +1,4 @@
-//! The construction of a machine, top to bottom.
+//! Builds a machine, top to bottom.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -43,26 +43,26 @@ use crate::vcpu::{Buses, FaultHandler, Vcpus};
 const KEYBOARD_CONTROLLER_PORT: u64 =
     layout::I8042_COMMAND_PORT as u64 + 1 - KEYBOARD_CONTROLLER_LEN;
 
-/// What a machine takes over from another one.
+/// The parts that a machine takes over from another one.
 #[derive(Debug, Default)]
 pub(super) struct Given<'a> {
-    /// The slots of devices by their names; others are in the first free ones.
+    /// The slots of devices by name; other devices take the first free slots.
     pub(super) slots: BTreeMap<String, Slot>,
     /// Guest RAM.
     pub(super) ram: Option<&'a File>,
 }
 
 impl Machine {
-    /// Builds the machine that `config` describes, with everything opened,
-    /// mapped and registered, and its vCPUs parked. `stop` ends [`Machine::run`].
+    /// Builds the machine that `config` describes. Everything is opened, mapped and registered, and
+    /// the vCPUs are parked. `stop` ends [`Machine::run`].
     ///
     /// # Errors
-    /// See [`Error`]; nothing is left behind.
+    /// See [`Error`]; nothing stays allocated.
     pub fn new(config: &VmConfig, console: Console, stop: &StopHandle) -> Result<Self, Error> {
         Self::build(config, &Given::default(), console, stop)
     }
 
-    /// As [`Machine::new`], with what another machine had.
+    /// As [`Machine::new`], with parts of another machine.
     pub(super) fn build(
         config: &VmConfig,
         given: &Given<'_>,
@@ -71,7 +71,7 @@ impl Machine {
     ) -> Result<Self, Error> {
         let cpus = config.cpus.get();
 
-        // Whether the host has the places that are asked for.
+        // Check that the host has the requested CPUs and node.
         let host = Host::new();
         config.cpu_affinity.check(cpus)?;
         host.check_cpus(config.cpu_affinity.lists())?;
@@ -107,7 +107,7 @@ impl Machine {
         let msi = KvmMsiVectors::new(vm.fd().clone());
         let doorbells = Arc::new(KvmDoorbells::new(vm.fd().clone(), slots.clone()));
 
-        // The buses, and what always sits on them.
+        // The buses, and the devices that every machine has.
         let io = Arc::new(Bus::new());
         let mmio = Arc::new(Bus::new());
         let power = Arc::new(PowerSignal::new().map_err(Error::failed("eventfd"))?);
@@ -152,7 +152,7 @@ impl Machine {
         // PCI.
         let window = layout.pci_mmio64();
         let window = MmioWindow::new(window.start, window.len).map_err(|source| {
-            // A mistake in the machine's layout.
+            // An error in the machine's layout.
             Error::host("cannot lay out PCI memory").because(source)
         })?;
         let pci = Arc::new(PciBus::new(&mmio, window));
@@ -197,7 +197,7 @@ impl Machine {
 
         // The devices on it.
         let memory = Arc::new(ram.memory().clone());
-        // There is no memory hot-plug: RAM never ends further up than now.
+        // There is no memory hot-plug, so the end of RAM never grows.
         let ram_end = layout.ram().map(|range| range.end()).max().unwrap_or(0);
         let mut inventory = Inventory::new(
             pci.clone(),
@@ -215,7 +215,7 @@ impl Machine {
             inventory.attach(device, slot, &events)?;
         }
 
-        // What the vmm thread waits for.
+        // The descriptors that the vmm thread polls.
         let requests = Requests::new(&memory, &ram, ram_end).map_err(Error::failed("eventfd"))?;
         requests.publish_devices(inventory.pluggable(), inventory.pluggable());
         let statistics = StatisticsHandle::new().map_err(Error::failed("eventfd"))?;
@@ -244,7 +244,7 @@ impl Machine {
             poll(timer, Token::RingWatch)?;
         }
 
-        // The processors, last: by now all that they can reach exists.
+        // The vCPUs, last: everything that they can reach exists by now.
         let buses = Buses { io, mmio };
         let faults: Arc<dyn FaultHandler> = Arc::new(DoorbellFaults {
             pci: pci.clone(),
@@ -300,12 +300,13 @@ impl Machine {
     }
 }
 
-/// For `map_err`: two devices want the same addresses, a mistake in the machine's layout.
+/// For `map_err`: two devices claim the same addresses, an error in the machine's layout.
 fn not_placed(source: devices::Error) -> Error {
     Error::host("cannot place a device of the machine").because(source)
 }
 
-/// A copy for the machine's life: a vDPA device is free as soon as the guest has given it up.
+/// Copies the configuration without descriptors, so that a vDPA device is free once the guest has
+/// ejected it.
 fn without_descriptors(config: &VmConfig) -> VmConfig {
     let mut config = config.clone();
     config.vdpa.iter_mut().for_each(VdpaConfig::release);

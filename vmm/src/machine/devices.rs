@@ -1,7 +1,7 @@
-//! Which devices the configuration asks for, as virtio backends.
+//! Opens the devices of the configuration as virtio backends.
 //!
-//! Owns their order, which is that of their PCI slots. It must not know how
-//! they are shown to the guest.
+//! Owns their order, which is that of their PCI slots. It must not know how they are presented to
+//! the guest.
 
 use std::path::Path;
 
@@ -21,19 +21,20 @@ pub(super) const VIRTIO_ID_NET: u32 = 1;
 
 /// A backend with a name, before it is attached.
 pub(super) struct Device {
-    /// Name in messages and requests; no two devices have the same.
+    /// Name in messages and requests; unique in the machine.
     pub(super) id: String,
     pub(super) backend: Box<dyn Backend>,
-    /// What was asked for, of a device that can be unplugged. It holds no descriptor, for the backend has it.
+    /// The requested configuration of a device that can be unplugged. It holds no descriptor; the
+    /// backend has it.
     pub(super) config: Option<DeviceConfig>,
-    /// Whether a queue that hangs is kicked and its driver interrupted.
+    /// Whether a hung queue is kicked and its driver interrupted.
     pub(super) rescue: bool,
-    /// The NUMA node of the host that it hangs on, where the host says so.
+    /// The NUMA node of the host to which it is attached, if the host reports one.
     pub(super) numa_node: Option<u16>,
 }
 
-/// Opens everything the configuration asks for: vDPA devices, disks, and the
-/// random number generator that every machine has.
+/// Opens everything in the configuration: vDPA devices, disks, and the random number generator that
+/// every machine has.
 ///
 /// `ram_end` is the first guest-physical address above all RAM.
 pub(super) fn open(
@@ -115,7 +116,7 @@ fn cannot_be_used(id: &str, source: devices::Error) -> Error {
     Error::unusable(format!("vDPA device {id} cannot be used")).because(source)
 }
 
-/// The NUMA node that the device file at `path` hangs on, if it is one.
+/// Returns the NUMA node to which the device file at `path` is attached, if it is one.
 fn node_of(path: &Path) -> Option<u16> {
     Host::new().node_of(&std::fs::metadata(path).ok()?)
 }

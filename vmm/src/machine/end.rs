@@ -1,6 +1,6 @@
-//! Why a machine is over, for those who were not there: the API's clients, a node daemon.
+//! Why a machine ended, for API clients and the node daemon, which read it later.
 //!
-//! Owns the words. It must not know who is told.
+//! Owns the texts. It must not know who reads them.
 
 pub use bellhop_api::machine::{End, EndReason};
 use vdpa::causes::in_one_line;
@@ -13,22 +13,22 @@ use crate::vcpu::VcpuReport;
 pub enum Exit {
     /// The guest switched the power off.
     PoweredOff,
-    /// A [`StopHandle`](super::StopHandle) or the console's user asked for it.
+    /// A [`StopHandle`](super::StopHandle) or the console's user requested it.
     Stopped,
-    /// A vCPU could not go on.
+    /// A vCPU could not continue.
     Crashed(VcpuReport),
-    /// It stands still for another program, which
+    /// It is held for another program, which
     /// [`Machine::take_hand_over`](super::Machine::take_hand_over) names.
     HandedOver,
-    /// Its guest runs elsewhere, as [`Handle::migrate`](super::Handle::migrate) found, or
-    /// [`Handle::settle`](super::Handle::settle) was given.
+    /// The guest runs elsewhere: [`Handle::migrate`](super::Handle::migrate) found so, or
+    /// [`Handle::settle`](super::Handle::settle) declared it.
     Moved,
-    /// It was told to stop, or failed, after it had left its guest to another process and before it knew whether that has it: the
-    /// guest runs there or nowhere, which stays unknown.
+    /// It was asked to stop, or failed, after it had committed the guest to another process and
+    /// before the confirmation. The guest runs there or nowhere, which stays unknown.
     Unsettled,
 }
 
-/// The end of a machine that was asked for it, as `detail` says.
+/// The end of a machine that was asked to stop, as `detail` states.
 pub(crate) fn stopped(detail: &str) -> End {
     End {
         reason: EndReason::Stopped,
@@ -36,7 +36,7 @@ pub(crate) fn stopped(detail: &str) -> End {
     }
 }
 
-/// The end of a machine that could not be built, or could not go on.
+/// The end of a machine that could not be built, or could not continue.
 #[must_use]
 pub fn failed(error: &dyn std::error::Error) -> End {
     End {
@@ -71,7 +71,7 @@ impl From<&Exit> for End {
     }
 }
 
-/// Why a machine's run is over.
+/// Converts the result of a run to its end.
 pub(super) fn of_run(run: &Result<Exit, Error>) -> End {
     match run {
         Ok(exit) => End::from(exit),

@@ -1,6 +1,6 @@
-//! Why a machine does not do what it is asked, is not saved or restored, or cannot leave.
+//! Errors of requests, of snapshots and restores, and of migrations.
 //!
-//! Owns the words. Which status a client of the API gets for them is the API's to say.
+//! Owns the texts. The API chooses the HTTP status for them.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,19 +13,19 @@ use crate::snapshot::memory_image;
 use crate::vcpu::VcpuReport;
 use crate::{Error, ErrorKind};
 
-/// Requests that may wait for the machine.
+/// Maximum number of waiting requests.
 pub(super) const WAITING_MAX: usize = 16;
 
-/// Why a request was not carried out. The machine is as before.
+/// Why a request failed. The machine is as before.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// The machine is gone.
     #[error("the machine has ended")]
     Ended,
-    /// The machine is gone, and it is known why.
+    /// The machine is gone, and the reason is known.
     #[error("the machine has ended: {}", .0.detail)]
     EndedBy(End),
-    /// Too many requests wait already.
+    /// Too many requests wait.
     #[error("the machine has {WAITING_MAX} requests waiting; try again later")]
     Busy,
     /// A device of the machine has this name.
@@ -34,15 +34,15 @@ pub enum RequestError {
     /// No device of the machine has this name.
     #[error("the machine has no device {0}")]
     NoSuchDevice(String),
-    /// The device is there, but is none of the kind that was asked for.
+    /// The device exists, but is not of the requested kind.
     #[error("device {id} is not a {wanted}")]
     OtherKind {
         /// Its name.
         id: String,
-        /// What it should be.
+        /// The requested kind.
         wanted: DeviceKind,
     },
-    /// What is to take the place of a NIC's device is that device.
+    /// The NIC is already on the device that was named as its replacement.
     #[error("the NIC {0} is on that device: name another one that can take its place")]
     OwnFailover(String),
     /// The NIC's driver does not run, or did not negotiate GUEST_ANNOUNCE.
@@ -50,12 +50,13 @@ pub enum RequestError {
         "the guest's driver of {0} cannot announce it: it is not running, or does not know how"
     )]
     NoAnnouncement(String),
-    /// What a device writes can't be recorded, or the device not be brought back from that.
+    /// The pages that a device writes cannot be recorded, or the device cannot be restored
+    /// afterwards.
     #[error("the memory that device {id} writes cannot be followed")]
     DirtyLog {
         /// Its name.
         id: String,
-        /// Why.
+        /// The cause.
         source: devices::Error,
     },
     /// A NIC's device was not replaced.
@@ -63,27 +64,27 @@ pub enum RequestError {
     Swap {
         /// The NIC's name.
         id: String,
-        /// Why, and what became of it.
+        /// The cause, and the state of the device.
         source: devices::Error,
     },
-    /// The machine cannot do it: the device cannot be opened or shown to the guest, or KVM refuses.
+    /// The machine cannot do it: the device cannot be opened or plugged, or KVM refuses.
     #[error(transparent)]
     Device(#[from] Error),
-    /// A snapshot is being written: what would change guest memory has to wait.
+    /// A snapshot is being written: changes to guest memory have to wait.
     #[error("a snapshot of the machine is being written; try again when it is done")]
     Saving,
-    /// It is being sent: no device may come or go, and nothing else may save it.
+    /// It is being sent: no device may come or go, and no other operation may save it.
     #[error(
         "the machine is being sent to another host; try again when that is over (DELETE /v1/vm/migration ends it)"
     )]
     Migrating,
-    /// It stands still for a migration.
+    /// It is held for a migration.
     #[error(
         "the machine stands still for a migration; if GET /v1/vm/migration says that it is not settled where the guest \
          is, say it: PATCH /v1/vm/migration {{\"settle\": \"Here\"}} or {{\"settle\": \"There\"}}"
     )]
     StandsStill,
-    /// There is nothing to settle.
+    /// There is nothing to resolve.
     #[error("the machine does not stand still for a migration: it is settled where its guest is")]
     Settled,
     /// It cannot leave this host.
@@ -94,13 +95,13 @@ pub enum RequestError {
     Save {
         /// Its name.
         id: String,
-        /// Why.
+        /// The cause.
         source: devices::Error,
     },
     /// The snapshot cannot be written. The machine continues.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// A vCPU cannot go on, so there is nothing to save: the machine ends.
+    /// A vCPU cannot continue, so there is nothing to save: the machine ends.
     #[error("the guest crashed: {0}")]
     Crashed(VcpuReport),
     /// The machine cannot be woken.
@@ -114,13 +115,14 @@ impl From<OtherKind> for RequestError {
     }
 }
 
-/// Why a snapshot cannot be written, or a machine not be restored from one.
+/// Why a snapshot cannot be written, or a machine cannot be restored from one.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// The process that serves may have another working directory than who asks.
+    /// The path is relative, and the serving process may have another working directory than the
+    /// client.
     #[error("{} is no absolute path", .0.display())]
     Relative(PathBuf),
-    /// The directory cannot be made.
+    /// The directory cannot be created.
     #[error("the snapshot cannot be made")]
     Create(#[from] CreateError),
     /// The directory is no snapshot.
@@ -132,7 +134,7 @@ pub enum SnapshotError {
     /// The state is damaged, or of another version.
     #[error("the snapshot's state cannot be used")]
     Read(#[from] ReadError),
-    /// A descriptor for the state cannot be made or read.
+    /// A descriptor for the state cannot be created or read.
     #[error("cannot hand over the machine's state")]
     Descriptor(#[source] io::Error),
     /// Guest memory cannot be written.
@@ -141,18 +143,18 @@ pub enum SnapshotError {
     /// Guest memory is damaged, or that of another guest.
     #[error("the guest's memory cannot be restored")]
     RestoreMemory(#[from] memory_image::RestoreError),
-    /// The configuration in it is none.
+    /// The configuration in it is invalid.
     #[error("the snapshot's configuration cannot be used")]
     Config(#[source] serde_json::Error),
-    /// Not as many vCPUs as the configuration says.
+    /// The number of vCPUs differs from that of the configuration.
     #[error("the snapshot has {saved} vCPUs and its configuration {configured}")]
     Vcpus {
-        /// States of vCPUs.
+        /// Saved vCPU states.
         saved: usize,
-        /// What the configuration says.
+        /// vCPUs in the configuration.
         configured: usize,
     },
-    /// A slot that there is not, or one for two.
+    /// A slot does not exist, or two devices have it.
     #[error(
         "the snapshot has its device {id} in PCI slot {slot}: there is no such slot, or another device has it or its name"
     )]
@@ -167,7 +169,7 @@ pub enum SnapshotError {
     NoNic {
         /// The name.
         id: String,
-        /// Those that there are.
+        /// The NICs of the snapshot.
         has: Vec<String>,
     },
     /// A device was saved that the configuration does not have.
@@ -176,25 +178,25 @@ pub enum SnapshotError {
     /// The configuration has a device that was not saved.
     #[error("the snapshot has no state of the device {0}")]
     DeviceNotSaved(String),
-    /// A device of the board does not take its state.
+    /// A device of the board rejects its state.
     #[error("a device of the board cannot be restored")]
     Platform(#[from] devices::Error),
-    /// The host bridge does not take its state.
+    /// The host bridge rejects its state.
     #[error("the host bridge cannot be restored")]
     HostBridge(#[source] devices::Error),
-    /// A device does not take its state.
+    /// A device rejects its state.
     #[error("device {id} cannot be restored")]
     Device {
         /// Its name.
         id: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: devices::Error,
     },
 }
 
 impl SnapshotError {
-    /// What a snapshot cannot be for; the rest is the host's fault.
+    /// Tells an unusable snapshot from a failure of the host.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::SaveMemory(_) | Self::Write(_) => ErrorKind::Host,
@@ -227,7 +229,7 @@ fn known(names: &[String]) -> String {
     format!("; it has {}", names.join(", "))
 }
 
-/// Why a machine cannot leave at all.
+/// Why a machine cannot move at all.
 #[derive(Debug, thiserror::Error)]
 pub enum NotMovable {
     /// Two hosts would have to hand over the lock of its image.
@@ -235,13 +237,13 @@ pub enum NotMovable {
         "disk {0} cannot move: its image would have to be handed over; unplug it first (DELETE /v1/vm/disks/{0})"
     )]
     Disk(String),
-    /// The destination would be built with it, and the guest is about to let it go.
+    /// The destination would be built with it, and the guest is about to release it.
     #[error("the guest was asked to eject {0}; try again when it has")]
     Unplugging(String),
 }
 
 impl NotMovable {
-    /// What helps.
+    /// Returns the remedy.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {

@@ -1,18 +1,19 @@
-//! A NIC whose device has failed (DEVICE_NEEDS_RESET) moves to the one that stands by, once.
+//! Moves a NIC whose device has failed (DEVICE_NEEDS_RESET) to its backup device, once.
 //!
 //! ```text
 //!   vmm thread                                    thread "failover"
 //!   the device fails, its driver does not know
-//!     ── UnderWay, on the board ────────────────> open the other one, map all guest RAM
+//!     ── UnderWay, on the board ────────────────> open the backup, map all guest RAM
 //!                                                            │
 //!     swap, as for `Handle::swap_nic` <── Request::FailOver ─┘
-//!       Done, or Failed: the driver is told        close what is not used
+//!       Done, or Failed: the driver is notified   close the unused device
 //! ```
-//! What others do meanwhile counts: a NIC that is moved or unplugged is not on its way any more, and what is opened for it
-//! is closed. One whose driver resets it moves all the same: it was told by its device that it is of no use.
+//! Concurrent requests take precedence: if the NIC is moved or unplugged, the failover ends and the
+//! device opened for it is closed. A NIC whose driver resets the failed device moves all the same:
+//! that device has reported that it does not work.
 //!
-//! Owns these steps, and the swap, which [`Handle::swap_nic`](super::Handle::swap_nic) shares with
-//! them. It must not know how a device reports its failure, nor how another one resumes its state.
+//! Owns these steps, and the swap, which [`Handle::swap_nic`](super::Handle::swap_nic) shares. It
+//! must not know how a device reports its failure, nor how another device resumes its state.
 
 use std::thread;
 
@@ -28,10 +29,11 @@ use super::queue::SwapAnswer;
 use crate::Error;
 
 impl Machine {
-    /// The device with this number has failed: the one that stands by is to take its place.
+    /// Starts to move the device with this number, which has failed, to its backup.
     pub(super) fn begin_failover(&mut self, number: u16) {
         if self.inventory.is_failing_over(number) {
-            // Its driver has reset the failed device meanwhile, which failed again: what is being opened serves for that, too.
+            // The driver has reset the failed device, which failed again: the backup being opened
+            // serves that failure too.
             return;
         }
         let Some((serial, config)) = self.inventory.begin_failover(number) else {
@@ -53,12 +55,12 @@ impl Machine {
                 .map_err(RequestError::from)
         });
         if let Err(error) = started {
-            // There is no device that would have to be closed.
+            // There is no device to close.
             let _ = self.fail_over(&id, serial, Err(error));
         }
     }
 
-    /// Puts this device behind the NIC of its name, whose driver keeps running.
+    /// Puts this device behind the NIC of the same name, whose driver keeps running.
     pub(super) fn swap(&mut self, device: Device) -> SwapAnswer {
         if let Err(error) = self.unless_held().and_then(|()| self.unless_migrating()) {
             return SwapAnswer {
@@ -86,8 +88,8 @@ impl Machine {
         SwapAnswer { outcome, unused }
     }
 
-    /// Puts `device` in the place of the one of this NIC that has failed. Gives back what is not used any more, and to be
-    /// closed elsewhere.
+    /// Replaces the failed device of this NIC by `device`. Returns the unused device, which the
+    /// caller closes on another thread.
     pub(super) fn fail_over(
         &mut self,
         id: &str,

@@ -1,7 +1,7 @@
-//! Memory faults of the guest: which part of the machine may have a remedy.
+//! Routes memory faults of the guest to the part of the machine that may handle them.
 //!
-//! Owns nothing but the way there: a doorbell that the guest read is in a BAR of
-//! some PCI function. It must not know what a function does about it.
+//! A doorbell that the guest read is in a BAR of some PCI function. It must not know how a function
+//! handles the fault.
 
 use std::sync::Arc;
 

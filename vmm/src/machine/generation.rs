@@ -1,14 +1,15 @@
-//! The generation ID: 16 random bytes that tell a guest whether it is still the only one with its past.
+//! The generation ID: 16 random bytes that tell a guest whether another guest shares its past.
 //!
-//! Owns when they change, which is when a snapshot is restored: what the guest holds to be unique, random numbers to come and
-//! keys among it, another guest may have too. A reboot, a migration and another program that goes on with the machine keep
-//! them: there is one guest as before. Owns the bytes' place in guest memory and the event that tells of a change; it must not
-//! know who restores.
+//! Owns the rule for a change: the ID changes when a snapshot is restored. Another guest may then
+//! have values that this guest takes for unique, such as keys and future random numbers. A reboot,
+//! a migration and an upgrade keep the ID, because there is still one guest. Owns the bytes' place
+//! in guest memory and the event that reports a change. It must not know who restores.
 //!
 //! ```text
-//!   power on: made once, written ──> restored from a snapshot: new ones written, event raised
+//!   power on: created once, written ──> snapshot restored: new bytes written, event raised
 //! ```
-//! A machine that a version without them saved has none until it reboots: its guest was not told to leave that page alone.
+//! A machine that an older version saved without an ID has none until it reboots: its guest does
+//! not know that the page is reserved.
 //!
 //! Source: Microsoft, "Virtual Machine Generation ID" (2012).
 
@@ -24,7 +25,7 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use crate::layout::GENERATION_ID;
 
-/// The bytes.
+/// The 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct GenerationId([u8; 16]);
 
@@ -36,14 +37,14 @@ impl GenerationId {
     }
 }
 
-/// Not the bytes: a guest may make keys of them.
+/// Omits the bytes: a guest may derive keys from them.
 impl fmt::Debug for GenerationId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("GenerationId")
     }
 }
 
-/// Saved.
+/// The saved state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct GenerationState {
     id: GenerationId,
@@ -53,18 +54,18 @@ pub(super) struct GenerationState {
 /// A machine's generation ID.
 #[derive(Debug)]
 pub(super) struct Generation {
-    /// `None`: the guest knows of none.
+    /// `None`: the guest knows of no ID.
     id: Option<GenerationId>,
     changed: Arc<AcpiEvent>,
 }
 
 impl Generation {
-    /// Of a machine that was not powered on, and what is raised when it changes.
+    /// For a machine that was not powered on; `changed` is raised when the ID changes.
     pub(super) fn new(changed: Arc<AcpiEvent>) -> Self {
         Self { id: None, changed }
     }
 
-    /// The guest boots, maybe not for the first time.
+    /// The guest boots, possibly not for the first time.
     ///
     /// # Errors
     /// The host has no random bytes, or guest memory refuses them.
@@ -77,7 +78,7 @@ impl Generation {
         self.write(memory, id)
     }
 
-    /// The guest is one of two with the same past. Interrupt controllers have been restored.
+    /// The guest is one of several with the same past. Interrupt controllers are restored already.
     ///
     /// # Errors
     /// As [`Generation::power_on`].
@@ -102,7 +103,7 @@ impl Generation {
         self.id.map(|id| GenerationState { id, changed })
     }
 
-    /// Takes what was saved; guest memory has the bytes already.
+    /// Takes the saved state; guest memory already has the bytes.
     ///
     /// # Errors
     /// The event's interrupt cannot be set.
@@ -152,7 +153,7 @@ mod tests {
         first.power_on(ram.memory()).unwrap();
         let id = there(&ram);
         assert_ne!(id, [0; 16]);
-        // A reboot, for which a guest may have overwritten it.
+        // A reboot, before which a guest may have overwritten the ID.
         ram.memory()
             .write_obj([7_u8; 16], GuestAddress(GENERATION_ID))
             .unwrap();
@@ -161,7 +162,7 @@ mod tests {
         let saved = first.save();
         assert!(!saved.unwrap().changed.raised);
 
-        // A migration, or another program.
+        // A migration or an upgrade.
         let mut moved = generation();
         moved.restore(saved.as_ref()).unwrap();
         assert_eq!((moved.save(), there(&ram)), (saved, id));
@@ -176,7 +177,7 @@ mod tests {
             assert!(state.changed.raised && state.id.0 == there(&ram));
             assert!(!ids.contains(&there(&ram)));
             ids.push(there(&ram));
-            // It has not taken note when it is saved once more.
+            // A guest that has not handled the event when it is saved again.
             let mut again = generation();
             again.restore(Some(&state)).unwrap();
             assert!(again.changed.save().raised);
@@ -196,7 +197,7 @@ mod tests {
         old.renew(ram.memory()).unwrap();
         assert_eq!((there(&ram), old.save()), ([7; 16], None));
         assert!(!old.changed.save().raised);
-        // It is told of it at its next boot.
+        // The guest learns of the ID at its next boot.
         old.power_on(ram.memory()).unwrap();
         assert!(there(&ram) != [7; 16] && old.save().is_some());
     }

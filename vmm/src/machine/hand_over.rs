@@ -1,20 +1,21 @@
-//! A running machine goes over to another program, in the same process: a new version of Bellhop takes
-//! the place of the one that runs it, by `execve`.
+//! Hands a running machine to another program in the same process: a new version of Bellhop
+//! replaces the running one by `execve`.
 //!
-//! Owns what is carried over: the machine's state in a memfd, and guest RAM, which stays where it is; nothing is
-//! copied. It must not know how the other program is started, nor how it finds the two descriptors.
+//! Owns the content of the hand-over: the machine's state in a memfd, and guest RAM, which stays in
+//! place and is not copied. It must not know how the other program is started, nor how it finds the
+//! two descriptors.
 //!
 //! ```text
 //!   running ── Handle::hand_over ──> saved, Machine::run returns Exit::HandedOver
 //!                                       │                │
 //!                                       │ execve         │ it cannot be executed
 //!                                       v                v
-//!   the other program: Origin::HandedOver     Machine::take_back, run again: goes on
+//!   the other program: Origin::HandedOver     Machine::take_back, run again: resumes
 //! ```
-//! KVM's part of it is of no use to the other program, which has another address space, and is handed over only so that nobody
-//! waits for its end.
-//! vDPA devices are closed by the `execve` and opened again by their paths: a device knows the memory of
-//! the program that owns it (VHOST_SET_OWNER, linux/vhost.h), so that its descriptor is of no use to another.
+//! KVM's descriptors are of no use to the other program, which has another address space. They are
+//! handed over only to avoid waiting for their teardown. vDPA devices are closed by the `execve`
+//! and opened again by path. A device is bound to the address space of its owner (VHOST_SET_OWNER,
+//! linux/vhost.h), so another program cannot use its descriptor.
 
 use std::fs::File;
 use std::io::Seek as _;
@@ -31,7 +32,7 @@ use crate::config::VmConfig;
 use crate::snapshot::directory::STATE_FILE_MAX;
 use crate::snapshot::format::Sections;
 
-/// A machine that another program has handed over, read but for the memory, which is there.
+/// A machine that another program handed over: its state is read, its memory is in place.
 #[derive(Debug)]
 pub struct HandedOver {
     pub(super) machine: SavedMachine,
@@ -40,11 +41,11 @@ pub struct HandedOver {
 }
 
 impl HandedOver {
-    /// Reads the state, from its beginning. `failed`: why another program did not go on with it, if it
-    /// is back where it was.
+    /// Reads the state from its beginning. `failed` is the reason for which another program did not
+    /// take over, if the machine is back in its previous program.
     ///
     /// # Errors
-    /// [`SnapshotError`]: it is damaged, or of a version that is not understood.
+    /// [`SnapshotError`]: the state is damaged, or of an unknown version.
     pub fn read(
         mut state: &File,
         ram: File,
@@ -64,7 +65,7 @@ impl HandedOver {
         })
     }
 
-    /// The configuration of the machine.
+    /// Returns the configuration of the machine.
     #[must_use]
     pub fn config(&self) -> &VmConfig {
         &self.machine.config
@@ -72,7 +73,7 @@ impl HandedOver {
 }
 
 impl Machine {
-    /// Saves the machine for `program`. It stands still from here on.
+    /// Saves and holds the machine for `program`.
     pub(super) fn prepare_hand_over(&mut self, program: &Path) -> Result<(), RequestError> {
         self.unless_migrating()?;
         let saved = self.save(HeldFor::Snapshot)?;
@@ -105,21 +106,21 @@ impl Machine {
         })
     }
 
-    /// What the other program needs, after [`Machine::run`] said
+    /// Takes the state for the other program, after [`Machine::run`] returned
     /// [`Exit::HandedOver`](super::Exit::HandedOver).
     pub fn take_hand_over(&mut self) -> Option<HandOver> {
         self.hand_over.take()
     }
 
-    /// Goes on with a machine that the other program did not take: [`Machine::run`] is to serve it again.
-    /// `reason` is shown as the upgrade's error.
+    /// Resumes a machine that the other program did not take over; [`Machine::run`] must be called
+    /// again. `reason` is shown as the upgrade's error.
     pub fn take_back(&mut self, reason: &str) {
         let mut reason = reason.to_owned();
         if let Err(error) = self.go_on() {
             reason.push_str("; and the machine does not go on: ");
             reason.push_str(&in_one_line(&error));
         }
-        // Who sees it finds the machine as it was.
+        // Published last, so that an observer of the error finds the machine as it was.
         self.upgrade.error = Some(reason);
         self.requests.publish_upgrade(&self.upgrade);
     }

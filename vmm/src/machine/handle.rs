@@ -1,9 +1,9 @@
 //! Requests to a running machine, from other threads.
 //!
-//! Owns the way into the queue (`queue.rs`), and gives out what the machine publishes (`board.rs`).
-//! Each request to a running machine is a variant of [`Request`] or [`Action`], a method of
-//! [`Handle`] and an arm in `requests.rs`; each step of a migration is a closure. It must not know
-//! how a request is carried out.
+//! Owns the sending side of the queue (`queue.rs`) and exposes the published status (`board.rs`).
+//! Each request is a variant of [`Request`] or [`Action`], a method of [`Handle`] and an arm in
+//! `requests.rs`. Each step of a migration is a closure. It must not know how a request is carried
+//! out.
 //!
 //! ```text
 //!   any thread                               vmm thread
@@ -12,10 +12,10 @@
 //!      │                                                         │
 //!      └── status(), on_change() <── board <─────────────────────┘
 //! ```
-//! What takes long (opening a vDPA device pins all guest RAM) is done by the
-//! caller's thread, before the request is made; so the vmm thread never waits for
-//! it. What a request leaves over and takes long to close comes back to that thread. What only the guest can finish (an unplug) is answered at once and shows on
-//! the board when it is done. The life of a NIC or a disk is drawn in `pluggable.rs`.
+//! The caller's thread does slow work before it sends the request: opening a vDPA device pins all
+//! guest RAM. So the vmm thread never waits for it. Objects that are slow to close return to the
+//! caller's thread. An operation that only the guest can finish, such as an unplug, is answered at
+//! once; the board shows its completion. `pluggable.rs` draws the life cycle of a NIC or a disk.
 
 mod swap;
 
@@ -41,10 +41,10 @@ use crate::config::{DiskConfig, VdpaConfig};
 use crate::console::ConsoleLoss;
 use crate::memory::GuestRam;
 
-/// Asks a machine, from any thread but the vmm thread. Clones ask the same machine.
+/// Sends requests to a machine from any thread but the vmm thread. Clones address the same machine.
 ///
-/// Requests are carried out while the machine runs; before that (and after
-/// [`Machine::run`](super::Machine::run) returned) they wait, until the machine is dropped.
+/// The machine carries out requests while it runs. Requests sent before that, or after
+/// [`Machine::run`](super::Machine::run) returned, wait until the machine is dropped.
 #[derive(Clone)]
 pub struct Handle(Arc<Shared<Machine>>);
 
@@ -63,7 +63,7 @@ impl Requests<Machine> {
 }
 
 impl Machine {
-    /// For asking this machine for something while it runs.
+    /// Returns a handle for requests to this machine.
     #[must_use]
     pub fn handle(&self) -> Handle {
         self.requests.handle()
@@ -71,9 +71,8 @@ impl Machine {
 }
 
 impl Handle {
-    /// Opens a vDPA network device and gives it to the guest. The device maps all guest RAM here, on
-    /// the caller's thread. A guest that runs hears of the NIC by ACPI; one that
-    /// boots finds it.
+    /// Opens a vDPA network device and plugs it into the guest. The device maps all guest RAM here,
+    /// on the caller's thread. ACPI notifies a running guest of the NIC; a booting guest finds it.
     ///
     /// # Errors
     /// [`RequestError`]: the name is in use, the device cannot be opened (busy, no
@@ -85,13 +84,13 @@ impl Handle {
         Ok(nic.of()?)
     }
 
-    /// Opens a disk image and gives it to the guest under the name `id`, whatever that of
-    /// `config` is. Opening and locking happen here, on the caller's thread. The guest hears
-    /// of it as of a NIC.
+    /// Opens a disk image and plugs it into the guest under the name `id`, regardless of the name
+    /// in `config`. Opening and locking happen here, on the caller's thread. ACPI notifies a
+    /// running guest.
     ///
     /// # Errors
-    /// [`RequestError`]: the name is in use or none of a disk, the image cannot be opened (no
-    /// such file, in use, …), no slot is free.
+    /// [`RequestError`]: the name is in use or is no disk name, the image cannot be opened (no such
+    /// file, in use, …), no slot is free.
     pub fn plug_disk(&self, id: &str, config: &DiskConfig) -> Result<DiskStatus, RequestError> {
         let disk = self.plug(id, |memory| open_disk(id, config, memory))?;
         Ok(disk.of()?)
@@ -102,13 +101,13 @@ impl Handle {
         id: &str,
         open: impl FnOnce(&SharedMemory) -> Result<Device, Error>,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
-        // Before all RAM is mapped for nothing. The machine itself decides.
+        // Checked before the device maps all RAM in vain. The machine makes the final decision.
         if self.0.board.status.lock().has(id) {
             return Err(RequestError::IdInUse(id.to_owned()));
         }
         let device = open(&self.0.memory.upgrade().ok_or(RequestError::Ended)?)?;
         if device.config.is_none() {
-            // Only a vDPA device can turn out to be something else than was wanted.
+            // Only a vDPA device can turn out to be of another kind than requested.
             return Err(RequestError::OtherKind {
                 id: id.to_owned(),
                 wanted: DeviceKind::Nic,
@@ -117,9 +116,8 @@ impl Handle {
         self.ask(|answer| Request::Plug { device, answer })?
     }
 
-    /// Asks the guest to give a NIC up, and asks again if it was asked before. The
-    /// answer comes at once; the NIC is gone, and its device free, when it is no
-    /// longer listed.
+    /// Asks the guest to eject a NIC; a repeated call asks again. The answer comes at once. The NIC
+    /// is gone and its device free when the NIC is no longer listed.
     ///
     /// # Errors
     /// [`RequestError`]: there is no such device, or it is no NIC.
@@ -127,8 +125,8 @@ impl Handle {
         Ok(self.unplug(id, DeviceKind::Nic)?.of()?)
     }
 
-    /// Asks the guest to give a disk up, as [`Handle::unplug_nic`] does. What the guest has begun
-    /// to read or write is finished or cancelled before the image is closed.
+    /// Asks the guest to eject a disk, as [`Handle::unplug_nic`] does. Reads and writes in progress
+    /// are completed or cancelled before the image is closed.
     ///
     /// # Errors
     /// [`RequestError`]: there is no such device, or it is no disk.
@@ -144,28 +142,29 @@ impl Handle {
         })?
     }
 
-    /// Asks the guest to announce a NIC on its network, as after it has moved
-    /// (virtio 1.3, 5.1.6.5.4). The guest does it when it gets to it.
+    /// Asks the guest to announce a NIC on its network, as after a migration (virtio 1.3,
+    /// 5.1.6.5.4). The guest does so in its own time.
     ///
     /// # Errors
-    /// [`RequestError`]: there is no such device, or its driver cannot.
+    /// [`RequestError`]: there is no such device, or its driver cannot announce.
     pub fn announce(&self, id: &str) -> Result<(), RequestError> {
         self.act(Action::Announce(id.to_owned()))
     }
 
-    /// Lets all devices record the pages that they write into guest memory's bitmap (`on`), or ends it. The guest
-    /// keeps its network. A vDPA device gets relays for that, which cost processor time: for tests, and who
-    /// wants to know what a migration would cost. A migration does it by itself, and meanwhile nobody else can.
+    /// Starts (`on`) or stops recording, in guest memory's bitmap, the pages that devices write.
+    /// The guest keeps its network. A vDPA device is relayed meanwhile, which costs processor time.
+    /// For tests, and for estimates of the cost of a migration. A migration turns recording on
+    /// itself and excludes this call.
     ///
     /// # Errors
-    /// [`RequestError::DirtyLog`]: a device cannot; those before it are as they were. While the machine is saved or sent,
-    /// [`RequestError::Saving`], [`RequestError::Migrating`] or [`RequestError::StandsStill`]. [`RequestError::Ended`] or
-    /// [`RequestError::Busy`].
+    /// [`RequestError::DirtyLog`]: a device cannot record; the devices before it are as they were.
+    /// While the machine is saved or sent, [`RequestError::Saving`], [`RequestError::Migrating`] or
+    /// [`RequestError::StandsStill`]. [`RequestError::Ended`] or [`RequestError::Busy`].
     pub fn dirty_log(&self, on: bool) -> Result<(), RequestError> {
         self.act(Action::DirtyLog(on))
     }
 
-    /// What the machine holds of KVM.
+    /// Returns the KVM resources that the machine holds.
     ///
     /// # Errors
     /// [`RequestError::Ended`] or [`RequestError::Busy`].
@@ -173,7 +172,7 @@ impl Handle {
         self.ask(|answer| Request::Resources { answer })
     }
 
-    /// All devices, NICs and others, with what the guest made of them.
+    /// Returns all devices, NICs and others, with the state to which the guest has set them.
     ///
     /// # Errors
     /// [`RequestError::Ended`] or [`RequestError::Busy`].
@@ -181,7 +180,7 @@ impl Handle {
         self.ask(|answer| Request::Devices { answer })
     }
 
-    /// What KVM has counted: see [`Vcpus::statistics`](crate::vcpu::Vcpus::statistics).
+    /// Returns KVM's counters: see [`Vcpus::statistics`](crate::vcpu::Vcpus::statistics).
     ///
     /// # Errors
     /// [`RequestError`]: the counters cannot be read.
@@ -189,29 +188,29 @@ impl Handle {
         self.ask(|answer| Request::Statistics { answer })?
     }
 
-    /// Presses the ACPI power button: the guest is asked to shut down. What it does about
-    /// it is its affair.
+    /// Presses the ACPI power button, which asks the guest to shut down. The guest may ignore it.
     ///
     /// # Errors
-    /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: its state is on the way to another
-    /// host, and the guest there would not hear of it.
+    /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: the state is
+    /// on its way to another host, and the guest there would miss the button.
     pub fn power_button(&self) -> Result<(), RequestError> {
         self.act(Action::PowerButton)
     }
 
-    /// Resets the machine, without asking the guest. Returns when that is decided; it has
-    /// booted again when [`MachineStatus::boots`] has grown. One that is being sent and still runs is reset all the same, and
-    /// moves as it is then.
+    /// Resets the machine without asking the guest. Returns once the reset is scheduled; the guest
+    /// has booted again when [`MachineStatus::boots`] has grown. A machine that is being sent and
+    /// still runs is reset too, and moves in its state after the reset.
     ///
     /// # Errors
-    /// [`RequestError::Ended`] or [`RequestError::Busy`]. One that stands still is not reset: [`RequestError::Saving`] for a
-    /// snapshot or another program, [`RequestError::StandsStill`] for a migration.
+    /// [`RequestError::Ended`] or [`RequestError::Busy`]. A held machine is not reset:
+    /// [`RequestError::Saving`] for a snapshot or another program, [`RequestError::StandsStill`]
+    /// for a migration.
     pub fn reset(&self) -> Result<(), RequestError> {
         self.act(Action::Reset)
     }
 
-    /// Sends a non-maskable interrupt to the first vCPU, which a Linux guest logs, or takes for
-    /// a wish to panic (`unknown_nmi_panic`). A paused guest gets it when it goes on.
+    /// Sends a non-maskable interrupt to the first vCPU. Linux logs it, or panics with
+    /// `unknown_nmi_panic`. A paused guest receives it when it resumes.
     ///
     /// # Errors
     /// [`RequestError`]: KVM refuses.
@@ -219,7 +218,7 @@ impl Handle {
         self.act(Action::Nmi)
     }
 
-    /// What of the guest's output its console has lost since the start.
+    /// Returns how much of the guest's output the console has lost since the start.
     ///
     /// # Errors
     /// [`RequestError::Ended`] or [`RequestError::Busy`].
@@ -227,56 +226,58 @@ impl Handle {
         self.ask(|answer| Request::ConsoleLoss { answer })
     }
 
-    /// Parks the vCPUs and returns when they are parked. Devices keep working: see
-    /// [`RunState::Paused`](super::RunState::Paused). Nothing changes if they are parked already. A
-    /// machine that is being sent arrives paused. One that stands still, for a snapshot or because
-    /// its guest's place is not settled, is paused when it resumes.
+    /// Parks the vCPUs and returns once they are parked. Devices keep working: see
+    /// [`RunState::Paused`](super::RunState::Paused). Has no effect if they are parked already. A
+    /// machine that is being sent arrives paused. A machine that is held, for a snapshot or because
+    /// the guest's location is unknown, is paused when it resumes.
     ///
     /// # Errors
-    /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: its state is on the way to another
-    /// host already, and it would run there.
+    /// [`RequestError::Ended`], [`RequestError::Busy`]; [`RequestError::StandsStill`]: the state is
+    /// already on its way to another host, where the guest would run.
     pub fn pause(&self) -> Result<(), RequestError> {
         self.act(Action::Pause)
     }
 
-    /// Lets the vCPUs of a paused machine go on. Nothing changes if they do.
+    /// Resumes the vCPUs of a paused machine. Has no effect if they run.
     ///
     /// # Errors
-    /// [`RequestError::Ended`] or [`RequestError::Busy`]. One that stands still is not resumed: [`RequestError::Saving`] for
-    /// a snapshot or another program, [`RequestError::StandsStill`] for a migration.
+    /// [`RequestError::Ended`] or [`RequestError::Busy`]. A held machine is not resumed:
+    /// [`RequestError::Saving`] for a snapshot or another program, [`RequestError::StandsStill`]
+    /// for a migration.
     pub fn resume(&self) -> Result<(), RequestError> {
         self.act(Action::Resume)
     }
 
-    /// Forgets why an earlier program did not go on with the machine, before another one is to.
+    /// Clears the error of an earlier upgrade before another one starts.
     pub fn forget_upgrade_error(&self) {
         self.0.board.update(|status| status.upgrade.error = None);
     }
 
-    /// Has the machine stand still for `program`: [`Machine::run`](super::Machine::run) returns
-    /// [`Exit::HandedOver`](super::Exit::HandedOver). Whether `program` is one that can go on with it is not looked at here: see
-    /// [`check_program`](super::check_program).
+    /// Saves and holds the machine for `program`; [`Machine::run`](super::Machine::run) then
+    /// returns [`Exit::HandedOver`](super::Exit::HandedOver). Does not check whether `program` can
+    /// continue the machine: see [`check_program`](super::check_program).
     ///
     /// # Errors
-    /// [`RequestError`], and the machine is as before: a device cannot be saved, or the state not be written; a snapshot is
-    /// being written ([`RequestError::Saving`]); it is being sent ([`RequestError::Migrating`],
-    /// [`RequestError::StandsStill`]); a vCPU has failed ([`RequestError::Crashed`]).
+    /// [`RequestError`], with the machine as before: a device cannot be saved, or the state cannot
+    /// be written; a snapshot is being written ([`RequestError::Saving`]); the machine is being
+    /// sent ([`RequestError::Migrating`], [`RequestError::StandsStill`]); a vCPU has failed
+    /// ([`RequestError::Crashed`]).
     pub fn hand_over(&self, program: &Path) -> Result<(), RequestError> {
         self.act(Action::HandOver(program.to_owned()))
     }
 
-    /// Guest RAM, as long as the machine has it.
+    /// Returns guest RAM while the machine still has it.
     pub(super) fn ram(&self) -> Option<Arc<GuestRam>> {
         self.0.ram.upgrade()
     }
 
-    /// Writes a snapshot of the whole machine into `directory`, which must not exist. Meanwhile its
-    /// vCPUs are parked and its devices stopped; afterwards it is as it was, also if the snapshot fails, which
-    /// then leaves nothing. The caller's thread writes.
+    /// Writes a snapshot of the whole machine into `directory`, which must not exist. Meanwhile the
+    /// vCPUs are parked and the devices stopped. Afterwards the machine is as before, even if the
+    /// snapshot fails; a failed snapshot leaves no files. The caller's thread writes.
     ///
     /// # Errors
-    /// [`RequestError`]: a device cannot be saved, another snapshot is being written, the directory or a file
-    /// in it cannot be made.
+    /// [`RequestError`]: a device cannot be saved, another snapshot is being written, the directory
+    /// or a file in it cannot be created.
     pub fn snapshot(&self, directory: &Path) -> Result<Written, RequestError> {
         let writer = SnapshotWriter::new(directory)?;
         let ram = self.ram().ok_or(RequestError::Ended)?;
@@ -284,7 +285,7 @@ impl Handle {
         let machine = self.ask(|answer| Request::Save { answer })??;
         let written = writer.write(&machine, &ram);
         drop(ram);
-        // In any case; and a machine that was stopped meanwhile has a good snapshot all the same.
+        // In any case. A machine that stopped meanwhile still has a valid snapshot.
         let went_on = self.ask_surely(|answer| Request::Act {
             action: Action::GoOn,
             answer,
@@ -301,29 +302,29 @@ impl Handle {
         })
     }
 
-    /// The machine as it is now. Does not wait for it.
+    /// Returns the current status without waiting for the machine.
     #[must_use]
     pub fn status(&self) -> MachineStatus {
         self.0.board.status.lock().clone()
     }
 
-    /// Has `listener` called with the status now and after each change, in their order,
-    /// until the machine and all its handles are gone. It is called on the vmm
-    /// thread, so it must be quick and ask this machine nothing.
+    /// Calls `listener` with the current status and after each change, in order, until the machine
+    /// and all its handles are dropped. The vmm thread calls it, so it must be quick and must send
+    /// no request to this machine.
     pub fn on_change(&self, listener: impl Fn(&MachineStatus) + Send + Sync + 'static) {
         let status = self.0.board.status.lock();
         listener(&status);
         self.0.board.listeners.lock().push(Box::new(listener));
     }
 
-    /// The NIC with this name, if there is one now.
+    /// Returns the NIC with this name, if it exists now.
     #[must_use]
     pub fn nic(&self, id: &str) -> Option<NicStatus> {
         let status = self.0.board.status.lock();
         status.nics.iter().find(|nic| nic.id == id).cloned()
     }
 
-    /// The disk with this name, if there is one now.
+    /// Returns the disk with this name, if it exists now.
     #[must_use]
     pub fn disk(&self, id: &str) -> Option<DiskStatus> {
         let status = self.0.board.status.lock();
@@ -348,14 +349,14 @@ impl Handle {
         self.wait_for(&answered)
     }
 
-    /// As [`Handle::ask`], but waits where too many wait already. For what must not be left undone because others ask a
-    /// lot: a machine that stands still would do so for ever.
+    /// As [`Handle::ask`], but waits while the queue is full. For requests that must not fail
+    /// because of load: a held machine would stay held for ever.
     pub(super) fn ask_surely<T>(
         &self,
         request: impl FnOnce(Answer<T>) -> Request<Machine>,
     ) -> Result<T, RequestError> {
         let (answer, answered) = mpsc::sync_channel(1);
-        // Those who wait have woken the machine.
+        // The senders of the waiting requests have woken the machine.
         let sent = self.0.requests.send(request(answer));
         sent.map_err(|_| RequestError::Ended)?;
         self.wait_for(&answered)

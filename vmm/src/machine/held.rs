@@ -1,6 +1,6 @@
-//! A machine that stands still: for what, and how it was before.
+//! A machine that is held: the reason, and its state before.
 //!
-//! Owns the words. It must not know how a machine comes to stand still, nor how it resumes.
+//! Owns the types. It must not know how a machine comes to be held, nor how it resumes.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -8,44 +8,44 @@ use std::path::PathBuf;
 
 use super::saved::SavedDevice;
 
-/// What a machine stands still for.
+/// The reason for which a machine is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeldFor {
     /// A snapshot is written, or another program takes the machine over.
     Snapshot,
-    /// It is being sent, or has come, and it is not settled yet where its guest is to run.
+    /// It is being sent or has arrived, and the guest's location is not decided yet.
     Migration,
 }
 
-/// A machine between its save and its going on.
+/// A machine between its save and its resume.
 pub(super) struct Held {
     pub(super) devices: Vec<SavedDevice>,
     /// Whether its vCPUs ran before.
     pub(super) ran: bool,
     pub(super) held_for: HeldFor,
-    /// Whether it comes from another host: its devices have not seen their states yet, or did not take them.
+    /// Set if it comes from another host: its devices have no state yet, or rejected it.
     pub(super) arrived: Option<Arrived>,
 }
 
-/// Where devices of a machine are that comes from another host.
+/// The state of the devices of a machine from another host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arrived {
-    /// They have not seen their states.
+    /// They have not received their states.
     AtRest,
-    /// One did not take its state: they are at rest again, and some may have worked before.
+    /// One rejected its state. All are reset again, and some may have worked before.
     Tried,
 }
 
-/// A machine that stands still for another program.
+/// A machine that is held for another program.
 #[derive(Debug)]
 pub struct HandOver {
-    /// The program that is to go on with it.
+    /// The program that takes over.
     pub program: PathBuf,
-    /// The sections of the machine's state, at their beginning.
+    /// The sections of the machine's state, positioned at their beginning.
     pub state: File,
     /// Guest RAM.
     pub ram: File,
-    /// KVM's side of the machine as it was here. KVM tears it down, which takes long, when the last
-    /// descriptor closes: the other program closes this one after the guest runs again.
+    /// KVM's VM as it was in this program. KVM tears it down when the last descriptor closes, which
+    /// takes long. So the other program closes this descriptor after the guest runs again.
     pub vm: OwnedFd,
 }

@@ -1,12 +1,11 @@
-//! The virtio devices of a machine: which there are, under which names, in which slots.
+//! The virtio devices of a machine, with their names and slots.
 //!
-//! Owns the list, the numbers by which the event loop knows devices, and what has
-//! to be done, in order, for one to come or to go. It must not know who wants that,
-//! nor when.
+//! Owns the list, the numbers by which the event loop identifies devices, and the ordered steps to
+//! attach and detach one. It must not know who requests that, nor when.
 //!
 //! ```text
 //!   attach: vectors, doorbells --> on the bus --> in the event loop --> listed
-//!   swap:   in the event loop --> behind the same function --> the old one's out of it
+//!   swap:   in the event loop --> behind the same function --> old device out of the loop
 //!   detach: off the bus --> out of the event loop --> stopped --> closed --> unlisted
 //! ```
 
@@ -40,8 +39,8 @@ use crate::kvm::doorbells::KvmDoorbells;
 use crate::kvm::msi::KvmMsiVectors;
 use crate::{Error, ErrorKind};
 
-/// How long a vCPU may take to leave a device that is off the bus already. It has
-/// one register access to finish.
+/// How long a vCPU may take to leave a device that is already off the bus. It has one register
+/// access to finish.
 const LEAVE: Duration = Duration::from_secs(1);
 
 /// A device that the guest sees.
@@ -54,7 +53,7 @@ struct Entry {
     watch: Option<DeviceWatch>,
 }
 
-/// What a device that can be unplugged has more than others.
+/// The additional state of a device that can be unplugged.
 struct Removable {
     config: DeviceConfig,
     numa_node: Option<u16>,
@@ -65,7 +64,7 @@ struct Removable {
 }
 
 impl Removable {
-    /// Where a NIC is to go whose device fails.
+    /// The backup device of a NIC, for the case that its device fails.
     fn stand_by(&self) -> Option<(&VdpaConfig, &Path)> {
         match &self.config {
             DeviceConfig::Nic(nic) => Some((nic, nic.failover.as_deref()?)),
@@ -73,19 +72,19 @@ impl Removable {
         }
     }
 
-    /// Its failover, if that is under way.
+    /// Its failover, if one is in progress.
     fn under_way(&self) -> Option<&Failover> {
         let failover = self.failover.as_ref();
         failover.filter(|failover| failover.state == FailoverState::UnderWay)
     }
 }
 
-/// See the module.
+/// The list of devices; see the module.
 pub(super) struct Inventory {
     /// By the number in [`Token::Device`].
     entries: BTreeMap<u16, Entry>,
-    /// Where the search for a free number begins: a number is used again as late as
-    /// possible, because events of a device that went may still be under way.
+    /// Where the search for a free number begins. A number is reused as late as possible, because
+    /// events of a removed device may still be pending.
     next_number: u16,
     next_serial: u64,
     pci: Arc<PciBus>,
@@ -97,8 +96,8 @@ pub(super) struct Inventory {
 }
 
 impl Inventory {
-    /// An empty list for devices on `pci`, of a machine whose memory is bound to `memory_node`. They are
-    /// watched as `ring_watch` says.
+    /// Creates an empty list for devices on `pci`, of a machine whose memory is bound to
+    /// `memory_node`. `ring_watch` configures the watch of their rings.
     pub(super) fn new(
         pci: Arc<PciBus>,
         msi: KvmMsiVectors,
@@ -118,12 +117,12 @@ impl Inventory {
         }
     }
 
-    /// The device whose events have this number.
+    /// Returns the device whose events have this number.
     pub(super) fn device(&self, number: u16) -> Option<&VirtioPciDevice> {
         self.entries.get(&number).map(|entry| &*entry.device)
     }
 
-    /// The device with this name.
+    /// Returns the device with this name.
     pub(super) fn named(&self, id: &str) -> Option<&VirtioPciDevice> {
         self.entry(id).map(|entry| &*entry.device)
     }
@@ -142,7 +141,7 @@ impl Inventory {
     /// Puts a device into this slot, or the first free one, and polls its descriptors.
     ///
     /// # Errors
-    /// Nothing has changed then, and the device is closed.
+    /// On failure nothing has changed, and the device is closed.
     pub(super) fn attach(
         &mut self,
         device: Device,
@@ -225,7 +224,7 @@ impl Inventory {
             })
     }
 
-    /// Notes that the guest is to give a device up, and says where it is.
+    /// Records that the guest is asked to eject a device, and returns its status.
     ///
     /// # Errors
     /// There is no device of this name, or it is of another kind.
@@ -251,8 +250,8 @@ impl Inventory {
             .ok_or_else(|| RequestError::NoSuchDevice(id.to_owned()))
     }
 
-    /// Lets the devices go that are to be unplugged and that `ready` gives free, whether
-    /// they are on the bus still or not. Returns how many went.
+    /// Detaches the devices that have a pending unplug and for which `ready` is true, whether or
+    /// not they are still on the bus. Returns how many went.
     pub(super) fn detach(&mut self, events: &EventLoop, ready: impl Fn(Slot) -> bool) -> usize {
         let gone: Vec<u16> = self
             .entries
@@ -272,13 +271,13 @@ impl Inventory {
         let Entry {
             id, slot, device, ..
         } = entry;
-        // An ejected function left the bus when the guest said so, and another one may
-        // have its slot by now.
+        // An ejected function left the bus when the guest ejected it, and another one may have its
+        // slot by now.
         let ours: Arc<dyn PciFunction> = device.clone();
         self.pci.remove_function(slot, &ours);
         drop(ours);
         unpoll(events, &id, &device.events());
-        // From here on it touches no guest memory, also if the guest's driver never let go.
+        // From here on it touches no guest memory, even if the guest's driver never released it.
         device.reset();
         let start = Instant::now();
         while Arc::strong_count(&device) > 1 && start.elapsed() < LEAVE {
@@ -291,8 +290,8 @@ impl Inventory {
         tracing::info!(%id, %slot, "device unplugged");
     }
 
-    /// What there is to say about each device of the kind that `C` configures, in the order of
-    /// their attachment as long as numbers do not wrap.
+    /// Returns the status of each device of the kind that `C` configures. They are in the order of
+    /// attachment as long as numbers do not wrap.
     pub(super) fn pluggable<C>(&self) -> Vec<Pluggable<C>>
     where
         C: TryFrom<DeviceConfig, Error = DeviceKind>,
@@ -301,16 +300,17 @@ impl Inventory {
         removable.filter_map(|device| device.of().ok()).collect()
     }
 
-    /// The same about the device with this name, if it can be unplugged.
+    /// Returns the status of the device with this name, if it can be unplugged.
     pub(super) fn pluggable_named(&self, id: &str) -> Option<Pluggable<DeviceConfig>> {
         self.entry(id)?.status()
     }
 
-    /// Pages that devices write are marked in guest memory from when this returns, for all devices or none; or, with
-    /// `on` false, no longer.
+    /// With `on`, makes all devices, or none, mark the pages that they write in guest memory, from
+    /// the return of this call. Without `on`, ends that.
     ///
     /// # Errors
-    /// Which device can't, and why; at the end of a record, the first one that could not be brought back to what it was.
+    /// Names the device that cannot, and the reason. When logging ends: the first device that could
+    /// not be restored.
     pub(super) fn log_writes(&self, on: bool) -> Result<(), RequestError> {
         let mut result = Ok(());
         for entry in self.entries.values() {
@@ -320,7 +320,7 @@ impl Inventory {
                 source,
             });
             if on && logged.is_err() {
-                // What fails here is in the log, and the first error says why.
+                // A failure here is in the log, and the first error gives the reason.
                 let _ = self.log_writes(false);
                 return logged;
             }
@@ -329,7 +329,8 @@ impl Inventory {
         result
     }
 
-    /// What devices may write without a mark meanwhile: guest-physical addresses and lengths in bytes.
+    /// Returns what devices may write without a mark meanwhile: guest-physical addresses and
+    /// lengths in bytes.
     pub(super) fn always_dirty(&self) -> Vec<(u64, u64)> {
         let devices = self.entries.values();
         devices
@@ -337,7 +338,8 @@ impl Inventory {
             .collect()
     }
 
-    /// What NICs have been given and have not used; of saved ones, when they were.
+    /// Returns the buffers that NICs have received and not used; of saved NICs, as they were when
+    /// saved.
     pub(super) fn in_flight(&self, memory: &GuestMemory) -> InFlight {
         let mut count = InFlight::default();
         for entry in self.entries.values() {
@@ -346,8 +348,8 @@ impl Inventory {
         count
     }
 
-    /// All devices as they are now, in the order of their attachment as long as numbers do
-    /// not wrap.
+    /// Returns the status of all devices, in the order of attachment as long as numbers do not
+    /// wrap.
     pub(super) fn devices(&self) -> Vec<DeviceStatus> {
         let status = |entry: &Entry| DeviceStatus {
             id: entry.id.clone(),
@@ -358,28 +360,28 @@ impl Inventory {
         self.entries.values().map(status).collect()
     }
 
-    /// A device that the guest was asked to eject, if there is one.
+    /// Returns a device that the guest was asked to eject, if there is one.
     pub(super) fn unplugging(&self) -> Option<&str> {
         let mut entries = self.entries.values();
         let leaves = entries.find(|entry| entry.is_unplugging());
         leaves.map(|entry| entry.id.as_str())
     }
 
-    /// Stops all devices and forgets what drivers made of them.
+    /// Stops all devices and clears the state that drivers have set.
     pub(super) fn reset_all(&self) {
         for entry in self.entries.values() {
             entry.device.reset();
         }
     }
 
-    /// What the guest relies on of each device, by their names.
+    /// Returns, by device name, the properties on which the guest relies.
     pub(super) fn relied(&self) -> Vec<(String, Slot, Relied)> {
         let entries = self.entries.values();
         let relied = |entry: &Entry| (entry.id.clone(), entry.slot, entry.device.relied());
         entries.map(relied).collect()
     }
 
-    /// Looks at the rings of all devices that are watched. `true`: an alarm began or ended.
+    /// Samples the rings of all watched devices. Returns `true` if an alarm began or ended.
     pub(super) fn sample_rings(&mut self, memory: &GuestMemory) -> bool {
         let now = Instant::now();
         let mut changed = false;
@@ -391,7 +393,7 @@ impl Inventory {
         changed
     }
 
-    /// The time until now does not count for the watch of rings: the vCPUs were parked.
+    /// Excludes the time until now from the ring watch: the vCPUs were parked.
     pub(super) fn resume_watch(&mut self) {
         let now = Instant::now();
         for watch in self
@@ -403,7 +405,7 @@ impl Inventory {
         }
     }
 
-    /// What is wrong with the queues of all devices.
+    /// Returns the alarms of all queues of all devices.
     pub(super) fn alarms(&self) -> Vec<AlarmInfo> {
         let of_entry = |entry: &Entry| {
             let alarms = entry.watch.iter().flat_map(DeviceWatch::alarms);
@@ -418,7 +420,7 @@ impl Inventory {
     }
 }
 
-/// Has the event loop poll all descriptors of the device with this number, or none.
+/// Makes the event loop poll all descriptors of the device with this number, or none.
 fn poll(events: &EventLoop, number: u16, wanted: &[Event]) -> io::Result<()> {
     for (count, event) in wanted.iter().enumerate() {
         let token = Token::Device {
@@ -427,7 +429,7 @@ fn poll(events: &EventLoop, number: u16, wanted: &[Event]) -> io::Result<()> {
         };
         if let Err(error) = events.add(event.fd, token) {
             for added in wanted.iter().take(count) {
-                // It was added a moment ago.
+                // It was added a moment ago, so this cannot fail.
                 let _ = events.remove(added.fd);
             }
             return Err(error);
@@ -436,7 +438,7 @@ fn poll(events: &EventLoop, number: u16, wanted: &[Event]) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the event loop forget descriptors, before they are closed.
+/// Removes descriptors from the event loop before they are closed.
 fn unpoll(events: &EventLoop, id: &str, polled: &[Event]) {
     for event in polled {
         if let Err(error) = events.remove(event.fd) {

@@ -1,22 +1,21 @@
-//! The machine: everything of one guest, from its construction to its end.
+//! The machine: everything that belongs to one guest, from construction to exit.
 //!
-//! [`Machine::new`] builds it, top to bottom in `build.rs`; [`Machine::run`]
-//! is its life, on the caller's thread, which is the *vmm* thread: it serves the devices'
-//! events, takes the guest's wish for power-off or reset, notices when a vCPU
-//! cannot go on, and does what the [`Handle`] asks for. It
-//! must not know the terminal, the command line, or what a device does inside.
+//! [`Machine::new`] builds it, top to bottom in `build.rs`. [`Machine::run`] runs it on the
+//! caller's thread, the *vmm* thread. That thread serves device events, handles the guest's
+//! power-off and reset requests, detects vCPU failures and carries out the requests of the
+//! [`Handle`]. It must not know the terminal, the command line or the inside of a device.
 //!
-//! The files are in layers. Each file imports only files that stand before it in this list:
+//! The files are in layers. A file imports only files that precede it in this list:
 //!
-//! 1. words and small parts: `pluggable`, `end`, `signals`, `generation`, `faults`, `error`,
+//! 1. plain types and small parts: `pluggable`, `end`, `signals`, `generation`, `faults`, `error`,
 //!    `ring_watch/queue`, `ring_watch`, `migration/throttle`, `migration/leaving`
 //! 2. states: `saved`, `snapshot`, `program`, `held`
 //! 3. devices: `board`, `devices`, `ring_watch/in_flight`, `inventory`, `migration/compat`
-//! 4. requests: `queue`, which does not know what a machine is
+//! 4. requests: `queue`, which does not depend on the machine type
 //! 5. the machine: `parts` ([`Machine`])
 //! 6. its clients: `handle` ([`Handle`])
 //! 7. its steps: `build`, `saving`, `hand_over`, `failover`, `migration`
-//! 8. its life: `origin`, `requests`, `run`
+//! 8. its run: `origin`, `requests`, `run`
 //!
 //! ```text
 //!   Machine::new
@@ -30,20 +29,23 @@
 //!        +<-------------------------------------------+  vCPUs parked; run again
 //!                                                        is the same as a reset
 //! ```
-//! *Running* has a second half: `Handle::pause` parks the vCPUs while everything else goes
-//! on, `Handle::resume` lets them go on. A reset in that state leaves them parked at the
-//! first instruction.
+//! While it runs, `Handle::pause` parks the vCPUs; everything else continues. `Handle::resume`
+//! restarts them. A reset while paused leaves the vCPUs parked at the first instruction.
 //!
-//! **Power on** is one sequence for the first boot, for a reboot in place and for
-//! a second run: vCPUs parked → devices reset (nothing touches guest memory from
-//! here on) → interrupt controllers and vCPUs as KVM made them → kernel,
-//! initramfs and ACPI tables written anew, from their files → entry point set → vCPUs
-//! run. Nothing is allocated or opened that an earlier power-on did not have, so
-//! any number of reboots leaves the same descriptors, memory slots and routes.
-//! A NIC or disk that was plugged in stays; one that the guest was asked to eject goes here.
+//! **Power-on** is one sequence for the first boot, a reboot in place and a second run:
 //!
-//! **The end**: vCPU threads are joined first, then devices go, then
-//! interrupts, memory slots, the VM and guest RAM (the order of the fields).
+//! 1. park the vCPUs
+//! 2. reset the devices; from here on nothing touches guest memory
+//! 3. put interrupt controllers and vCPUs into the state in which KVM created them
+//! 4. load kernel, initramfs and ACPI tables again, the first two from their files
+//! 5. set the entry point and run the vCPUs
+//!
+//! Power-on allocates and opens nothing that an earlier power-on did not. So any number of reboots
+//! leaves the same descriptors, memory slots and routes. A hot-plugged NIC or disk stays; one with
+//! a pending ejection is removed.
+//!
+//! **Shutdown** joins the vCPU threads, then drops devices, interrupts, memory slots, the VM and
+//! guest RAM, in the order of the fields.
 
 mod board;
 mod build;

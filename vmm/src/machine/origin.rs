@@ -1,4 +1,4 @@
-//! Where a machine comes from, and how it is brought up from there.
+//! The origin of a machine, and how it is brought up from there.
 //!
 //! Owns the choice. It must not know how a machine is built, restored or received.
 
@@ -14,21 +14,21 @@ use crate::Error;
 use crate::config::VmConfig;
 use crate::console::Console;
 
-/// Where a machine comes from.
+/// The origin of a machine.
 #[derive(Debug)]
 pub enum Origin {
-    /// It boots.
+    /// A boot.
     Boot(VmConfig),
-    /// It continues from a snapshot.
+    /// A snapshot, from which the guest continues.
     Snapshot(Box<Snapshot>),
-    /// It continues from another program.
+    /// Another program, from which the guest continues.
     HandedOver(Box<HandedOver>),
-    /// It comes from another process, on this host or another one.
+    /// A migration from another process, on this host or another one.
     Migration(Box<Arriving>),
 }
 
 impl Origin {
-    /// What the machine is like; `None` as long as only its source knows it.
+    /// Returns the machine's configuration; `None` while only the source knows it.
     #[must_use]
     pub fn config(&self) -> Option<&VmConfig> {
         match self {
@@ -39,7 +39,7 @@ impl Origin {
         }
     }
 
-    /// How it comes, if it does.
+    /// Returns the migration, if the machine arrives by one.
     #[must_use]
     pub fn migration(&self) -> Option<&Migration> {
         match self {
@@ -59,11 +59,11 @@ impl Origin {
 }
 
 impl Machine {
-    /// Builds a machine and boots it, or has it go on where its snapshot was taken: after this it is
-    /// ready for [`Machine::run`].
+    /// Builds a machine and boots it, or continues it from its origin. Afterwards it is ready for
+    /// [`Machine::run`].
     ///
     /// # Errors
-    /// See [`Error`]; nothing is left behind.
+    /// See [`Error`]; nothing stays allocated.
     pub fn bring_up(origin: &Origin, console: Console, stop: &StopHandle) -> Result<Self, Error> {
         match origin {
             Origin::Boot(config) => {

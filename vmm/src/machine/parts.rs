@@ -1,7 +1,7 @@
-//! The machine itself: its parts, and what every step does with them.
+//! The machine itself: its parts, and the operations that every step uses.
 //!
-//! Owns the parts, the order in which they are dropped, and what goes to the board with each
-//! change of theirs. It must not know what is asked of a machine, nor the order of any step.
+//! Owns the parts, the order in which they are dropped, and the update of the board with each
+//! change. It must not know the requests to a machine, nor the order of any step.
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub struct Machine {
     pub(super) inventory: Inventory,
     pub(super) hotplug: Arc<PciHotplug>,
     pub(super) pci: Arc<PciBus>,
-    /// What the vCPUs' exits go to; the PCI bus knows it only weakly.
+    /// The handlers of vCPU exits; the PCI bus holds only a weak reference to them.
     pub(super) _buses: Buses,
     pub(super) serial: Arc<Serial>,
     pub(super) power: Arc<PowerSignal>,
@@ -65,19 +65,19 @@ pub struct Machine {
     pub(super) config: VmConfig,
     pub(super) _stop: StopHandle,
     pub(super) statistics: StatisticsHandle,
-    /// Whether the vCPUs ran before: their state is no longer that of power-on.
+    /// Whether the vCPUs ran before, so that their state is no longer that of power-on.
     pub(super) used: bool,
-    /// Whether it is powered on and nobody serves it yet.
+    /// Whether it is powered on and not served yet.
     pub(super) powered: bool,
-    /// While it is saved for a snapshot or another program.
+    /// Set while it is saved for a snapshot or another program.
     pub(super) held: Option<Held>,
     pub(super) upgrade: UpgradeStatus,
     pub(super) leaving: Leaving,
-    /// Holds vCPUs back while it is sent.
+    /// Throttles the vCPUs while the machine is being sent.
     pub(super) throttle: Option<Throttle>,
     /// For the other program.
     pub(super) hand_over: Option<HandOver>,
-    /// The last: when it goes, whoever waits is told that all devices are closed.
+    /// Last, because its drop reports that all devices are closed.
     pub(super) requests: Requests<Self>,
 }
 
@@ -92,19 +92,19 @@ impl fmt::Debug for Machine {
 }
 
 impl Machine {
-    /// As it was built, without descriptors.
+    /// Returns the configuration with which it was built, without descriptors.
     #[must_use]
     pub fn config(&self) -> &VmConfig {
         &self.config
     }
 
-    /// For asking this machine for its statistics while it runs.
+    /// Returns a handle to request this machine's statistics while it runs.
     #[must_use]
     pub fn statistics_handle(&self) -> StatisticsHandle {
         self.statistics.clone()
     }
 
-    /// What the machine holds of KVM now; for leak tests and metrics.
+    /// Returns the KVM resources that the machine holds now; for leak tests and metrics.
     #[must_use]
     pub fn resources(&self) -> Resources {
         Resources {
@@ -115,7 +115,7 @@ impl Machine {
         }
     }
 
-    /// Publishes that it was powered on, and lets the vCPUs run unless it is to be `paused`.
+    /// Publishes the power-on and runs the vCPUs, unless the machine is `paused`.
     pub(super) fn start(&mut self, paused: bool) {
         self.requests.publish_boot(paused);
         if !paused {
@@ -142,7 +142,7 @@ impl Machine {
         }
     }
 
-    /// Has the guest announce all its NICs, as far as their drivers can.
+    /// Asks the guest to announce all its NICs whose drivers support it.
     pub(super) fn announce_all(&self) {
         for device in self.inventory.devices() {
             if let Some(device) = self.inventory.named(&device.id) {
@@ -151,7 +151,7 @@ impl Machine {
         }
     }
 
-    /// Lets go what the guest has ejected.
+    /// Detaches the devices that the guest has ejected.
     pub(super) fn take_ejected(&mut self) {
         let ejected = self.hotplug.take_ejected();
         if self
@@ -163,10 +163,10 @@ impl Machine {
         }
     }
 
-    /// With the vCPUs parked: what a guest that is gone was asked for needs no answer.
+    /// Completes pending unplugs; the vCPUs are parked. The guest is gone and cannot answer.
     pub(super) fn finish_unplugs(&mut self) {
         self.hotplug.reset();
-        // Whether ejected or not, each that was asked for goes.
+        // Each device with a pending unplug goes, ejected or not.
         let _ = self.hotplug.take_ejected();
         if self.inventory.detach(&self.events, |_| true) > 0 {
             self.publish();
@@ -179,7 +179,7 @@ impl Machine {
         self.requests.publish_alarms(self.inventory.alarms());
     }
 
-    /// Lets the watch of rings go on, or stops it: with the vCPUs.
+    /// Resumes or stops the ring watch, together with the vCPUs.
     pub(super) fn watch_rings(&mut self, on: bool) {
         if let Some(timer) = &self.watch_timer {
             if on {
@@ -189,7 +189,7 @@ impl Machine {
         }
     }
 
-    /// Looks at the rings and publishes what changed about alarms.
+    /// Samples the rings and publishes changes of alarms.
     pub(super) fn sample_rings(&mut self) {
         if self.inventory.sample_rings(&self.memory) {
             self.requests.publish_alarms(self.inventory.alarms());

@@ -1,7 +1,7 @@
 //! Devices that come and go while the machine runs: NICs and disks.
 //!
-//! Owns the words for them: what was asked for, where a device is in its life, and what came of a
-//! NIC's move to another device. It must not know how one is opened, nor how the guest is notified.
+//! Owns their types: the requested configuration, the state of a device, and the result of a NIC's
+//! move to another device. It must not know how one is opened, nor how the guest is notified.
 //!
 //! ```text
 //!            plug                    unplug                       guest ejects it,
@@ -20,7 +20,7 @@ use devices::pci::Slot;
 
 use crate::config::{DiskConfig, VdpaConfig};
 
-/// Which devices come and go.
+/// The kinds of hot-pluggable devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
     /// vDPA network devices.
@@ -38,7 +38,7 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// What was asked for, of any kind.
+/// The requested configuration of a device of either kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum DeviceConfig {
     Nic(VdpaConfig),
@@ -83,73 +83,74 @@ impl TryFrom<DeviceConfig> for DiskConfig {
     }
 }
 
-/// Where a device is in its life; see the module.
+/// The state of a device; see the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlugState {
-    /// The guest has it, or finds it when it looks.
+    /// The guest has it, or finds it on its next scan.
     Plugged,
     /// The guest was asked to eject it and has not done so yet.
     UnplugRequested,
 }
 
-/// A device that comes and goes, configured by a `C`.
+/// A hot-pluggable device, configured by a `C`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pluggable<C> {
     /// Its name.
     pub id: String,
-    /// What was asked for. Its `id` is always there.
+    /// The requested configuration. Its `id` is always set.
     pub config: C,
-    /// Where the guest sees it.
+    /// Its PCI slot.
     pub address: Slot,
-    /// Where it is in its life.
+    /// Its state.
     pub state: PlugState,
-    /// Different for each device that the machine ever had: tells one from an earlier one of
+    /// Unique among all devices that the machine ever had: tells a device from an earlier one of
     /// the same name.
     pub serial: u64,
-    /// The NUMA node of the host that it hangs on, where the host says so.
+    /// The NUMA node of the host to which it is attached, if the host reports one.
     pub numa_node: Option<u16>,
-    /// What is to be said about it and the node that guest memory is bound to.
+    /// A warning about that node and the node to which guest memory is bound.
     pub numa_warning: Option<String>,
-    /// Of a NIC whose device has failed: what came of its failover, until it is moved by somebody.
+    /// The result of the failover of a NIC whose device has failed; cleared when the NIC is moved.
     pub failover: Option<Box<Failover>>,
 }
 
-/// What came of a NIC's failover.
+/// The result of a NIC's failover.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failover {
-    /// The device that has failed, for people.
+    /// The device that failed, as text for people.
     pub from: String,
-    /// The vhost-vdpa character device that was to take its place.
+    /// The vhost-vdpa character device that was to replace it.
     pub to: PathBuf,
-    /// How far it came.
+    /// The progress.
     pub state: FailoverState,
 }
 
-/// How far a failover is.
+/// The progress of a failover.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FailoverState {
-    /// The other device is being opened. The driver has not been told that its own has failed.
+    /// The backup device is being opened. The driver does not know yet that its device has failed.
     UnderWay,
-    /// The NIC is on the other device.
+    /// The NIC is on the backup device.
     Done {
-        /// From the swap's beginning to its end, which is not when the device failed; `None` if no driver was using the NIC
-        /// by then, or its driver had been told.
+        /// The time from the swap's beginning to its end, which does not begin with the failure.
+        /// `None` if no driver was using the NIC by then, or the driver had been notified.
         gap: Option<Duration>,
     },
-    /// The NIC is on the device that has failed, and its driver was told; with the reason and its causes.
+    /// The NIC is on the failed device, and its driver was notified. Holds the reason and its
+    /// causes.
     Failed(String),
 }
 
-/// A NIC of a machine: its vhost-vdpa character device, and how the guest is to see it.
+/// A NIC of a machine: its vhost-vdpa character device, and how it is presented to the guest.
 pub type NicStatus = Pluggable<VdpaConfig>;
 
-/// A NIC with another device.
+/// A NIC that has moved to another device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicSwapped {
     /// The NIC as it is now.
     pub status: NicStatus,
-    /// How long neither device worked, as the machine saw it; `None` if no driver was using the NIC, or
-    /// it has the same device as before.
+    /// How long neither device worked, as the machine measured it. `None` if no driver was using
+    /// the NIC, or the device is the same as before.
     pub gap: Option<Duration>,
 }
 
@@ -157,10 +158,10 @@ pub struct NicSwapped {
 pub type DiskStatus = Pluggable<DiskConfig>;
 
 impl Pluggable<DeviceConfig> {
-    /// As a device of the kind `C`.
+    /// Converts to a device of the kind `C`.
     ///
     /// # Errors
-    /// It is one of another kind.
+    /// The device is of another kind.
     pub(super) fn of<C>(self) -> Result<Pluggable<C>, OtherKind>
     where
         C: TryFrom<DeviceConfig, Error = DeviceKind>,

@@ -1,4 +1,4 @@
-//! What answers a [`Handle`] in tests where there is no KVM: a thread with made-up devices.
+//! A fake machine for tests without KVM: a thread with fake devices answers a [`Handle`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,14 +36,14 @@ pub(crate) struct PretendMachine {
     _ram: Arc<GuestRam>,
 }
 
-/// The configuration of its NIC.
+/// Returns the configuration of its NIC.
 pub(crate) fn nic_config() -> VdpaConfig {
     "path=/dev/vhost-vdpa-7,id=nic,doorbell=off"
         .parse()
         .unwrap()
 }
 
-/// The configuration of its disk.
+/// Returns the configuration of its disk.
 pub(crate) fn disk_config() -> DiskConfig {
     "path=/nonexistent.img,id=disk,readonly=on".parse().unwrap()
 }
@@ -69,7 +69,7 @@ fn disk() -> DiskStatus {
     pluggable(disk_config(), "disk", 4)
 }
 
-/// As it is asked to go.
+/// Marks a device as asked to be ejected.
 fn unplugged<C>(device: Pluggable<C>) -> Pluggable<C> {
     Pluggable {
         state: PlugState::UnplugRequested,
@@ -149,7 +149,7 @@ impl PretendMachine {
         }
     }
 
-    /// Has it say this when it is dropped.
+    /// Sets the reason that it publishes when it is dropped.
     pub(crate) fn will_end(&self, end: End) {
         *self.reason.lock() = Some(end);
     }
@@ -169,7 +169,7 @@ impl Drop for PretendMachine {
 }
 
 fn answer(requests: &Requests<Machine>, request: Request<Machine>) {
-    // Nobody may wait any more.
+    // The caller may no longer wait.
     let _ = match request {
         Request::Plug { device, answer } => {
             answer.send(Err(RequestError::IdInUse(device.id))).is_ok()
@@ -180,7 +180,7 @@ fn answer(requests: &Requests<Machine>, request: Request<Machine>) {
                 unused: device.backend,
             })
             .is_ok(),
-        // As of one that was moved meanwhile.
+        // As for a NIC that was moved meanwhile.
         Request::FailOver { device, answer, .. } => {
             let unused = device.ok().map(|device| device.backend);
             answer.send(unused).is_ok()
@@ -237,9 +237,9 @@ fn answer(requests: &Requests<Machine>, request: Request<Machine>) {
         Request::Statistics { answer } => {
             answer.send(Ok([("exits".to_owned(), 42)].into())).is_ok()
         }
-        // As of a machine of which another snapshot is being written.
+        // As while another snapshot is being written.
         Request::Save { answer } => answer.send(Err(RequestError::Saving)).is_ok(),
-        // Dropped: as of one that ends just now.
+        // Dropped, as by a machine that ends just now.
         Request::Migration(_) => false,
         Request::ConsoleLoss { answer } => answer.send(ConsoleLoss { log: 7, clients: 0 }).is_ok(),
         Request::Act { action, answer } => answer.send(act(requests, action)).is_ok(),
@@ -249,7 +249,7 @@ fn answer(requests: &Requests<Machine>, request: Request<Machine>) {
 fn act(requests: &Requests<Machine>, action: Action) -> Result<(), RequestError> {
     match action {
         Action::Announce(id) => match id.as_str() {
-            // A way for tests to have something happen.
+            // A way for tests to trigger an event.
             "nic" => requests.publish_alarms(vec![alarm()]),
             "rng" => return Err(RequestError::NoAnnouncement(id)),
             _ => return Err(RequestError::NoSuchDevice(id)),

@@ -1,6 +1,6 @@
-//! Whether another program reads what this one saves, before a machine stands still for it.
+//! Checks whether another program reads this program's state, before a machine is held for it.
 //!
-//! Owns the question and the comparison. It must not know how a machine goes over.
+//! Owns the query and the comparison. It must not know how a machine is handed over.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
@@ -13,7 +13,7 @@ use super::saved::SavedMachine;
 use crate::Error;
 use crate::snapshot::format::FORMAT_VERSION;
 
-/// The name of the whole's version among those of its parts.
+/// The entry of the whole format's version among those of the parts.
 const FORMAT: &str = "format";
 
 /// The subcommand that answers with [`state_versions`] as JSON.
@@ -21,11 +21,11 @@ pub const STATE_VERSIONS_COMMAND: &str = "state-versions";
 
 /// How long a program may take to answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// Bytes that an answer may have.
+/// Maximum length of an answer, in bytes.
 const ANSWER_MAX: u64 = 1 << 16;
 
-/// The versions of what this program saves, by the sections' and the devices' names; `format` is that of the whole. A
-/// program reads these, and of sections the ones before.
+/// Returns the versions that this program saves, by section and device name; `format` is that of
+/// the whole. A program reads these versions, and for sections also the previous ones.
 #[must_use]
 pub fn state_versions() -> BTreeMap<String, u32> {
     let mut versions: BTreeMap<String, u32> = SavedMachine::versions()
@@ -38,9 +38,9 @@ pub fn state_versions() -> BTreeMap<String, u32> {
     versions
 }
 
-/// Whether a program that writes `reader` of a part reads what one wrote that writes `writer` of it:
-/// the same version, and of a section also the one before. One of them may lack a device; whether
-/// the machine has it shows when the state is read.
+/// Whether a program that writes version `reader` of a part can read version `writer`. It reads the
+/// same version, and for a section also the previous one. Either may lack a device; whether the
+/// machine has it shows when the state is read.
 pub(super) fn reads(part: &str, reader: Option<u32>, writer: Option<u32>) -> bool {
     let device = devices::virtio::state_versions()
         .iter()
@@ -54,10 +54,10 @@ pub(super) fn reads(part: &str, reader: Option<u32>, writer: Option<u32>) -> boo
     }
 }
 
-/// Whether `program` reads what this one saves.
+/// Checks that `program` can read the state that this program saves.
 ///
 /// # Errors
-/// It cannot be executed, is no Bellhop, or reads other versions.
+/// It cannot be executed, is not Bellhop, or reads other versions.
 pub fn check_program(program: &Path) -> Result<(), Error> {
     if !program.is_absolute() {
         return Err(Error::unusable(format!(
@@ -92,7 +92,7 @@ fn ask(program: &Path) -> Result<BTreeMap<String, u32>, Error> {
         .spawn()
         .map_err(failed)?;
     let answered = wait(&mut child);
-    // Also of one that goes on for ever; it may have ended by itself.
+    // Needed for a program that never ends; this one may have ended already.
     let _ = child.kill();
     let _ = child.wait();
     let mut answer = Vec::new();
@@ -110,7 +110,7 @@ fn ask(program: &Path) -> Result<BTreeMap<String, u32>, Error> {
     })
 }
 
-/// Whether the child ended well in time. What it says fits into a pipe, else it is none of ours.
+/// Whether the child succeeded in time. A valid answer fits into a pipe.
 fn wait(child: &mut Child) -> io::Result<bool> {
     let started = Instant::now();
     while started.elapsed() < ANSWER_TIME {
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// A script that says this; removed when dropped.
+    /// A script with this body; removed when dropped.
     struct Script(PathBuf);
 
     impl Script {
@@ -168,7 +168,7 @@ mod tests {
             text.contains("does not read") && text.contains("vcpu"),
             "{text}"
         );
-        // A device's, and the format, is read as it is, or not at all.
+        // Devices and the format must match exactly.
         for (step, part) in [
             (1, "virtio-vdpa"),
             (u32::MAX, "virtio-vdpa"),

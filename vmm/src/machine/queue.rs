@@ -1,7 +1,7 @@
-//! What can be asked of a running machine, and the queue in which that waits.
+//! The requests to a running machine, and the queue in which they wait.
 //!
 //! Owns the queue, the machine's end of it, and the board on which the machine publishes. It must
-//! not know who asks, nor how a machine (`M`) carries out a request.
+//! not know the sender, nor how a machine (`M`) carries out a request.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,101 +24,102 @@ use super::saved::SavedMachine;
 use crate::console::ConsoleLoss;
 use crate::memory::GuestRam;
 
-/// Where the answer to a request goes.
+/// The channel for the answer to a request.
 pub(super) type Answer<T> = SyncSender<T>;
 
-/// What can be asked of a running machine, an `M`.
+/// A request to a running machine, an `M`.
 pub(super) enum Request<M> {
-    /// Show this opened device to the guest.
+    /// Plug this opened device.
     Plug {
         device: Device,
         answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
     },
-    /// Ask the guest to give this device up, if it is of this kind.
+    /// Ask the guest to eject this device, if it is of this kind.
     Unplug {
         id: String,
         kind: DeviceKind,
         answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
     },
-    /// Put this opened device behind the NIC of its name, whose driver goes on.
+    /// Put this opened device behind the NIC of the same name, whose driver keeps running.
     Swap {
         device: Device,
         answer: Answer<SwapAnswer>,
     },
-    /// The device of this NIC has failed: put this one in its place, or know why it can't be had.
+    /// The device of this NIC has failed: replace it by this device, or record why that is not
+    /// possible.
     FailOver {
         id: String,
         serial: u64,
         device: Result<Device, RequestError>,
         answer: Answer<Option<Box<dyn Backend>>>,
     },
-    /// Have this device stand by for the one of this NIC, or none.
+    /// Set or clear the backup device of this NIC.
     StandBy {
         id: String,
         failover: Option<PathBuf>,
         answer: Answer<Result<Pluggable<DeviceConfig>, RequestError>>,
     },
-    /// What does the machine hold?
+    /// Return the KVM resources of the machine.
     Resources { answer: Answer<Resources> },
-    /// What are its devices like?
+    /// Return the status of its devices.
     Devices { answer: Answer<Vec<DeviceStatus>> },
-    /// What has KVM counted?
+    /// Return KVM's counters.
     Statistics {
         answer: Answer<Result<BTreeMap<String, u64>, RequestError>>,
     },
-    /// Park the vCPUs, stop the devices and give the machine's state.
+    /// Park the vCPUs, stop the devices and return the machine's state.
     Save {
         answer: Answer<Result<SavedMachine, RequestError>>,
     },
-    /// Carry out a step of a migration, which answers by itself.
+    /// Carry out a step of a migration, which sends its own answer.
     Migration(Box<dyn FnOnce(&mut M) + Send>),
-    /// What did the console lose?
+    /// Return the console's losses.
     ConsoleLoss { answer: Answer<ConsoleLoss> },
-    /// Do this.
+    /// Carry out this action.
     Act {
         action: Action,
         answer: Answer<Result<(), RequestError>>,
     },
 }
 
-/// What a machine does on request, with no result but success.
+/// A request whose only result is success.
 #[derive(Debug)]
 pub(super) enum Action {
     /// Ask the guest to announce this NIC on its network.
     Announce(String),
-    /// Record which pages devices write, or no longer.
+    /// Start or stop recording the pages that devices write.
     DirtyLog(bool),
     /// Press the power button.
     PowerButton,
     /// Reset the machine.
     Reset,
-    /// After a [`Request::Save`]: let everything go on as it was.
+    /// After a [`Request::Save`]: resume everything as it was.
     GoOn,
-    /// Stand still for this program.
+    /// Hold the machine for this program.
     HandOver(PathBuf),
     /// Send an NMI.
     Nmi,
     /// Park the vCPUs.
     Pause,
-    /// Let the vCPUs go on.
+    /// Resume the vCPUs.
     Resume,
 }
 
-/// What all handles of a machine have in common.
+/// The state that all handles of a machine share.
 pub(super) struct Shared<M> {
     pub(super) requests: SyncSender<Request<M>>,
     pub(super) wake: EventFd,
     pub(super) board: Board,
-    /// Weak: a handle must not keep the memory of a machine that is gone.
+    /// Weak: a handle must not keep the memory of a dropped machine.
     pub(super) memory: Weak<GuestMemory>,
     pub(super) ram: Weak<GuestRam>,
     pub(super) ram_end: u64,
 }
 
-/// What the vmm thread answers to a [`Request::Swap`].
+/// The vmm thread's answer to a [`Request::Swap`].
 pub(super) struct SwapAnswer {
     pub(super) outcome: Result<NicSwapped, RequestError>,
-    /// The old backend, or after a failure the new one: stopped, not closed.
+    /// The old backend, or the new one after a failure: stopped, not closed.
     pub(super) unused: Box<dyn Backend>,
 }
 
@@ -138,11 +139,11 @@ pub(super) struct Requests<M> {
 }
 
 impl<M> Requests<M> {
-    /// A queue for the machine with this memory, which ends at `ram_end`: see
+    /// Creates a queue for the machine with this memory, which ends at `ram_end`: see
     /// [`devices::open`](super::devices::open).
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// The process has no free descriptor.
     pub(super) fn new(
         memory: &SharedMemory,
         ram: &Arc<GuestRam>,
@@ -160,24 +161,24 @@ impl<M> Requests<M> {
         Ok(Self { queue, shared })
     }
 
-    /// Readable when requests wait.
+    /// Returns the eventfd that is readable when requests wait.
     pub(super) fn eventfd(&self) -> &EventFd {
         &self.shared.wake
     }
 
-    /// Takes the requests that wait now.
+    /// Takes the waiting requests.
     pub(super) fn take(&self) -> Vec<Request<M>> {
-        // In this order a request in between is seen now or signalled again.
+        // In this order, a request that arrives in between is taken now or signalled again.
         let _ = self.shared.wake.read();
         self.queue.try_iter().take(WAITING_MAX).collect()
     }
 
-    /// What the machine was last said to do.
+    /// Returns the last published run state.
     pub(super) fn run_state(&self) -> RunState {
         self.shared.board.status.lock().run
     }
 
-    /// Shows which NICs and disks there are now.
+    /// Publishes the current NICs and disks.
     pub(super) fn publish_devices(&self, nics: Vec<NicStatus>, disks: Vec<DiskStatus>) {
         self.shared.board.update(|status| {
             status.nics = nics;
@@ -185,12 +186,12 @@ impl<M> Requests<M> {
         });
     }
 
-    /// Shows what is wrong with queues now.
+    /// Publishes the current alarms of queues.
     pub(super) fn publish_alarms(&self, alarms: Vec<AlarmInfo>) {
         self.shared.board.update(|status| status.alarms = alarms);
     }
 
-    /// Shows that the machine was powered on.
+    /// Publishes a power-on.
     pub(super) fn publish_boot(&self, paused: bool) {
         self.shared.board.update(|status| {
             status.run = if paused {
@@ -203,7 +204,7 @@ impl<M> Requests<M> {
         });
     }
 
-    /// Shows that the run is over, and why.
+    /// Publishes the end of the run and its reason.
     pub(super) fn publish_end(&self, end: End) {
         self.shared.board.update(|status| {
             status.run = RunState::Off;
@@ -211,13 +212,13 @@ impl<M> Requests<M> {
         });
     }
 
-    /// Shows which programs went on with the machine.
+    /// Publishes the status of upgrades.
     pub(super) fn publish_upgrade(&self, upgrade: &UpgradeStatus) {
         let board = &self.shared.board;
         board.update(|status| status.upgrade.clone_from(upgrade));
     }
 
-    /// Shows what the machine does now.
+    /// Publishes the run state.
     pub(super) fn publish_run(&self, run: RunState) {
         self.shared.board.update(|status| status.run = run);
     }

@@ -1,7 +1,6 @@
-//! The vmm thread's side of what is asked of a running machine: each request is
-//! carried out here.
+//! Carries out requests to a running machine, on the vmm thread.
 //!
-//! It must not know who asks: see `handle.rs`.
+//! It must not know the sender: see `handle.rs`.
 
 use std::path::PathBuf;
 
@@ -20,11 +19,11 @@ use super::queue::{Action, Request};
 const BOOT_PROCESSOR: u8 = 0;
 
 impl Machine {
-    /// Carries out the requests that wait, whether or not the caller still waits for the answer.
+    /// Carries out the waiting requests, whether or not the caller still waits for the answer.
     pub(super) fn serve_requests(&mut self) {
         for request in self.requests.take() {
             if self.hand_over.is_some() {
-                // What is saved is on its way to another program: who asked hears that nothing came of it.
+                // The saved state is on its way to another program: the caller gets an error.
                 drop(request);
                 continue;
             }
@@ -81,7 +80,7 @@ impl Machine {
                 self.power.request(PowerRequest::Reset);
             }
             Action::GoOn if self.held_for() == Some(HeldFor::Snapshot) => self.go_on()?,
-            // Whatever else it stands still for is for others to end.
+            // Other holds have their own end.
             Action::GoOn => {}
             Action::HandOver(program) => {
                 self.upgrade.error = None;
@@ -107,13 +106,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Has a device stand by for a NIC, or none.
+    /// Sets or clears the backup device of a NIC.
     fn stand_by(
         &mut self,
         id: &str,
         failover: Option<PathBuf>,
     ) -> Result<Pluggable<DeviceConfig>, RequestError> {
-        // A destination, or another program, goes by what it was told before.
+        // A destination or another program relies on the earlier description.
         self.unless_held()?;
         self.unless_migrating()?;
         let changed = self.inventory.stand_by(id, failover);
@@ -123,7 +122,7 @@ impl Machine {
 
     fn plug(&mut self, device: Device) -> Result<Pluggable<DeviceConfig>, RequestError> {
         self.unless_migrating()?;
-        // What the guest has ejected already gives its name and slot free.
+        // A device that the guest has already ejected releases its name and slot.
         self.take_ejected();
         let id = device.id.clone();
         if self.inventory.named(&id).is_some() {

@@ -1,4 +1,4 @@
-//! The life of a machine: power on, serve, end.
+//! Runs a machine: power on, serve, end.
 
 use devices::legacy::power::PowerRequest;
 use devices::legacy::serial::Serial;
@@ -21,32 +21,32 @@ impl Receiver for Serial {
 
 /// Why serving stopped.
 enum Served {
-    /// The guest wants a reset.
+    /// The guest requested a reset.
     Reset,
     /// The run is over.
     Ended(Exit),
 }
 
 impl Machine {
-    /// Powers the machine on and serves it until it ends, resets of the guest
-    /// included. The calling thread is the vmm thread meanwhile. On return all vCPUs are
-    /// parked; running again is the same as a reset.
+    /// Powers the machine on and serves it until it ends; guest resets do not end it. The calling
+    /// thread is the vmm thread meanwhile. On return all vCPUs are parked; running again is the
+    /// same as a reset.
     ///
     /// # Errors
     /// The kernel cannot be loaded, or the host fails. See [`Error`].
     pub fn run(&mut self) -> Result<Exit, Error> {
         let run = self.power_on_and_serve();
-        // Copied only now: how far it was on its way out when it ended.
+        // Read only now: the progress of the outgoing migration at the end of the run.
         let result = self.leaving.ends(run);
         if matches!(result, Ok(Exit::HandedOver)) {
-            // It is to go on, here or elsewhere.
+            // It resumes, here or in another program.
             self.powered = true;
             return result;
         }
         self.powered = false;
         self.vcpus.pause();
         self.watch_rings(false);
-        // The console first: who is told of the end may look at it.
+        // The console first: a listener may look at it once the end is published.
         self.screen
             .finish(&self.serial, &mut self.input, &self.events);
         self.requests.publish_end(end::of_run(&result));
@@ -67,8 +67,8 @@ impl Machine {
         }
     }
 
-    /// From whatever state to running; see the module's documentation. [`Machine::run`] does it
-    /// where nobody did; who wants to know early whether the kernel can be loaded does it before.
+    /// Powers the machine on from any state; see the module's documentation. [`Machine::run`] calls
+    /// it if needed. Call it before to learn early whether the kernel can be loaded.
     ///
     /// # Errors
     /// As [`Machine::run`].
@@ -93,25 +93,25 @@ impl Machine {
             .set_entry(&registers.regs, |sregs| *sregs = registers.special(*sregs))?;
         tracing::debug!(entry = ?booted.entry, "power on");
         self.powered = true;
-        // A machine that was paused when its reset came stays so.
+        // A machine that was paused at its reset stays paused.
         self.start(self.requests.run_state() == RunState::Paused);
         Ok(())
     }
 
-    /// Everything back to power-on, memory aside.
+    /// Resets everything to power-on except memory.
     fn reset(&mut self) -> Result<(), Error> {
         self.vcpus.pause();
         self.watch_rings(false);
         self.finish_unplugs();
         self.pci.reset();
-        // No queue runs, so no alarm stays.
+        // No queue runs, so this clears all alarms.
         self.sample_rings();
         self.serial.reset();
         self.button.reset();
         self.input.reset(&self.events);
         self.vm.reset_irqchips()?;
         self.vcpus.reset()?;
-        // A request of the guest that is gone, made after the one we serve.
+        // Discards a request of the previous guest, made after the one being served.
         self.power.take();
         tracing::debug!(resources = ?self.resources(), "machine reset");
         Ok(())
@@ -119,7 +119,7 @@ impl Machine {
 
     /// The vmm thread's loop.
     fn serve(&mut self) -> Result<Served, Error> {
-        // A console that can't be waited for may have input already.
+        // A console that cannot be polled may have input already.
         if self.pump_input(false) == Pumped::Leave {
             return Ok(Served::Ended(Exit::Stopped));
         }
@@ -138,16 +138,16 @@ impl Machine {
 
     fn dispatch(&mut self, token: Token) -> Result<Option<Served>, Error> {
         match token {
-            // Not read: the wish stays.
+            // Not read: the request stays set.
             Token::Stop => return Ok(Some(Served::Ended(Exit::Stopped))),
-            // A machine that is saved has none to come: see `Machine::save`.
+            // A saved machine has none pending: see `Machine::save`.
             Token::VcpuFailed => {
                 if let Some(report) = self.vcpus.take_report() {
                     return Ok(Some(Served::Ended(Exit::Crashed(report))));
                 }
             }
             Token::Statistics => {
-                // Only says that somebody asked, however often.
+                // A wake-up only; the count does not matter.
                 let _ = self.statistics.0.read();
                 match self.vcpus.statistics() {
                     Ok(counted) => tracing::info!("KVM counted {counted:?}"),
@@ -157,7 +157,7 @@ impl Machine {
                     ),
                 }
             }
-            // What a guest asked for that stands still is done where and when it goes on.
+            // A held guest's request is served when and where the guest resumes.
             Token::Power if self.held.is_some() => self.power.hold(),
             Token::Power => match self.power.take() {
                 Some(PowerRequest::Off) => return Ok(Some(Served::Ended(Exit::PoweredOff))),
@@ -188,7 +188,7 @@ impl Machine {
                 self.screen.input_read(&mut self.input, &self.events);
             }
             Token::ConsoleRoom => {
-                // Only says that there is room, whatever the count.
+                // A wake-up only: there is room, whatever the count.
                 let _ = self.serial.input_space().read();
                 if self.pump_input(false) == Pumped::Leave {
                     return Ok(Some(Served::Ended(Exit::Stopped)));
@@ -208,7 +208,7 @@ impl Machine {
                 self.screen.connection(&mut self.input, &self.events);
             }
             Token::Device { device, token } => {
-                // None if it went after the kernel reported the event.
+                // None if the device was removed after the kernel reported the event.
                 let failed = self.inventory.device(device).map(|one| one.process(token));
                 if failed == Some(true) {
                     self.begin_failover(device);

@@ -1,15 +1,15 @@
-//! What there is of a saved machine beside guest memory, and which sections it becomes.
+//! The state of a saved machine beside guest memory, and its sections.
 //!
-//! Owns names, versions and sizes of the sections. It must not know files, nor in which order a
-//! machine takes its parts.
+//! Owns names, versions and sizes of the sections. It must not know files, nor the order in which a
+//! machine restores its parts.
 //!
 //! | section | content |
 //! |---|---|
 //! | `config` | the configuration as JSON, as the API shows it; whether the vCPUs ran |
 //! | `vm` | interrupt controllers and kvmclock |
-//! | `vcpu` | of each vCPU, by their numbers: registers, local APIC, MSRs, CPUID |
-//! | `platform` | serial port, clock, power button, hot-plug, host bridge, PCI's configuration ports, generation ID |
-//! | `device` | of each device, in the order of their attachment: name, slot, registers, the backend's state |
+//! | `vcpu` | for each vCPU, by number: registers, local APIC, MSRs, CPUID |
+//! | `platform` | serial, clock, power button, hot-plug, host bridge, PCI ports, generation ID |
+//! | `device` | for each device, in order of attachment: name, slot, registers, backend state |
 
 use std::collections::BTreeMap;
 
@@ -28,17 +28,18 @@ use crate::kvm::saved::VmState;
 use crate::snapshot::format::{Saved, Sections};
 use crate::vcpu::VcpuState;
 
-/// A configuration as JSON: it is made to be read by later versions, and postcard cannot hold it.
+/// A configuration as JSON: later versions must be able to read it, and postcard cannot represent
+/// it.
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedConfig {
     json: String,
     /// Whether the vCPUs ran.
     ran: bool,
-    /// How often another program has gone on with it.
+    /// How often another program has taken over the machine.
     upgrades: u64,
 }
 
-/// The state of what is on every machine's board.
+/// The state of the devices that every machine has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedPlatform {
     pub(super) serial: SerialState,
@@ -48,7 +49,7 @@ pub(super) struct SavedPlatform {
     pub(super) pci: PciBusState,
     pub(super) config_ports: ConfigPortsState,
     pub(super) power: PowerState,
-    /// `None`: the guest knows of none.
+    /// `None`: the guest knows of no generation ID.
     pub(super) generation: Option<GenerationState>,
 }
 
@@ -64,7 +65,7 @@ pub(super) struct SavedDevice {
     pub(super) state: VirtioPciState,
 }
 
-/// Implements [`Saved`]: name, version, the most bytes, the most items.
+/// Implements [`Saved`]: name, version, maximum bytes, maximum items.
 macro_rules! saved {
     ($($type:ty: $name:literal, $version:literal, $max:expr $(, $items:expr)?;)*) => {$(
         impl Saved for $type {
@@ -87,22 +88,22 @@ saved! {
 /// A saved machine without its memory.
 #[derive(Debug, Clone)]
 pub(super) struct SavedMachine {
-    /// With the NICs and disks that it had then, by their paths.
+    /// With the NICs and disks at that time, by their paths.
     pub(super) config: VmConfig,
     pub(super) vm: VmState,
-    /// By their numbers.
+    /// By number.
     pub(super) vcpus: Vec<VcpuState>,
     pub(super) platform: SavedPlatform,
-    /// In the order of their attachment.
+    /// In the order of attachment.
     pub(super) devices: Vec<SavedDevice>,
     /// Whether its vCPUs ran when it was saved.
     pub(super) ran: bool,
-    /// How often another program has gone on with it.
+    /// How often another program has taken over the machine.
     pub(super) upgrades: u64,
 }
 
 impl SavedMachine {
-    /// The versions of the sections that [`SavedMachine::sections`] gives, by their names.
+    /// Returns the versions of the sections of [`SavedMachine::sections`], by name.
     pub(super) fn versions() -> [(&'static str, u32); 5] {
         fn of<T: Saved>() -> (&'static str, u32) {
             (T::NAME, T::VERSION)
@@ -116,7 +117,7 @@ impl SavedMachine {
         ]
     }
 
-    /// All of it as sections.
+    /// Converts the state to sections.
     ///
     /// # Errors
     /// [`SnapshotError::Write`]: a part has more bytes than can be read again.
@@ -135,11 +136,11 @@ impl SavedMachine {
         Ok(sections)
     }
 
-    /// Takes a machine out of what was read. What a guest could not have brought about is found when the
-    /// machine is restored.
+    /// Reads a machine from sections. Restoring the machine detects states that no guest could have
+    /// reached.
     ///
     /// # Errors
-    /// [`SnapshotError`]: a section is missing or malformed, the parts do not go together.
+    /// [`SnapshotError`]: a section is missing or malformed, or the parts are inconsistent.
     pub(super) fn take(from: &mut Sections) -> Result<Self, SnapshotError> {
         let SavedConfig {
             json,
@@ -162,15 +163,15 @@ impl SavedMachine {
                 configured: cpus,
             });
         }
-        // Each slot and each name once.
+        // Checks that each slot and each name occurs once.
         this.slots()?;
         Ok(this)
     }
 
-    /// The slot of each device.
+    /// Returns the slot of each device.
     ///
     /// # Errors
-    /// [`SnapshotError::Slot`]: there is no such slot, or two devices have one or the same name.
+    /// [`SnapshotError::Slot`]: a slot does not exist, or two devices have the same slot or name.
     pub(super) fn slots(&self) -> Result<BTreeMap<String, Slot>, SnapshotError> {
         let mut slots: BTreeMap<String, Slot> = BTreeMap::new();
         for device in &self.devices {

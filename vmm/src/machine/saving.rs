@@ -1,18 +1,20 @@
-//! A machine is saved, goes on afterwards, and is restored.
+//! Saves a machine, resumes it afterwards, and restores it.
 //!
-//! Owns the order, which is the same for a snapshot, a migration and an upgrade. It must not know where the
-//! state goes to or comes from.
+//! Owns the order, which is the same for a snapshot, a migration and an upgrade. It must not know
+//! the destination or the origin of the state.
 //!
 //! ```text
-//!   Running ──┐        vCPUs parked, devices stopped         go on: devices restored in place
-//!             +── save ──────────────────────────────> held ─────────────────────────────────> as before
-//!   Paused ───┘        (one cannot be saved: those
-//!                       before it are restored)
+//!   Running ──┐    vCPUs parked, devices stopped      go on: devices restored in place
+//!             +── save ───────────────────────> held ─────────────────────────────────> as before
+//!   Paused ───┘    (if one cannot be saved,
+//!                   those before it are restored)
 //!
-//!   restore: built ──> memory ──> interrupt controllers, clock ──> vCPUs ──> platform ──> devices ──> runs
+//!   restore: built ──> memory ──> interrupt controllers, clock ──> vCPUs ──> platform
+//!            ──> devices ──> runs
 //! ```
-//! Devices are saved before vCPUs, since an interrupt that a device sent when it stopped is in a local APIC by
-//! then; and they are restored after them, since each that ran sends one spurious interrupt.
+//! Devices are saved before vCPUs: an interrupt that a device sent when it stopped is in a local
+//! APIC by then. Devices are restored after vCPUs, since each device that ran sends one spurious
+//! interrupt.
 
 use super::board::RunState;
 use super::error::{RequestError, SnapshotError};
@@ -25,24 +27,26 @@ use crate::config::VmConfig;
 use crate::kvm::saved::{ClockPolicy, VmState};
 use crate::vcpu::VcpuState;
 
-/// Whose past a machine has that is restored.
+/// Whose past a restored machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Past {
-    /// There is no other machine with it: it was handed over, and its clock goes on with the world's.
+    /// Its own: it was handed over and is the only machine with this state. Its clock follows real
+    /// time.
     Own,
-    /// The same, after another program was to go on with it and did not: some devices may have worked meanwhile.
+    /// Its own, after another program failed to take over: some devices may have worked meanwhile.
     Returned,
-    /// Any number of machines can have it: it comes from a snapshot, at whose time its clock goes on.
+    /// Shared: any number of machines can come from the snapshot. Its clock continues at the
+    /// snapshot's time.
     Shared,
 }
 
 impl Machine {
-    /// Why it stands still, if it does.
+    /// The reason for which the machine is held, if it is.
     pub(super) fn held_for(&self) -> Option<HeldFor> {
         self.held.as_ref().map(|held| held.held_for)
     }
 
-    /// Nothing, unless the machine is saved and stands still.
+    /// Fails if the machine is saved and held.
     pub(super) fn unless_held(&self) -> Result<(), RequestError> {
         match self.held_for() {
             Some(HeldFor::Snapshot) => Err(RequestError::Saving),
@@ -51,7 +55,7 @@ impl Machine {
         }
     }
 
-    /// Nothing, unless a vCPU has failed: it must not run again, and the machine is about to end.
+    /// Fails if a vCPU has failed: that vCPU must not run again, and the machine is about to end.
     pub(super) fn unless_crashed(&self) -> Result<(), RequestError> {
         match self.vcpus.failure() {
             Some(report) => Err(RequestError::Crashed(report)),
@@ -59,25 +63,25 @@ impl Machine {
         }
     }
 
-    /// Whether it stands still for a migration.
+    /// Whether the machine is held for a migration.
     pub(super) fn is_held_for_migration(&self) -> bool {
         self.held_for() == Some(HeldFor::Migration)
     }
 
-    /// Parks the vCPUs, stops the devices, and gives the whole state but guest memory, which nobody
-    /// writes from here on until [`Machine::go_on`].
+    /// Parks the vCPUs, stops the devices and returns the whole state but guest memory. Guest
+    /// memory does not change until [`Machine::go_on`].
     ///
     /// # Errors
-    /// [`RequestError`]: it is saved already, or a device cannot be; it is as before.
-    /// [`RequestError::Crashed`]: a vCPU has failed, maybe just now. The guest is lost, so there is
-    /// nothing to save, and nothing resumes: the machine ends as soon as the vmm thread gets to it.
+    /// [`RequestError`]: the machine is saved already, or a device cannot be saved; it is as
+    /// before. [`RequestError::Crashed`]: a vCPU has failed, maybe just now. The guest is lost, so
+    /// nothing is saved and nothing resumes: the machine ends as soon as the vmm thread gets to it.
     pub(super) fn save(&mut self, held_for: HeldFor) -> Result<SavedMachine, RequestError> {
         self.unless_held()?;
-        // What the guest has ejected is none of its devices any more.
+        // An ejected device is no longer part of the machine.
         self.take_ejected();
         let ran = self.requests.run_state() == RunState::Running;
         self.pause();
-        // From here on none fails any more, so nothing that is held can crash.
+        // From here on no vCPU can fail, so a held machine cannot crash.
         self.unless_crashed()?;
         let mut saved = self.save_parked();
         match &mut saved {
@@ -129,10 +133,10 @@ impl Machine {
         Ok((self.vm.save()?, self.vcpus.save()?))
     }
 
-    /// The configuration with the NICs and disks that there are now.
+    /// Returns the configuration with the current NICs and disks.
     pub(super) fn config_now(&self) -> VmConfig {
         let mut config = self.config.clone();
-        // Other vDPA devices than NICs neither come nor go.
+        // vDPA devices other than NICs are not hot-pluggable.
         config.vdpa.retain(|vdpa| {
             let id = vdpa.name();
             self.inventory.named(&id).is_some() && self.inventory.pluggable_named(&id).is_none()
@@ -144,18 +148,18 @@ impl Machine {
         config
     }
 
-    /// Lets a saved machine be as it was before. Does nothing if it is.
+    /// Resumes a saved machine as it was before. Does nothing if it is not held.
     ///
     /// # Errors
-    /// [`SnapshotError`]: of one that comes from another host, a device does not take its state. It
-    /// stands still as before.
+    /// [`SnapshotError`]: a device of a machine from another host rejects its state. The machine
+    /// stays held.
     pub(super) fn go_on(&mut self) -> Result<(), SnapshotError> {
         let Some(held) = self.held.take() else {
             return Ok(());
         };
         if let Some(arrived) = held.arrived {
             if let Err(error) = self.restore_devices(&held.devices, arrived == Arrived::Tried) {
-                // At rest again: none of them answers for the guest, and it can be tried once more.
+                // Reset, so that no device works for the guest and a second attempt is possible.
                 self.inventory.reset_all();
                 self.held = Some(Held {
                     arrived: Some(Arrived::Tried),
@@ -166,7 +170,7 @@ impl Machine {
         } else {
             self.inventory.restore_in_place(&held.devices);
         }
-        // What the guest asked for while it was stopped is done now.
+        // Requests that the guest made while it was stopped take effect now.
         self.power.release();
         if held.ran {
             self.resume();
@@ -174,14 +178,14 @@ impl Machine {
         Ok(())
     }
 
-    /// A saved machine is to be paused when it goes on.
+    /// Makes a saved machine paused when it resumes.
     pub(super) fn pause_when_it_goes_on(&mut self) {
         if let Some(held) = &mut self.held {
             held.ran = false;
         }
     }
 
-    /// Puts a state into a machine that was built for it and has the memory already.
+    /// Loads a state into a machine that was built for it and already has its memory.
     pub(super) fn restore(
         &mut self,
         saved: &SavedMachine,
@@ -203,7 +207,8 @@ impl Machine {
         Ok(())
     }
 
-    /// As [`Machine::restore`], but its devices stay at rest, and it stands still until [`Machine::go_on`].
+    /// As [`Machine::restore`], but the devices stay stopped and the machine is held until
+    /// [`Machine::go_on`].
     pub(super) fn restore_held(
         &mut self,
         saved: SavedMachine,
@@ -221,7 +226,7 @@ impl Machine {
         Ok(())
     }
 
-    /// All but the devices.
+    /// Restores everything but the devices.
     fn restore_board(
         &mut self,
         saved: &SavedMachine,
@@ -235,7 +240,7 @@ impl Machine {
         Ok(())
     }
 
-    /// They work from here on.
+    /// Restores the devices, which work from here on.
     fn restore_devices(&mut self, saved: &[SavedDevice], again: bool) -> Result<(), SnapshotError> {
         self.inventory.restore(saved, again)?;
         self.publish();

@@ -1,6 +1,6 @@
-//! What a signal handler may ask of a machine: to stop, and to log its statistics.
+//! Requests that a signal handler can send to a machine: stop, and log statistics.
 //!
-//! Owns the eventfds. It must not know which signals ask.
+//! Owns the eventfds. It must not know which signals send them.
 
 use std::io;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Asks a machine to stop, from any thread or from a signal handler. Clones ask
-/// the same machine. The wish stays: a machine that runs later stops at once.
+/// Asks a machine to stop, from any thread or from a signal handler. Clones address the same
+/// machine. The request stays set: a machine that runs later stops at once.
 #[derive(Debug, Clone)]
 pub struct StopHandle(Arc<StopWish>);
 
@@ -20,10 +20,10 @@ struct StopWish {
 }
 
 impl StopHandle {
-    /// A handle that asks nothing yet, to be given to [`Machine::new`](super::Machine::new).
+    /// Creates a handle with no request set, to be passed to [`Machine::new`](super::Machine::new).
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// The process has no free descriptor.
     pub fn new() -> io::Result<Self> {
         let event = EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(Self(Arc::new(StopWish {
@@ -32,27 +32,27 @@ impl StopHandle {
         })))
     }
 
-    /// Asks. Safe in a signal handler: it is a store and one `write`.
+    /// Requests the stop. Safe in a signal handler: it is a store and one `write`.
     pub fn stop(&self) {
         self.0.asked.store(true, Ordering::Relaxed);
         // The only failure is a counter at its maximum, which is readable too.
         let _ = self.0.event.write(1);
     }
 
-    /// Whether somebody asked.
+    /// Whether a stop was requested.
     pub(crate) fn is_asked(&self) -> bool {
         self.0.asked.load(Ordering::Relaxed)
     }
 
-    /// Readable, and never read, once somebody asked.
+    /// Returns the eventfd, which is readable, and never read, once a stop was requested.
     #[must_use]
     pub fn eventfd(&self) -> &EventFd {
         &self.0.event
     }
 }
 
-/// Asks a machine that runs to log (level info) what KVM has counted, from any
-/// thread or from a signal handler.
+/// Asks a running machine to log KVM's counters (level info), from any thread or from a signal
+/// handler.
 #[derive(Debug, Clone)]
 pub struct StatisticsHandle(pub(super) Arc<EventFd>);
 
@@ -61,7 +61,7 @@ impl StatisticsHandle {
         EventFd::new(EFD_NONBLOCK | libc::EFD_CLOEXEC).map(|event| Self(Arc::new(event)))
     }
 
-    /// Asks. Safe in a signal handler: it is one `write`.
+    /// Requests the log entry. Safe in a signal handler: it is one `write`.
     pub fn log(&self) {
         // The only failure is a counter at its maximum, which is readable too.
         let _ = self.0.write(1);

@@ -1,7 +1,7 @@
 //! Snapshots: a machine in a directory.
 //!
-//! Owns what belongs to a whole snapshot, and what may be different where it is restored. It must not know how a
-//! part of the machine is saved, nor how the files are laid out ([`crate::snapshot`]).
+//! Owns the content of a complete snapshot, and what may differ where it is restored. It must not
+//! know how a part of the machine is saved, nor how the files are laid out ([`crate::snapshot`]).
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -15,16 +15,16 @@ use crate::snapshot::directory::{NewSnapshot, STATE_FILE_MAX, Snapshot as Files}
 use crate::snapshot::format::Sections;
 use crate::snapshot::memory_image::{self, MemoryDigest};
 
-/// A snapshot that was written.
+/// A completed snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Written {
-    /// Bytes of guest memory that take room on the disk.
+    /// Bytes of guest memory that occupy disk space.
     pub memory_bytes: u64,
-    /// How long the guest stood still.
+    /// How long the guest was stopped.
     pub paused: Duration,
 }
 
-/// A snapshot before the machine stands still for it.
+/// A snapshot before the machine is held for it.
 pub(super) struct SnapshotWriter(NewSnapshot);
 
 impl SnapshotWriter {
@@ -37,7 +37,8 @@ impl SnapshotWriter {
         Ok(Self(NewSnapshot::create(path)?))
     }
 
-    /// Writes all of it; returns the bytes of memory that take room. Nothing is left if it fails.
+    /// Writes the whole snapshot and returns the bytes of memory that occupy disk space. A failure
+    /// leaves no files.
     ///
     /// # Errors
     /// [`SnapshotError`].
@@ -53,12 +54,12 @@ impl SnapshotWriter {
         sections.write(&mut files.state())?;
         let memory = files.memory().metadata();
         files.commit()?;
-        // In blocks of 512 bytes, whatever the file system's are (stat(3type)).
+        // In blocks of 512 bytes, whatever the file system's block size (stat(3type)).
         Ok(memory.map_or(0, |memory| memory.blocks().saturating_mul(512)))
     }
 }
 
-/// A snapshot that was read but for the memory.
+/// A snapshot, read except for the memory.
 #[derive(Debug)]
 pub struct Snapshot {
     files: Files,
@@ -68,10 +69,10 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Opens the snapshot in the directory `path` and reads all but the memory.
+    /// Opens the snapshot in the directory `path` and reads everything but the memory.
     ///
     /// # Errors
-    /// [`SnapshotError`]: it is none, is damaged, or of a version that is not understood.
+    /// [`SnapshotError`]: there is no snapshot, or it is damaged or of an unknown version.
     pub fn open(path: &Path) -> Result<Self, SnapshotError> {
         let files = Files::open(path)?;
         let mut sections = Sections::read(&mut files.state(), STATE_FILE_MAX)?;
@@ -86,13 +87,14 @@ impl Snapshot {
         })
     }
 
-    /// The configuration of the machine that will be restored.
+    /// Returns the configuration of the machine that will be restored.
     #[must_use]
     pub fn config(&self) -> &VmConfig {
         &self.machine.config
     }
 
-    /// Says where a NIC is here. What else `nic` says counts too; its `id` is that of the NIC.
+    /// Replaces the configuration of the NIC whose `id` `nic` has, including its device on this
+    /// host.
     ///
     /// # Errors
     /// [`SnapshotError::NoNic`].
@@ -101,7 +103,7 @@ impl Snapshot {
         replaced.map_err(|NoSuchNic { id, has }| SnapshotError::NoNic { id, has })
     }
 
-    /// Whether the vCPUs are to stay parked.
+    /// Sets whether the vCPUs stay parked.
     pub fn set_paused(&mut self, paused: bool) {
         self.paused = paused;
     }

@@ -1,6 +1,6 @@
-//! How much guest memory this host could give.
+//! How much guest memory this host could provide.
 //!
-//! Owns what is read of that in `/proc` and `/sys`. It must not know who asks, nor make anything.
+//! Owns reading that from `/proc` and `/sys`. It must not know its callers, and changes nothing.
 
 use std::fs;
 use std::io;
@@ -8,16 +8,18 @@ use std::path::Path;
 
 use crate::config::HugePageSize;
 
-/// Per node of the host.
+/// One directory per node of the host.
 const NODES: &str = "/sys/devices/system/node";
-/// Per size of huge pages.
+/// One directory per size of huge pages.
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
 
-/// How much guest memory (bytes) this host could give now without taking it from others: what the kernel says is available, or
-/// the huge pages of that size which are free and promised to nobody; of this NUMA node, if one is named.
+/// Returns how much guest memory (bytes) this host could provide now without taking it from others.
+/// That is the memory the kernel reports as available, or the free and unreserved huge pages of the
+/// given size. With `node`, counts that NUMA node only.
 ///
 /// # Errors
-/// The kernel does not say; [`io::ErrorKind::NotFound`] where it has no such huge pages, or no such node.
+/// The kernel does not report it; [`io::ErrorKind::NotFound`] if the host has no such huge pages,
+/// or no such node.
 pub(crate) fn free(hugepages: Option<HugePageSize>, node: Option<u16>) -> io::Result<u64> {
     let of_node = node.map(|node| format!("{NODES}/node{node}"));
     let malformed = || io::Error::from(io::ErrorKind::InvalidData);
@@ -35,7 +37,7 @@ pub(crate) fn free(hugepages: Option<HugePageSize>, node: Option<u16>) -> io::Re
     let promised = count(&host.join("resv_hugepages"))?;
     let pages = count(&host.join("free_hugepages"))?.saturating_sub(promised);
     let pages = match of_node {
-        // Of those that are promised nobody knows the node yet.
+        // Reserved pages have no node yet.
         Some(node) => pages.min(count(
             &Path::new(&node)
                 .join("hugepages")
@@ -47,7 +49,7 @@ pub(crate) fn free(hugepages: Option<HugePageSize>, node: Option<u16>) -> io::Re
     pages.checked_mul(page).ok_or_else(malformed)
 }
 
-/// The number in a file.
+/// Reads the number in a file.
 fn count(path: &Path) -> io::Result<u64> {
     let text = fs::read_to_string(path)?;
     text.trim().parse().map_err(io::Error::other)
@@ -60,8 +62,8 @@ fn available(meminfo: &str) -> Option<u64> {
         .find_map(|line| bytes_of(line, "MemAvailable:"))
 }
 
-/// About the same of a node's `meminfo`, in bytes, whose lines begin with `Node 0 ` and have no MemAvailable: what is free, and
-/// files that can be read again.
+/// Estimates the same in bytes from a node's `meminfo`, whose lines begin with `Node 0 ` and have
+/// no MemAvailable: free memory, and file pages that can be read again.
 fn available_of_node(meminfo: &str) -> Option<u64> {
     let field = |name: &str| {
         let mut lines = meminfo.lines();

@@ -1,11 +1,11 @@
-//! One connection of a migration: frames in, frames out, and no wait without an end.
+//! One connection of a migration: frames in, frames out, and every wait ends.
 //!
-//! Owns the two counters of frames, the buffers, and the clock of each frame. What the messages mean and
-//! when they may come is for [`super::source`] and [`super::destination`].
+//! Owns the two counters of frames, the buffers, and the clock of each frame. The meaning and the
+//! order of the messages belong to [`super::source`] and [`super::destination`].
 //!
-//! A whole frame must pass within the patience, so a peer that sends a byte now and then is as silent as one
-//! that sends none. ALIVE starts the clock anew, a limited number of times, and only where it may. While the guest stands
-//! still there is one end for all frames together (`Channel::end_at`).
+//! A whole frame must pass within the timeout, so a peer that sends a byte now and then counts as
+//! silent. ALIVE restarts the clock, a limited number of times, and only where it is allowed. While
+//! the guest is stopped, one deadline covers all frames together (`Channel::end_at`).
 
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -22,20 +22,20 @@ use super::protocol::{
     FRAME_HEADER_LEN, FrameError, Header, Kind, Message, decode_message, encode_message, seal,
 };
 
-/// How long one system call may take before cancellation is looked at.
+/// How long one system call may take before the next check for cancellation.
 const SLICE: Duration = Duration::from_millis(50);
-/// ALIVEs that are taken on one connection: days of a source that sends one every few seconds.
+/// Limit of the ALIVEs on one connection: days of a source that sends one every few seconds.
 const ALIVES_MAX: u32 = 100_000;
-/// How long a peer that has hung up is asked for its reason.
+/// How long to wait for the reason of a peer that has hung up.
 const REASON_PATIENCE: Duration = Duration::from_millis(500);
 
 /// A connection between two hosts: a Unix socket, TCP, or TLS over one.
 pub trait Connection: Read + Write + Send {
-    /// Makes every `read` and `write` that cannot go on return [`ErrorKind::WouldBlock`] or
-    /// [`ErrorKind::TimedOut`] after about `timeout`. The same call can be repeated then.
+    /// Makes every `read` and `write` that would block return [`ErrorKind::WouldBlock`] or
+    /// [`ErrorKind::TimedOut`] after about `timeout`. The caller can then repeat the call.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     fn set_timeout(&mut self, timeout: Duration) -> io::Result<()>;
 }
 
@@ -55,17 +55,17 @@ impl Connection for TcpStream {
     }
 }
 
-/// How long to wait for the other host.
+/// How long to wait for the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For one frame to pass, and before an idle connection counts as dead. Alike on both hosts.
+    /// For one frame to pass, and before an idle connection counts as dead. The same on both hosts.
     pub frame: Duration,
-    /// For the destination to accept: it makes guest RAM, and pins it.
+    /// For the destination to accept: it allocates guest RAM and pins it.
     pub accept: Duration,
-    /// For the destination to restore the state. The guest stands still meanwhile, so
-    /// [`SendOptions::standstill`](super::SendOptions) may end it earlier.
+    /// For the destination to restore the state. The guest is stopped meanwhile, so
+    /// [`SendOptions::standstill`](super::SendOptions) may end the wait earlier.
     pub ready: Duration,
-    /// For the destination to say that the guest runs.
+    /// For the destination to report that the guest runs.
     pub done: Duration,
 }
 
@@ -81,24 +81,24 @@ impl Default for Timeouts {
     }
 }
 
-/// Ends a migration from another thread. Clones share it; it cannot be taken back.
+/// Cancels a migration from another thread. Clones share it; it cannot be undone.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// Asks for the end. It comes soon, but not once GO may have been sent.
+    /// Requests the end. The migration ends soon, unless GO may have been sent.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// Whether it has been asked for.
+    /// Whether cancellation was requested.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// What ends the waits of all channels of one migration.
+/// Ends the waits of all channels of one migration.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Halt {
     cancel: Cancel,
@@ -113,12 +113,12 @@ impl Halt {
         }
     }
 
-    /// One that is cancelled with this one, and fails by itself.
+    /// Creates one that shares the cancellation but has its own failure.
     pub(super) fn apart(&self) -> Self {
         Self::new(&self.cancel)
     }
 
-    /// Another channel failed: the others need not go on.
+    /// Reports the failure of one channel, which ends the others.
     pub(super) fn fail(&self) {
         self.failed.store(true, Ordering::Release);
     }
@@ -133,16 +133,16 @@ impl Halt {
     }
 }
 
-/// How long a message may take to come.
+/// How long to wait for a message.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Wait {
-    /// As long as the peer says ALIVE in time.
+    /// As long as the peer sends ALIVE in time.
     WhileAlive(Duration),
-    /// Not longer, whatever the peer says.
+    /// At most this long, regardless of ALIVE.
     AtMost(Duration),
 }
 
-/// When all waiting ends because the guest stands still.
+/// The deadline of all waits while the guest is stopped.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Standstill {
     ends: Instant,
@@ -150,7 +150,7 @@ pub(super) struct Standstill {
 }
 
 impl Standstill {
-    /// From now on, for so long.
+    /// Starts now and lasts `limit`.
     pub(super) fn of(limit: Duration) -> Self {
         Self {
             ends: Instant::now() + limit,
@@ -158,7 +158,7 @@ impl Standstill {
         }
     }
 
-    /// For so long more.
+    /// Moves the deadline by `by`.
     pub(super) fn extended(self, by: Duration) -> Self {
         Self {
             ends: self.ends + by,
@@ -177,7 +177,7 @@ pub(super) struct Channel<C> {
     frame_patience: Duration,
     standstill: Option<Standstill>,
     halt: Halt,
-    /// A frame has gone out in part: nothing that is sent now would be understood.
+    /// A frame is out in part: the peer could not decode anything after it.
     torn: bool,
     out: Vec<u8>,
     payload: Vec<u8>,
@@ -226,7 +226,7 @@ impl<C: Connection> Channel<C> {
         self.index
     }
 
-    /// What the channel learns its number from, for a connection whose first frame tells it.
+    /// Sets the number, for a connection whose first frame carries it.
     pub(super) fn set_index(&mut self, index: u16) {
         self.index = index;
     }
@@ -235,13 +235,13 @@ impl<C: Connection> Channel<C> {
         self.frame_patience
     }
 
-    /// The guest stands still: however many frames there are yet, nothing is waited for beyond that. `None`: it does not,
-    /// or not for this side to say any more.
+    /// The guest is stopped: no wait extends beyond the deadline, regardless of the number of
+    /// frames. `None`: the guest runs, or this side does not own it any more.
     pub(super) fn end_at(&mut self, standstill: Option<Standstill>) {
         self.standstill = standstill;
     }
 
-    /// What is left of `patience` for something that began at `started`.
+    /// The rest of `patience` for an operation that began at `started`.
     fn limited(&self, started: Instant, patience: Duration) -> Duration {
         match &self.standstill {
             Some(standstill) => patience.min(standstill.ends.saturating_duration_since(started)),
@@ -249,12 +249,12 @@ impl<C: Connection> Channel<C> {
         }
     }
 
-    /// This ends its waits from now on.
+    /// Makes `halt` end all later waits.
     pub(super) fn set_halt(&mut self, halt: &Halt) {
         self.halt = halt.clone();
     }
 
-    /// Cancellation comes too late from here on.
+    /// Disables cancellation, which comes too late from here on.
     pub(super) fn ignore_halt(&mut self) {
         self.halt = Halt::default();
     }
@@ -263,7 +263,8 @@ impl<C: Connection> Channel<C> {
         &self.halt
     }
 
-    /// Sends a message. Gives the bytes that went out. Cancellation is looked at before the first byte.
+    /// Sends a message and returns the number of bytes sent. Checks for cancellation before the
+    /// first byte.
     pub(super) fn send(
         &mut self,
         phase: Phase,
@@ -273,7 +274,7 @@ impl<C: Connection> Channel<C> {
         self.send_anyway(phase, message)
     }
 
-    /// As [`Channel::send`], cancelled or not.
+    /// Like [`Channel::send`], cancelled or not.
     pub(super) fn send_anyway(
         &mut self,
         phase: Phase,
@@ -287,7 +288,7 @@ impl<C: Connection> Channel<C> {
         result
     }
 
-    /// Sends pages without copying them once more. Offset and length are page-aligned.
+    /// Sends pages without another copy. Offset and length are page-aligned.
     pub(super) fn send_pages(
         &mut self,
         phase: Phase,
@@ -315,7 +316,7 @@ impl<C: Connection> Channel<C> {
     ) -> Result<u64, MigrationError> {
         let started = Instant::now();
         let patience = self.limited(started, self.frame_patience);
-        // Also a frame that would pass at once: many of them together take time, too.
+        // This includes a frame that would pass at once: many of them together take time, too.
         if patience.is_zero() {
             return Err(self.silent(phase, started));
         }
@@ -328,7 +329,7 @@ impl<C: Connection> Channel<C> {
                     self.torn = true;
                     total = total.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
                     IoSlice::advance_slices(&mut slices, count);
-                    // A peer that takes a byte now and then has used up its time as well.
+                    // A peer that accepts a byte now and then uses up its time as well.
                     if !slices.is_empty() && started.elapsed() >= patience {
                         return Err(self.silent(phase, started));
                     }
@@ -371,7 +372,7 @@ impl<C: Connection> Channel<C> {
             if header.kind() != Kind::Alive {
                 break header;
             }
-            // Frames that come one after the other never make `read` wait, and so never look at the clock.
+            // Consecutive frames never make `read` wait, so `read` alone would not check the clock.
             if started.elapsed() >= patience {
                 return Err(self.silent(phase, started));
             }
@@ -388,8 +389,8 @@ impl<C: Connection> Channel<C> {
         }
     }
 
-    /// As [`Channel::receive`]; `take` makes a value of the message, or gives the name of one that may
-    /// not come now.
+    /// Like [`Channel::receive`]; `take` converts the message to a value, or returns the name of
+    /// one that is not allowed now.
     pub(super) fn receive_expected<T>(
         &mut self,
         phase: Phase,
@@ -400,7 +401,7 @@ impl<C: Connection> Channel<C> {
         taken.map_err(|found| self.out_of_order(phase, found))
     }
 
-    /// The next frame's header; its payload is in `self.payload`.
+    /// Receives the next frame and returns its header; its payload is in `self.payload`.
     fn receive_frame(
         &mut self,
         phase: Phase,
@@ -412,7 +413,7 @@ impl<C: Connection> Channel<C> {
         let header = Header::decode(bytes, self.index, self.received)
             .map_err(|source| self.malformed(phase, source))?;
         let mut payload = std::mem::take(&mut self.payload);
-        // No more than the table allows for this kind of message: 1 MiB and a little.
+        // The header check limits the length by the kind of message: 1 MiB and a little at most.
         payload.resize(header.payload_len(), 0);
         let result = self.read(phase, &mut payload, started, patience);
         self.payload = payload;
@@ -436,7 +437,7 @@ impl<C: Connection> Channel<C> {
                 Ok(0) => return Err(self.closed(phase)),
                 Ok(count) => {
                     buffer = buffer.get_mut(count..).unwrap_or(&mut []);
-                    // A peer that dribbles has used up its time as well.
+                    // A peer that sends slowly uses up its time as well.
                     if !buffer.is_empty() && started.elapsed() >= patience {
                         return Err(self.silent(phase, started));
                     }
@@ -450,7 +451,7 @@ impl<C: Connection> Channel<C> {
         Ok(())
     }
 
-    /// Whether the call that failed so can be made again.
+    /// Whether the failed call can be repeated.
     fn repeat(
         &self,
         phase: Phase,
@@ -471,7 +472,7 @@ impl<C: Connection> Channel<C> {
         }
     }
 
-    /// Tells the peer why this side does not go on, if it can still be told and does not know.
+    /// Sends the reason for the end to the peer, if it is reachable and does not know it.
     pub(super) fn say_why(&mut self, phase: Phase, error: &MigrationError) {
         // Nothing is sent after this.
         self.frame_patience = self.frame_patience.min(REASON_PATIENCE);
@@ -490,7 +491,7 @@ impl<C: Connection> Channel<C> {
         }
     }
 
-    /// Where the peer hung up, it may have said why before.
+    /// Reads the reason that a peer may have sent before it hung up.
     pub(super) fn ask_why(&mut self, phase: Phase, error: MigrationError) -> MigrationError {
         let hung_up = matches!(
             error,
@@ -499,7 +500,7 @@ impl<C: Connection> Channel<C> {
         if !hung_up {
             return error;
         }
-        // Another channel's failure has told this one to end, and no guest waits for the answer.
+        // Another channel's failure has halted this one, and no guest waits for the answer.
         self.ignore_halt();
         self.standstill = None;
         match self.receive(phase, Wait::AtMost(REASON_PATIENCE)) {
@@ -510,7 +511,7 @@ impl<C: Connection> Channel<C> {
         }
     }
 
-    /// A message that may not come now.
+    /// The error for a message that is not allowed now.
     pub(super) fn out_of_order(&self, phase: Phase, found: &'static str) -> MigrationError {
         MigrationError::OutOfOrder {
             phase,

@@ -1,56 +1,58 @@
-//! When to stop the guest: what a round has measured, and what follows from it.
+//! Decides when to stop the guest, from the measurements of each round.
 //!
 //! Pure arithmetic: no clock, no connection, no machine.
 //!
 //! ```text
-//!                 ┌── what is left fits into the downtime, and a round more would not shorten it much ─> Stop
+//!                 ┌── the rest fits the downtime, and another round would save little ──> Stop
 //!   end of a      │
-//!   round ────────┼──────────────── the time is up ────────────────────────────────────> GiveUp
+//!   round ────────┼── the timeout has expired ──────────────────────────────────────────> GiveUp
 //!                 │
-//!                 ├── not much less is left than was sent, for the second time ──> Throttle, a step more
-//!                 └── otherwise ──> Round
+//!                 ├── the second round in a row that shrank little ─────> Throttle, the next step
+//!                 └── otherwise ────────────────────────────────────────────────────────> Round
 //! ```
 //!
-//! The downtime that the user allows is a limit, not a goal: while each round leaves less than half of what it sent, the next
-//! one costs little and the guest stands still for less.
+//! The downtime that the user allows is a limit, not a goal. While each round leaves less than half
+//! of its pages dirty, the next one costs little and shortens the downtime.
 //!
-//! vCPUs are only ever held back more, in steps, so it cannot swing to and fro; the last step leaves them
-//! one per cent. From there on there are rounds until it fits or the time is up.
+//! vCPUs are only ever throttled more, in steps, so the decisions cannot oscillate; the last step
+//! leaves them one per cent of their time. After it, rounds continue until the rest fits or the
+//! timeout expires.
 
 use std::time::Duration;
 
-/// Steps of holding back vCPUs, in per cent of their time.
+/// Throttle steps of vCPUs, in per cent of their time.
 const THROTTLE: [u8; 7] = [20, 40, 60, 80, 90, 95, 99];
-/// A round helps if what is left after it is less than this share (per cent) of what it sent.
+/// A round helps if it leaves less than this share (per cent) of its pages dirty.
 const HELPS_PERCENT: u64 = 80;
-/// So many rounds in a row that don't help, and vCPUs are held back.
+/// vCPUs are throttled after this many rounds in a row that do not help.
 const PATIENCE: u8 = 2;
 
-/// A round more shortens the downtime if the last one left less than this share (per cent) of what it sent, ...
+/// Another round shortens the downtime if the last one left less than this share (per cent) of its
+/// pages dirty, ...
 const SHORTENS_PERCENT: u64 = 50;
-/// ... and if what it left takes longer than this.
+/// ... and if sending those takes longer than this.
 const SHORT: Duration = Duration::from_millis(5);
 
-/// What the user allows.
+/// The limits that the user sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// How long the guest may stand still.
+    /// How long the guest may be stopped.
     pub downtime: Duration,
-    /// How long all of it may take, from the beginning to the stop.
+    /// How long the migration may take from its start to the stop of the guest.
     pub timeout: Duration,
-    /// How long the guest stands still for anything but memory: devices, state, the way back.
+    /// How long the guest is stopped for anything but memory: devices, state, the round trip.
     pub switch: Duration,
 }
 
-/// How long the other host is waited for at least while the guest stands still: one that is busy is no reason to start
-/// all over.
+/// Least time to wait for the peer while the guest is stopped. A busy peer is no reason to start
+/// over.
 const STANDSTILL_MIN: Duration = Duration::from_secs(2);
-/// How many times the downtime that is allowed: it was stopped because all of it was to fit into that.
+/// Multiple of the allowed downtime: the guest was stopped because everything was to fit into that.
 const STANDSTILL_TIMES: u32 = 4;
 
 impl Limits {
-    /// How long the other host may take for all that it has to do while the guest stands still, up to GO. Whoever is
-    /// silent then does not hold a guest for longer than this.
+    /// How long the peer may take for all its work while the guest is stopped, up to GO. A silent
+    /// peer does not hold a guest for longer.
     #[must_use]
     pub fn standstill(&self) -> Duration {
         self.downtime
@@ -59,40 +61,41 @@ impl Limits {
     }
 }
 
-/// What one round has measured.
+/// Measurements of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Measured {
     /// Since the beginning of the migration.
     pub elapsed: Duration,
-    /// Bytes on the wire in this round.
+    /// Bytes on the wire.
     pub sent_bytes: u64,
-    /// How long that took, until the next pages were collected.
+    /// How long the round took, until the next pages were collected.
     pub time: Duration,
-    /// Bytes of memory that this round was about, zeros included.
+    /// Bytes of memory that the round covered, zeros included.
     pub round_bytes: u64,
-    /// Bytes of memory that were written meanwhile, a page counting as a whole: what is left now.
+    /// Bytes of memory written meanwhile, in whole pages: the rest to send.
     pub dirty_bytes: u64,
 }
 
-/// What to do next.
+/// The next step of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// Send what is left while the guest runs.
+    /// Send the rest while the guest runs.
     Round,
     /// Stop the guest and send the rest.
     Stop,
-    /// Hold vCPUs back for this share of their time, in per cent, and go on as with [`Decision::Round`].
+    /// Throttle vCPUs by this share of their time, in per cent, then continue as with
+    /// [`Decision::Round`].
     Throttle(u8),
-    /// The time is up.
+    /// The timeout has expired.
     GiveUp,
 }
 
-/// What is to be expected.
+/// An estimate from the rounds so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forecast {
-    /// Rounds until the guest can be stopped, if it goes on as now; `None` if it never can.
+    /// Rounds until the guest can be stopped, at the present rate; `None` if it never can.
     pub rounds_left: Option<u32>,
-    /// How long the guest would stand still if it were stopped now.
+    /// How long the guest would be stopped if it stopped now.
     pub downtime: Duration,
 }
 
@@ -100,13 +103,13 @@ pub struct Forecast {
 #[derive(Debug, Clone)]
 pub struct Convergence {
     limits: Limits,
-    /// Bytes and nanoseconds of the rounds so far, older ones counting for less.
+    /// Bytes and nanoseconds of the rounds so far; older rounds weigh less.
     bytes: u128,
     nanoseconds: u128,
     dirty_per_second: u64,
     /// Rounds in a row that did not help.
     stuck: u8,
-    /// Steps of [`THROTTLE`] taken.
+    /// Number of [`THROTTLE`] steps taken.
     steps: usize,
 }
 
@@ -124,19 +127,19 @@ impl Convergence {
         }
     }
 
-    /// Bytes per second on the wire, as far as they are known.
+    /// Bytes per second on the wire, if known.
     #[must_use]
     pub fn bytes_per_second(&self) -> Option<u64> {
         per_second(self.bytes, self.nanoseconds).filter(|&rate| rate > 0)
     }
 
-    /// Bytes per second that the guest and its devices write, in the last round.
+    /// Bytes per second that the guest and its devices wrote in the last round.
     #[must_use]
     pub fn dirty_bytes_per_second(&self) -> u64 {
         self.dirty_per_second
     }
 
-    /// How long the guest would stand still with so many bytes to send.
+    /// How long the guest would be stopped with this many bytes to send.
     fn downtime(&self, bytes: u64) -> Duration {
         let sending = match self.bytes_per_second() {
             _ if bytes == 0 => Duration::ZERO,
@@ -171,7 +174,7 @@ impl Convergence {
     fn choose(&mut self, measured: &Measured, fits: bool) -> Decision {
         let in_time = measured.elapsed < self.limits.timeout;
         if fits {
-            // Less than half each time: this comes to an end.
+            // Each round leaves less than half, so this terminates.
             let shortens = in_time
                 && left_less_than(measured, SHORTENS_PERCENT)
                 && self.downtime(measured.dirty_bytes) > self.limits.switch.saturating_add(SHORT);
@@ -184,7 +187,7 @@ impl Convergence {
         if !in_time {
             return Decision::GiveUp;
         }
-        // Not memory stands in the way: to hold vCPUs back would not help.
+        // Memory is not the obstacle: throttling vCPUs would not help.
         if self.downtime(0) > self.limits.downtime {
             return Decision::Round;
         }
@@ -203,7 +206,7 @@ impl Convergence {
         }
     }
 
-    /// Each round leaves the same share of what it sends.
+    /// Assumes that each round leaves the same share of its pages dirty.
     fn rounds_left(&self, measured: &Measured) -> Option<u32> {
         let mut left = measured.dirty_bytes;
         (1..=100).find(|_| {
@@ -215,7 +218,7 @@ impl Convergence {
     }
 }
 
-/// Whether less is left after the round than this share of what it was about, in per cent.
+/// Whether the round left less than this share of its pages dirty, in per cent.
 fn left_less_than(measured: &Measured, percent: u64) -> bool {
     u128::from(measured.dirty_bytes) * 100 < u128::from(measured.round_bytes) * u128::from(percent)
 }
@@ -242,8 +245,8 @@ mod tests {
         }
     }
 
-    /// A guest that writes `dirty` bytes/s over at most `set` bytes, a link of `rate` bytes/s: the
-    /// decisions until the end, with the downtime that would have come of it.
+    /// A guest that writes `dirty` bytes/s over at most `set` bytes, and a link of `rate` bytes/s.
+    /// Returns the decisions until the end, with the resulting downtime.
     fn simulate(
         limits: Limits,
         ram: u64,
@@ -316,7 +319,7 @@ mod tests {
         assert_eq!(decisions.last().unwrap().0, Decision::Stop);
     }
 
-    /// What is left after the first round fits already, but the second one leaves next to nothing.
+    /// The rest fits after the first round already, but the second one leaves next to nothing.
     #[test]
     fn rounds_go_on_while_they_shorten_the_standstill() {
         let decisions = simulate(
@@ -337,7 +340,7 @@ mod tests {
         );
     }
 
-    /// No round helps, but it fits: the guest is not kept waiting for less.
+    /// No round helps, but the rest fits: waiting would not shorten the downtime.
     #[test]
     fn a_standstill_that_no_round_shortens_is_not_put_off() {
         let decisions = simulate(limits(300, 60), 16 * MIB, 100 * MIB, 80 * MIB, 1024 * MIB);
@@ -361,8 +364,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the guest and the link do: it ends, by stopping when it fits or by the time alone, and
-        /// vCPUs are held back more and more, never less.
+        /// For any guest and link the migration ends: it stops when the rest fits, or the timeout
+        /// ends it. Throttling only ever increases.
         #[test]
         fn it_ends_as_it_must(
             downtime in 0_u64..2000,

@@ -1,7 +1,8 @@
-//! The destination of a migration: the host that the guest comes to.
+//! The destination of a migration: the host that receives the guest.
 //!
-//! [`receive`] owns the order; the states of the conversation are types in `states.rs`. Must not know what a machine is made of.
-//! Everything that comes over a connection is checked before it is used, and nothing is kept that has no limit.
+//! [`receive`] owns the order; the states of the conversation are types in `states.rs`. This module
+//! must not know what a machine consists of. It checks all bytes from a connection before it uses
+//! them, and everything it stores has a limit.
 
 mod door;
 mod states;
@@ -20,52 +21,57 @@ use door::Door;
 
 pub use states::{Accepted, Asked, AwaitingGo, Go, Listening, Restoring, Room, Running};
 
-/// A machine that can arrive. [`receive`] calls these in the order in which they stand here.
+/// A machine that can arrive. [`receive`] calls these methods in the order of their declaration.
 pub trait DestinationMachine {
-    /// Checks what the source has and makes ready for it: guest RAM of the same ranges, all zeros, and what takes long, such as
-    /// opening devices and pinning memory.
+    /// Checks the source's description and prepares for it: guest RAM of the same ranges, all
+    /// zeros. The slow work happens here, such as opening devices and pinning memory.
     ///
     /// # Errors
-    /// All the reasons why not, at least one.
+    /// All reasons for the refusal, at least one.
     fn prepare(&mut self, hello: &Hello) -> Result<RamImage, Vec<Refusal>>;
 
-    /// Checks the same for a source that only asks, and keeps nothing of it: afterwards everything is as it was, so that a
-    /// machine can still come. Gives the ranges that guest RAM would have.
+    /// Makes the same checks for a source that only asks, and undoes their effects, so that a
+    /// machine can still arrive. Returns the ranges that guest RAM would have.
     ///
     /// # Errors
-    /// All the reasons why not, at least one.
+    /// All reasons for the refusal, at least one.
     fn try_out(&mut self, hello: &Hello) -> Result<Vec<RamRange>, Vec<Refusal>>;
 
-    /// Checks the state, whose bytes are those that the source has written, and restores of it what nobody outside the machine
-    /// notices: vCPUs, interrupt controllers, the board. Guest RAM is complete. Nothing may act yet, neither vCPUs nor devices,
-    /// since the source's answer for the guest until GO; so devices take their states only in [`DestinationMachine::run`].
+    /// Checks the state, whose bytes are those that the source wrote. Restores the parts without an
+    /// effect outside the machine: vCPUs, interrupt controllers, the board. Guest RAM is complete.
+    ///
+    /// Neither vCPUs nor devices may act yet: the source owns the guest until GO. So devices take
+    /// their states only in [`DestinationMachine::run`].
     ///
     /// # Errors
-    /// What failed; the source is in charge.
+    /// The step that failed; the source keeps the guest.
     fn restore(&mut self, state: &[u8]) -> Result<(), MachineError>;
 
-    /// Starts the devices with their states, and runs. Only a whole GO of the source makes a [`Go`].
+    /// Starts the devices with their states, and runs the guest. Only a whole GO from the source
+    /// creates a [`Go`].
     ///
     /// # Errors
-    /// What failed, such as a device that does not take its state. The source does not resume by itself.
+    /// The step that failed, such as a device that rejects its state. The source does not resume by
+    /// itself.
     fn run(&mut self, go: Go) -> Result<(), MachineError>;
 }
 
-/// What a destination allows.
+/// The limits that a destination enforces.
 #[derive(Debug, Clone, Copy)]
 pub struct ReceiveOptions {
-    /// Connections, 1 to [`CONNECTIONS_MAX`].
+    /// Number of connections, 1 to [`CONNECTIONS_MAX`].
     pub connections: u16,
     /// How long to wait for the source.
     pub timeouts: Timeouts,
-    /// Most bytes of the machine's state.
+    /// Limit of the machine's state in bytes.
     pub state_max: u64,
-    /// Memory (bytes, zeros included) that all rounds together may write, in multiples of guest RAM.
+    /// Limit of the memory that all rounds together may write (bytes, zeros included), in multiples
+    /// of guest RAM.
     pub rounds_max: u32,
 }
 
 impl Default for ReceiveOptions {
-    /// 16 connections, a state of 64 MiB, memory 1000 times over.
+    /// 16 connections, a state of 64 MiB, 1000 times guest RAM.
     fn default() -> Self {
         Self {
             connections: CONNECTIONS_MAX,
@@ -76,7 +82,7 @@ impl Default for ReceiveOptions {
     }
 }
 
-/// Somebody who has connected and said what it wants.
+/// A peer that has connected and sent its HELLO.
 #[derive(Debug)]
 pub struct Visitor<C> {
     listening: Listening<C>,
@@ -84,7 +90,7 @@ pub struct Visitor<C> {
 }
 
 impl<C: Connection> Visitor<C> {
-    /// Waits for the first words of whoever has connected over `stream`.
+    /// Waits for the first message from the peer at the other end of `stream`.
     fn ask(stream: C, patience: Duration, halt: &Halt) -> Result<Self, MigrationError> {
         let channel = Channel::new(stream, 0, patience, halt)?;
         let (listening, asked) = Listening::new(channel).hello()?;
@@ -92,11 +98,11 @@ impl<C: Connection> Visitor<C> {
     }
 }
 
-/// Waits for somebody who says what it wants; `accept` as in [`receive`]. Others who connect meanwhile and are slow, or no source
-/// at all, keep it from nothing: several are asked at once.
+/// Waits for a peer that sends a HELLO; `accept` works as in [`receive`]. It waits for several
+/// connections at once, so a slow or silent one does not delay a source.
 ///
 /// # Errors
-/// [`MigrationError::Cancelled`]; or no connection can be accepted any more.
+/// [`MigrationError::Cancelled`], or the listener cannot accept connections any more.
 pub fn greet<C: Connection>(
     accept: &mut dyn FnMut() -> io::Result<C>,
     options: &ReceiveOptions,
@@ -125,18 +131,18 @@ pub fn greet<C: Connection>(
         }
     });
     greeted.map(|mut visitor: Visitor<C>| {
-        // That of the door says by now that nobody is to be asked.
+        // The dropped door has set its halt, so use the caller's.
         visitor.listening.set_halt(&halt);
         visitor
     })
 }
 
-/// Takes the machine that comes over `first`. `accept` gives the next connection to the same place; it waits a
-/// short while at most and then returns [`io::ErrorKind::WouldBlock`].
-///
-/// Returns when it is settled, or cannot be settled from here, who is in charge; the module's
-/// documentation says when that is who. At [`Outcome::Unsettled`] `machine` holds the guest: complete, stopped.
-/// Blocks: give it a thread.
+/// Receives the machine that arrives over `first`. `accept` returns the next connection to the same
+/// address. It waits briefly at most, then returns [`io::ErrorKind::WouldBlock`].
+/// Returns when it is settled which host owns the guest, or when this host cannot settle it; see
+/// [`crate::migration`] for the cases. After [`Outcome::Unsettled`], `machine` holds the guest,
+/// complete and stopped. Blocks: use a dedicated thread.
+/// guest, complete and stopped. Blocks: use a dedicated thread.
 pub fn receive<C: Connection, M: DestinationMachine>(
     machine: &mut M,
     first: C,
@@ -152,7 +158,7 @@ pub fn receive<C: Connection, M: DestinationMachine>(
     }
 }
 
-/// As [`receive`], from somebody who was [greeted](greet).
+/// Like [`receive`], from a peer that [`greet`] returned.
 pub fn receive_from<C: Connection, M: DestinationMachine>(
     machine: &mut M,
     visitor: Visitor<C>,
@@ -167,14 +173,14 @@ pub fn receive_from<C: Connection, M: DestinationMachine>(
     if monitor.cancel.is_cancelled() {
         return stays(restoring.give_up(MigrationError::Cancelled));
     }
-    // From the first byte of READY on, the source may be sending GO.
+    // Once the first byte of READY is out, the source may be sending GO.
     let go = restoring.ready().and_then(|awaiting| {
         monitor.progress.phase(Phase::Go);
         awaiting.wait_go(options.timeouts.frame)
     });
     let (go, mut running) = match go {
         Ok(go) => go,
-        // The source says that it has not sent GO, and never will.
+        // The source reports that it has not sent GO and never will.
         Err(why @ (MigrationError::PeerFailed { .. } | MigrationError::PeerCancelled { .. })) => {
             return stays(why);
         }
@@ -184,7 +190,7 @@ pub fn receive_from<C: Connection, M: DestinationMachine>(
     match machine.run(go).map_err(MigrationError::machine("run")) {
         Ok(()) => {
             monitor.progress.runs();
-            // The guest runs, whether the source hears of it or not.
+            // The guest runs, whether or not DONE reaches the source.
             if let Err(error) = running.done() {
                 tracing::warn!(%error, "the source could not be told that the guest runs here");
             }
@@ -244,7 +250,7 @@ fn until_restored<C: Connection, M: DestinationMachine>(
     }
 }
 
-/// Answers a source that only asks. Gives the reason for which nothing comes.
+/// Answers a source that only asks. Returns the reason why no machine arrives.
 fn try_out<C: Connection, M: DestinationMachine>(
     machine: &mut M,
     listening: Listening<C>,
@@ -276,7 +282,8 @@ fn different_ram(hello: &Hello, ranges: &[RamRange]) -> Refusal {
     }
 }
 
-/// How long a connection that has been accepted may take to say HELLO, TLS included. A source looks at its machine meanwhile.
+/// How long an accepted connection may take to send HELLO, TLS included. A source inspects its
+/// machine meanwhile.
 const HELLO_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a further one may take to say JOIN.
+/// How long a further connection may take to send JOIN.
 const JOIN_PATIENCE: Duration = Duration::from_secs(2);

@@ -1,7 +1,7 @@
-//! Which pages of guest RAM have still to be sent.
+//! The pages of guest RAM that are still to be sent.
 //!
-//! [`DirtyPages`] owns a set of pages, numbered by their place in the file behind guest RAM, so that it spans
-//! all slots without a gap. [`DirtyTracker`] fills it from everything that knows of writes:
+//! [`DirtyPages`] owns a set of pages, numbered by their place in the file behind guest RAM, so
+//! that it spans all slots without a gap. [`DirtyTracker`] fills it from every source of writes:
 //!
 //! ```text
 //!   vCPUs ──────────────> KVM's log of each slot ────┐
@@ -10,9 +10,9 @@
 //!   transmit used rings > ranges that always count ──┘
 //! ```
 //!
-//! Each source is read *and* cleared before a page is read, and marks after it has written: a write that
-//! comes too late for this round is seen in the next. The last look counts only when no writer runs any more.
-//! Nothing here knows how pages are sent.
+//! Each source is read *and* cleared before a page is read, and marks after it has written: a write
+//! too late for this round shows in the next. The last read counts only after all writers have
+//! stopped. Nothing here knows how pages are sent.
 
 mod tracker;
 
@@ -29,12 +29,12 @@ pub const PAGE_SIZE: u64 = 4096;
 /// Pages in a word of the bitmap.
 const WORD: u64 = 64;
 
-/// Pages next to each other.
+/// Consecutive pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageRun {
     /// Number of the first page: its offset in the file divided by [`PAGE_SIZE`].
     pub first: u64,
-    /// How many there are, never 0.
+    /// Number of pages, never 0.
     pub count: u64,
 }
 
@@ -51,7 +51,7 @@ impl PageRun {
         self.count.saturating_mul(PAGE_SIZE)
     }
 
-    /// Whether there is no page in it; it never is, coming from [`DirtyPages::runs`].
+    /// Whether the run has no pages; runs from [`DirtyPages::runs`] always have some.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.count == 0
@@ -66,7 +66,7 @@ pub struct DirtyPages {
 }
 
 impl DirtyPages {
-    /// None of the pages of a RAM of `bytes` (a part of a page counts as one).
+    /// An empty set for a RAM of `bytes` (a partial page counts as one).
     #[must_use]
     pub fn none(bytes: u64) -> Self {
         let pages = bytes.div_ceil(PAGE_SIZE);
@@ -78,7 +78,7 @@ impl DirtyPages {
         }
     }
 
-    /// All of them, as before the first round.
+    /// A set with all pages, as before the first round.
     #[must_use]
     pub fn all(bytes: u64) -> Self {
         let mut all = Self::none(bytes);
@@ -86,13 +86,13 @@ impl DirtyPages {
         all
     }
 
-    /// How many pages the RAM has.
+    /// Number of pages of the RAM.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.pages
     }
 
-    /// How many are in the set.
+    /// Number of pages in the set.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.words
@@ -101,13 +101,13 @@ impl DirtyPages {
             .sum()
     }
 
-    /// Whether none is.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|&word| word == 0)
     }
 
-    /// Whether the page with this number is.
+    /// Whether the page with this number is in the set.
     #[must_use]
     pub fn contains(&self, page: u64) -> bool {
         usize::try_from(page / WORD)
@@ -116,13 +116,13 @@ impl DirtyPages {
             .is_some_and(|word| word & (1 << (page % WORD)) != 0)
     }
 
-    /// Takes all out.
+    /// Removes all pages.
     pub fn clear(&mut self) {
         self.words.fill(0);
     }
 
-    /// Puts in each page that has a byte in `bytes`, offsets in the file; what lies past the end of RAM is
-    /// left out.
+    /// Adds each page that has a byte in `bytes`, offsets in the file; ignores bytes past the end
+    /// of RAM.
     pub fn mark(&mut self, bytes: Range<u64>) {
         let first = bytes.start / PAGE_SIZE;
         let end = bytes.end.div_ceil(PAGE_SIZE).min(self.pages);
@@ -138,8 +138,8 @@ impl DirtyPages {
         }
     }
 
-    /// Puts in a bitmap whose lowest bit is the page with number `first`, one bit per page; bits past the
-    /// end of RAM are left out.
+    /// Adds a bitmap whose lowest bit is the page with number `first`, one bit per page; ignores
+    /// bits past the end of RAM.
     pub fn merge(&mut self, first: u64, bitmap: &[u64]) {
         let shift = first % WORD;
         for (index, &word) in (first / WORD..).zip(bitmap) {
@@ -153,13 +153,13 @@ impl DirtyPages {
         }
     }
 
-    /// Puts in what is in `other`.
+    /// Adds the pages of `other`.
     pub fn union(&mut self, other: &Self) {
         self.merge(0, &other.words);
     }
 
     fn or_word(&mut self, index: u64, bits: u64) {
-        // The last word may stand for fewer than 64 pages.
+        // The last word may have fewer than 64 pages.
         let valid = mask(self.pages.saturating_sub(index.saturating_mul(WORD)));
         if let Some(word) = usize::try_from(index)
             .ok()
@@ -169,7 +169,7 @@ impl DirtyPages {
         }
     }
 
-    /// The pages in the set with numbers in `within`, ascending, as runs as long as they go.
+    /// The pages in the set with numbers in `within`, ascending, as runs of maximal length.
     #[must_use]
     pub fn runs(&self, within: Range<u64>) -> Runs<'_> {
         Runs {
@@ -179,7 +179,8 @@ impl DirtyPages {
         }
     }
 
-    /// Number of the first page at or after `page` and before `end` that is in the set, or is not.
+    /// Number of the first page at or after `page` and before `end` that is in the set, or outside
+    /// it unless `wanted`.
     fn find(&self, page: u64, end: u64, wanted: bool) -> Option<u64> {
         let mut page = page;
         while page < end {
@@ -205,7 +206,7 @@ fn mask(count: u64) -> u64 {
     }
 }
 
-/// What [`DirtyPages::runs`] gives.
+/// Iterator that [`DirtyPages::runs`] returns.
 #[derive(Debug, Clone)]
 pub struct Runs<'a> {
     pages: &'a DirtyPages,

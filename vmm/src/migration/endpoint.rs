@@ -1,10 +1,10 @@
-//! Where a migration comes from or goes to: a Unix socket of this host, or TCP, in TLS or not.
+//! The endpoint of a migration: a Unix socket of this host, or TCP, with or without TLS.
 //!
-//! Owns addresses, sockets and how long a connection may take to be made. It must not know what is said
-//! over a connection. Who may say it over TCP is for [`super::tls`], and whether that is asked for the caller's to say.
+//! Owns addresses, sockets and connection timeouts. It must not know what passes over a connection.
+//! [`super::tls`] decides who may connect over TCP, and the caller whether TLS is required.
 //!
 //! ```text
-//!   destination   Listener::bind ──> accept, again and again: WouldBlock when nobody came for a moment
+//!   destination   Listener::bind ──> accept, repeatedly: WouldBlock if no peer connects for 50 ms
 //!   source        connect
 //! ```
 
@@ -28,7 +28,7 @@ const MOMENT: Timespec = Timespec {
     tv_nsec: 50_000_000,
 };
 
-/// Certificates for a socket whose mode says who may use it.
+/// Certificates for a socket whose mode already restricts access.
 fn no_tls_on_unix(path: &Path) -> Error {
     Error::tls(format!(
         "unix:{} does not leave this host, so there is no TLS: leave the certificates out, or say \
@@ -37,10 +37,10 @@ fn no_tls_on_unix(path: &Path) -> Error {
     ))
 }
 
-/// Connects to `endpoint`; a host that does not answer is waited for `patience` per address of it.
+/// Connects to `endpoint`, and waits up to `patience` for each of its addresses.
 ///
-/// With `tls`, the first read or write of the stream begins the handshake, and fails unless the host has
-/// a certificate that is for it.
+/// With `tls`, the first read or write of the stream begins the handshake. It fails unless the peer
+/// has a certificate for that host.
 ///
 /// # Errors
 /// `NoDestination` or `BadTls`.
@@ -85,7 +85,7 @@ pub enum Stream {
     Unix(UnixStream),
     /// Over a network.
     Tcp(TcpStream),
-    /// Over a network, and nobody else reads or changes it.
+    /// Over a network, encrypted and authenticated.
     Tls(Box<TlsStream>),
 }
 
@@ -125,8 +125,8 @@ impl Connection for Stream {
     }
 }
 
-/// Linux says here what became of the connection that would have been accepted (accept(2)): whoever makes connections and
-/// breaks them must not end the wait for others.
+/// Linux returns errors of the pending connection here (accept(2)). A peer that opens and breaks
+/// connections must not end the wait for others.
 fn of_the_listener(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(
@@ -146,7 +146,7 @@ fn of_the_listener(error: io::Error) -> io::Error {
     }
 }
 
-/// A socket that waits for a source. Its file, if it has one, is removed when this is dropped.
+/// A socket that waits for a source. Dropping it removes its file, if it has one.
 #[derive(Debug)]
 pub struct Listener(Kind);
 
@@ -163,7 +163,7 @@ enum Kind {
 }
 
 impl Listener {
-    /// Listens. A Unix socket has the mode 0600. With `tls`, whoever connects must show a certificate.
+    /// Listens. A Unix socket has the mode 0600. With `tls`, the peer must show a certificate.
     ///
     /// # Errors
     /// `CannotListen` or `BadTls`.
@@ -194,12 +194,12 @@ impl Listener {
         }))
     }
 
-    /// The next connection. In TLS, its first read or write begins the handshake: whoever has connected may
-    /// be anybody until a read has given a byte.
+    /// Returns the next connection. In TLS, its first read or write begins the handshake: the peer
+    /// is unauthenticated until a read has returned a byte.
     ///
     /// # Errors
-    /// [`IoErrorKind::WouldBlock`] if no connection arrives for 50 ms, or if it is closed again; the
-    /// kernel's error.
+    /// [`IoErrorKind::WouldBlock`] if no connection arrives for 50 ms, or if it is closed again;
+    /// the kernel's error.
     pub fn accept(&self) -> io::Result<Stream> {
         let fd: BorrowedFd<'_> = match &self.0 {
             Kind::Unix { listener, .. } => listener.as_fd(),
@@ -234,7 +234,7 @@ impl Listener {
 
 #[cfg(test)]
 impl Listener {
-    /// Where it is, with the port that the kernel has chosen for port 0.
+    /// Its address, with the port that the kernel has chosen for port 0.
     pub(super) fn endpoint(&self) -> Endpoint {
         match &self.0 {
             Kind::Unix { listener, .. } => {

@@ -1,6 +1,7 @@
-//! How a migration ended, why, and in which phase of it.
+//! How a migration ended, why, and in which phase.
 //!
-//! Owns the words that the API shows. Text of the peer's has been made fit for a terminal before it gets here.
+//! Owns the words that the API shows. The peer's text has been sanitized for terminals before it
+//! gets here.
 
 use std::fmt;
 use std::io;
@@ -8,26 +9,26 @@ use std::time::Duration;
 
 use super::protocol::{FrameError, Refusal};
 
-/// What a machine says that cannot do its part; the message is for the user.
+/// The error of a machine that cannot do its part; the message is for the user.
 pub type MachineError = Box<dyn std::error::Error + Send + Sync>;
 
-/// How far a migration is.
+/// The phase of a migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The connection exists; nothing is agreed.
     #[default]
     Offer,
-    /// The destination has accepted; further connections are made.
+    /// The destination has accepted; further connections open.
     Join,
-    /// Memory goes over while the guest runs.
+    /// Memory is sent while the guest runs.
     Copy,
-    /// The guest stands still; the last pages and the state go over.
+    /// The guest is stopped; the last pages and the state are sent.
     Stop,
     /// The destination restores the state.
     Ready,
-    /// The guest is handed over: GO is being sent, or awaited.
+    /// The guest changes its owner: GO is being sent, or awaited.
     Go,
-    /// The destination's guest is to run.
+    /// The destination is to run the guest.
     Done,
 }
 
@@ -45,85 +46,85 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Why a migration did not go on.
+/// Why a migration failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {
     /// A connection broke.
     #[error("connection {connection} to the other host broke in the phase `{phase}`")]
     Broken {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The peer closed a connection.
     #[error("the other host closed connection {connection} in the phase `{phase}`")]
     Closed {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
     },
-    /// Nothing came, or nothing could be sent, for too long.
+    /// Nothing arrived, or nothing could be sent, for too long.
     #[error(
         "the other host was silent for {:.1} s on connection {connection} in the phase `{phase}`",
         waited.as_secs_f32()
     )]
     Silent {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
-        /// For how long.
+        /// How long.
         waited: Duration,
     },
-    /// The guest stood still, and what had to pass then did not pass in time.
+    /// The guest was stopped, and the frames due in that time did not pass in time.
     #[error(
         "the other host did not take or answer what it had to on connection {connection} in the phase `{phase}` while the \
          guest stood still, for which it has {:.1} s (four times downtime_ms, 2 s at least)",
         limit.as_secs_f32()
     )]
     StoodStill {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
-        /// How long the other host has for all of it.
+        /// Time that the peer has for all of it.
         limit: Duration,
     },
-    /// What came is no message of the protocol.
+    /// The received bytes are no message of the protocol.
     #[error(
         "what came on connection {connection} in the phase `{phase}` is not Bellhop's protocol"
     )]
     Malformed {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
-        /// What is wrong with it.
+        /// The defect.
         #[source]
         source: FrameError,
     },
-    /// A message came at the wrong time.
+    /// A message arrived at the wrong time.
     #[error("the other host sent {found} on connection {connection} in the phase `{phase}`")]
     OutOfOrder {
-        /// When.
+        /// The phase.
         phase: Phase,
-        /// Which one, from 0.
+        /// The connection, from 0.
         connection: u16,
         /// The message's name.
         found: &'static str,
     },
-    /// The peer said ALIVE for days.
+    /// The peer sent ALIVE for days.
     #[error("the other host said for too long that it is busy")]
     TooManyAlives,
-    /// The peer sent more than is allowed.
+    /// The peer exceeded a limit.
     #[error("the other host sent more than {limit} bytes of {what}")]
     TooMuch {
-        /// Of what.
+        /// The kind of data.
         what: &'static str,
         /// The limit in bytes.
         limit: u64,
@@ -135,7 +136,7 @@ pub enum MigrationError {
         offset: u64,
         /// Bytes.
         len: u64,
-        /// What is wrong with it.
+        /// The defect.
         problem: &'static str,
     },
     /// The destination can't take this machine.
@@ -144,24 +145,24 @@ pub enum MigrationError {
         /// All the reasons.
         reasons: Vec<Refusal>,
     },
-    /// The peer gave up and said why.
+    /// The peer gave up and sent its reason.
     #[error("the other host gave up in the phase `{phase}`: {text}")]
     PeerFailed {
-        /// When we learned of it.
+        /// The phase in which the message arrived.
         phase: Phase,
-        /// What it said.
+        /// The peer's text.
         text: String,
     },
-    /// The peer was told to cancel.
+    /// The migration was cancelled at the peer.
     #[error("the migration was cancelled at the other host in the phase `{phase}`")]
     PeerCancelled {
-        /// When we learned of it.
+        /// The phase in which the message arrived.
         phase: Phase,
     },
-    /// The source only wanted to know whether its machine could come: it stays.
+    /// The source only asked whether its machine could come: it stays.
     #[error("the source only asked whether its machine could come")]
     OnlyTried,
-    /// Cancelled here.
+    /// The migration was cancelled here.
     #[error("the migration was cancelled")]
     Cancelled,
     /// The guest writes faster than memory can be sent.
@@ -172,9 +173,9 @@ pub enum MigrationError {
         downtime.as_millis()
     )]
     TooSlow {
-        /// How long it had been tried.
+        /// How long the migration had run.
         elapsed: Duration,
-        /// How long the guest would have had to stand still.
+        /// How long the guest would have been stopped.
         downtime: Duration,
     },
     /// Guest RAM can't be read or written here.
@@ -184,16 +185,16 @@ pub enum MigrationError {
         offset: u64,
         /// `read` or `written`.
         access: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The machine could not do its part.
+    /// The machine failed at its part.
     #[error("the machine could not {step}")]
     Machine {
-        /// What it had to do.
+        /// The step of the machine.
         step: &'static str,
-        /// What it said.
+        /// Its error.
         #[source]
         source: MachineError,
     },
@@ -214,22 +215,23 @@ impl MigrationError {
     }
 }
 
-/// Who is in charge of the guest when a migration has ended, as far as this host can know.
+/// The owner of the guest after a migration, as far as this host can know.
 #[derive(Debug)]
 pub enum Outcome {
     /// The source. At the source the guest runs (again); at the destination it never does.
     Source {
-        /// Why it did not move.
+        /// Why the guest did not move.
         why: MigrationError,
-        /// At the source: why it could not be resumed. It stands still, and no other host has it.
+        /// At the source: why the guest could not be resumed. It is stopped, and no other host owns
+        /// it.
         not_resumed: Option<MachineError>,
     },
     /// The destination, where the guest runs. At the source it never does again.
     Destination,
-    /// Either, and neither may run it by itself: at this host the guest stands still until an operator
-    /// who knows about the other host says what to do.
+    /// Either host, and neither may run the guest by itself. At this host it stays stopped until an
+    /// operator who knows the state of the other host decides.
     Unsettled {
-        /// What went wrong.
+        /// The failure.
         why: MigrationError,
     },
 }

@@ -1,8 +1,8 @@
-//! One way into everything that a destination reads from another host, for the fuzz target in `tests/fuzz` and for the
-//! property test below, which does the same without it.
+//! One entry point to everything that a destination reads from its peer. The fuzz target in
+//! `tests/fuzz` uses it, and so does the property test below, which needs no fuzzer.
 //!
-//! The input is a list of frames: kind, length, payload. Header, sequence and CRC are made right for all but those that
-//! the first byte says, so that the fuzzer gets past them. Owns nothing else.
+//! The input is a list of frames: kind, length, payload. Header, sequence and CRC are valid except
+//! for those that the first byte selects, so that the fuzzer gets past them. Owns nothing else.
 
 use std::io::{self, Cursor, ErrorKind, Read, Write};
 use std::time::Duration;
@@ -17,10 +17,10 @@ use super::{MachineError, Monitor, Outcome, RamImage};
 use crate::layout::Layout;
 use crate::memory::GuestRam;
 
-/// Guest RAM of the destination in bytes, the smallest there is.
+/// Guest RAM of the destination in bytes, the minimum.
 const RAM: u64 = crate::layout::RAM_MIN;
 
-/// Reads `input`, throws away what is written.
+/// Reads `input`, discards writes.
 struct Script(Cursor<Vec<u8>>);
 
 impl Read for Script {
@@ -67,11 +67,11 @@ impl DestinationMachine for Machine {
     }
 }
 
-/// Lets a destination read `input`. Whatever it is, nothing panics, nothing goes on for ever, and the guest
-/// never runs: nobody can know the session that GO has to name.
+/// Lets a destination read `input`. For any input nothing panics, every wait ends, and the guest
+/// never runs: the input cannot contain the session that GO needs.
 ///
 /// # Errors
-/// Text that says which of this was not so.
+/// Text that names the violated property.
 pub fn receive_anything(input: &[u8]) -> Result<(), String> {
     let Some((&choice, rest)) = input.split_first() else {
         return Ok(());
@@ -83,7 +83,7 @@ pub fn receive_anything(input: &[u8]) -> Result<(), String> {
             Header::decode(*header, connection, u32::from_le_bytes([s0, s1, s2, s3]))
         {
             let _ = header.check(payload);
-            // What a matching CRC would let through.
+            // Decode what a matching CRC would let through.
             let _ = decode_message(&header, payload);
         }
     }
@@ -115,7 +115,7 @@ pub fn receive_anything(input: &[u8]) -> Result<(), String> {
     }
 }
 
-/// Frames of the right form: a HELLO that fits, then whatever `rest` says.
+/// Valid frames: a HELLO that fits, then the frames of `rest`.
 fn framed(ram: &[RamRange], hello: bool, mut rest: &[u8]) -> Vec<u8> {
     let (mut stream, mut frame, mut sequence) = (Vec::new(), Vec::new(), 0);
     let mut add = |message: &Message<'_>| {

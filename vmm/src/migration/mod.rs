@@ -1,14 +1,14 @@
 //! Live migration: a running machine moves to another process, on this host or another one.
 //!
-//! Owns the order of things, from the first word between two hosts to the moment at which the other one is
-//! in charge. Must not know KVM, devices or the API: the machine is behind [`SourceMachine`] and
+//! Owns the order, from the first message between two hosts to the moment when the destination owns
+//! the guest. It must not know KVM, devices or the API. The machine is behind [`SourceMachine`] and
 //! [`DestinationMachine`], connections are behind [`Connection`].
 //!
 //! ```text
 //!  source                                                    destination
 //!  Connected     ── HELLO: RAM, CPU, devices ────────────>   Listening
-//!      │         <─ REFUSE: what, here, there, remedy ────      │        guest RAM is made,
-//!      │         <─ ACCEPT: session, connections ─────────      │        devices are opened
+//!      │         <─ REFUSE: what, here, there, remedy ────      │        guest RAM exists,
+//!      │         <─ ACCEPT: session, connections ─────────      │        devices are open
 //!  Accepted      ── JOIN on each further connection ─────>   Accepted
 //!  Copying       ══ PAGES, ZEROS, ROUND_END 1, 2, ... ═══>      │
 //!      │ the guest stops
@@ -21,22 +21,23 @@
 //!  Committed     <─ DONE ─────────────────────────────────   Go          it runs
 //! ```
 //!
-//! **The rule.** Before GO every failure leaves the source in charge: it resumes, with its devices as they
-//! were. Once the first byte of GO may have been sent, the source never runs again by itself, whatever it
-//! hears or does not hear. The destination runs after a whole GO with the session's number, and only then. So at most one of
-//! them runs; if the link dies at the wrong moment, neither does, and both say [`Outcome::Unsettled`]: somebody who
-//! can see both hosts has to decide.
+//! **The rule.** A failure before GO leaves the guest at the source: it resumes, with its devices
+//! as they were. Once the first byte of GO may be out, the source never runs again by itself,
+//! whatever it receives. The destination runs only after a whole GO with the session's number.
+//!
+//! So at most one host runs the guest. If the link dies at the wrong moment, neither does, and both
+//! return [`Outcome::Unsettled`]: an operator who can see both hosts has to decide.
 //!
 //! | link dies | source | destination |
 //! |---|---|---|
-//! | before READY is begun | `Source`, guest runs | `Source` |
-//! | in READY, or before GO is begun | `Source`, guest runs | `Unsettled`, guest stands |
-//! | in GO | `Unsettled`, guest stands | `Unsettled`, guest stands |
-//! | after GO, before DONE | `Unsettled`, guest stands | `Destination`, guest runs |
+//! | before READY begins | `Source`, guest runs | `Source` |
+//! | in READY, or before GO begins | `Source`, guest runs | `Unsettled`, guest stopped |
+//! | in GO | `Unsettled`, guest stopped | `Unsettled`, guest stopped |
+//! | after GO, before DONE | `Unsettled`, guest stopped | `Destination`, guest runs |
 //! | after DONE | `Destination` | `Destination`, guest runs |
 //!
-//! The states above are types ([`source`], [`destination`]): each step takes one and gives the next, so a
-//! GO without a READY, or a guest that runs without a GO, does not compile.
+//! The states above are types ([`source`], [`destination`]): each step consumes one and returns the
+//! next. So a GO without a READY, or a guest that runs without a GO, does not compile.
 
 pub mod channel;
 pub mod convergence;

@@ -1,7 +1,7 @@
-//! What other threads see of a migration while it runs.
+//! The progress of a running migration, for other threads.
 //!
-//! Owns the counters. Those that change with every frame are atomic; the rest is behind a lock that is held
-//! for a copy. Knows nothing of connections.
+//! Owns the counters. Those that change with every frame are atomic; a lock protects the rest, held
+//! only for a copy. It must not know connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use super::channel::Cancel;
 use super::convergence::Forecast;
 use super::error::Phase;
 
-/// Counters of one migration, shared by its threads and whoever looks.
+/// Counters of one migration, shared by its threads and their readers.
 #[derive(Debug)]
 pub struct Progress {
     started: Instant,
@@ -24,12 +24,12 @@ pub struct Progress {
     slow: Mutex<Slow>,
 }
 
-/// What changes a few times per round.
+/// Values that change a few times per round.
 #[derive(Debug, Clone, Copy, Default)]
 struct Slow {
-    /// Without what is counted or elapses.
+    /// The snapshot without counters and elapsed times.
     shown: Snapshot,
-    /// Pages that were to be sent when the round began, and those that had been sent by then.
+    /// Pages to send when the round began, and those already sent by then.
     round_pages: u64,
     pages_before: u64,
     stopped: Option<Instant>,
@@ -37,29 +37,29 @@ struct Slow {
     part_ended: Option<Instant>,
 }
 
-/// Where the time went that the guest stood still, as the source sees it. `None`: that is not done yet.
+/// The parts of the downtime, as the source sees them. `None`: that part has not ended yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DowntimeParts {
-    /// vCPUs were parked, devices stopped.
+    /// Parking the vCPUs and stopping the devices.
     pub stop: Option<Duration>,
-    /// The last pages went over.
+    /// Sending the last pages.
     pub memory: Option<Duration>,
-    /// The state of vCPUs and devices went over.
+    /// Sending the state of vCPUs and devices.
     pub state: Option<Duration>,
-    /// The destination restored it.
+    /// The restore at the destination.
     pub ready: Option<Duration>,
-    /// It was told to run, started its devices and said that it runs.
+    /// From GO to DONE: the destination starts the devices and reports that the guest runs.
     pub go: Option<Duration>,
 }
 
-/// How far a migration is, at one moment.
+/// The progress of a migration at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// What is being done.
+    /// The current phase.
     pub phase: Phase,
     /// The round, from 1; 0 before the first.
     pub round: u32,
-    /// Time since the beginning.
+    /// Time since the start.
     pub elapsed: Duration,
     /// Bytes of guest RAM.
     pub ram_bytes: u64,
@@ -67,32 +67,33 @@ pub struct Snapshot {
     pub bytes_sent: u64,
     /// Pages sent with their content, all rounds.
     pub pages: u64,
-    /// Pages of which only was said that they are zero.
+    /// Pages that were sent as zero, without content.
     pub zero_pages: u64,
     /// Bytes of memory that this round has still to send.
     pub bytes_left: u64,
     /// Bytes per second on the wire.
     pub bytes_per_second: u64,
-    /// Bytes of memory per second that the guest and its devices write, a page counting as a whole.
+    /// Bytes of memory per second that the guest and its devices write, in whole pages.
     pub dirty_bytes_per_second: u64,
-    /// Share of their time that vCPUs are held back, in per cent.
+    /// Share of their time by which vCPUs are throttled, in per cent.
     pub throttle_percent: u8,
-    /// What is expected, from the end of the first round on.
+    /// The forecast, from the end of the first round on.
     pub forecast: Option<Forecast>,
-    /// How long it took to have all writes logged, NICs among them: what the guest may notice before it is stopped.
+    /// How long it took to have all writes logged, those of NICs included: the guest may notice
+    /// this before it is stopped.
     pub mediation: Option<Duration>,
-    /// How long the guest stands still, or stood.
+    /// How long the guest has been stopped, or was.
     pub downtime: Option<Duration>,
-    /// What of that took how long.
+    /// The parts of that time.
     pub downtime_parts: DowntimeParts,
 }
 
-/// What other threads see of a migration, and how they end it.
+/// Observes and cancels a migration from other threads.
 #[derive(Debug, Clone, Default)]
 pub struct Monitor {
-    /// How far it is.
+    /// The progress.
     pub progress: Arc<Progress>,
-    /// Its end, until GO.
+    /// Cancels the migration before GO.
     pub cancel: Cancel,
 }
 
@@ -103,7 +104,7 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// Nothing has been done; the clock starts.
+    /// Starts the clock.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -126,7 +127,7 @@ impl Progress {
             .saturating_add(self.zero_pages.load(Ordering::Relaxed))
     }
 
-    /// Everything, at this moment.
+    /// All values at this moment.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let slow = *self.slow.lock();
@@ -141,7 +142,7 @@ impl Progress {
                 .round_pages
                 .saturating_sub(done)
                 .saturating_mul(super::dirty::PAGE_SIZE),
-            // While it stands still the time runs.
+            // The time runs while the guest is stopped.
             downtime: slow
                 .shown
                 .downtime
@@ -150,7 +151,7 @@ impl Progress {
         }
     }
 
-    /// Time since the beginning.
+    /// Time since the start.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
@@ -164,7 +165,7 @@ impl Progress {
         self.change(|slow| slow.shown.ram_bytes = bytes);
     }
 
-    /// A round begins that has to send so many pages.
+    /// Begins a round with this number of pages to send.
     pub(super) fn round_begins(&self, round: u32, pages: u64) {
         let before = self.done_pages();
         self.change(|slow| {
@@ -174,7 +175,7 @@ impl Progress {
         self.round(round);
     }
 
-    /// The round that a connection is in; the furthest one counts.
+    /// Sets the round of one connection; the furthest one counts.
     pub(super) fn round(&self, round: u32) {
         self.round.fetch_max(round, Ordering::Relaxed);
     }
@@ -201,12 +202,12 @@ impl Progress {
         self.change(|slow| slow.shown.throttle_percent = percent);
     }
 
-    /// All writes are logged, which took so long.
+    /// All writes are logged; enabling that took `time`.
     pub(super) fn mediated(&self, time: Duration) {
         self.change(|slow| slow.shown.mediation = Some(time));
     }
 
-    /// The guest stands still from now on.
+    /// The guest is stopped from now on.
     pub(super) fn stopped(&self) {
         let now = Instant::now();
         self.change(|slow| {
@@ -217,7 +218,7 @@ impl Progress {
         });
     }
 
-    /// This part of the downtime is over, and the next begins.
+    /// Ends this part of the downtime and begins the next.
     pub(super) fn part_done(&self, part: fn(&mut DowntimeParts) -> &mut Option<Duration>) {
         let now = Instant::now();
         self.change(|slow| {
@@ -227,7 +228,7 @@ impl Progress {
         });
     }
 
-    /// It runs, here or there.
+    /// The guest runs again, here or at the peer.
     pub(super) fn runs(&self) {
         self.change(|slow| slow.shown.downtime = slow.stopped.map(|since| since.elapsed()));
     }

@@ -1,7 +1,7 @@
-//! What two hosts say to each other when a machine moves.
+//! The messages that two hosts exchange when a machine moves.
 //!
-//! Owns the messages, their bytes and their limits. Must not know who sends what when (that is
-//! [`super::source`] and [`super::destination`]), nor how a connection is made.
+//! Owns the messages, their bytes and their limits. It must not know who sends which message when
+//! (that is [`super::source`] and [`super::destination`]), nor how a connection is made.
 //!
 //! A connection carries frames in both directions, all numbers little-endian:
 //!
@@ -13,13 +13,13 @@
 //!   +--------+----------+--------+----------+--------+----------------
 //! ```
 //!
-//! `sequence` counts the frames of this direction of this connection from 0 (and wraps): a frame that is
-//! replayed, lost or moved to another connection is seen. The CRC (of IEEE 802.3) is that of the first 12 bytes and
-//! the payload. It finds damage, not malice: between hosts, use TLS.
+//! `sequence` counts the frames of this direction of this connection from 0 (and wraps). It reveals
+//! a frame that is replayed, lost or moved to another connection. The CRC (of IEEE 802.3) covers
+//! the first 12 bytes and the payload. It finds damage, not malice: between hosts, use TLS.
 //!
 //! | kind | name | payload | on |
 //! |---|---|---|---|
-//! | 1 | HELLO | magic `BELLMIGR`, version u32, page size u32, connections u16, number of ranges u16, each (guest address, length, file offset) u64, then JSON: [`Hello`] | 0 |
+//! | 1 | HELLO | described below: [`Hello`] | 0 |
 //! | 2 | ACCEPT | session 16 bytes, connections u16 | 0 |
 //! | 3 | REFUSE | number u16, each four texts (length u16, UTF-8): [`Refusal`] | 0 |
 //! | 4 | JOIN | session 16 bytes, connection u16; in a frame of connection 65535 | the others |
@@ -35,9 +35,12 @@
 //! | 14 | FAILED | text, at most 1 KiB of UTF-8 | 0 |
 //! | 15 | ALIVE | nothing | all |
 //! | 16 | TRY | as HELLO | 0 |
+//! HELLO holds the magic `BELLMIGR`, version u32, page size u32, connections u16 and the number of
+//! ranges u16. Then come the ranges, each (guest address, length, file offset) u64, and then JSON.
 //!
-//! TRY stands in place of HELLO, and is answered like it; whatever the answer, the connection ends then. A destination that
-//! does not know it yet takes it for no message of the protocol, and waits on as it did.
+//! TRY replaces HELLO, and gets the same answers; after any answer the connection ends. A
+//! destination that does not know TRY yet rejects it as no message of the protocol, and keeps
+//! waiting.
 
 mod bytes;
 mod frame;
@@ -56,30 +59,31 @@ use serde_json::Value;
 
 /// First bytes of a HELLO.
 pub const MAGIC: [u8; 8] = *b"BELLMIGR";
-/// The version of the protocol that is spoken here. Another one is refused: both hosts must know all that is said.
+/// The protocol version of this host. Others are rejected: both hosts must know all messages.
 pub const VERSION: u32 = 1;
-/// Most connections of one migration.
+/// Limit of the connections of one migration.
 pub use bellhop_api::machine::CONNECTIONS_MAX;
-/// The number of a connection that has not said JOIN.
+/// The number of a connection that has not sent JOIN.
 pub const CONNECTION_UNKNOWN: u16 = u16::MAX;
-/// Most ranges of RAM in a HELLO.
+/// Limit of the RAM ranges in a HELLO.
 pub const RANGES_MAX: usize = 64;
-/// Most bytes of the compatibility document, as JSON.
+/// Limit of the compatibility document in bytes, as JSON.
 pub const COMPAT_MAX: usize = 64 << 10;
-/// Pages that a PAGES frame can hold; the stripe by which pages are spread over connections.
+/// Pages that a PAGES frame can hold; also the size of the stripes that spread pages over
+/// connections.
 pub const RUN_PAGES_MAX: u64 = 256;
 /// Ranges that a ZEROS frame can hold.
 pub const ZEROS_MAX: usize = 1024;
-/// Most bytes of state in one frame.
+/// Limit of the state bytes in one frame.
 pub const STATE_CHUNK_MAX: usize = 1 << 20;
-/// Most bytes in the text of a FAILED.
+/// Limit of the text of a FAILED in bytes.
 pub const FAILED_MAX: usize = 1 << 10;
-/// Most reasons in a REFUSE.
+/// Limit of the reasons in a REFUSE.
 pub const REFUSALS_MAX: usize = 64;
-/// Most bytes in each text of a reason.
+/// Limit of each text of a reason in bytes.
 pub const REFUSAL_TEXT_MAX: usize = 512;
 
-/// What names one migration among all that a destination could be in: 128 random bits.
+/// Identifies one migration of a destination: 128 random bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Session(pub [u8; 16]);
 
@@ -94,28 +98,30 @@ pub struct RamRange {
     pub file_offset: u64,
 }
 
-/// What the source says first: which machine it is.
+/// The source's first message: a description of the machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hello {
-    /// Connections that the source would like, 1 to [`CONNECTIONS_MAX`].
+    /// Number of connections that the source requests, 1 to [`CONNECTIONS_MAX`].
     pub connections: u16,
     /// Guest RAM, at most [`RANGES_MAX`] pieces.
     pub ram: Vec<RamRange>,
-    /// What must be alike at the destination: a JSON object of at most [`COMPAT_MAX`] bytes with the CPU and
-    /// the devices, their features, queues and config space. The machines know its members.
+    /// The properties that must match at the destination: a JSON object of at most [`COMPAT_MAX`]
+    /// bytes with the CPU and the devices, their features, queues and config space. The machines
+    /// know its members.
     pub compat: Value,
 }
 
-/// One reason why a machine cannot move to the destination. Each text is at most [`REFUSAL_TEXT_MAX`] bytes.
+/// One reason why a machine cannot move to the destination. Each text has at most
+/// [`REFUSAL_TEXT_MAX`] bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Refusal {
-    /// What differs, such as `features of nic0`.
+    /// The property that differs, such as `features of nic0`.
     pub what: String,
-    /// How it is at the source.
+    /// Its value at the source.
     pub source: String,
-    /// How it is at the destination.
+    /// Its value at the destination.
     pub destination: String,
-    /// What the user can do about it; empty if there is nothing.
+    /// The remedy for the user; empty if there is none.
     pub remedy: String,
 }
 

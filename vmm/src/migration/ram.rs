@@ -1,16 +1,18 @@
 //! Guest RAM on its way from one file to another.
 //!
 //! [`RamImage`] owns how the file and the mapping of guest RAM are read and written; `send.rs` and
-//! `receive.rs` carry the pages of one round over one connection. Nothing here decides when a round begins.
+//! `receive.rs` carry the pages of one round over one connection. Nothing here decides when a round
+//! begins.
 //!
-//! Pages are spread over connections by their place, in stripes of 1 MiB: stripe *n* goes over connection
-//! *n* mod (number of connections), always. So no version of a page overtakes a later one,
-//! and no connection waits for another between rounds.
+//! Pages are spread over connections by their offset, in stripes of 1 MiB: stripe *n* always uses
+//! connection *n* mod (number of connections). So no version of a page overtakes a later one, and
+//! no connection waits for another between rounds.
 //!
-//! Pages are read with `pread` from the file behind the mapping, into one buffer per connection. A running guest changes them
-//! meanwhile, so what is sent must be a copy, for else neither the CRC nor the test for zeros would be true of
-//! it; and a `pread` leaves holes of the file holes, which a read of the mapping would fill with pages. They are written
-//! through the mapping, since files of huge pages can't be written otherwise.
+//! Pages are read with `pread` from the file behind the mapping, into one buffer per connection. A
+//! running guest changes them meanwhile, so the sender needs a copy: otherwise neither the CRC nor
+//! the test for zeros would match the sent bytes. A `pread` also leaves holes of the file holes,
+//! which a read of the mapping would fill with pages. Pages are written through the mapping, since
+//! files of huge pages do not support `write`.
 
 mod receive;
 mod send;
@@ -40,10 +42,10 @@ use crate::snapshot::memory_image::PageSums;
 
 /// Bytes in a stripe.
 const STRIPE: u64 = RUN_PAGES_MAX * PAGE_SIZE;
-/// One page of zeros, to compare with.
+/// One page of zeros for comparison.
 static ZEROS: [u8; 4096] = [0; 4096];
 
-/// The connection that carries the pages of the stripe that `offset` lies in.
+/// The connection that carries the pages of the stripe that contains `offset`.
 fn carrier(offset: u64, connections: u16) -> u64 {
     (offset / STRIPE) % u64::from(connections.max(1))
 }
@@ -60,7 +62,7 @@ pub struct RamImage {
 }
 
 impl RamImage {
-    /// That of a machine. Its slots lie in the file one after the other, from offset 0 on.
+    /// The RAM of a machine. Its slots are consecutive in the file, from offset 0 on.
     #[must_use]
     pub fn new(ram: &GuestRam) -> Self {
         Self {
@@ -73,7 +75,7 @@ impl RamImage {
         }
     }
 
-    /// The same, each page of which is mapped for the guest as soon as it is written.
+    /// Maps each page for the guest as soon as it is written.
     #[must_use]
     pub fn mapped_by(self, pre_fault: PreFault) -> Self {
         Self {
@@ -82,7 +84,7 @@ impl RamImage {
         }
     }
 
-    /// The same, whose `sums` follow each page that is written.
+    /// Updates `sums` after each write of a page.
     #[must_use]
     pub fn summed_by(self, sums: Arc<PageSums>) -> Self {
         Self {
@@ -91,7 +93,7 @@ impl RamImage {
         }
     }
 
-    /// Bytes of RAM.
+    /// Size of RAM in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
@@ -103,7 +105,7 @@ impl RamImage {
         self.len == 0
     }
 
-    /// What a HELLO says of it.
+    /// The ranges as a HELLO describes them.
     #[must_use]
     pub fn ranges(&self) -> Vec<RamRange> {
         self.slots
@@ -116,7 +118,7 @@ impl RamImage {
             .collect()
     }
 
-    /// Reads what lies at `offset` of the file.
+    /// Reads the bytes at `offset` of the file.
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MigrationError> {
         self.file
             .read_exact_at(into, offset)
@@ -127,19 +129,20 @@ impl RamImage {
             })
     }
 
-    /// First offset from `offset` on, at most `end`, that the file may have data at; before it there are
-    /// only zeros. Rounded down to a page.
+    /// First offset from `offset` on, at most `end`, where the file may have data; before it there
+    /// are only zeros. Rounded down to a page.
     fn data_after(&self, offset: u64, end: u64) -> u64 {
-        // This moves the file's position, which nobody uses.
+        // This moves the file's position, which has no other user.
         match rustix::fs::seek(&*self.file, SeekFrom::Data(offset)) {
             Ok(data) => (data / PAGE_SIZE * PAGE_SIZE).clamp(offset, end),
             Err(rustix::io::Errno::NXIO) => end,
-            // A file system that does not know its holes.
+            // The file system does not report holes.
             Err(_) => offset,
         }
     }
 
-    /// Bytes that the file may have data at. The rest are holes, which read as zeros and are not sent.
+    /// Bytes where the file may have data. The rest are holes, which read as zeros and are not
+    /// sent.
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
         let (mut next, mut sum) = (0, 0_u64);
@@ -148,7 +151,7 @@ impl RamImage {
             if data >= self.len {
                 return sum;
             }
-            // This moves the file's position, which nobody uses.
+            // This moves the file's position, which has no other user.
             let hole = match rustix::fs::seek(&*self.file, SeekFrom::Hole(data)) {
                 Ok(hole) => hole.clamp(data.saturating_add(PAGE_SIZE), self.len),
                 Err(_) => self.len,
@@ -158,7 +161,7 @@ impl RamImage {
         }
     }
 
-    /// Checks a run that came from another host.
+    /// Checks a run that came from the peer.
     fn check(&self, offset: u64, len: u64) -> Result<(), MigrationError> {
         let bad = |problem| MigrationError::Page {
             offset,
@@ -176,7 +179,7 @@ impl RamImage {
         }
     }
 
-    /// Writes a run that came from another host.
+    /// Writes a run that came from the peer.
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), MigrationError> {
         let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
         self.check(offset, len)?;
@@ -188,7 +191,8 @@ impl RamImage {
         let pages = offset..offset.saturating_add(len);
         let (mut offset, mut data) = (offset, data);
         while !data.is_empty() {
-            // `check` has found the run inside RAM, and the slots leave no gap; they may end within it.
+            // `check` has found the run inside RAM, and the slots leave no gap; a slot may end
+            // within the run.
             let slot = self
                 .slots
                 .iter()
@@ -214,7 +218,8 @@ impl RamImage {
         self.sum(pages)
     }
 
-    /// Reads back what was written, so that the sums are those of the memory and not of what came for it.
+    /// Reads the written pages back, so that the sums describe the memory and not the received
+    /// bytes.
     fn sum(&self, pages: Range<u64>) -> Result<(), MigrationError> {
         let Some(sums) = &self.sums else {
             return Ok(());
@@ -229,9 +234,9 @@ impl RamImage {
         Ok(())
     }
 
-    /// Makes a run that came from another host all zeros. Pages that are so already, holes of the file
-    /// among them, are not touched: zeros must not cost the destination memory. Holes can't be punched either: a device may
-    /// have pinned the page.
+    /// Zeroes a run that came from the peer. Does not touch pages that are zero already, holes of
+    /// the file included: zeros must not cost the destination memory. Punching holes is not
+    /// possible either: a device may have pinned the page.
     fn write_zeros(&self, offset: u64, len: u64) -> Result<(), MigrationError> {
         self.check(offset, len)?;
         let end = offset.saturating_add(len);

@@ -1,7 +1,7 @@
 //! The source of a migration: the host that the guest leaves.
 //!
-//! [`send`] owns the order: rounds until it converges, stop, the rest, GO. The states of the conversation are types in
-//! `states.rs`. Must not know what a machine is made of.
+//! [`send`] owns the order: rounds until they converge, stop, the rest, GO. The states of the
+//! conversation are types in `states.rs`. This module must not know what a machine consists of.
 
 mod rounds;
 mod states;
@@ -21,89 +21,92 @@ use super::ram::RamImage;
 
 pub use states::{Accepted, Committed, Connected, Copying, Parting, Ready, Stopped};
 
-/// A machine that can leave. [`send`] calls these in the order in which they stand here, those from
-/// [`SourceMachine::take_dirty`] to [`SourceMachine::throttle`] repeatedly; and at a failure before GO, the last two.
+/// A machine that can leave. [`send`] calls these methods in the order of their declaration, those
+/// from [`SourceMachine::take_dirty`] to [`SourceMachine::throttle`] repeatedly. The last two run
+/// after a failure before GO.
 pub trait SourceMachine {
-    /// What must be alike at the destination, as a JSON object: CPU, devices, features, queues, config space.
+    /// Returns the properties that must match at the destination, as a JSON object: CPU, devices,
+    /// features, queues, config space.
     ///
     /// # Errors
     /// Why this machine cannot move at all.
     fn compat(&mut self) -> Result<Value, MachineError>;
 
-    /// From now on each page that vCPUs, devices or this process write is known to
-    /// [`SourceMachine::take_dirty`]: dirty logs are on, receive queues are mediated.
+    /// Starts logging: from now on [`SourceMachine::take_dirty`] sees each page that vCPUs, devices
+    /// or this process write. Dirty logs are on, and receive queues are mediated.
     ///
     /// # Errors
-    /// Why not; nothing has changed then.
+    /// The step that failed; nothing has changed.
     fn start_logging(&mut self) -> Result<(), MachineError>;
 
-    /// Puts the pages that were written since the last call into `pages`, at the first call maybe more than those. Each of them
-    /// is read after this returns. After [`SourceMachine::stop`] this is the last call, and nothing writes any more.
+    /// Adds the pages written since the last call to `pages`; the first call may add more than
+    /// those. The caller reads each of them after this returns. The call after
+    /// [`SourceMachine::stop`] is the last one, when nothing writes any more.
     ///
     /// # Errors
-    /// What failed; the migration ends.
+    /// The step that failed; the migration ends.
     fn take_dirty(&mut self, pages: &mut DirtyPages) -> Result<(), MachineError>;
 
-    /// Holds vCPUs back for `percent` of their time, 0 to 99, until the next call.
+    /// Throttles vCPUs by `percent` of their time, 0 to 99, until the next call.
     fn throttle(&mut self, percent: u8);
 
     /// Stops vCPUs and devices: after this nothing writes to guest memory.
     ///
     /// # Errors
-    /// What failed; [`SourceMachine::resume`] is called then.
+    /// The step that failed; the caller then calls [`SourceMachine::resume`].
     fn stop(&mut self) -> Result<(), MachineError>;
 
-    /// Reads all of the stopped machine's memory if the destination is to compare it with what it has, and gives whether it
-    /// did; [`SourceMachine::save`] writes the result.
+    /// Reads all memory of the stopped machine if the destination is to compare it with its copy.
+    /// Returns whether it did; [`SourceMachine::save`] writes the result.
     ///
     /// # Errors
-    /// What failed; [`SourceMachine::resume`] is called then.
+    /// The step that failed; the caller then calls [`SourceMachine::resume`].
     fn digest_memory(&mut self) -> Result<bool, MachineError>;
 
     /// Writes the state of the stopped machine, at most [`SendOptions::state_max`] bytes.
     ///
     /// # Errors
-    /// What failed, the errors of `to` among it.
+    /// The step that failed, including errors of `to`.
     fn save(&mut self, to: &mut dyn Write) -> Result<(), MachineError>;
 
-    /// The last call before the first byte of GO: from here on the guest may run at the destination, whatever becomes of
-    /// this process.
+    /// The last call before the first byte of GO. From here on the guest may run at the
+    /// destination, regardless of this process.
     ///
     /// # Errors
-    /// The machine has ended meanwhile: GO is not sent.
+    /// The machine has ended meanwhile; the source does not send GO.
     fn commit(&mut self) -> Result<(), MachineError>;
 
-    /// Runs again, with its devices as they were. Called after any failure since [`SourceMachine::stop`] was
-    /// begun and before GO; never after it.
+    /// Resumes the guest, with its devices as they were. Called after any failure between the start
+    /// of [`SourceMachine::stop`] and GO; never after GO.
     ///
     /// # Errors
-    /// What failed: the guest stands still.
+    /// The step that failed; the guest stays stopped.
     fn resume(&mut self) -> Result<(), MachineError>;
 
-    /// Undoes [`SourceMachine::start_logging`]. Called after any failure since, before GO.
+    /// Undoes [`SourceMachine::start_logging`]. Called after any later failure before GO.
     fn stop_logging(&mut self);
 }
 
-/// How a machine is to be sent.
+/// Settings of an outgoing migration.
 #[derive(Debug, Clone, Copy)]
 pub struct SendOptions {
-    /// Connections, 1 to [`CONNECTIONS_MAX`]; the destination may allow fewer.
+    /// Number of connections, 1 to [`CONNECTIONS_MAX`]; the destination may allow fewer.
     pub connections: u16,
     /// When to stop the guest and when to give up.
     pub limits: Limits,
     /// How long to wait for the destination.
     pub timeouts: Timeouts,
-    /// How long to wait for it in all while the guest stands still, from its stop to GO: see [`Limits::standstill`].
+    /// How long to wait in total while the guest is stopped, up to GO: see [`Limits::standstill`].
     pub standstill: Duration,
-    /// Most bytes of the machine's state; the destination has its own limit.
+    /// Limit of the machine's state in bytes; the destination has its own limit.
     pub state_max: u64,
 }
 
-/// Moves `machine`, whose memory is `ram`, to whoever is at the other end of `first`. `connect` makes further
-/// connections to the same place.
+/// Moves `machine`, whose memory is `ram`, to the peer at the other end of `first`. `connect` opens
+/// further connections to the same address.
 ///
-/// Returns when it is settled, or cannot be settled from here, who is in charge; the module's
-/// documentation says when that is who. Blocks: give it a thread.
+/// Returns when it is settled which host owns the guest, or when this host cannot settle it; see
+/// [`crate::migration`] for the cases. Blocks: use a dedicated thread.
 pub fn send<C: Connection, M: SourceMachine>(
     machine: &mut M,
     ram: &RamImage,
@@ -122,7 +125,7 @@ pub fn send<C: Connection, M: SourceMachine>(
         stopped: false,
     };
     let ready = sending.until_ready(first, connect).and_then(|ready| {
-        // The last moment at which the user may still change their mind.
+        // The last point at which the user can cancel.
         if monitor.cancel.is_cancelled() {
             return Err(ready.give_up(MigrationError::Cancelled));
         }
@@ -150,11 +153,11 @@ pub fn send<C: Connection, M: SourceMachine>(
     }
 }
 
-/// Asks whoever is at the other end of `stream` whether the machine with this `compat` document and memory could come
-/// there. Nothing changes on either side, and the destination waits on.
+/// Asks the peer at the other end of `stream` whether it would accept the machine with this
+/// `compat` document and memory. Nothing changes on either side, and the destination keeps waiting.
 ///
 /// # Errors
-/// [`MigrationError::Refused`] with all reasons; with any other it is not known.
+/// [`MigrationError::Refused`] with all reasons; any other error leaves the answer unknown.
 pub fn try_out<C: Connection>(
     compat: Value,
     ram: &RamImage,
@@ -170,13 +173,13 @@ pub fn try_out<C: Connection>(
     Connected::new(channel).try_out(&hello, timeouts.accept)
 }
 
-/// Between two rounds of a guest that writes nothing and may not be stopped yet.
+/// Pause between two rounds when the guest writes nothing and may not be stopped yet.
 const IDLE: Duration = Duration::from_millis(50);
 
-/// How many times as long as this host the destination may take to read all of the guest's memory.
+/// How much longer than this host the destination may take to read all guest memory, as a factor.
 const COMPARISON_TIMES: u32 = 4;
 
-/// A machine up to GO, and what has to be undone if it stays.
+/// A machine on its way to GO, and the state to undo if it stays.
 struct Sending<'a, M> {
     machine: &'a mut M,
     ram: &'a RamImage,
@@ -192,7 +195,7 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         &self.monitor.progress
     }
 
-    /// The guest goes on first: the other host may be slow to hear why, or never hear it.
+    /// Resumes the guest first: the peer may receive the reason late or never.
     fn stay<C: Connection>(self, parting: Parting<C>) -> Outcome {
         let progress = self.progress();
         if self.throttled {
@@ -204,8 +207,8 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
             not_resumed = self.machine.resume().err();
             progress.runs();
         }
-        // Before what may take long: the destination waits for GO, and must learn that none comes
-        // before it stops waiting and cannot tell where the guest is.
+        // Before slow steps: the destination waits for GO. It must learn that none comes before its
+        // wait ends with an unknown owner.
         let why = parting.tell();
         if self.logging {
             self.machine.stop_logging();
@@ -247,7 +250,7 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         ready
     }
 
-    /// Sends all memory: in rounds while the guest runs, and the rest once it stands still. Gives the
+    /// Sends all memory: in rounds while the guest runs, and the rest after it stops. Returns the
     /// time that the destination may take to compare it.
     fn copy<C: Connection>(
         &mut self,
@@ -278,14 +281,14 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         if !compared.map_err(MigrationError::machine("read its memory"))? {
             return Ok(Duration::ZERO);
         }
-        // The time of this host, and the time that the destination may take to do the same.
+        // This host's time, and the time that the destination may take for the same.
         let digested = begun.elapsed();
         let comparison = digested.saturating_mul(COMPARISON_TIMES);
         copying.stand_still(standstill.extended(digested.saturating_add(comparison)));
         Ok(comparison)
     }
 
-    /// Rounds while the guest runs; gives the pages that are left when it has to stop.
+    /// Runs rounds while the guest runs. Returns the pages left to send when the guest must stop.
     fn converge<C: Connection>(
         &mut self,
         copying: &mut Copying<C>,
@@ -293,8 +296,8 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         let progress = self.progress();
         let mut convergence = Convergence::new(self.options.limits);
         let mut pages = DirtyPages::all(self.ram.len());
-        // What is logged up to here goes over with everything. KVM's log begins with every page in
-        // it: left there, it would have all of them sent twice.
+        // The first round sends everything logged up to here. KVM's log begins with every page set:
+        // left there, those pages would be sent twice.
         self.take_dirty(&mut pages)?;
         let mut begun = Instant::now();
         loop {

@@ -1,7 +1,8 @@
 //! Two ends in one process: machines of 16 MiB without a CPU, connected by socket pairs.
 //!
-//! [`Guest`] stands for both machines; `link` cuts, silences and falsifies the connections, `hostile` plays
-//! one end by hand, `standstill` is about how long a stopped guest waits, `tls` is over TCP with certificates.
+//! [`Guest`] simulates both machines. `link` breaks, silences and falsifies the connections, and
+//! `hostile` scripts one end. `standstill` tests how long a stopped guest waits, `tls` runs over
+//! TCP with certificates.
 
 mod hostile;
 mod link;
@@ -35,7 +36,7 @@ use crate::memory::GuestRam;
 const SIZE: u64 = 16 << 20;
 const PAGES: u64 = SIZE / PAGE_SIZE;
 
-/// A machine without a CPU: a thread that writes to memory stands for it.
+/// A machine without a CPU: a thread that writes to memory replaces it.
 struct Guest {
     ram: GuestRam,
     /// Whether the guest runs; the writer writes only then.
@@ -45,11 +46,11 @@ struct Guest {
     state: Vec<u8>,
     throttle: Arc<AtomicU64>,
     refusals: Vec<Refusal>,
-    /// Pages that one time more count as written while it stands still.
+    /// Pages that count as written once more while the guest is stopped.
     after_stop: Vec<u64>,
     fail: Option<&'static str>,
     logging: bool,
-    /// The log begins with every page in it, as KVM's does.
+    /// The log begins with every page set, as KVM's does.
     all_logged: bool,
     throttled: Vec<u8>,
     /// How long a read of all its memory takes.
@@ -74,7 +75,7 @@ impl Guest {
         }
     }
 
-    /// One that runs, with a few pages of memory.
+    /// A guest that runs, with a few pages of memory.
     fn running() -> Self {
         let guest = Self::new();
         guest.running.store(true, Ordering::SeqCst);
@@ -112,8 +113,8 @@ impl Guest {
         }
     }
 
-    /// Starts a thread that writes while the guest runs, until it stops; `pages` different ones, `pause` between two
-    /// writes. Half of the writes make a page zero again.
+    /// Starts a thread that writes while the guest runs, until `end` is set; `pages` different
+    /// ones, with `pause` between two writes. Half of the writes make a page zero again.
     fn write_pages(&self, pages: u64, pause: Duration, end: &Arc<AtomicBool>) -> JoinHandle<()> {
         let (memory, running, writing, throttle, end) = (
             self.memory().clone(),
@@ -279,8 +280,8 @@ fn accept_from(waiting: &Receiver<UnixStream>) -> io::Result<UnixStream> {
         .map_err(|_| ErrorKind::WouldBlock.into())
 }
 
-/// Both ends of a migration, with the source's connections passed through `wrap`. Gives the source's outcome
-/// and the destination's.
+/// Runs both ends of a migration, with the source's connections wrapped by `wrap`. Returns the
+/// outcomes of source and destination.
 fn migrate<C: Connection>(
     source: &mut Guest,
     destination: &mut Guest,
@@ -337,7 +338,7 @@ fn move_simply(
     )
 }
 
-/// What must hold of any two ends, whatever happened between them.
+/// What must hold for any two ends, after any fault.
 fn check_one_owner(source: &Guest, destination: &Guest, left: &Outcome, arrived: &Outcome) {
     assert!(!(source.runs() && destination.runs()), "both run");
     match left {
@@ -370,7 +371,7 @@ fn check_one_owner(source: &Guest, destination: &Guest, left: &Outcome, arrived:
 fn memory_that_changes_meanwhile_arrives_as_it_was_at_the_stop() {
     for (connections, pages) in [(1, 64), (3, 4096), (16, 1024)] {
         let (mut source, mut destination) = (Guest::running(), Guest::new());
-        // Larger than a frame of it.
+        // Larger than one frame.
         source.state = (0..3_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
         source.after_stop = vec![4095];
         let end = Arc::default();
@@ -414,7 +415,7 @@ fn pages_that_nobody_has_touched_cost_neither_side_memory() {
         |stream| stream,
     );
     assert!(matches!(left, Outcome::Destination));
-    // Page 0 holds the number 0, which the source's file has a page for, of 8 blocks.
+    // Page 0 holds the number 0, for which the source's file has a page of 8 blocks.
     assert_eq!(
         (blocks(&source), blocks(&destination)),
         (before, before - 8)
@@ -428,7 +429,7 @@ fn a_guest_that_writes_too_fast_is_held_back_and_may_stay() {
     let end = Arc::default();
     let writer = source.write_pages(64, Duration::ZERO, &end);
     let mut options = send_options(1);
-    // Nothing fits into no time at all.
+    // Zero downtime: nothing fits.
     options.limits.downtime = Duration::ZERO;
     options.limits.switch = Duration::from_millis(1);
     options.limits.timeout = Duration::from_millis(400);
@@ -449,7 +450,7 @@ fn a_guest_that_writes_too_fast_is_held_back_and_may_stay() {
             why: MigrationError::TooSlow { .. },
             ..
         } => {
-            // Whatever it was held back by is taken back.
+            // Any throttling is undone.
             assert!(source.throttled.is_empty() || source.throttled.last() == Some(&0));
             assert!(matches!(
                 arrived,
@@ -484,8 +485,8 @@ fn reasons_of_the_destination_come_to_the_source() {
     }
 }
 
-/// What a source hears that only asks, what the destination makes of it, and what becomes of a move afterwards to whoever
-/// waited.
+/// The result of a query for its source and its destination, and a later migration to the same
+/// destination.
 #[test]
 fn a_source_that_only_asks_changes_nothing() {
     let ask = |source: &Guest, destination: &mut Guest| {
@@ -570,7 +571,7 @@ fn a_step_that_fails_before_go_leaves_the_guest_at_the_source() {
     destination.fail = Some("restore");
     let (left, arrived) = move_simply(&mut source, &mut destination, 2);
     check_one_owner(&source, &destination, &left, &arrived);
-    // The source says what the destination said.
+    // The source reports the destination's reason.
     assert!(format!("{left:?}").contains("restore fails"), "{left:?}");
 
     let (mut source, mut destination) = (Guest::running(), Guest::new());
@@ -686,7 +687,7 @@ fn tcp_carries_the_guest_and_the_reasons() {
 
     for _ in 0..10 {
         let (mut source, mut destination) = (Guest::running(), Guest::new());
-        // Much is under way when the destination hangs up.
+        // Much data is in flight when the destination hangs up.
         for page in 0..PAGES {
             let address = GuestAddress(page << 12);
             source.memory().write_obj(page + 1, address).unwrap();

@@ -1,11 +1,12 @@
-//! Who may be the other host of a migration over TCP: whoever has a certificate of one's own authority.
+//! Authentication of the peer of a migration over TCP: it needs a certificate from this host's
+//! authority.
 //!
-//! Owns the certificates, and what is made of them for either side. It must not know what is said over a
-//! connection; how it is said in TLS is in `stream.rs`.
+//! Owns the certificates, and the configuration of either side from them. It must not know what
+//! passes over a connection; `stream.rs` has the TLS connection itself.
 //!
-//! Both hosts show a certificate and check the other's: the destination that the source's is of the
-//! authority, the source moreover that the destination's is for the host it has dialled. TLS 1.3 (RFC 8446)
-//! only, and no resumption: each connection shows its certificate anew.
+//! Both hosts show a certificate and check the peer's. The destination checks that the source's is
+//! from the authority. The source also checks that the destination's is for the host it has
+//! dialled. TLS 1.3 (RFC 8446) only, and no resumption: each connection shows its certificate anew.
 
 mod stream;
 
@@ -27,16 +28,16 @@ use crate::credentials::{self, Holder};
 
 pub use stream::{SessionError, TlsStream};
 
-/// What is spoken inside (RFC 7301), so that a certificate's other uses, such as the daemon's API, are not
-/// taken for this one.
+/// The ALPN protocol (RFC 7301). A connection for another use of the certificate, such as the
+/// daemon's API, does not match it.
 const PROTOCOL: &[u8] = b"bellhop-migration";
 
-/// The library cannot do it.
+/// The library does not support it.
 fn no_tls(source: rustls::Error) -> Error {
     Error::tls("TLS 1.3 cannot be set up").because(source)
 }
 
-/// Certificates, read. Clones share them.
+/// Loaded certificates. Clones share them.
 #[derive(Clone)]
 pub struct Tls {
     client: Arc<ClientConfig>,
@@ -53,8 +54,9 @@ impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`Error`] for a file that other users can change, a key that they can read, a malformed
-    /// certificate or key, or a key of another certificate. The other host checks the validity.
+    /// [`Error`] for a file that other users can change, or a key that they can read. Also for a
+    /// malformed certificate or key, and for a key of another certificate. The peer checks the
+    /// validity.
     pub fn load(files: &TlsFiles) -> Result<Self, Error> {
         let chain = credentials::certificates(&files.certificate, Holder::Service)?;
         let key = credentials::private_key(&files.key, Holder::Service)?;
@@ -99,8 +101,8 @@ impl Tls {
         })
     }
 
-    /// The source's side of a connection to `host`, a name or an IP address without brackets. Nothing is
-    /// sent yet.
+    /// Creates the source's side of a connection to `host`, a name or an IP address without
+    /// brackets. Sends nothing yet.
     ///
     /// # Errors
     /// No certificate can be for such a host, or there is no TLS 1.3.
@@ -113,7 +115,7 @@ impl Tls {
         Ok(TlsStream::new(session, socket))
     }
 
-    /// The destination's side of a connection. Nothing is read yet.
+    /// Creates the destination's side of a connection. Reads nothing yet.
     ///
     /// # Errors
     /// There is no TLS 1.3.

@@ -26,14 +26,15 @@
 //! # Compatibility
 //!
 //! * A program reads one version of the format: its own. Format 1 framed each section for a stream.
-//!   Before release 1.0 a second reader is not worth its code, so such a state is refused: the
-//!   program that wrote it restores it.
-//! * [`FORMAT_VERSION`] grows by two. Programs with format 1 accept a program whose format is one
-//!   above theirs before a live upgrade or a migration, so one that grows by two is refused then.
+//!   Before release 1.0 a second reader is not worth its code, so such a state is rejected: restore
+//!   it with the program that wrote it.
+//! * [`FORMAT_VERSION`] grows by two. Before a live upgrade or a migration, programs with format 1
+//!   accept a program whose format is one above theirs. They reject one that is two above.
 //! * The version of a section counts from 1 within a version of the format. A program reads the
 //!   current version of a section and, by [`Saved::upgrade`], the one before.
-//! * What is newer, and a section with an unknown name, is refused.
+//! * A newer version, and a section with an unknown name, is rejected.
 //! * `golden/format-N.state` is a state in version N. A test reads it and writes the same bytes. It
+//!   changes only together with N: the new file then replaces the old one.
 //!   changes only together with N: the new file then replaces the old one.
 
 mod error;
@@ -57,11 +58,11 @@ const SECTIONS_MAX: usize = 64;
 /// The largest number of bytes in the name of a section.
 const NAME_MAX: usize = 32;
 
-/// A part of a machine's state, apart from the live type that it is taken from.
+/// A part of a machine's state, separate from its live type.
 ///
-/// The payload is the type's fields in order, encoded by postcard: any change of it is a new
-/// [`Saved::VERSION`]. Decoding takes memory in proportion to the payload, as long as no list has
-/// elements that take no bytes.
+/// The payload is the type's fields in order, encoded by postcard: any change of it requires a new
+/// [`Saved::VERSION`]. Decoding uses memory in proportion to the payload, unless a list has
+/// elements of zero bytes.
 pub trait Saved: Serialize + DeserializeOwned {
     /// The section's name, at most 32 bytes.
     const NAME: &'static str;
@@ -69,20 +70,20 @@ pub trait Saved: Serialize + DeserializeOwned {
     const VERSION: u32;
     /// The largest payload (bytes), of this version and of the one before.
     const MAX_LEN: u64;
-    /// Of a list: the largest number of items, since a small one can take much memory.
+    /// For a list: the largest number of items, since a short encoding can use much memory.
     const ITEMS_MAX: Option<u32> = None;
 
-    /// The value in a payload of the version before [`Saved::VERSION`]; `None` if it is not read.
+    /// Decodes a payload of the version before [`Saved::VERSION`]; `None` if it is not supported.
     fn upgrade(previous: &[u8]) -> Option<Result<Self, postcard::Error>> {
         let _ = previous;
         None
     }
 }
 
-/// The value that is all of a payload.
+/// Decodes a value that fills the whole payload.
 ///
 /// # Errors
-/// The bytes are no such value, or more than that.
+/// The bytes are no such value, or bytes follow it.
 pub fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, postcard::Error> {
     match postcard::take_from_bytes(payload)? {
         (value, []) => Ok(value),
@@ -104,7 +105,7 @@ impl Sections {
     /// Adds a value.
     ///
     /// # Errors
-    /// [`WriteError::Encode`]; [`WriteError::TooLong`] if it could not be read back.
+    /// [`WriteError::Encode`]; [`WriteError::TooLong`] if a reader would reject it.
     pub fn put<T: Saved>(&mut self, value: &T) -> Result<(), WriteError> {
         let name = T::NAME;
         let payload = postcard::to_stdvec(value).map_err(WriteError::Encode)?;
@@ -137,13 +138,13 @@ impl Sections {
             .map_err(WriteError::Io)
     }
 
-    /// Reads a state of at most `max` bytes, after which the source ends. All of it is checked
-    /// before any of it is used.
+    /// Reads a state of at most `max` bytes, at the end of the source. All of it is checked before
+    /// any of it is used.
     ///
     /// # Errors
-    /// [`ReadError`], but none about a single section.
+    /// [`ReadError`], except the variants about a single section.
     pub fn read(source: &mut impl Read, max: u64) -> Result<Self, ReadError> {
-        // Grows with the bytes that come, not with the length that they state.
+        // Grows with the received bytes, not with their stated length.
         let mut bytes = Vec::new();
         source
             .take(max.saturating_add(1))
@@ -169,16 +170,16 @@ impl Sections {
         Ok(sections)
     }
 
-    /// Takes and decodes a section that must be there.
+    /// Removes and decodes a mandatory section.
     ///
     /// # Errors
-    /// [`ReadError::Missing`]; as [`Sections::take_optional`].
+    /// [`ReadError::Missing`]; those of [`Sections::take_optional`].
     pub fn take<T: Saved>(&mut self) -> Result<T, ReadError> {
         self.take_optional()?
             .ok_or(ReadError::Missing { name: T::NAME })
     }
 
-    /// Takes and decodes a section that need not be there.
+    /// Removes and decodes an optional section.
     ///
     /// # Errors
     /// [`ReadError::TooLong`], [`ReadError::TooManyItems`], [`ReadError::Version`],
@@ -217,7 +218,7 @@ impl Sections {
             .map_err(|source| ReadError::Payload { name, source })
     }
 
-    /// Ends the restore: a section that is left was meant for something that this machine lacks.
+    /// Ends the restore: a remaining section belongs to something that this machine lacks.
     ///
     /// # Errors
     /// [`ReadError::Unknown`] with the first such section.
@@ -229,7 +230,7 @@ impl Sections {
     }
 }
 
-/// A state with this body.
+/// Frames `body` as a state.
 pub(super) fn frame(body: &[u8]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(FORMAT_VERSION.to_le_bytes());
@@ -239,7 +240,7 @@ pub(super) fn frame(body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The body of a state that is not damaged.
+/// Returns the body of an undamaged state.
 fn unframe(bytes: &[u8]) -> Result<&[u8], ReadError> {
     let Some(rest) = bytes.strip_prefix(&MAGIC) else {
         // Shorter than the magic, it may still be something else.

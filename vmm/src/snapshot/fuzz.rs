@@ -1,16 +1,16 @@
-//! One way into the decoders of this module, for the fuzz target in `tests/fuzz` and for the property test
-//! below, which does the same without it.
+//! One entry point to the decoders of this module, for the fuzz target in `tests/fuzz` and for the
+//! property test below, which needs no fuzzer.
 //!
-//! The first byte chooses what the others are: a state, the body of one, or pieces of sections. The
-//! last two are framed with the right length and checksum, so that the code behind those is reached
-//! too. Owns nothing else.
+//! The first byte selects the meaning of the others: a state, the body of one, or pieces of
+//! sections. The last two get a valid length and checksum, so that the code after those checks is
+//! reached too. Owns nothing else.
 
 use serde::{Deserialize, Serialize};
 
 use super::format::{Saved, Sections, decode, frame};
 use super::memory_image::MemoryDigest;
 
-/// A payload with what payloads are made of.
+/// A payload with all kinds of fields.
 #[derive(Debug, Serialize, Deserialize)]
 struct Sample {
     number: u64,
@@ -25,7 +25,7 @@ impl Saved for Sample {
     const MAX_LEN: u64 = 2048;
 
     fn upgrade(previous: &[u8]) -> Option<Result<Self, postcard::Error>> {
-        // Before it had a list.
+        // The previous version had no list.
         Some(decode(previous).map(|(number, text, bytes)| Self {
             number,
             text,
@@ -35,8 +35,8 @@ impl Saved for Sample {
     }
 }
 
-/// Decodes `input` as everything that it could be. Whatever it is, nothing panics, and no more
-/// memory is taken than the input has.
+/// Decodes `input` in every way. For any input nothing panics, and memory use does not exceed the
+/// input's size.
 pub fn decode_anything(input: &[u8]) {
     let Some((&choice, rest)) = input.split_first() else {
         return;
@@ -53,7 +53,7 @@ pub fn decode_anything(input: &[u8]) {
     }
 }
 
-/// Sections, each with name, version and length before it in one byte each.
+/// Sections, each preceded by name, version and length in one byte each.
 fn pieces(mut rest: &[u8]) -> Sections {
     let names = ["sample", "memory-digest", "other"];
     let mut sections = Sections::default();

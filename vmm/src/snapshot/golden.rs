@@ -1,8 +1,8 @@
-//! A state in the current version of the format, as a file that is never changed.
+//! A state in the current version of the format, as a file that never changes.
 //!
-//! If a test here fails, the program has lost the ability to read the states that users have: raise
+//! If a test here fails, the program can no longer read its users' states: raise
 //! [`FORMAT_VERSION`], or undo the change. `BELLHOP_WRITE_GOLDEN=1 cargo test -p vmm golden` writes
-//! the file of a new version; the old one goes, since a program reads no version but its own.
+//! the file of a new version. Then delete the old one, since a program reads only its own version.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::format::{FORMAT_VERSION, Saved, Sections};
 use super::memory_image::MemoryDigest;
 
-/// One field of each kind that payloads have.
+/// One field of each kind in payloads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Synthetic {
     byte: u8,
@@ -76,7 +76,7 @@ fn write() -> Vec<u8> {
     bytes
 }
 
-/// Writes the file if it is asked for and not there yet.
+/// Writes the file on request if it does not exist yet.
 fn golden_file() -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join(format!("src/snapshot/golden/format-{FORMAT_VERSION}.state"));

@@ -1,15 +1,15 @@
-//! What a machine is when it does not run: its state as named sections, its memory as a
-//! sparse file, and the directory that holds both.
+//! A machine that does not run: its state as named sections, its memory as a sparse file, and the
+//! directory with both.
 //!
 //! ```text
-//!   NAME/            0700, there only when it is whole      directory
+//!   NAME/            0700, appears only when complete       directory
 //!     state          named sections                         format
 //!     memory         guest RAM, holes where it is zero      memory_image
 //! ```
 //!
-//! [`mod@format`] is also what a migration sends, so it needs nothing but `Read` and `Write`.
-//! Nothing here knows what a section means: each part of the machine says so by [`format::Saved`].
-//! Snapshots come from files and peers, so nothing in them is trusted.
+//! A migration sends [`mod@format`] too, so it needs nothing but `Read` and `Write`. This module
+//! must not know the meaning of a section: each part of the machine defines its own by
+//! [`format::Saved`]. Snapshots come from files and peers, so their content is untrusted.
 
 pub mod directory;
 pub mod format;

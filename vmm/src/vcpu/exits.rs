@@ -1,13 +1,12 @@
-//! Runs a vCPU until it is interrupted or fails, and answers its exits.
+//! Runs a vCPU until it is interrupted or fails, and handles its exits.
 //!
-//! Owns the meaning of KVM's exit reasons. It must not know who interrupts
-//! the vCPU, nor allocate on the way of an ordinary exit.
+//! Owns the meaning of KVM's exit reasons. It must not know who interrupts the vCPU, nor allocate
+//! while it handles an ordinary exit.
 //!
-//! A *memory fault* (KVM_RUN fails with EFAULT: the guest's access met a memory
-//! slot that the host cannot serve) is handed to the [`FaultHandler`]. The
-//! instruction has not been executed, so to run again is to try it again. That is done only
-//! if the handler changed something, or somebody else did since this vCPU entered
-//! the guest: a fault that stays ends the vCPU.
+//! A *memory fault* means that KVM_RUN fails with EFAULT: the guest has accessed a memory slot that
+//! the host cannot serve. It goes to the [`FaultHandler`]. The instruction has not been executed,
+//! so the next run tries it again. That happens only if the handler, or another thread since this
+//! vCPU entered the guest, has changed something: a fault that stays ends the vCPU.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use super::failure::VcpuFailure;
 use super::run_page::RunPage;
 
-/// The address spaces that a vCPU's exits go to.
+/// The address spaces for a vCPU's exits.
 #[derive(Debug, Clone)]
 pub struct Buses {
     /// Ports, 0 to 0xFFFF.
@@ -27,22 +26,19 @@ pub struct Buses {
     pub mmio: Arc<Bus>,
 }
 
-/// Who may know a remedy when a guest's access to memory fails on the host: a
-/// doorbell that was read, for example, is taken away. Called on the
-/// vCPU's thread, on several at once.
+/// Handles failed accesses of a guest to memory on the host, for example by unmapping a doorbell
+/// that the guest has read. Called on the vCPUs' threads, possibly several at once.
 pub trait FaultHandler: Send + Sync + fmt::Debug {
-    /// Changes whenever something that can cause faults has been taken away from the
-    /// guest's address space, by whomever. Read before each entry to the
-    /// guest, so cheap.
+    /// Changes whenever any thread has unmapped something that can cause faults from the guest's
+    /// address space. Read before each entry to the guest, so it must be cheap.
     fn generation(&self) -> u64;
 
-    /// The guest's access at `guest_address` failed (`None`: the kernel does not say
-    /// where). `true` if something was taken away, so that the access is worth
-    /// another try.
+    /// Handles a failed access at `guest_address` (`None`: the kernel does not report the address).
+    /// `true` if something was unmapped, so that the guest should try the access again.
     fn memory_fault(&self, guest_address: Option<u64>) -> bool;
 }
 
-/// No remedy for anything.
+/// Handles no fault.
 impl FaultHandler for () {
     fn generation(&self) -> u64 {
         0
@@ -53,7 +49,7 @@ impl FaultHandler for () {
     }
 }
 
-/// Runs until KVM_RUN is interrupted (`Ok`) or the vCPU cannot go on.
+/// Runs until KVM_RUN is interrupted (`Ok`) or the vCPU cannot continue.
 ///
 /// On `Ok` the instruction that caused the last exit has been completed.
 pub(super) fn run(
@@ -83,7 +79,7 @@ pub(super) fn run(
             }
             Ok(VcpuExit::MmioWrite(address, data)) => buses.mmio.write(address, data),
             Ok(VcpuExit::MmioRead(address, data)) => buses.mmio.read(address, data),
-            // A signal or an interrupt window: nothing was asked of us.
+            // A signal or an interrupt window: nothing to handle.
             Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => {}
             Ok(VcpuExit::Shutdown) => return Err(VcpuFailure::TripleFault),
             Ok(VcpuExit::FailEntry(reason, cpu)) => {
@@ -93,15 +89,15 @@ pub(super) fn run(
                 let (suberror, data) = page.internal_error();
                 return Err(VcpuFailure::InternalError { suberror, data });
             }
-            // What EFAULT is called where KVM knows the address (Linux 6.8).
+            // Replaces EFAULT where KVM knows the address (Linux 6.8).
             Ok(VcpuExit::MemoryFault { gpa, .. }) => memory_fault(Some(gpa))?,
-            // Everything else is off in this machine. HLT too: the in-kernel
-            // local APIC waits inside KVM.
+            // All other exits are off in this machine. This includes HLT: the in-kernel local APIC
+            // waits inside KVM.
             Ok(other) => return Err(VcpuFailure::UnexpectedExit(format!("{other:?}"))),
             Err(error) => match error.errno() {
                 libc::EINTR => return Ok(()),
-                // An application processor that waits for its start-up IPI
-                // was woken; KVM sleeps in the next call if there is none yet.
+                // KVM woke an application processor that waits for its start-up IPI; the next call
+                // sleeps if there is none yet.
                 libc::EAGAIN => {}
                 libc::EFAULT => memory_fault(None)?,
                 errno => return Err(VcpuFailure::Run { errno }),

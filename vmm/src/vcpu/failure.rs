@@ -6,16 +6,16 @@ use std::io;
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// Why a vCPU cannot go on. The guest is lost.
+/// Why a vCPU cannot continue. The guest is lost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VcpuFailure {
     /// KVM_EXIT_SHUTDOWN: an exception while delivering a double fault.
     #[error("the guest triple-faulted")]
     TripleFault,
-    /// KVM_EXIT_FAIL_ENTRY: the processor refused the guest's state.
+    /// KVM_EXIT_FAIL_ENTRY: the processor rejected the guest's state.
     #[error("the processor {cpu} refused to enter the guest, hardware reason {reason:#x}")]
     FailEntry {
-        /// What the hardware said (VMX exit qualification or SVM exit code).
+        /// The hardware's code (VMX exit qualification or SVM exit code).
         reason: u64,
         /// The host CPU.
         cpu: u32,
@@ -25,16 +25,16 @@ pub enum VcpuFailure {
     InternalError {
         /// `KVM_INTERNAL_ERROR_*`.
         suberror: u32,
-        /// What KVM added; the meaning depends on the suberror.
+        /// KVM's data; the meaning depends on the suberror.
         data: Vec<u64>,
     },
-    /// The guest touched memory that the host could not bring in.
+    /// The guest accessed memory that the host could not provide.
     #[error("the host could not provide the memory that the guest used{}", at_text(*.guest_address))]
     MemoryFault {
-        /// Where, if the kernel says (Linux 6.8 and later).
+        /// The address, if the kernel reports it (Linux 6.8 and later).
         guest_address: Option<u64>,
     },
-    /// An exit that this machine has no use for.
+    /// An exit that this machine does not handle.
     #[error("unexpected exit from KVM: {0}")]
     UnexpectedExit(String),
     /// KVM_RUN failed.
@@ -64,14 +64,14 @@ fn at_text(address: Option<u64>) -> String {
     address.map_or_else(String::new, |address| format!(" at {address:#x}"))
 }
 
-/// A failure, and where the guest was.
+/// A failure, and the guest's position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VcpuReport {
-    /// Which vCPU.
+    /// The vCPU's index.
     pub index: u8,
-    /// Its instruction pointer then, if it could be read.
+    /// Its instruction pointer at that time, if readable.
     pub instruction_pointer: Option<u64>,
-    /// What happened.
+    /// The failure.
     pub failure: VcpuFailure,
 }
 
@@ -85,7 +85,7 @@ impl fmt::Display for VcpuReport {
     }
 }
 
-/// Where vCPU threads leave their failures; the first one counts.
+/// Collects the failures of vCPU threads; the first one counts.
 #[derive(Debug)]
 pub(super) struct Reports {
     first: Mutex<Option<VcpuReport>>,
@@ -111,7 +111,7 @@ impl Reports {
 
     pub(super) fn take(&self) -> Option<VcpuReport> {
         let mut first = self.first.lock();
-        // Only says that there is something to take.
+        // The count only shows that there is a report.
         let _ = self.event.read();
         first.take()
     }

@@ -1,9 +1,9 @@
-//! Virtual processors: one thread each, and the set of them as one thing that
-//! runs, pauses and is reset together.
+//! Virtual processors: one thread each, and the set of them, which runs, pauses and is reset
+//! together.
 //!
-//! This module owns the vCPU file descriptors, the threads that run them and
-//! the signal that interrupts them. It must not know which devices sit on the
-//! buses, how a kernel is loaded, or why somebody wants a pause.
+//! This module owns the vCPU file descriptors, the threads that run them and the signal that
+//! interrupts them. It must not know which devices are on the buses, how a kernel is loaded, or why
+//! a caller pauses the vCPUs.
 //!
 //! ```text
 //!      Vcpus::new
@@ -22,17 +22,17 @@
 //!      +-------+
 //! ```
 //!
-//! **No wakeup is lost**, because only the controlling thread writes what the
-//! vCPU thread acts on. To interrupt it writes the request, then
-//! `immediate_exit` in the page that the vCPU shares with KVM, then sends the
-//! signal. A signal that comes before `KVM_RUN` is harmless: KVM looks at
-//! `immediate_exit` on entry and returns EINTR at once. The vCPU thread looks at
-//! the request only when `KVM_RUN` said EINTR, which also means that the
-//! instruction of the last exit has been completed: the registers of a parked vCPU
-//! can be saved. `immediate_exit` is cleared by the next resume.
+//! **No wakeup is lost**, because only the controlling thread writes the state that the vCPU thread
+//! acts on. To interrupt, it writes the request, then `immediate_exit` in the page that the vCPU
+//! shares with KVM, then sends the signal. A signal before `KVM_RUN` is harmless: KVM checks
+//! `immediate_exit` on entry and returns EINTR at once.
 //!
-//! Application processors wait for their start-up IPI inside KVM; nothing here
-//! knows them from the boot processor but for the entry point.
+//! The vCPU thread reads the request only after `KVM_RUN` returned EINTR. By then KVM has completed
+//! the instruction of the last exit, so the registers of a parked vCPU can be saved. The next
+//! resume clears `immediate_exit`.
+//!
+//! Application processors wait for their start-up IPI inside KVM. This module treats them like the
+//! boot processor, except for the entry point.
 
 mod exits;
 mod failure;
@@ -74,22 +74,22 @@ fn no_vcpu() -> Error {
 #[derive(Debug)]
 pub struct Vcpus {
     threads: Vec<VcpuThread>,
-    /// For kvmclock, which a saved TSC is relative to.
+    /// For kvmclock, the base of a saved TSC.
     vm: Arc<VmFd>,
-    /// One per vCPU; empty on kernels without.
+    /// One per vCPU; empty on kernels without this feature.
     statistics: Vec<Statistics>,
     reports: Arc<Reports>,
 }
 
 impl Vcpus {
-    /// Makes `count` vCPUs with APIC ids from 0, each on a thread named
-    /// `vcpuN`, all parked. Each is told of `shown`, what the host supports or less, with its own
-    /// topology ([`guest_cpuid`]). `affinity` has the CPUs of the host for each of them, or is empty: then
-    /// they run anywhere. The VM must have its memory by the time they resume.
-    /// `faults` is asked about memory faults of the guest.
+    /// Creates `count` vCPUs with APIC ids from 0, each on a thread named `vcpuN`, all parked. Each
+    /// gets the leaves `shown`, all or some of those that the host supports, with its own topology
+    /// ([`guest_cpuid`]). `affinity` has the host CPUs for each of them, or is empty: then they run
+    /// anywhere. The VM must have its memory by the time they resume. `faults` handles memory
+    /// faults of the guest.
     ///
     /// # Errors
-    /// KVM or the host refuses, or the threads cannot run where they are to.
+    /// KVM or the host returns an error, or a thread cannot run on its CPUs.
     pub fn new(
         hypervisor: &Hypervisor,
         vm: &Vm,
@@ -104,8 +104,8 @@ impl Vcpus {
         let reports = Reports::new().map_err(Error::failed("vCPU 0: eventfd"))?;
         let reports = Arc::new(reports);
 
-        // All descriptors first: KVM synchronizes the TSCs of vCPUs that are
-        // made close together.
+        // All descriptors first: KVM synchronizes the TSCs of vCPUs that are created close
+        // together.
         let mut created = Vec::with_capacity(count.into());
         for index in 0..count {
             let leaves = guest_cpuid(
@@ -134,7 +134,7 @@ impl Vcpus {
         let mut threads = Vec::with_capacity(created.len());
         let mut statistics = Vec::with_capacity(created.len());
         for (index, (fd, cpuid)) in (0..count).zip(created) {
-            // Now or never: while a vCPU runs, its descriptor answers nothing.
+            // This must happen now: while a vCPU runs, its descriptor answers no request.
             statistics.extend(Statistics::open(&fd).map_err(not_set_up(index))?);
             let initial = InitialState::capture(&fd, &msr_indices).map_err(not_set_up(index))?;
             threads.push(VcpuThread::spawn(
@@ -154,16 +154,15 @@ impl Vcpus {
         })
     }
 
-    /// Lets all vCPUs run.
+    /// Resumes all vCPUs.
     pub fn resume(&self) {
         for thread in &self.threads {
             thread.resume();
         }
     }
 
-    /// Interrupts all vCPUs and waits until each is parked. A vCPU in the
-    /// middle of a device access finishes it first, so the caller must not
-    /// hold a lock that a device needs.
+    /// Interrupts all vCPUs and waits until each is parked. A vCPU in the middle of a device access
+    /// finishes it first. So the caller must not hold a lock that a device needs.
     pub fn pause(&self) {
         for thread in &self.threads {
             thread.interrupt();
@@ -173,11 +172,11 @@ impl Vcpus {
         }
     }
 
-    /// What maps guest memory for the vCPUs before they run; for as long as they are parked. `None` on kernels without
-    /// (before Linux 6.11).
+    /// Returns a mapper of guest memory for parked vCPUs, to use before they run. `None` on kernels
+    /// without it (before Linux 6.11).
     ///
     /// # Errors
-    /// A vCPU is not paused, or KVM refuses: no descriptor is left.
+    /// A vCPU is not paused, or no descriptor is left.
     pub fn pre_fault(&self) -> Result<Option<PreFault>, Error> {
         if !PreFault::is_supported(&self.vm) {
             return Ok(None);
@@ -189,12 +188,11 @@ impl Vcpus {
         Ok(Some(PreFault::new(vcpus?)))
     }
 
-    /// Puts all vCPUs back into the state of power-on: registers, local
-    /// APIC, timers, paravirtual MSRs (KVM then writes to guest memory no more). Pending
-    /// failures are forgotten.
+    /// Resets all vCPUs to the power-on state: registers, local APIC, timers, paravirtual MSRs (KVM
+    /// then stops writing to guest memory). Discards pending failures.
     ///
     /// # Errors
-    /// A vCPU is not paused, or KVM refuses.
+    /// A vCPU is not paused, or KVM returns an error.
     pub fn reset(&self) -> Result<(), Error> {
         for thread in &self.threads {
             thread.with_parked(|fd, initial| initial.restore(fd))?;
@@ -203,12 +201,12 @@ impl Vcpus {
         Ok(())
     }
 
-    /// Sets model-specific registers of every processor, beyond what power-on
-    /// gives them (what firmware would have set).
+    /// Sets model-specific registers of every processor to values that firmware would have set,
+    /// beyond the power-on state.
     ///
     /// # Errors
-    /// A vCPU is not paused, or KVM refuses. An MSR that the host does
-    /// not know is left out, with a line in the log.
+    /// A vCPU is not paused, or KVM returns an error. An MSR that the host does not know is skipped
+    /// with a log line.
     pub fn set_msrs(&self, values: &[kvm_msr_entry]) -> Result<(), Error> {
         for thread in &self.threads {
             thread.with_parked(|fd, _| msrs::write(fd, values))?;
@@ -216,11 +214,11 @@ impl Vcpus {
         Ok(())
     }
 
-    /// Sets where the boot processor starts. `special` changes the special
-    /// registers that power-on gave it.
+    /// Sets the entry point of the boot processor. `special` changes its special registers,
+    /// starting from the power-on values.
     ///
     /// # Errors
-    /// There is no vCPU, it is not paused, or KVM refuses.
+    /// There is no vCPU, it is not paused, or KVM returns an error.
     pub fn set_entry(
         &self,
         regs: &kvm_regs,
@@ -236,12 +234,12 @@ impl Vcpus {
         })
     }
 
-    /// What KVM has counted since the vCPUs were made, by name, summed over all of
-    /// them: `exits`, `halt_exits`, `mmio_exits`, … (`Documentation/virt/kvm/api.rst`,
-    /// KVM_GET_STATS_FD). Works while they run. Empty on kernels before Linux 5.14.
+    /// Returns KVM's counters since the creation of the vCPUs, by name, summed over all of them:
+    /// `exits`, `halt_exits`, `mmio_exits`, … (`Documentation/virt/kvm/api.rst`, KVM_GET_STATS_FD).
+    /// Works while they run. Empty on kernels before Linux 5.14.
     ///
     /// # Errors
-    /// KVM refuses.
+    /// KVM returns an error.
     pub fn statistics(&self) -> Result<BTreeMap<String, u64>, Error> {
         let mut sums = BTreeMap::new();
         for (index, statistics) in (0u8..).zip(&self.statistics) {
@@ -260,8 +258,8 @@ impl Vcpus {
         self.reports.event()
     }
 
-    /// The first failure that nobody has taken yet, and leaves it. Of parked vCPUs none comes after it: each says what
-    /// failed before it parks.
+    /// Returns the first failure that was not taken yet, and leaves it there. Parked vCPUs add no
+    /// later failure: each reports before it parks.
     #[must_use]
     pub fn failure(&self) -> Option<VcpuReport> {
         self.reports.first()
@@ -275,8 +273,8 @@ impl Vcpus {
 
 impl Drop for Vcpus {
     fn drop(&mut self) {
-        // All at once, so that ending 32 threads takes as long as ending one;
-        // each thread's own drop then joins it.
+        // All at once, so that ending 32 threads takes as long as ending one; each thread's own
+        // drop then joins it.
         for thread in &self.threads {
             thread.end();
         }

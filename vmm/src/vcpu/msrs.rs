@@ -1,13 +1,13 @@
-//! The model-specific registers of a vCPU: which ones are its state, and how they are read and
-//! written in batches.
+//! The model-specific registers of a vCPU: which ones belong to its state, and how they are read
+//! and written in batches.
 //!
-//! Owns the list of what belongs to the state, and what becomes of an MSR that a host does
-//! not take. It must not know why they are read or written.
+//! Owns the list of the state's MSRs, and the handling of an MSR that a host rejects. It must not
+//! know why they are read or written.
 //!
-//! `KVM_GET_MSR_INDEX_LIST` names most of them, but not all that a guest can change: the
-//! memory type ranges, the machine-check banks and IA32_DEBUGCTL are missing there
-//! (`msrs_to_save` and `emulated_msrs` in arch/x86/kvm/x86.c). On the other hand it names
-//! some that are no state (see [`is_state`]).
+//! `KVM_GET_MSR_INDEX_LIST` names most of them, but not all that a guest can change. The memory
+//! type ranges, the machine-check banks and IA32_DEBUGCTL are missing there (`msrs_to_save` and
+//! `emulated_msrs` in arch/x86/kvm/x86.c). It also names some that are not state (see
+//! [`is_state`]).
 
 use std::ops::RangeInclusive;
 
@@ -26,7 +26,7 @@ const MSR_TSC_DEADLINE: u32 = 0x6e0;
 /// Hyper-V's MSRs, which this machine does not offer. Even reading one makes
 /// KVM set up a Hyper-V context for the vCPU.
 const HYPERV_MSRS: RangeInclusive<u32> = 0x4000_0000..=0x4000_01ff;
-/// What VMX can do. Nested virtualization is hidden from the guest.
+/// The capabilities of VMX. Nested virtualization is hidden from the guest.
 const VMX_CAPABILITY_MSRS: RangeInclusive<u32> = 0x480..=0x493;
 /// MSR_KVM_WALL_CLOCK, old and new number, and MSR_KVM_ASYNC_PF_ACK.
 const KVM_COMMAND_MSRS: [u32; 3] = [0x11, 0x4b56_4d00, 0x4b56_4d07];
@@ -42,17 +42,17 @@ const MTRR_FIXED: [u32; 12] = [
 /// IA32_DEBUGCTL.
 const MSR_DEBUGCTL: u32 = 0x1d9;
 
-/// MSRs that a host may refuse without harm to a guest that comes from another one. Each of
-/// them only tells of the processor and is looked at when a kernel starts; KVM
-/// refuses a value that promises what this host has not.
+/// MSRs that a host may reject without harm to a guest from another one. Each of them only
+/// describes the processor, and a kernel reads it at its start. KVM rejects a value that promises a
+/// feature this host lacks.
 const DISPENSABLE: [u32; 3] = [
     0x8b,  // IA32_BIOS_SIGN_ID: the microcode's revision
     0xce,  // MSR_PLATFORM_INFO: the base frequency, and whether CPUID can be made to fault
     0x345, // IA32_PERF_CAPABILITIES: the performance counters' formats
 ];
 
-/// MSRs that are there only for a guest that is shown their feature: index, CPUID leaf, bit. KVM gives them the host's value
-/// whether it is shown or not (some versions), and another host may refuse that.
+/// MSRs that exist only for a guest that sees their feature: index, CPUID leaf, bit. Some versions
+/// of KVM set them to the host's value in any case, and another host may reject that.
 const OF_FEATURES: [(u32, u32, Register, u32); 2] = [
     // IA32_ARCH_CAPABILITIES.
     (0x10a, 7, Register::Edx, 29),
@@ -69,8 +69,8 @@ pub struct MsrState {
     pub value: u64,
 }
 
-/// All MSRs of a vCPU's power-on state: those that KVM lists, and those that it forgets.
-/// Which of them a host has shows when they are read.
+/// All MSRs of a vCPU's power-on state: those that KVM lists, and those that it omits. Reading them
+/// shows which ones a host has.
 pub(super) fn all(listed: Vec<u32>) -> Vec<u32> {
     let forgotten = MTRR_VARIABLE
         .chain(MTRR_FIXED)
@@ -86,7 +86,8 @@ pub(super) fn all(listed: Vec<u32>) -> Vec<u32> {
     all
 }
 
-/// Whether a guest that is `shown` these CPUID leaves has the MSR, as far as KVM does not decide it by itself.
+/// Whether a guest that sees the leaves `shown` has the MSR, as far as KVM does not decide that
+/// itself.
 pub(super) fn belongs(index: u32, shown: &[kvm_cpuid_entry2]) -> bool {
     let feature = OF_FEATURES.iter().find(|(msr, ..)| *msr == index);
     feature.is_none_or(|&(_, leaf, register, bit)| {
@@ -94,9 +95,9 @@ pub(super) fn belongs(index: u32, shown: &[kvm_cpuid_entry2]) -> bool {
     })
 }
 
-/// Whether the MSR goes into a saved vCPU. The TSC is saved apart. The wall clock is a command (KVM
-/// writes the time to guest memory, where something else may be by now), and so is the
-/// acknowledgement of a page.
+/// Whether the MSR goes into a saved vCPU. The TSC is saved separately. The wall clock is a
+/// command: KVM writes the time to guest memory, which may have another use by now. The
+/// acknowledgement of a page is a command too.
 fn is_state(index: u32) -> bool {
     index != MSR_TSC
         && !HYPERV_MSRS.contains(&index)
@@ -104,7 +105,7 @@ fn is_state(index: u32) -> bool {
         && !KVM_COMMAND_MSRS.contains(&index)
 }
 
-/// Reads what goes into a saved vCPU; `power_on` has the MSRs that this host knows.
+/// Reads the MSRs for a saved vCPU; `power_on` has those that this host knows.
 pub(super) fn save(fd: &VcpuFd, power_on: &[kvm_msr_entry]) -> Result<Vec<MsrState>, Error> {
     let wanted: Vec<kvm_msr_entry> = power_on
         .iter()
@@ -119,10 +120,10 @@ pub(super) fn save(fd: &VcpuFd, power_on: &[kvm_msr_entry]) -> Result<Vec<MsrSta
     Ok(saved.collect())
 }
 
-/// Which of the saved MSRs are to be written here, in the order in which they are written.
+/// Selects the saved MSRs to write on this host, in the order of writing.
 ///
 /// # Errors
-/// An MSR that no program of this kind saves, or that does not exist here.
+/// An MSR that Bellhop never saves, or that does not exist here.
 pub(super) fn select(
     saved: &[MsrState],
     power_on: &[kvm_msr_entry],
@@ -147,17 +148,17 @@ pub(super) fn select(
                  of host that it was saved on, or on a newer kernel"
             )));
         }
-        // Else the guest has never used what a newer or older KVM would have here.
+        // The guest has never used this MSR, which another version of KVM has.
     }
-    // The deadline starts a timer, which wants everything else in place.
+    // The deadline starts a timer, which needs all other state in place.
     selected.sort_by_key(|msr| msr.index == MSR_TSC_DEADLINE);
     Ok(selected)
 }
 
-/// Writes what [`select`] gave, as far as it differs from what is there.
+/// Writes the result of [`select`], as far as it differs from the present values.
 ///
 /// # Errors
-/// The host does not take a value, or an ioctl failed.
+/// The host rejects a value, or an ioctl failed.
 pub(super) fn restore(fd: &VcpuFd, selected: &[kvm_msr_entry]) -> Result<(), Error> {
     let failed = |source| Error::host("the MSRs cannot be transferred").because(source);
     let changed = changed(fd, selected).map_err(failed)?;
@@ -190,12 +191,12 @@ pub(super) fn read(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, E
     current(fd, &wanted)
 }
 
-/// The value that one MSR has now; `None` if it can't be read.
+/// The present value of one MSR; `None` if it can't be read.
 pub(super) fn read_one(fd: &VcpuFd, index: u32) -> Result<Option<u64>, Error> {
     Ok(read(fd, &[index])?.first().map(|msr| msr.data))
 }
 
-/// Writes `msrs` in order; those that the host does not take are left out.
+/// Writes `msrs` in order; skips those that the host rejects.
 pub(super) fn write(fd: &VcpuFd, msrs: &[kvm_msr_entry]) -> Result<(), Error> {
     each_batch(
         msrs,
@@ -204,7 +205,7 @@ pub(super) fn write(fd: &VcpuFd, msrs: &[kvm_msr_entry]) -> Result<(), Error> {
     )
 }
 
-/// The values that the MSRs in `wanted` have now.
+/// The present values of the MSRs in `wanted`.
 fn current(fd: &VcpuFd, wanted: &[kvm_msr_entry]) -> Result<Vec<kvm_msr_entry>, Error> {
     let mut found = Vec::with_capacity(wanted.len());
     let transfer = |msrs: &mut Msrs| {
@@ -216,9 +217,8 @@ fn current(fd: &VcpuFd, wanted: &[kvm_msr_entry]) -> Result<Vec<kvm_msr_entry>, 
     Ok(found)
 }
 
-/// Those of `wanted` that have another value now (the TSC always has). The others need no
-/// write, and some hosts complain in their log about a write even of the
-/// value that is there.
+/// Returns those of `wanted` whose present value differs (the TSC's always does). The others need
+/// no write, and some hosts log a complaint even about a write of the present value.
 pub(super) fn changed(fd: &VcpuFd, wanted: &[kvm_msr_entry]) -> Result<Vec<kvm_msr_entry>, Error> {
     let now = current(fd, wanted)?;
     Ok(differing(wanted, &now))
@@ -247,9 +247,9 @@ fn left_out(msr: &kvm_msr_entry) -> Result<(), Error> {
     Ok(())
 }
 
-/// Calls `transfer` until every entry was offered. KVM stops at the first MSR
-/// that it doesn't take (one that is read-only on this host, say): `refused` decides
-/// whether that one is left out and the rest goes on.
+/// Calls `transfer` until every entry was offered. KVM stops at the first MSR that it rejects (one
+/// that is read-only on this host, for example). `refused` decides whether to skip that one and
+/// continue.
 fn each_batch(
     entries: &[kvm_msr_entry],
     mut transfer: impl FnMut(&mut Msrs) -> Result<usize, Error>,
@@ -292,7 +292,7 @@ mod tests {
         for count in [0, 1, 255, 256, 257, 700] {
             let mut taken = Vec::new();
             let transfer = |msrs: &mut Msrs| {
-                // Like KVM: stops in front of the first that it doesn't take.
+                // Like KVM: stops before the first that it rejects.
                 let good = msrs.as_slice().iter().take_while(|msr| msr.index % 7 != 3);
                 let before = taken.len();
                 taken.extend(good.map(|msr| msr.index));

@@ -1,7 +1,8 @@
 //! The registers of a vCPU that cannot continue, as one line for the log.
 //!
-//! Owns the format, which bug reports and the lab's tests read: `vcpu0 registers: rip=0x… rsp=0x… …`, all values in
-//! hexadecimal. It must not know why the vCPU failed, but for a triple fault.
+//! Owns the format, which bug reports and the lab's tests read, with all values in hexadecimal:
+//! `vcpu0 registers: rip=0x… rsp=0x… …`. It must not know why the vCPU failed, except for a triple
+//! fault.
 
 use std::fmt;
 
@@ -11,11 +12,11 @@ use kvm_ioctls::VcpuFd;
 use super::failure::VcpuFailure;
 use crate::Error;
 
-/// Where a processor begins after a reset (Intel SDM volume 3, 11.1.4; AMD APM volume 2, 14.1.3).
+/// Where a processor starts after a reset (Intel SDM volume 3, 11.1.4; AMD APM volume 2, 14.1.3).
 const RESET_RIP: u64 = 0xfff0;
 const RESET_CS_BASE: u64 = 0xffff_0000;
 
-/// Logs the registers of a vCPU that failed so.
+/// Logs the registers of a vCPU after `failure`.
 pub(super) fn log(index: u8, fd: &VcpuFd, failure: &VcpuFailure) {
     match Registers::read(fd) {
         Ok(registers) => {
@@ -42,8 +43,9 @@ impl Registers {
         })
     }
 
-    /// What a reader has to know about the values. On AMD processors the VMCB is undefined after a triple fault, and
-    /// KVM resets the vCPU before it returns (`shutdown_interception` in arch/x86/kvm/svm/svm.c).
+    /// A note on the values for the reader. On AMD processors the VMCB is undefined after a triple
+    /// fault, and KVM resets the vCPU before it returns (`shutdown_interception` in
+    /// arch/x86/kvm/svm/svm.c).
     fn note(&self, failure: &VcpuFailure) -> &'static str {
         let reset = self.general.rip == RESET_RIP && self.special.cs.base == RESET_CS_BASE;
         if *failure == VcpuFailure::TripleFault && reset {

@@ -1,9 +1,8 @@
-//! A mapping of our own of the page that a vCPU shares with KVM (`kvm_run`).
+//! A separate mapping of the page that a vCPU shares with KVM (`kvm_run`).
 //!
-//! `kvm_ioctls` has one too, but only lends it together with the whole vCPU.
-//! The controlling thread must set `immediate_exit` while the vCPU's thread is
-//! inside KVM_RUN, and the exit handler needs fields that `kvm_ioctls` leaves
-//! out. This module owns the mapping and nothing else.
+//! `kvm_ioctls` has one too, but only lends it together with the whole vCPU. The controlling thread
+//! must set `immediate_exit` while the vCPU's thread is inside KVM_RUN, and the exit handler needs
+//! fields that `kvm_ioctls` omits. This module owns the mapping and nothing else.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -21,19 +20,18 @@ const LENGTH: usize = size_of::<kvm_run>();
 #[derive(Debug)]
 pub(super) struct RunPage(NonNull<kvm_run>);
 
-// SAFETY: needed because the pointer hides it. The mapping belongs to this
-// value alone, is not tied to a thread, and every access through it is atomic
-// or volatile.
+// SAFETY: needed because the pointer hides it. The mapping belongs to this value alone, is not tied
+// to a thread, and every access through it is atomic or volatile.
 unsafe impl Send for RunPage {}
-// SAFETY: as above: all methods take `&self` and make atomic or volatile
-// accesses to memory that the kernel changes at any time anyhow.
+// SAFETY: as above: all methods use `&self` and make atomic or volatile accesses to memory that the
+// kernel changes at any time anyway.
 unsafe impl Sync for RunPage {}
 
 impl RunPage {
     /// Maps the page of `vcpu`. The mapping keeps the vCPU alive in the kernel.
     pub(super) fn map(vcpu: &VcpuFd) -> io::Result<Self> {
-        // SAFETY: needed to share memory with KVM. A new mapping at an address
-        // of the kernel's choice touches no memory that Rust knows.
+        // SAFETY: needed to share memory with KVM. A new mapping at an address of the kernel's
+        // choice does not touch Rust's memory.
         let address = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -52,7 +50,7 @@ impl RunPage {
             .ok_or_else(|| io::Error::other("a vCPU page was mapped at address 0"))
     }
 
-    /// Makes KVM_RUN return EINTR on its next entry, or (`false`) not any more.
+    /// Makes KVM_RUN return EINTR on its next entry; `false` clears that.
     pub(super) fn set_immediate_exit(&self, on: bool) {
         // SAFETY: needed to name a field of shared memory. The pointer is
         // inside the mapping, bytes have no alignment, and in this process
@@ -61,8 +59,8 @@ impl RunPage {
         field.store(on.into(), Ordering::SeqCst);
     }
 
-    /// Bytes per element of the port access that caused the last exit: string
-    /// instructions (`rep outsb`) hand over many elements at once.
+    /// Bytes per element of the port access that caused the last exit: a string instruction
+    /// transfers many elements at once (`rep outsb`).
     pub(super) fn port_access_size(&self) -> usize {
         // SAFETY: needed to read a union in shared memory. The pointer is
         // inside the mapping and aligned; any bytes are a valid integer.

@@ -1,23 +1,24 @@
-//! The whole state of a vCPU, to go on with elsewhere: in a snapshot, on another host, in another
+//! The whole state of a vCPU, to resume it elsewhere: from a snapshot, on another host, in another
 //! process.
 //!
-//! Owns the saved form, its checks, and the order in which KVM gives and takes the parts. It must not
-//! know where a state comes from: it is trusted no more than a guest. What a register
-//! holds is for KVM to check, which refuses what no guest could have; this module
-//! checks lengths and counts, and which processor it was.
+//! Owns the saved form, its checks, and the order in which KVM reads and sets the parts. It must
+//! not know where a state comes from: it trusts a state no more than a guest. KVM checks register
+//! values, and rejects those that no guest could have. This module checks lengths, counts and the
+//! processor.
 //!
-//! **A parked vCPU has nothing half done.** It parks only when KVM_RUN said EINTR, and KVM says
-//! that after it has completed the port or memory access of the last exit (see the parent
-//! module). What a vCPU had in flight is then in its registers, in guest memory or in the device.
+//! **A parked vCPU has no operation in flight.** It parks only when KVM_RUN returned EINTR. KVM
+//! does so after it has completed the port or memory access of the last exit (see the parent
+//! module). Any operation that was in flight is then in the vCPU's registers, in guest memory or in
+//! the device.
 //!
-//! Order of saving, all vCPUs parked: the parts whose reading changes others come first.
-//! KVM_GET_MP_STATE takes in an INIT or start-up IPI, KVM_GET_VCPU_EVENTS puts a pending
+//! Order of saving, with all vCPUs parked: parts whose reading changes others come first.
+//! KVM_GET_MP_STATE processes a pending INIT or start-up IPI, KVM_GET_VCPU_EVENTS puts a pending
 //! exception's payload into CR2 and DR6.
 //!
 //! Order of restoring (each arrow has a reason in `arch/x86/kvm/x86.c`):
 //!
 //! ```text
-//!   CPUID            what the other parts are checked against
+//!   CPUID            KVM checks the other parts against it
 //!     v
 //!   TSC of all vCPUs  the timers below are relative to it
 //!     v
@@ -29,7 +30,7 @@
 //!     v
 //!   LAPIC            after its base
 //!     v
-//!   MSRS             TSC_DEADLINE, the last, is only taken by an APIC in that mode
+//!   MSRS             TSC_DEADLINE, the last, needs an APIC in that mode
 //!     v
 //!   VCPU_EVENTS      after REGS
 //!     v
@@ -37,8 +38,9 @@
 //!     v
 //!   KVM_KVMCLOCK_CTRL  tells the guest's watchdogs that it was stopped
 //! ```
-//! Guest memory must be there before. A guest in PAE paging has its page directory pointers read from
-//! there; KVM_SET_SREGS2, which would take them from the state, is not needed for guests of 64 bits.
+//! Guest memory must be restored before. KVM reads the page directory pointers of a guest in PAE
+//! paging from there. 64-bit guests do not need KVM_SET_SREGS2, which would set them from the
+//! state.
 
 use kvm_bindings::{
     CpuId, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_sregs,
@@ -65,7 +67,7 @@ const MAX_MSRS: usize = 1024;
 pub struct CpuidLeaf {
     /// EAX on entry.
     pub function: u32,
-    /// ECX on entry, where `flags` say that it matters.
+    /// ECX on entry, where `flags` make it significant.
     pub index: u32,
     /// `KVM_CPUID_FLAG_*`.
     pub flags: u32,
@@ -100,11 +102,11 @@ impl From<&CpuidLeaf> for kvm_cpuid_entry2 {
     }
 }
 
-/// A saved vCPU. Structures of KVM are saved as their bytes in the layout of
+/// A saved vCPU. KVM's structures are saved as their bytes in the layout of
 /// `include/uapi/asm/kvm.h` for x86-64.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VcpuState {
-    /// The CPUID that the vCPU was made with, at most 256 leaves.
+    /// The CPUID that the vCPU was created with, at most 256 leaves.
     pub cpuid: Vec<CpuidLeaf>,
     /// `KVM_MP_STATE_*`: running, halted, waiting for a start-up IPI.
     pub mp_state: u32,
@@ -123,7 +125,7 @@ pub struct VcpuState {
     /// XCR0.
     #[serde(with = "uapi_bytes")]
     pub xcrs: kvm_xcrs,
-    /// The XSAVE area in standard form, as long as KVM gave it: 4096 to 65536 bytes, a
+    /// The XSAVE area in standard form, in the length that KVM returned: 4096 to 65536 bytes, a
     /// multiple of 4.
     pub xsave: Vec<u8>,
     /// The local APIC's registers.
@@ -131,15 +133,16 @@ pub struct VcpuState {
     pub lapic: kvm_lapic_state,
     /// The time stamp counter.
     pub tsc: TscState,
-    /// All other MSRs that could be read, at most 1024.
+    /// All other readable MSRs, at most 1024.
     pub msrs: Vec<MsrState>,
 }
 
 impl VcpuState {
-    /// Whether the guest can go on where it would be told `here`; see [`compatible::check`].
+    /// Checks that the guest can resume on a processor with the leaves `here`; see
+    /// [`compatible::check`].
     ///
     /// # Errors
-    /// [`Error`], naming what stands against it.
+    /// [`Error`] that names the obstacle.
     pub fn check_cpuid(&self, here: &[kvm_cpuid_entry2]) -> Result<(), Error> {
         compatible::check(&self.cpuid_entries(), here)
     }
@@ -148,7 +151,7 @@ impl VcpuState {
         self.cpuid.iter().map(kvm_cpuid_entry2::from).collect()
     }
 
-    /// Everything that can be said before anything is changed.
+    /// All checks that are possible before anything changes.
     fn check(&self, vcpu: &Vcpu, xsave_len: usize) -> Result<(), Error> {
         self.check_cpuid(&vcpu.cpuid).map_err(other_processor)?;
         xsave::check(&self.xsave, xsave_len)
@@ -164,12 +167,13 @@ impl VcpuState {
 }
 
 impl Vcpus {
-    /// Reads the whole state of all vCPUs, in their order; they go on as if nothing had happened.
+    /// Reads the whole state of all vCPUs, in their order, without an effect on them.
     ///
-    /// Devices that may still raise interrupts should be at rest before: what they raise later is lost.
+    /// Devices that may still raise interrupts should be quiesced before: interrupts they raise
+    /// later are lost.
     ///
     /// # Errors
-    /// A vCPU is not paused, or KVM refuses.
+    /// A vCPU is not paused, or KVM returns an error.
     pub fn save(&self) -> Result<Vec<VcpuState>, Error> {
         let xsave_len = xsave::len(&self.vm).map_err(not_set_up(0))?;
         let mut states = Vec::with_capacity(self.threads.len());
@@ -180,7 +184,7 @@ impl Vcpus {
         Ok(states)
     }
 
-    /// What the guest was told of its first processor. The vCPUs are parked.
+    /// Returns the CPUID that the guest sees on its first processor. The vCPUs are parked.
     ///
     /// # Errors
     /// A vCPU is not paused, or there is none.
@@ -189,10 +193,11 @@ impl Vcpus {
         first.with_vcpu(|vcpu| vcpu.cpuid.iter().map(CpuidLeaf::from).collect())
     }
 
-    /// Whether a guest that was told this of its first processor can go on here. The vCPUs are parked.
+    /// Checks that a guest with these leaves on its first processor can resume here. The vCPUs are
+    /// parked.
     ///
     /// # Errors
-    /// As [`Vcpus::cpuid`]; or an error naming what stands against it.
+    /// Those of [`Vcpus::cpuid`], or an error that names the obstacle.
     pub fn check_cpuid(&self, told: &[CpuidLeaf]) -> Result<(), Error> {
         let first = self.threads.first().ok_or_else(no_vcpu)?;
         let told: Vec<kvm_cpuid_entry2> = told.iter().map(kvm_cpuid_entry2::from).collect();
@@ -200,11 +205,11 @@ impl Vcpus {
         checked.map_err(other_processor).map_err(refused(0))
     }
 
-    /// Whether [`Vcpus::restore`] would take the states, as far as that can be said without
-    /// changing anything: their number, the processor, lengths, MSRs, the TSC's frequency.
+    /// Whether [`Vcpus::restore`] would accept the states, as far as that is known without a
+    /// change: their number, the processor, lengths, MSRs, the TSC's frequency.
     ///
     /// # Errors
-    /// A vCPU is not paused, a state is refused, or KVM refuses.
+    /// A vCPU is not paused, a state is rejected, or KVM returns an error.
     pub fn check(&self, states: &[VcpuState]) -> Result<(), Error> {
         self.checked(states).map(drop)
     }
@@ -231,14 +236,14 @@ impl Vcpus {
         Ok(tscs)
     }
 
-    /// Takes saved states, in the order of the vCPUs, which never ran or were
-    /// [reset](Vcpus::reset) before. Guest memory and kvmclock must have been restored: the TSC follows
-    /// from kvmclock (see [`crate::kvm::saved`]). vCPUs that never ran get the saved CPUID: the
-    /// guest keeps the processor that it knows, also on a newer one.
+    /// Sets saved states, in the order of the vCPUs, which never ran or were [reset](Vcpus::reset)
+    /// before. Guest memory and kvmclock must have been restored: the TSC follows from kvmclock
+    /// (see [`crate::kvm::saved`]). vCPUs that never ran get the saved CPUID. So the guest keeps
+    /// the processor that it knows, even on a newer one.
     ///
     /// # Errors
-    /// As [`Vcpus::check`], before anything is changed. After that if KVM refuses what a register
-    /// or an MSR holds: then the vCPUs are to be reset or dropped.
+    /// Those of [`Vcpus::check`], before any change. After that, if KVM rejects the value of a
+    /// register or an MSR: then reset or drop the vCPUs.
     pub fn restore(&self, states: &[VcpuState]) -> Result<(), Error> {
         let tscs = self.checked(states)?;
         let xsave_len = xsave::len(&self.vm).map_err(not_set_up(0))?;
@@ -274,7 +279,7 @@ impl Vcpus {
     }
 }
 
-/// The saved state of a vCPU is refused.
+/// The error for a rejected state of a vCPU.
 fn refused(index: u8) -> impl FnOnce(Error) -> Error {
     move |source| Error::host(format!("the saved state of vCPU {index} is refused")).because(source)
 }
@@ -317,11 +322,11 @@ fn save(vcpu: &Vcpu, vm: &VmFd, xsave_len: usize) -> Result<VcpuState, Error> {
     })
 }
 
-/// Gives the vCPU the CPUID that the guest knows, which [`VcpuState::check_cpuid`] has passed.
+/// Sets the CPUID that the guest knows, which has passed [`VcpuState::check_cpuid`].
 fn set_cpuid(vcpu: &mut Vcpu, state: &VcpuState) -> Result<(), Error> {
     let entries = state.cpuid_entries();
     if entries == vcpu.cpuid {
-        // So also after the first run, when KVM takes no other one.
+        // This also covers calls after the first run, when KVM accepts no other CPUID.
         return Ok(());
     }
     let cpuid = CpuId::from_entries(&entries)

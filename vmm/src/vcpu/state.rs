@@ -1,8 +1,7 @@
 //! The power-on state of a vCPU, kept for a reboot in place.
 //!
-//! KVM has no ioctl that resets a vCPU, so what it made is read right after
-//! creation and written back later. This module owns which parts there are and
-//! the order in which KVM wants them.
+//! KVM has no ioctl that resets a vCPU. So the state is read right after creation and written back
+//! later. This module owns the list of its parts and the order that KVM requires.
 
 use kvm_bindings::{
     kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
@@ -13,8 +12,8 @@ use kvm_ioctls::VcpuFd;
 use super::msrs::{self, MSR_TSC};
 use crate::Error;
 
-/// Everything that a guest can change about a vCPU, as KVM made it. Nested
-/// virtualization is not among it: the guest's CPUID does not offer it.
+/// All vCPU state that a guest can change, as KVM created it. Nested virtualization is not
+/// included: the guest's CPUID does not offer it.
 pub(super) struct InitialState {
     mp_state: kvm_mp_state,
     regs: kvm_regs,
@@ -54,12 +53,11 @@ impl InitialState {
     pub(super) fn restore(&self, fd: &VcpuFd) -> Result<(), Error> {
         fd.set_regs(&self.regs)
             .map_err(Error::failed("KVM_SET_REGS"))?;
-        // SREGS turn SSE and AVX on or off in CR4; XCRS and XSAVE come after.
-        // They are written twice, first with another CR3 (paging is off, so it
-        // means nothing): on AMD hosts KVM wipes the VMCB at a triple fault,
-        // the root of the nested page tables with it, and sets that root again only
-        // when it rebuilds its MMU context, which a change of CR3 makes it do.
-        // Without it the vCPU would fault for ever on its first instruction.
+        // SREGS turn SSE and AVX on or off in CR4; XCRS and XSAVE come after. SREGS are written
+        // twice, first with another CR3 (paging is off, so it has no meaning). On AMD hosts KVM
+        // clears the VMCB at a triple fault, and with it the root of the nested page tables. KVM
+        // sets that root again only when it rebuilds its MMU context, which a change of CR3
+        // triggers. Without it the vCPU would fault forever on its first instruction.
         let mut sregs = self.sregs;
         sregs.cr3 ^= 0x1000;
         for sregs in [&sregs, &self.sregs] {
@@ -68,14 +66,13 @@ impl InitialState {
         }
         fd.set_xcrs(&self.xcrs)
             .map_err(Error::failed("KVM_SET_XCRS"))?;
-        // SAFETY: needed because KVM may read more than the structure where
-        // dynamic features (AMX) were enabled with arch_prctl. This process
-        // never does that, and KVM_GET_XSAVE, which fails where the
-        // structure is too small, filled this one.
+        // SAFETY: needed because KVM may read more than the structure where dynamic features (AMX)
+        // were enabled with arch_prctl. This process never does that. KVM_GET_XSAVE, which fails
+        // where the structure is too small, has filled this one.
         unsafe { fd.set_xsave(&self.xsave) }.map_err(Error::failed("KVM_SET_XSAVE"))?;
         fd.set_debug_regs(&self.debug_regs)
             .map_err(Error::failed("KVM_SET_DEBUGREGS"))?;
-        // The TSC-deadline MSR is only taken once the local APIC is back.
+        // KVM accepts the TSC-deadline MSR only after the local APIC is restored.
         fd.set_lapic(&self.lapic)
             .map_err(Error::failed("KVM_SET_LAPIC"))?;
         msrs::write(fd, &msrs::changed(fd, &self.msrs)?)?;
@@ -96,9 +93,8 @@ fn power_on_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, Err
     let mut found = msrs::read(fd, indices)?;
     for msr in &mut found {
         if msr.index == MSR_TSC {
-            // Zero does not mean zero: KVM takes it for a vCPU that was just
-            // made and gives it the same TSC as the others, which goes on
-            // counting (kvm_synchronize_tsc in arch/x86/kvm/x86.c).
+            // Zero does not mean zero: KVM treats it as a new vCPU and gives it the same running
+            // TSC as the others (kvm_synchronize_tsc in arch/x86/kvm/x86.c).
             msr.data = 0;
         }
     }

@@ -1,8 +1,7 @@
-//! The thread of one vCPU, and the handle that steers it.
+//! The thread of one vCPU, and its handle.
 //!
-//! Owns the hand-over between the two: the request, the state, the signal.
-//! The state machine and the argument that no wakeup is lost are in the
-//! parent module's documentation.
+//! Owns the protocol between the two: the request, the state, the signal. The parent module's
+//! documentation has the state machine and the argument that no wakeup is lost.
 
 use std::fmt;
 use std::io;
@@ -24,17 +23,17 @@ use super::state::InitialState;
 use crate::Error;
 use crate::config::{HostCpus, show_list};
 
-/// Stack of a vCPU thread in bytes. Device accesses run on it, the start of a
-/// vDPA device with its log lines being the deepest. The default of 2 MiB
-/// would be eligible for a transparent huge page, all of it resident.
+/// Stack of a vCPU thread in bytes. Device accesses run on it; the start of a vDPA device with its
+/// log lines is the deepest. The default of 2 MiB would be eligible for a transparent huge page,
+/// all of it resident.
 const STACK_SIZE: usize = 256 * 1024;
 
-/// KVM refused a step of setting a vCPU up.
+/// The error of a failed step of a vCPU's setup.
 pub(super) fn not_set_up(index: u8) -> impl FnOnce(Error) -> Error {
     move |source| Error::host(format!("vCPU {index} cannot be set up")).because(source)
 }
 
-/// What the handle wants.
+/// The handle's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Request {
     Park,
@@ -42,7 +41,7 @@ enum Request {
     End,
 }
 
-/// Where the thread is.
+/// The thread's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Parked,
@@ -50,7 +49,7 @@ enum State {
     Ended,
 }
 
-/// What the handle and the thread share.
+/// The state shared by handle and thread.
 struct Control {
     index: u8,
     inner: Mutex<(Request, State)>,
@@ -59,10 +58,10 @@ struct Control {
     vcpu: Mutex<Vcpu>,
 }
 
-/// What the thread runs; the handle may use it while the thread is parked.
+/// The vCPU that the thread runs; the handle may use it while the thread is parked.
 pub(super) struct Vcpu {
     pub(super) fd: VcpuFd,
-    /// The CPUID that was set. (KVM_GET_CPUID2 would mix in what the guest has enabled.)
+    /// The CPUID that was set. (KVM_GET_CPUID2 would include what the guest has enabled.)
     pub(super) cpuid: Vec<kvm_cpuid_entry2>,
     pub(super) initial: InitialState,
 }
@@ -83,7 +82,7 @@ impl fmt::Debug for VcpuThread {
 }
 
 impl VcpuThread {
-    /// Starts the thread, parked, on the CPUs of the host that it is to run on.
+    /// Starts the thread, parked, on its host CPUs.
     pub(super) fn spawn(
         index: u8,
         cpus: Option<HostCpus>,
@@ -114,7 +113,7 @@ impl VcpuThread {
             .spawn(move || {
                 let is_pinned = cpus.map_or(Ok(()), |cpus| pin(index, &cpus));
                 let go_on = is_pinned.is_ok();
-                // The one that waits for it is below.
+                // The receiver waits below.
                 let _ = pinned.send(is_pinned);
                 if go_on {
                     body.main();
@@ -129,7 +128,7 @@ impl VcpuThread {
         })
     }
 
-    /// Lets the vCPU run.
+    /// Resumes the vCPU.
     pub(super) fn resume(&self) {
         let mut inner = self.control.inner.lock();
         if inner.0 == Request::Park {
@@ -172,7 +171,7 @@ impl VcpuThread {
         changed.wait_while(&mut inner, |inner| inner.1 == State::Running);
     }
 
-    /// Works on the parked vCPU.
+    /// Runs `work` on the parked vCPU.
     pub(super) fn with_parked<T>(
         &self,
         work: impl FnOnce(&VcpuFd, &InitialState) -> Result<T, Error>,
@@ -181,9 +180,9 @@ impl VcpuThread {
             .map_err(not_set_up(self.control.index))
     }
 
-    /// As [`VcpuThread::with_parked`], with all of the vCPU and any result.
+    /// Like [`VcpuThread::with_parked`], with the whole vCPU and any result.
     pub(super) fn with_vcpu<T>(&self, work: impl FnOnce(&mut Vcpu) -> T) -> Result<T, Error> {
-        // Held over the work, so that nobody resumes the vCPU meanwhile.
+        // Held during the work, so that the vCPU is not resumed meanwhile.
         let inner = self.control.inner.lock();
         if *inner != (Request::Park, State::Parked) {
             let index = self.control.index;
@@ -205,7 +204,7 @@ impl Drop for VcpuThread {
     }
 }
 
-/// What the thread owns.
+/// The thread's own state.
 struct Body {
     control: Arc<Control>,
     buses: Buses,
@@ -216,7 +215,7 @@ struct Body {
 impl Body {
     fn main(self) {
         let end = EndGuard(&self);
-        // The thread inherited the mask of whoever made it.
+        // The thread inherited the mask of its creator.
         if let Err(error) = unblock_signal(SIGRTMIN()) {
             tracing::error!(index = self.control.index, %error, "vCPU signal stays blocked");
             return;
@@ -228,7 +227,7 @@ impl Body {
         self.finish();
     }
 
-    /// Parks until there is something to do; `false`: end.
+    /// Parks until a request arrives; `false`: end.
     fn wait_for_run(&self) -> bool {
         let mut inner = self.control.inner.lock();
         inner.1 = State::Parked;
@@ -247,7 +246,7 @@ impl Body {
         let mut vcpu = self.control.vcpu.lock();
         loop {
             match exits::run(&mut vcpu.fd, &self.control.page, &self.buses, &*self.faults) {
-                // Some other signal of the process ended up on this thread.
+                // Another signal of the process arrived at this thread.
                 Ok(()) if self.control.inner.lock().0 == Request::Run => {}
                 Ok(()) => return,
                 Err(failure) => {
@@ -258,7 +257,7 @@ impl Body {
                         failure,
                     };
                     drop(vcpu);
-                    // Park by itself, unless it is being ended.
+                    // Park without a request, unless the thread is to end.
                     let mut inner = self.control.inner.lock();
                     if inner.0 == Request::Run {
                         inner.0 = Request::Park;
@@ -277,8 +276,8 @@ impl Body {
     }
 }
 
-/// Ends the thread's state also when it unwinds, so that nobody waits for it
-/// for ever, and says so.
+/// Sets the thread's final state and reports it, also while it unwinds, so that no waiter blocks
+/// forever.
 struct EndGuard<'a>(&'a Body);
 
 impl Drop for EndGuard<'_> {
@@ -292,7 +291,7 @@ impl Drop for EndGuard<'_> {
     }
 }
 
-/// Has the calling thread, that of vCPU `index`, run on these CPUs only.
+/// Restricts the calling thread, that of vCPU `index`, to these CPUs.
 fn pin(index: u8, cpus: &HostCpus) -> Result<(), Error> {
     run_on(cpus).map_err(|source| {
         Error::unusable(format!(
@@ -309,7 +308,7 @@ fn run_on(cpus: &HostCpus) -> io::Result<()> {
         wanted.set(cpu.into());
     }
     sched_setaffinity(None, &wanted)?;
-    // The kernel leaves out, without a word, what a cgroup does not have.
+    // The kernel silently omits CPUs that are outside the cgroup.
     let got = sched_getaffinity(None)?;
     if got == wanted {
         return Ok(());
@@ -321,8 +320,8 @@ fn run_on(cpus: &HostCpus) -> io::Result<()> {
     )))
 }
 
-/// Gives the signal that interrupts vCPUs a handler, once per process. It
-/// does nothing: its arrival is what ends KVM_RUN.
+/// Installs a handler for the signal that interrupts vCPUs, once per process. The handler does
+/// nothing: the signal's arrival ends KVM_RUN.
 fn install_handler() -> io::Result<()> {
     extern "C" fn interrupted(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();

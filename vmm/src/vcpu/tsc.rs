@@ -1,21 +1,22 @@
 //! The guest's time stamp counters across a restore.
 //!
 //! Owns the relation between the TSCs of a VM and its kvmclock. It must not know how kvmclock
-//! goes on, which [`Vm::restore`](crate::kvm::Vm::restore) has decided before.
+//! continues, which [`Vm::restore`](crate::kvm::Vm::restore) has decided before.
 //!
-//! A saved TSC comes with what kvmclock said when it was read. A restored one is
+//! A saved TSC comes with the value of kvmclock at the time of its reading. A restored one is
 //!
 //! ```text
 //!   TSC = saved TSC + (kvmclock now - kvmclock then) * frequency
 //! ```
-//! at every moment, so that the guest's two clocks agree as before (the same is asked for in
-//! `Documentation/virt/kvm/devices/vcpu.rst`, KVM_VCPU_TSC_OFFSET). That is computed for the first
-//! vCPU; all others get the same offset to the host's counter, apart from what
-//! the guest itself had made of it, for a guest takes TSCs that differ between processors for broken.
+//! at every moment, so that the guest's two clocks agree as before
+//! (`Documentation/virt/kvm/devices/vcpu.rst`, KVM_VCPU_TSC_OFFSET, requires the same). That is
+//! computed for the first vCPU. All others get the same offset to the host's counter, plus the
+//! difference that the guest itself had set. A guest considers TSCs that differ between processors
+//! broken.
 //!
-//! Offsets are set with KVM_VCPU_TSC_CTRL (Linux 5.16). Older kernels take a value instead,
-//! and give vCPUs whose values fit together within a second one offset by themselves
-//! (`kvm_synchronize_tsc` in arch/x86/kvm/x86.c).
+//! Offsets are set with KVM_VCPU_TSC_CTRL (Linux 5.16). Older kernels accept a value instead, and
+//! give one offset to vCPUs whose values agree within a second (`kvm_synchronize_tsc` in
+//! arch/x86/kvm/x86.c).
 
 use std::io;
 
@@ -28,8 +29,8 @@ use super::msrs::{self, MSR_TSC};
 use crate::Error;
 use crate::kvm::saved::kvmclock_ns;
 
-/// The requests, apart because the macro writes no documentation. `kvm-ioctls` has them for
-/// other architectures only.
+/// The requests. In their own module because the macro writes no documentation. `kvm-ioctls` has
+/// them for other architectures only.
 mod request {
     #![allow(missing_docs, reason = "the macro writes no documentation")]
     use kvm_bindings::{KVMIO, kvm_device_attr};
@@ -40,10 +41,10 @@ mod request {
 }
 use request::{KVM_GET_DEVICE_ATTR, KVM_SET_DEVICE_ATTR};
 
-/// How often TSC and kvmclock are read together; the closest pair counts.
+/// Number of joint readings of TSC and kvmclock; the closest pair counts.
 const SAMPLES: u32 = 5;
-/// A deviation of the frequency that KVM lets pass without scaling
-/// (`tsc_tolerance_ppm` in arch/x86/kvm/x86.c), in parts per million.
+/// A deviation of the frequency that KVM accepts without scaling (`tsc_tolerance_ppm` in
+/// arch/x86/kvm/x86.c), in parts per million.
 const TOLERANCE_PPM: u64 = 250;
 
 /// A saved TSC.
@@ -53,15 +54,15 @@ pub struct TscState {
     pub value: u64,
     /// The guest's kvmclock when it was read, in nanoseconds.
     pub kvmclock_ns: u64,
-    /// Its distance to the source's host TSC (KVM_VCPU_TSC_OFFSET), in ticks modulo 2^64. It says
-    /// how far the vCPUs of a VM are apart. `None` where the source's kernel did not tell.
+    /// Its distance to the source's host TSC (KVM_VCPU_TSC_OFFSET), in ticks modulo 2^64. It gives
+    /// the distances between the vCPUs of a VM. `None` if the source's kernel did not report it.
     pub offset: Option<u64>,
-    /// Its frequency in kHz (KVM_GET_TSC_KHZ); 0 where the source's kernel did not tell.
+    /// Its frequency in kHz (KVM_GET_TSC_KHZ); 0 if the source's kernel did not report it.
     pub khz: u32,
 }
 
-/// The frequency of a vCPU's TSC in kHz; 0 where the kernel does not know (a host whose TSC is
-/// not stable).
+/// The frequency of a vCPU's TSC in kHz; 0 if the kernel does not know it (a host whose TSC is not
+/// stable).
 pub(super) fn khz(fd: &VcpuFd) -> u32 {
     fd.get_tsc_khz().unwrap_or(0)
 }
@@ -77,19 +78,19 @@ pub(super) fn save(fd: &VcpuFd, vm: &VmFd) -> Result<TscState, Error> {
     })
 }
 
-/// What the TSCs of a VM are to be.
+/// The target values of a VM's TSCs.
 #[derive(Debug)]
 pub(super) struct Tscs {
     first: TscState,
-    /// How many ticks each vCPU is ahead of the first one, modulo 2^64.
+    /// Ticks by which each vCPU is ahead of the first one, modulo 2^64.
     ahead: Vec<u64>,
 }
 
 impl Tscs {
-    /// `None`: there are no vCPUs.
+    /// Returns `None` if there are no vCPUs.
     ///
     /// # Errors
-    /// They have two frequencies: a VM has one.
+    /// They have different frequencies; a VM has one.
     pub(super) fn new(saved: &[TscState]) -> Result<Option<Self>, Error> {
         let Some(&first) = saved.first() else {
             return Ok(None);
@@ -104,10 +105,10 @@ impl Tscs {
         Ok(Some(Self { first, ahead }))
     }
 
-    /// Whether this vCPU can have the frequency.
+    /// Checks that this vCPU can run at the frequency.
     ///
     /// # Errors
-    /// It cannot.
+    /// Its frequency differs, and KVM cannot scale it.
     pub(super) fn check_frequency(&self, fd: &VcpuFd, vm: &VmFd) -> Result<(), Error> {
         let here = khz(fd);
         let saved = self.first.khz;
@@ -121,7 +122,7 @@ impl Tscs {
         )))
     }
 
-    /// Gives a vCPU the frequency of its TSC. Before [`Tscs::restore`], for all.
+    /// Sets the frequency of a vCPU's TSC. Call it for all vCPUs before [`Tscs::restore`].
     pub(super) fn restore_frequency(&self, fd: &VcpuFd) -> Result<(), Error> {
         let here = khz(fd);
         if self.first.khz == 0 || here == 0 || here == self.first.khz {
@@ -131,8 +132,8 @@ impl Tscs {
             .map_err(Error::failed("KVM_SET_TSC_KHZ"))
     }
 
-    /// The offset that the first vCPU must have for the TSCs to be right; `None` on
-    /// kernels that don't take offsets.
+    /// The offset that the first vCPU must have for correct TSCs; `None` on kernels that don't
+    /// accept offsets.
     pub(super) fn offset(&self, first: &VcpuFd, vm: &VmFd) -> Result<Option<u64>, Error> {
         let Some(offset) = offset(first)? else {
             return Ok(None);
@@ -142,7 +143,7 @@ impl Tscs {
         Ok(Some(offset.wrapping_add(wanted.wrapping_sub(value))))
     }
 
-    /// Sets the TSC of vCPU `index`. `offset` is what [`Tscs::offset`] gave.
+    /// Sets the TSC of vCPU `index`. `offset` is the result of [`Tscs::offset`].
     pub(super) fn restore(
         &self,
         fd: &VcpuFd,
@@ -170,7 +171,7 @@ impl Tscs {
         msrs::write(fd, &[msr])
     }
 
-    /// The TSC of vCPU `index` when kvmclock says `kvmclock_ns`, if it runs at `khz`.
+    /// The TSC of vCPU `index` when kvmclock is at `kvmclock_ns`, if it runs at `khz`.
     fn at(&self, index: usize, kvmclock_ns: u64, khz: u32) -> u64 {
         let ahead = self.ahead.get(index).copied().unwrap_or(0);
         let passed = i128::from(kvmclock_ns) - i128::from(self.first.kvmclock_ns);
@@ -181,13 +182,13 @@ impl Tscs {
     }
 }
 
-/// How many ticks `tsc` is ahead of `first`.
+/// Ticks by which `tsc` is ahead of `first`.
 fn ahead(tsc: TscState, first: TscState) -> u64 {
     if let (Some(offset), Some(first)) = (tsc.offset, first.offset) {
         return offset.wrapping_sub(first);
     }
-    // The two were not read at the same moment, so a small difference means none;
-    // KVM takes a second for small, too.
+    // The two were not read at the same moment, so a small difference counts as none; KVM counts a
+    // second as small, too.
     let passed = i128::from(tsc.kvmclock_ns) - i128::from(first.kvmclock_ns);
     let ahead = tsc
         .value
@@ -201,14 +202,14 @@ fn ahead(tsc: TscState, first: TscState) -> u64 {
     }
 }
 
-/// Ticks of a counter of `khz` in so many nanoseconds, modulo 2^64.
+/// Ticks of a counter of `khz` in `nanoseconds`, modulo 2^64.
 fn ticks(nanoseconds: i128, khz: u32) -> u64 {
     let ticks = nanoseconds.saturating_mul(i128::from(khz)) / 1_000_000;
     // The remainder is never negative and below 2^64.
     u64::try_from(ticks.rem_euclid(1 << 64)).unwrap_or(0)
 }
 
-/// kvmclock in nanoseconds and the TSC at (nearly) the same moment.
+/// Reads kvmclock in nanoseconds and the TSC at (nearly) the same moment.
 fn sample(fd: &VcpuFd, vm: &VmFd) -> Result<(u64, u64), Error> {
     let mut best = None;
     let mut before = kvmclock_ns(vm)?;
@@ -227,7 +228,7 @@ fn sample(fd: &VcpuFd, vm: &VmFd) -> Result<(u64, u64), Error> {
     Ok(best.map_or((0, 0), |(_, pair)| pair))
 }
 
-/// The vCPU's TSC offset; `None` on kernels that don't tell.
+/// The vCPU's TSC offset; `None` on kernels that don't report it.
 fn offset(fd: &VcpuFd) -> Result<Option<u64>, Error> {
     let mut value = 0u64;
     let attribute = offset_attribute(&raw mut value);
@@ -289,9 +290,9 @@ mod tests {
         let tscs = Tscs::new(&[tsc(1_000, 500, None)]).unwrap().unwrap();
         assert_eq!(tscs.at(0, 500, 2_000_000), 1_000);
         assert_eq!(tscs.at(0, 1_500, 2_000_000), 3_000);
-        // kvmclock may be behind: the moment between reading the two.
+        // kvmclock may be behind: time passes between the two readings.
         assert_eq!(tscs.at(0, 400, 2_000_000), 800);
-        // An unknown frequency: it stands.
+        // An unknown frequency: the TSC does not advance.
         assert_eq!(tscs.at(0, 1_500, 0), 1_000);
     }
 
@@ -305,7 +306,7 @@ mod tests {
         ];
         let tscs = Tscs::new(&saved).unwrap().unwrap();
         assert_eq!(tscs.ahead, [0, 0, 10u64.wrapping_neg()]);
-        // Without offsets what is small is the time between two readings.
+        // Without offsets, a small difference is the time between two readings.
         let saved = [
             tsc(1_000, 0, None),
             tsc(2_500, 700, None),

@@ -1,8 +1,8 @@
-//! The XSAVE area of a vCPU (x87, SSE, AVX and whatever else the processor has): `struct
-//! kvm_xsave`, whose length depends on the host (KVM_CAP_XSAVE2, Linux 5.17).
+//! The XSAVE area of a vCPU (x87, SSE, AVX and the processor's other components):
+//! `struct kvm_xsave`. Its length depends on the host (KVM_CAP_XSAVE2, Linux 5.17).
 //!
-//! Owns the lengths. What the area means is the processor's matter (Intel SDM volume 1,
-//! 13.4), and KVM checks its header.
+//! Owns the lengths. The processor defines the area's content (Intel SDM volume 1, 13.4), and KVM
+//! checks its header.
 
 use kvm_bindings::Xsave;
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
@@ -11,15 +11,15 @@ use crate::Error;
 
 /// Bytes of an area on every host; `struct kvm_xsave` without its flexible end.
 pub(super) const MIN_LEN: usize = 4096;
-/// More than any processor has (with AMX it is 11 KiB).
+/// More than any processor needs (with AMX it is 11 KiB).
 pub(super) const MAX_LEN: usize = 64 * 1024;
 
-/// Where the header says which parts are not as at power-on (Intel SDM volume 1, 13.4.2).
+/// The header field with the components that differ from power-on (Intel SDM volume 1, 13.4.2).
 const XSTATE_BV: std::ops::Range<usize> = 512..520;
-/// Parts that every processor has.
+/// Components of every processor.
 const X87_SSE: u64 = 3;
 
-/// How many bytes an area has on this host: a multiple of 4.
+/// Size of an area on this host: a multiple of 4.
 pub(super) fn len(vm: &VmFd) -> Result<usize, Error> {
     let said = vm.check_extension_int(Cap::Xsave2);
     match usize::try_from(said).unwrap_or(0) {
@@ -32,7 +32,7 @@ pub(super) fn len(vm: &VmFd) -> Result<usize, Error> {
     }
 }
 
-/// Whether [`write`] can take the area on a host with areas of `here` bytes.
+/// Checks that [`write`] can write the area on a host with areas of `here` bytes.
 pub(super) fn check(area: &[u8], here: usize) -> Result<(), Error> {
     if !(MIN_LEN..=MAX_LEN).contains(&area.len()) || !area.len().is_multiple_of(4) {
         return Err(Error::host(format!(
@@ -50,7 +50,7 @@ pub(super) fn check(area: &[u8], here: usize) -> Result<(), Error> {
     }
 }
 
-/// Reads the area, `len` bytes as [`len`] said.
+/// Reads the area, `len` bytes as [`len`] returned.
 pub(super) fn read(fd: &VcpuFd, len: usize) -> Result<Vec<u8>, Error> {
     let mut area = buffer(&[], len)?;
     if len == MIN_LEN {
@@ -58,17 +58,18 @@ pub(super) fn read(fd: &VcpuFd, len: usize) -> Result<Vec<u8>, Error> {
         let short = fd.get_xsave().map_err(Error::failed("KVM_GET_XSAVE"))?;
         return Ok(to_bytes(&short.region));
     }
-    // SAFETY: needed because the kernel writes as much as it said for KVM_CAP_XSAVE2, which
-    // the function cannot check. The buffer is that long, and this process never
-    // enables what would lengthen it (AMX, by arch_prctl).
+    // SAFETY: needed because the kernel writes as many bytes as it reported for KVM_CAP_XSAVE2,
+    // which the function cannot check. The buffer has that length, and this process never enables a
+    // feature that would lengthen it (AMX, by arch_prctl).
     unsafe { fd.get_xsave2(&mut area) }.map_err(Error::failed("KVM_GET_XSAVE2"))?;
     let mut bytes = to_bytes(&area.as_fam_struct_ref().xsave.region);
     bytes.extend(to_bytes(area.as_slice()));
     Ok(bytes)
 }
 
-/// Says of all parts that a guest with `xcr0` cannot have that they are as at power-on: KVM may say of the
-/// protection keys that they are there (before Linux 6.6), and a host that has none would refuse the area.
+/// Marks all components that a guest with `xcr0` cannot have as in their power-on state. Before
+/// Linux 6.6, KVM may mark protection keys as present, and a host without them would reject the
+/// area.
 pub(super) fn within(mut area: Vec<u8>, xcr0: u64) -> Vec<u8> {
     if let Some(there) = area.get_mut(XSTATE_BV) {
         let parts = (xcr0 | X87_SSE).to_le_bytes();
@@ -79,12 +80,12 @@ pub(super) fn within(mut area: Vec<u8>, xcr0: u64) -> Vec<u8> {
     area
 }
 
-/// Writes an area that [`check`] has passed for `len`, with zeros behind it if it is shorter.
+/// Writes an area that [`check`] has passed for `len`, padded with zeros if it is shorter.
 pub(super) fn write(fd: &VcpuFd, area: &[u8], len: usize) -> Result<(), Error> {
     let area = buffer(area, len)?;
-    // SAFETY: needed because the kernel reads as much as it said for KVM_CAP_XSAVE2, which
-    // the function cannot check. The buffer is that long, and this process never
-    // enables what would lengthen it (AMX, by arch_prctl).
+    // SAFETY: needed because the kernel reads as many bytes as it reported for KVM_CAP_XSAVE2,
+    // which the function cannot check. The buffer has that length, and this process never enables a
+    // feature that would lengthen it (AMX, by arch_prctl).
     unsafe { fd.set_xsave2(&area) }.map_err(Error::failed("KVM_SET_XSAVE"))
 }
 
@@ -99,8 +100,8 @@ fn buffer(bytes: &[u8], len: usize) -> Result<Xsave, Error> {
     let mut area = Xsave::new(extra)
         .map_err(std::io::Error::other)
         .map_err(Error::failed("KVM_GET_XSAVE2"))?;
-    // SAFETY: needed because only so the fixed part can be written. The length of the flexible
-    // part, which must not change, is another field.
+    // SAFETY: needed because there is no other way to write the fixed part. The length of the
+    // flexible part, which must not change, is another field.
     let fixed = unsafe { area.as_mut_fam_struct() };
     for (to, from) in fixed.xsave.region.iter_mut().zip(&mut words) {
         *to = from;

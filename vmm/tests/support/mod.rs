@@ -14,9 +14,9 @@ use vmm::kvm::memory_slots::MemorySlots;
 use vmm::kvm::{Hypervisor, PlatformAddresses, Vm};
 use vmm::vcpu::{Buses, FaultHandler, Vcpus};
 
-/// Where programs start.
+/// Start address of programs.
 pub(crate) const CODE: u64 = 0x1000;
-/// Where the guest's memory ends.
+/// End of the guest's memory.
 pub(crate) const RAM_SIZE: usize = 0x8000;
 /// The recorder's port.
 pub(crate) const PORT: u8 = 0x10;
@@ -25,7 +25,7 @@ pub(crate) const MMIO: u16 = 0x9000;
 /// Nothing here takes longer, even on an emulated processor.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Remembers writes as (offset, bytes); reads answer 0x5a.
+/// Records writes as (offset, bytes); reads return 0x5a.
 #[derive(Default)]
 pub(crate) struct Recorder {
     writes: Mutex<Vec<(u64, Vec<u8>)>>,
@@ -43,7 +43,7 @@ impl BusDevice for Recorder {
 }
 
 impl Recorder {
-    /// Waits until there are `count` writes and takes all there are.
+    /// Waits until there are `count` writes and takes all of them.
     pub(crate) fn take(&self, count: usize) -> Vec<(u64, Vec<u8>)> {
         let mut writes = self.writes.lock();
         let wanted = |writes: &mut Vec<_>| writes.len() < count;
@@ -56,7 +56,7 @@ impl Recorder {
         std::mem::take(&mut writes)
     }
 
-    /// Waits as [`Recorder::take`] and gives the written bytes only.
+    /// Waits like [`Recorder::take`] and returns the written bytes only.
     pub(crate) fn take_bytes(&self, count: usize) -> Vec<u8> {
         self.take(count).into_iter().flat_map(|(_, b)| b).collect()
     }
@@ -65,7 +65,7 @@ impl Recorder {
         self.writes.lock().is_empty()
     }
 
-    /// Delays writes for `time`, and calls `begun` when they begin to wait.
+    /// Delays writes for `time`, and calls `begun` when the delay starts.
     pub(crate) fn hold(&self, time: Duration, begun: impl FnOnce()) {
         let _writes = self.writes.lock();
         begun();
@@ -84,12 +84,12 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// A VM with `code` at [`CODE`], parked in front of its first instruction.
+    /// A VM with `code` at [`CODE`], parked before its first instruction.
     pub(crate) fn new(cpus: u8, code: &[u8]) -> Self {
         Self::with_faults(cpus, code, |_, _| Arc::new(()))
     }
 
-    /// As [`Rig::new`], with what memory faults are handed to.
+    /// Like [`Rig::new`], with a handler for memory faults.
     pub(crate) fn with_faults(
         cpus: u8,
         code: &[u8],
@@ -134,8 +134,7 @@ impl Rig {
             .unwrap();
     }
 
-    /// Resets the paused vCPUs and puts the boot processor in front of
-    /// [`CODE`], in real mode.
+    /// Resets the paused vCPUs and sets the boot processor to [`CODE`], in real mode.
     pub(crate) fn restart(&self) {
         self.vcpus.reset().unwrap();
         let regs = kvm_regs {
@@ -151,7 +150,7 @@ impl Rig {
         self.memory.read_obj(GuestAddress(address)).unwrap()
     }
 
-    /// Waits until the word at `address` is no longer `value`; gives the new one.
+    /// Waits until the word at `address` is no longer `value`; returns the new one.
     pub(crate) fn wait_change(&self, address: u64, value: u32) -> u32 {
         let start = Instant::now();
         loop {

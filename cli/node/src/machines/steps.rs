@@ -378,21 +378,16 @@ impl Life<'_> {
     /// # Errors
     /// What could not be undone; it stays in the record.
     pub(crate) fn settle(&self, record: &mut Record) -> Result<Settled, Error> {
-        match record.phase {
-            Phase::Creating | Phase::Deleting => {
-                let replaces = record.arrival.is_none();
-                self.delete(record)?;
-                return Ok(match record.phase {
-                    Phase::Present => {
-                        if replaces {
-                            self.restore_or_warn(record);
-                        }
-                        Settled::stopped(record)
-                    }
-                    Phase::Creating | Phase::Deleting => Settled::None,
-                });
+        if record.phase != Phase::Present {
+            let replaces = record.arrival.is_none();
+            self.delete(record)?;
+            if record.phase != Phase::Present {
+                return Ok(Settled::None);
             }
-            Phase::Present => {}
+            // The former VM, which may be off only until the host's reboot.
+            if replaces {
+                self.restore_or_warn(record);
+            }
         }
         if record
             .off_in_boot

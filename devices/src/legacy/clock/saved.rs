@@ -1,4 +1,4 @@
-//! The clock's saved state. The time is not among it: a restored clock shows the host's.
+//! The clock's saved state. It excludes the time: a restored clock shows the host's time.
 
 use std::time::Duration;
 
@@ -21,12 +21,13 @@ pub struct ClockState {
     pub register_b: u8,
     /// The alarm registers: seconds, minutes, hours.
     pub alarm: [u8; 3],
-    /// The time since 1970 at which the driver stopped updates; there exactly if register B says SET.
+    /// The time since 1970 at which the driver stopped updates; present exactly if SET is set in
+    /// register B.
     pub held: Option<Duration>,
 }
 
 impl Clock {
-    /// The registers.
+    /// Returns the registers.
     #[must_use]
     pub fn save(&self) -> ClockState {
         let registers = self.registers.lock();
@@ -39,10 +40,10 @@ impl Clock {
         }
     }
 
-    /// Takes saved registers.
+    /// Restores saved registers.
     ///
     /// # Errors
-    /// Bits that cannot be set, or a time that is held without SET.
+    /// Bits that cannot be set, or a held time without SET.
     pub fn restore(&self, state: &ClockState) -> Result<(), Error> {
         ensure(
             state.index & !INDEX_MASK == 0
@@ -91,7 +92,7 @@ mod tests {
         let mut data = [0];
         other.read(1, &mut data);
         assert_eq!(data, [0x59]);
-        // The driver lets time go on: it is the new host's.
+        // The driver resumes updates: the time is that of the new host.
         other.write(INDEX, &[REGISTER_B, HOURS_24]);
         other.write(INDEX, &[SECONDS]);
         other.read(1, &mut data);
@@ -128,7 +129,7 @@ mod tests {
             clock.restore(&bad).unwrap_err();
             assert_eq!(clock.save(), good);
         }
-        // An absurd time is a time.
+        // An absurd time is valid.
         let absurd = ClockState {
             register_b: SET,
             held,

@@ -9,12 +9,12 @@ use crate::saved::interrupt_failed;
 /// A saved event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcpiEventState {
-    /// It happened and the guest has not taken note.
+    /// The event happened and the guest has not acknowledged it.
     pub raised: bool,
 }
 
 impl AcpiEvent {
-    /// Whether it has happened.
+    /// Returns whether the event has happened.
     #[must_use]
     pub fn save(&self) -> AcpiEventState {
         AcpiEventState {
@@ -22,7 +22,7 @@ impl AcpiEvent {
         }
     }
 
-    /// Takes a saved event. Its interrupt follows, so interrupt controllers come first.
+    /// Restores a saved event. Sets its interrupt, so interrupt controllers must be restored first.
     ///
     /// # Errors
     /// The interrupt cannot be set.

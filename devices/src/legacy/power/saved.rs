@@ -1,5 +1,5 @@
-//! The saved state of the power controls: what the guest has asked for and the machine
-//! has not done yet. The registers that it asks with hold nothing.
+//! The saved state of the power controls: the guest's request that the machine has not served yet.
+//! The request registers themselves hold nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,12 +8,12 @@ use super::{PowerRequest, PowerSignal};
 /// A saved power signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PowerState {
-    /// What the guest waits for.
+    /// The pending request.
     pub request: Option<PowerRequest>,
 }
 
 impl PowerSignal {
-    /// The request, which stays to be taken.
+    /// Returns the request, which stays pending.
     #[must_use]
     pub fn save(&self) -> PowerState {
         PowerState {
@@ -21,7 +21,8 @@ impl PowerSignal {
         }
     }
 
-    /// Asks again for what was asked for. Any saved value is a possible one. A request that is here already stays.
+    /// Repeats the saved request. Any saved value is valid. A request that is already pending
+    /// stays.
     pub fn restore(&self, state: &PowerState) {
         if let Some(request) = state.request {
             self.request(request);

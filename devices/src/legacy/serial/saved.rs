@@ -1,7 +1,7 @@
 //! The serial port's saved state.
 //!
-//! Output that the writer has not taken yet is no part of it: the guest has sent it, and it goes to the
-//! console of the machine that it was sent on ([`Serial::write_out`]).
+//! Output that the writer has not taken yet is excluded. The guest has already sent it, and it goes
+//! to the console of the machine on which it was sent ([`Serial::write_out`]).
 
 use serde::{Deserialize, Serialize};
 use vm_superio::Serial as Uart;
@@ -13,7 +13,7 @@ use crate::Error;
 use crate::saved::{ensure, interrupt_failed};
 
 const DEVICE: &str = "serial port";
-/// Bytes in the receive FIFO at most.
+/// Maximum bytes in the receive FIFO.
 const FIFO_SIZE: usize = 64;
 /// Interrupts that can be enabled.
 const INTERRUPT_ENABLE_MASK: u8 = 0x0f;
@@ -40,14 +40,14 @@ pub struct SerialState {
     pub modem_control: u8,
     /// Scratch.
     pub scratch: u8,
-    /// What was received and not read yet, the oldest first; at most 64 bytes.
+    /// The bytes received and not read yet, the oldest first; at most 64 bytes.
     pub received: Vec<u8>,
     /// Whether the transmitter was busy, so that the driver waits for an interrupt.
     pub transmitter_was_busy: bool,
 }
 
 impl Serial {
-    /// The registers and what is in the receive FIFO.
+    /// Returns the registers and the content of the receive FIFO.
     #[must_use]
     pub fn save(&self) -> SerialState {
         let inner = self.inner.lock();
@@ -64,13 +64,12 @@ impl Serial {
         }
     }
 
-    /// Takes a saved port; output that waits here stays. Pending interrupts that are enabled are
-    /// sent again (one too many is harmless), so interrupt controllers come first. No
-    /// vCPU may be running.
+    /// Restores a saved port; buffered output stays. Enabled pending interrupts are sent again (one
+    /// too many is harmless), so interrupt controllers must be restored first. No vCPU may be
+    /// running.
     ///
     /// # Errors
-    /// A FIFO that is too long, bits that do not exist; or the interrupt
-    /// cannot be set.
+    /// A FIFO that is too long, or bits that do not exist; or the interrupt cannot be set.
     pub fn restore(&self, state: &SerialState) -> Result<(), Error> {
         ensure(
             state.interrupt_enable & !INTERRUPT_ENABLE_MASK == 0,

@@ -4,7 +4,7 @@ use super::super::output::CAPACITY;
 use super::*;
 use crate::saved::through_a_file;
 
-/// A writer that takes only so many bytes.
+/// A writer that takes only a limited number of bytes.
 #[derive(Clone, Default)]
 struct Slow {
     room: Arc<AtomicUsize>,
@@ -66,12 +66,12 @@ fn a_slow_writer_makes_the_port_busy_and_loses_nothing() {
         assert_ne!(get(&serial, LINE_STATUS) & TRANSMITTER_READY, 0);
         serial.write(0, &[u8::try_from(at % 251).unwrap()]);
     }
-    // Told once that output waits.
+    // One signal that output waits.
     assert_eq!(serial.output_waits().read().unwrap(), 1);
     assert_eq!(get(&serial, LINE_STATUS) & TRANSMITTER_READY, 0);
     assert_eq!(serial.lost(), 0);
 
-    // A driver that writes nevertheless loses, and does not hang.
+    // A driver that writes nevertheless loses bytes, and does not hang.
     serial.write(0, b"!");
     assert_eq!(serial.lost(), 1);
 
@@ -148,7 +148,7 @@ fn odd_accesses_are_harmless() {
     let mut beyond = [0; 2];
     serial.read(7, &mut beyond);
     assert_eq!(beyond[1], 0xff);
-    // Loopback: what is sent comes back and does not go out.
+    // Loopback: sent bytes come back and are not output.
     serial.write(4, &[0x10]);
     for _ in 0..200 {
         serial.write(0, b"z");
@@ -170,11 +170,11 @@ fn reset_forgets_the_old_guest() {
     assert_eq!(get(&serial, INTERRUPT_ENABLE), 0);
     assert_eq!(get(&serial, LINE_STATUS), TRANSMITTER_READY);
     assert!(!interrupted(&interrupt));
-    // What the old guest said is still to be written.
+    // The old guest's output is still to be written.
     writer.room.store(1, Ordering::Relaxed);
     assert_eq!(serial.write_out(), Pending::Nothing);
     assert_eq!(*writer.written.lock(), b"x");
-    // A second reset finds nothing to do.
+    // A second reset has no effect.
     serial.reset();
     assert!(!interrupted(&interrupt));
 }

@@ -14,7 +14,7 @@ pub struct ConfigPortsState {
 }
 
 impl ConfigPorts {
-    /// The address register.
+    /// Returns the address register.
     #[must_use]
     pub fn save(&self) -> ConfigPortsState {
         ConfigPortsState {
@@ -22,7 +22,7 @@ impl ConfigPorts {
         }
     }
 
-    /// Takes a saved address register.
+    /// Restores a saved address register.
     ///
     /// # Errors
     /// Bits that cannot be set.

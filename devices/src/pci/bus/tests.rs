@@ -1,5 +1,5 @@
-//! The bus with a function that only records: both doors, hostile widths, BARs
-//! that move, collide and swap.
+//! The bus with a function that only records: both access paths, invalid widths, BARs that move,
+//! collide and swap.
 
 use super::*;
 use crate::pci::{Bar, ConfigPorts, ConfigSpace, Ecam, Identity};
@@ -123,7 +123,7 @@ fn both_doors_show_the_same_registers() {
     assert_eq!(read((1 << 15) + 2, 2), [0x78, 0x56]);
     assert_eq!(read((1 << 15) + 3, 1), [0x56]);
     assert_eq!(read(10, 2), [0x00, 0x06]);
-    // Other function, other slot, extended space, over the end, past the bus.
+    // Other function, other slot, extended space, beyond the end, beyond the bus.
     assert_eq!(read((1 << 15) + (1 << 12), 4), [0xff; 4]);
     assert_eq!(read(2 << 15, 4), [0xff; 4]);
     assert_eq!(read((1 << 15) + 0x100, 4), [0; 4]);
@@ -144,7 +144,7 @@ fn both_doors_show_the_same_registers() {
     assert_eq!(port_read(4, 4), [0x34, 0x12, 0x78, 0x56]);
     assert_eq!(port_read(6, 2), [0x78, 0x56]);
     assert_eq!(port_read(7, 1), [0x56]);
-    // Over the end of the data port; narrow accesses of the address port.
+    // Beyond the end of the data port; narrow accesses of the address port.
     assert_eq!(port_read(7, 2), [0xff; 2]);
     assert_eq!(port_read(u64::MAX, 4), [0xff; 4]);
     ports.write(3, &[1]);
@@ -169,7 +169,7 @@ fn a_bar_answers_where_it_is_programmed() {
     pci.write_config(slot, 4, &[6, 0]);
     assert_eq!(function.moves(), [Some(WINDOW)]);
     assert!(answers(&memory, WINDOW));
-    // The same again moves nothing.
+    // An identical write moves nothing.
     pci.write_config(slot, 4, &[2, 0]);
     assert!(function.moves().is_empty());
 
@@ -178,7 +178,7 @@ fn a_bar_answers_where_it_is_programmed() {
     assert_eq!(function.moves(), [None, Some(there)]);
     assert!(answers(&memory, there) && !answers(&memory, WINDOW));
 
-    // Sizing with decoding on passes through places outside the window.
+    // Sizing with decoding on passes through addresses outside the window.
     pci.write_config(slot, 0x14, &[0xff; 4]);
     assert_eq!(function.moves(), [None]);
     move_to(&pci, slot, 0);
@@ -217,7 +217,7 @@ fn two_bars_collide_and_swap() {
     memory.write(there + 8, &[0; 2]);
     assert_eq!(*left.writes.lock(), [(8, 2)]);
 
-    // One that waits gets its place when the other goes.
+    // A waiting BAR gets its address when the other one is removed.
     move_to(&pci, b, there);
     assert_eq!(right.moves(), [None]);
     pci.remove(a).unwrap();
@@ -280,7 +280,7 @@ fn reset_restores_first_addresses() {
     assert_eq!((bar.address, bar.decoded), (WINDOW, false));
     assert_eq!(function.moves().last(), Some(&None));
 
-    // Restored behind the bus's back.
+    // Restored without the bus.
     function.write_config(4, &[2]);
     pci.remap();
     assert!(answers(&memory, WINDOW));

@@ -18,12 +18,13 @@ pub struct PciHotplugState {
     pub removal: u32,
     /// Slots that the guest may eject.
     pub ejectable: u32,
-    /// Slots that it has ejected and that the machine has not taken yet ([`PciHotplug::take_ejected`]).
+    /// Slots that it has ejected and that the machine has not taken yet
+    /// ([`PciHotplug::take_ejected`]).
     pub ejected: u32,
 }
 
 impl PciHotplug {
-    /// The registers.
+    /// Returns the registers.
     #[must_use]
     pub fn save(&self) -> PciHotplugState {
         let state = self.state.lock();
@@ -35,13 +36,12 @@ impl PciHotplug {
         }
     }
 
-    /// Takes saved registers. The interrupt follows, so interrupt controllers come first; and
-    /// so do the functions on the bus, for a guest can eject only what is there.
+    /// Restores saved registers. Sets the interrupt, so interrupt controllers must be restored
+    /// first. So must the functions on the bus: a guest can eject only an existing function.
     ///
     /// # Errors
-    /// The host bridge in any register, a removal that the
-    /// guest may not follow, a slot to eject that is empty or ejected already;
-    /// or the interrupt cannot be set.
+    /// The host bridge in any register, a removal that the guest may not follow, a slot to eject
+    /// that is empty or already ejected; or the interrupt cannot be set.
     pub fn restore(&self, saved: &PciHotplugState) -> Result<(), Error> {
         let &PciHotplugState {
             inserted,

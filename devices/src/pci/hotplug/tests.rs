@@ -1,5 +1,5 @@
-//! The registers as a guest may use them, and a model that every order of
-//! writes and requests is compared with.
+//! The registers as a guest may use them, and a model with which every order of writes and requests
+//! is compared.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::pci::{Bar, ConfigSpace, Identity, MmioWindow, PciFunction};
 use crate::saved::through_a_file;
 use crate::testing::FakeLevel;
 
-/// A function with one BAR and nothing in it.
+/// A function with one BAR and no behaviour.
 #[derive(Debug)]
 struct Plain(Mutex<ConfigSpace>);
 
@@ -86,7 +86,7 @@ impl Rig {
         *self.level.0.lock()
     }
 
-    /// Slots in use, as bits, without the host bridge.
+    /// Returns the used slots as bits, without the host bridge.
     fn occupied(&self) -> u32 {
         self.bus
             .functions()
@@ -118,11 +118,11 @@ fn what_the_guest_was_told_and_asked_goes_on_elsewhere() {
     assert!(destination.asserted());
     assert_eq!(destination.register(HOTPLUG_INSERTED), bit(slots[0]));
     assert_eq!(destination.register(HOTPLUG_REMOVAL), bit(slots[1]));
-    // The first was not asked for, the other two were.
+    // The first slot was not requested; the other two were.
     destination.set(HOTPLUG_EJECT, bit(slots[0]) | bit(slots[1]) | bit(slots[2]));
     let state = destination.hotplug.save();
     assert_eq!(state.ejected, bit(slots[1]) | bit(slots[2]));
-    // On to a machine that never had them.
+    // Restore on a machine that never had them.
     let third = Rig::new();
     third.bus.add(None, Plain::new()).unwrap();
     third.hotplug.restore(&state).unwrap();
@@ -172,12 +172,12 @@ fn comes_and_goes() {
     rig.hotplug.announce(slot);
     assert!(rig.asserted());
     assert_eq!(rig.register(HOTPLUG_INSERTED), ours);
-    // Another slot's bit leaves it.
+    // A write of other slots' bits leaves it set.
     rig.set(HOTPLUG_INSERTED, !ours);
     assert!(rig.asserted());
     rig.set(HOTPLUG_INSERTED, ours);
     assert!(!rig.asserted());
-    // The driver finds its BAR answering.
+    // The BAR is decoded for the driver.
     rig.bus.write_config(slot, 4, &2u16.to_le_bytes());
     let mut data = [0; 4];
     rig.memory.read(WINDOW, &mut data);
@@ -190,13 +190,13 @@ fn comes_and_goes() {
     assert!(!rig.asserted());
     assert!(rig.hotplug.eventfd().read().is_err());
     rig.set(HOTPLUG_EJECT, ours);
-    // At once, before anybody took notice.
+    // At once, before the machine takes notice.
     assert_eq!(rig.occupied(), 0);
     rig.memory.read(WINDOW, &mut data);
     assert_eq!(data, [0xff; 4]);
     assert_eq!(rig.hotplug.take_ejected(), [slot]);
     assert_eq!(rig.hotplug.take_ejected(), []);
-    // Address and slot are free for the next one.
+    // Address and slot are free for the next function.
     assert_eq!(rig.bus.add(None, Plain::new()).unwrap(), slot);
     rig.bus.write_config(slot, 4, &2u16.to_le_bytes());
     rig.memory.read(WINDOW, &mut data);
@@ -216,17 +216,17 @@ fn nothing_goes_that_was_not_asked_for() {
     rig.set(HOTPLUG_EJECT, u32::MAX);
     assert_eq!(rig.occupied(), all);
     assert_eq!(rig.hotplug.take_ejected(), []);
-    // One that was asked for goes, alone, also before it heard.
+    // Only the requested slot is ejected, even before the guest has noticed.
     let asked = Slot::new(31).unwrap();
     rig.hotplug.request_removal(asked);
     rig.set(HOTPLUG_EJECT, u32::MAX);
     assert_eq!(rig.occupied(), all & !bit(asked));
-    // Once: a new function in the slot is not ejected by the old request.
+    // Only once: the old request does not eject a new function in the slot.
     assert_eq!(rig.bus.add(None, Plain::new()).unwrap(), asked);
     rig.set(HOTPLUG_EJECT, u32::MAX);
     assert_eq!(rig.occupied(), all);
     assert_eq!(rig.hotplug.take_ejected(), [asked]);
-    // The host bridge's slot can't be lost even by a request.
+    // The host bridge cannot be ejected, even by a request.
     rig.hotplug.request_removal(Slot::HOST_BRIDGE);
     rig.set(HOTPLUG_EJECT, 1);
     assert_eq!(rig.bus.functions().len(), usize::from(SLOTS));
@@ -317,7 +317,7 @@ proptest! {
                 }
                 Step::Plug => {}
                 Step::Ask(number) => {
-                    // The machine asks only for what is there, or went a moment ago.
+                    // The machine requests only slots that are occupied or were just ejected.
                     let slot = Slot::new(number).unwrap();
                     if gone & bit(slot) != 0 {
                         rig.hotplug.request_removal(slot);

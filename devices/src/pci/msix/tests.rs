@@ -54,7 +54,7 @@ fn routes_follow_all_three_masks() {
     assert_eq!(fakes[1].route(), Some(message));
     assert_eq!(fakes[0].route(), None);
 
-    // Another message while routed.
+    // A new message while routed.
     msix.write_table(24, &0x4022u32.to_le_bytes());
     assert_eq!(fakes[1].route().unwrap().data, 0x4022);
 
@@ -153,7 +153,7 @@ fn a_state_of_another_size_is_refused() {
 }
 
 proptest! {
-    /// Whatever is written where and how wide: the route is what the table says.
+    /// For all writes of any width: the route follows the table.
     #[test]
     fn routes_are_what_the_table_says(
         writes in prop::collection::vec(

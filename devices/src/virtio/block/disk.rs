@@ -1,6 +1,6 @@
 //! The file behind a block device: opening, locking, size.
 //!
-//! It owns the open file and with it the lock (see `lock.rs`), and must not know virtio.
+//! Owns the open file and with it the lock (see `lock.rs`). It must not know virtio.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -23,14 +23,15 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens and locks an image: exclusively, or shared with other readers if
-    /// `read_only`. A length that is no multiple of 512 is rounded down.
+    /// Opens and locks an image: exclusively, or shared with other readers if `read_only`. A length
+    /// that is not a multiple of 512 is rounded down.
     ///
     /// # Errors
-    /// It is not there, not permitted, no image, in use, or smaller than a sector.
+    /// The file does not exist, is not accessible, is no image, is in use, or is smaller than a
+    /// sector.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, Error> {
-        // Before it is opened: opening alone makes some devices do something, a watchdog
-        // begin to count. The check that holds is the one of the open file.
+        // Checked before opening, because opening alone affects some devices: a watchdog starts
+        // counting. The check of the open file is the authoritative one.
         if let Ok(metadata) = fs::metadata(path) {
             check_kind(path, metadata.file_type())?;
         }
@@ -38,8 +39,8 @@ impl Disk {
         let io_error = |action| move |source| cannot(path, action, source);
         let metadata = file.metadata().map_err(io_error("look at"))?;
         check_kind(path, metadata.file_type())?;
-        // O_NONBLOCK was only against a pipe without a writer. Kept, it would turn
-        // every read that has to wait into EAGAIN.
+        // O_NONBLOCK only guards against a pipe without a writer. If kept, it would turn every read
+        // that has to wait into EAGAIN.
         rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::empty())
             .map_err(|errno| io_error("prepare")(errno.into()))?;
         if !lock::take(&file, read_only).map_err(io_error("lock"))? {
@@ -50,7 +51,7 @@ impl Disk {
                 lock::holders(&file)
             )));
         }
-        // Unlike the metadata, this is right for block devices too.
+        // Unlike the metadata, this is correct for block devices too.
         let len = (&file)
             .seek(SeekFrom::End(0))
             .map_err(io_error("measure"))?;
@@ -75,7 +76,7 @@ impl Disk {
         })
     }
 
-    /// A disk of any size on any file, unlocked.
+    /// Creates a disk of any size on any file, unlocked.
     #[cfg(test)]
     pub(super) fn for_test(file: File, sectors: u64) -> Self {
         Self {
@@ -86,12 +87,12 @@ impl Disk {
         }
     }
 
-    /// The open file.
+    /// Returns the open file.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Capacity in sectors of 512 bytes.
+    /// Returns the capacity in sectors of 512 bytes.
     #[must_use]
     pub fn sectors(&self) -> u64 {
         self.sectors
@@ -103,8 +104,8 @@ impl Disk {
         self.read_only
     }
 
-    /// log2 of the host's block size in sectors: smaller or unaligned writes
-    /// make the host read before it writes.
+    /// Returns log2 of the host's block size in sectors: smaller or unaligned writes make the host
+    /// read before it writes.
     #[must_use]
     pub fn physical_block_exp(&self) -> u8 {
         self.physical_block_exp
@@ -133,7 +134,7 @@ fn open_file(path: &Path, read_only: bool) -> Result<File, Error> {
         })
 }
 
-/// An action on the image that failed.
+/// The error for an action on the image that failed.
 fn cannot(path: &Path, action: &str, source: io::Error) -> Error {
     let path = path.display();
     Error::other(format!("disk image {path}: cannot {action} it")).because(source)
@@ -172,7 +173,7 @@ fn describe(kind: fs::FileType) -> &'static str {
     }
 }
 
-/// From the host's block size in bytes; 0 if it is no sensible one.
+/// Converts the host's block size in bytes; 0 if it is invalid.
 fn physical_block_exp(block_size: u64) -> u8 {
     let sectors = block_size / SECTOR;
     if sectors.is_power_of_two() && sectors <= 128 {

@@ -1,19 +1,17 @@
 //! Disk I/O between an image and guest memory, through io_uring.
 //!
-//! It owns the ring, the eventfd that says "something completed", the image,
-//! and every operation in flight together with the vectors that the kernel
-//! reads. It must not know virtio rings or status bytes. All `unsafe` of the
-//! block device that concerns guest memory is here.
+//! Owns the ring, the completion eventfd, the image, and every operation in flight with the vectors
+//! that the kernel reads. It must not know virtio rings or status bytes. All `unsafe` of the block
+//! device that concerns guest memory is here.
 //!
 //! ```text
 //!   free slot --start--> queued --submit--> with the kernel --reap--> free slot
 //!                          ^                      |
 //!                          +--- short transfer ---+
 //! ```
-//! The ring is used in its default mode on purpose: completions that need the
-//! submitting thread interrupt it (no COOP_TASKRUN, no DEFER_TASKRUN), so that
-//! another thread may wait in `Engine::drain` while the submitter sleeps on a
-//! lock.
+//! The ring is deliberately in its default mode: completions that need the submitting thread
+//! interrupt it (no COOP_TASKRUN, no DEFER_TASKRUN). So another thread may wait in `Engine::drain`
+//! while the submitter sleeps on a lock.
 
 use std::fmt;
 use std::io;
@@ -33,11 +31,11 @@ use super::disk::Disk;
 use super::request::{Io, Transfer};
 use crate::Error;
 
-/// Most operations in flight.
+/// Maximum number of operations in flight.
 pub(crate) const DEPTH: u16 = 256;
-/// No new operation is begun while this many bytes are in flight.
+/// No new operation begins while this many bytes are in flight.
 pub(crate) const MAX_BYTES_IN_FLIGHT: u64 = 64 << 20;
-/// How often an operation that made no progress is tried again.
+/// How often an operation that made no progress is retried.
 const MAX_RETRIES: u8 = 8;
 
 /// For `map_err`: io_uring cannot be used.
@@ -58,30 +56,30 @@ fn unavailable(error: io::Error) -> Error {
     Error::other(message).because(error)
 }
 
-/// Which request an operation belongs to.
+/// The request to which an operation belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticket {
-    /// Head of its chain.
+    /// The head of its chain.
     pub(crate) head: u16,
-    /// Where its status byte goes.
+    /// The address of its status byte.
     pub(crate) status: GuestAddress,
 }
 
 /// A finished operation.
 #[derive(Debug)]
 pub(crate) struct Done {
-    /// Which request it was.
+    /// The ticket of its request.
     pub(crate) ticket: Ticket,
-    /// How many bytes were written to guest memory; or what went wrong.
+    /// The number of bytes written to guest memory, or the error.
     pub(crate) result: io::Result<u64>,
 }
 
 /// Addresses in this process of the guest memory of one operation.
 struct Vectors(Vec<libc::iovec>);
 
-// SAFETY: needed because raw pointers are not `Send`. The pointers lead into the
-// mapping of guest memory, which `Engine` keeps alive, which every thread sees at
-// the same address, and which is only accessed by the kernel through them.
+// SAFETY: needed because raw pointers are not `Send`. The pointers lead into the mapping of guest
+// memory. `Engine` keeps the mapping alive, every thread sees it at the same address, and only the
+// kernel accesses it through these pointers.
 unsafe impl Send for Vectors {}
 
 impl fmt::Debug for Vectors {
@@ -91,7 +89,7 @@ impl fmt::Debug for Vectors {
 }
 
 impl Vectors {
-    /// The memory of `data` after its first `skip` bytes.
+    /// Returns the memory of `data` after its first `skip` bytes.
     fn new(memory: &GuestMemory, data: &[Piece], mut skip: u64) -> Result<Self, GuestMemoryError> {
         let mut vectors = Vec::with_capacity(data.len());
         for piece in data {
@@ -102,7 +100,7 @@ impl Vectors {
                 let slice = slice?;
                 let len = slice.len();
                 let passed = usize::try_from(skip).unwrap_or(len).min(len);
-                // Not more than `skip`, by the line above.
+                // At most `skip`, by the line above.
                 skip -= u64::try_from(passed).unwrap_or(skip);
                 if passed < len {
                     vectors.push(libc::iovec {
@@ -138,13 +136,13 @@ impl Slot {
     }
 }
 
-/// What became of a slot whose operation the kernel gave back.
+/// The next state of a slot whose operation the kernel returned.
 enum Progress {
     Again,
     Finished(io::Result<u64>),
 }
 
-/// The I/O of one disk.
+/// The I/O engine of one disk.
 pub(crate) struct Engine {
     ring: IoUring,
     completed: EventFd,
@@ -154,7 +152,7 @@ pub(crate) struct Engine {
     free: Vec<u16>,
     bytes: u64,
     write_through: bool,
-    /// An error was logged. A guest on a broken disk must not flood the log.
+    /// Whether an error was logged. A guest on a broken disk must not flood the log.
     warned: bool,
 }
 
@@ -169,7 +167,7 @@ impl fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// An idle engine.
+    /// Creates an idle engine.
     ///
     /// # Errors
     /// io_uring cannot be used.
@@ -192,42 +190,42 @@ impl Engine {
         })
     }
 
-    /// The image.
+    /// Returns the image.
     pub(crate) fn disk(&self) -> &Disk {
         &self.disk
     }
 
-    /// Whether a write is durable before it is reported done.
+    /// Sets whether a write is durable before it is reported as done.
     pub(crate) fn set_write_through(&mut self, write_through: bool) {
         self.write_through = write_through;
     }
 
-    /// Becomes readable when something completed.
+    /// Returns the descriptor that becomes readable when an operation completed.
     pub(crate) fn completion_fd(&self) -> RawFd {
         self.completed.as_raw_fd()
     }
 
-    /// Takes the signal on [`Engine::completion_fd`] away, before [`Engine::reap`].
+    /// Clears the signal on [`Engine::completion_fd`]; call it before [`Engine::reap`].
     pub(crate) fn acknowledge(&self) {
-        // The only failure is "nothing completed".
+        // The only possible failure is that nothing completed.
         let _ = self.completed.read();
     }
 
-    /// How many operations are in flight.
+    /// Returns the number of operations in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Whether another operation may be begun.
+    /// Whether another operation may begin.
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty() && self.bytes < MAX_BYTES_IN_FLIGHT
     }
 
-    /// Queues an operation; [`Engine::submit`] hands it to the kernel.
+    /// Queues an operation; [`Engine::submit`] passes it to the kernel.
     ///
     /// # Errors
-    /// There is no room (see [`Engine::has_room`]), or the data is not in guest
-    /// memory. Nothing was queued then.
+    /// There is no room (see [`Engine::has_room`]), or the data is not in guest memory. Nothing was
+    /// queued then.
     pub(crate) fn start(&mut self, ticket: Ticket, io: Io) -> io::Result<()> {
         let vectors = match &io {
             Io::Read(transfer) | Io::Write(transfer) => {
@@ -253,10 +251,10 @@ impl Engine {
         })
     }
 
-    /// Hands everything queued to the kernel.
+    /// Passes all queued operations to the kernel.
     pub(crate) fn submit(&mut self) {
-        // One system call takes all, unless a signal or an entry that fails at once
-        // cuts it short; then the next one goes on.
+        // One system call takes all, unless a signal or an entry that fails at once interrupts it;
+        // then the next call continues.
         for _ in 0..=DEPTH {
             if self.ring.submission().is_empty() {
                 return;
@@ -265,7 +263,7 @@ impl Engine {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // The kernel is short of memory: the event loop comes back.
+                    // The kernel is short of memory: the event loop retries.
                     tracing::debug!(%error, "io_uring does not take requests now");
                     let _ = self.completed.write(1);
                     return;
@@ -274,8 +272,8 @@ impl Engine {
         }
     }
 
-    /// Takes what completed. Everything a read wrote is marked dirty. What was
-    /// cut short is queued again and stays in flight.
+    /// Takes completed operations. Everything that a read wrote is marked dirty. Short transfers
+    /// are queued again and stay in flight.
     pub(crate) fn reap(&mut self) -> Vec<Done> {
         self.reap_with(true)
     }
@@ -308,7 +306,7 @@ impl Engine {
                 && let Some(slot) = self.release(index)
             {
                 if let Io::Read(transfer) = &slot.io {
-                    // Also after an error: a part may have been written.
+                    // Even after an error: a part may have been written.
                     mark_dirty(&self.memory, &transfer.data);
                 }
                 if let Err(error) = &result
@@ -330,14 +328,13 @@ impl Engine {
         finished
     }
 
-    /// Waits until nothing is in flight: when it returns, the kernel touches
-    /// guest memory no more. With `cancel`, operations that have not begun are
-    /// given up and nothing is tried again.
+    /// Waits until nothing is in flight: when it returns, the kernel no longer accesses guest
+    /// memory. With `cancel`, operations that have not begun are cancelled and nothing is retried.
     pub(crate) fn drain(&mut self, cancel: bool) -> Vec<Done> {
         let mut finished = Vec::new();
         if cancel && self.in_flight() > 0 {
             self.submit();
-            // Best effort (since Linux 6.0): what can't be cancelled is waited for.
+            // Best effort (since Linux 6.0): operations that cannot be cancelled are waited for.
             let _ = self
                 .ring
                 .submitter()
@@ -347,8 +344,8 @@ impl Engine {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Short of memory in the kernel. There is no giving up: guest memory
-                // must not be let go while the kernel may write to it.
+                // The kernel is short of memory. Waiting must not end: guest memory must not be
+                // released while the kernel may write to it.
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
             finished.extend(self.reap_with(!cancel));
@@ -356,7 +353,7 @@ impl Engine {
         finished
     }
 
-    /// Whether something waits for [`Engine::reap`].
+    /// Whether a completion waits for [`Engine::reap`].
     pub(crate) fn has_completions(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }
@@ -381,11 +378,10 @@ impl Engine {
             .and_then(Option::as_ref)
             .ok_or(io::ErrorKind::NotFound)?;
         let entry = self.entry(slot)?.user_data(u64::from(index));
-        // SAFETY: needed to hand pointers to the kernel. The vectors live in the
-        // slot, and guest memory in `self.memory`, until the completion is reaped;
-        // `drop` waits for that. The kernel writes to guest memory only, which is
-        // shared with the guest anyway and never seen through references. The file
-        // is open as long as `self.disk`.
+        // SAFETY: needed to pass pointers to the kernel. The vectors live in the slot, and guest
+        // memory in `self.memory`, until the completion is reaped; `drop` waits for that. The
+        // kernel writes only to guest memory, which is shared with the guest anyway and never
+        // accessed through references. The file is open as long as `self.disk`.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)
     }
 
@@ -423,7 +419,7 @@ impl Drop for Engine {
     }
 }
 
-/// Follows what the kernel says about an operation.
+/// Evaluates the kernel's result of an operation.
 fn judge(slot: &mut Slot, result: i32, may_go_on: bool) -> Progress {
     let Ok(now) = u64::try_from(result) else {
         let transient = matches!(-result, libc::EINTR | libc::EAGAIN);
@@ -445,7 +441,7 @@ fn judge(slot: &mut Slot, result: i32, may_go_on: bool) -> Progress {
         };
         Progress::Finished(Ok(written))
     } else if now == 0 {
-        // The image became shorter than the disk is.
+        // The image became shorter than the disk.
         Progress::Finished(Err(io::ErrorKind::UnexpectedEof.into()))
     } else if may_go_on {
         Progress::Again
@@ -454,7 +450,7 @@ fn judge(slot: &mut Slot, result: i32, may_go_on: bool) -> Progress {
     }
 }
 
-/// Marks what the kernel wrote past the bitmap's sight.
+/// Marks the kernel's writes, which bypass the bitmap.
 fn mark_dirty(memory: &GuestMemory, data: &[Piece]) {
     for piece in data {
         let Ok(len) = usize::try_from(piece.len) else {
@@ -510,12 +506,13 @@ mod tests {
                 Progress::Finished(Err(_))
             ));
         }
-        // More than was asked for cannot be; if it is, it is no more than all.
+        // A result above the requested length is impossible; if it occurs, it counts as the whole
+        // length.
         assert!(matches!(
             judge(&mut slot(512), i32::MAX, true),
             Progress::Finished(Ok(1024))
         ));
-        // Transient errors are tried again, but not for ever.
+        // Transient errors are retried, but not for ever.
         let mut stuck = slot(0);
         let tries = (0..100)
             .take_while(|_| matches!(judge(&mut stuck, -libc::EAGAIN, true), Progress::Again))

@@ -1,9 +1,9 @@
-//! The advisory lock of a disk image, and who holds the one that is in the way.
+//! The advisory lock of a disk image, and the holders of a conflicting lock.
 //!
-//! The lock is an open-file-description lock over the whole file: it goes away with
-//! the last copy of the descriptor, however the process ends, travels with a
-//! descriptor that is passed on, and meets the byte locks that QEMU takes. It meets another
-//! one of this same process too. This module must not know what is in the file.
+//! The lock is an open-file-description lock over the whole file. The last copy of the descriptor
+//! releases it, however the process ends. The lock moves with a descriptor that is passed on. It
+//! conflicts with the byte locks of QEMU, and with another lock of this same process. This module
+//! must not know the content of the file.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -14,8 +14,7 @@ use std::path::Path;
 
 use vdpa::device::holder::{Holder, process_name};
 
-/// Takes the lock, `shared` with others that do or exclusively; `Ok(false)` if somebody else
-/// holds one that excludes it.
+/// Takes the lock, either `shared` or exclusive. Returns `Ok(false)` if another lock excludes it.
 pub(super) fn take(file: &File, shared: bool) -> io::Result<bool> {
     let kind = if shared { libc::F_RDLCK } else { libc::F_WRLCK };
     let narrow = |value: i32| i16::try_from(value).map_err(io::Error::other);
@@ -23,9 +22,9 @@ pub(super) fn take(file: &File, shared: bool) -> io::Result<bool> {
         l_type: narrow(kind)?,
         l_whence: narrow(libc::SEEK_SET)?,
         l_start: 0,
-        // To the end of the file, wherever that comes to be.
+        // To the end of the file, wherever it is later.
         l_len: 0,
-        // F_OFD_SETLK demands 0.
+        // F_OFD_SETLK requires 0.
         l_pid: 0,
     };
     // SAFETY: F_OFD_SETLK reads one `struct flock` through a pointer that is valid
@@ -42,7 +41,7 @@ pub(super) fn take(file: &File, shared: bool) -> io::Result<bool> {
     }
 }
 
-/// Who has locked a file, as far as this process may see.
+/// The processes that have locked a file, as far as this process may see them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holders(Vec<Holder>);
 
@@ -64,14 +63,14 @@ impl fmt::Display for Holders {
     }
 }
 
-/// Looks for the processes that hold a lock on `file`, by ascending PID. The kernel names no owner of
+/// Finds the processes that hold a lock on `file`, by ascending PID. The kernel names no owner of
 /// open-file-description locks, but it lists the locks of each descriptor.
 pub(super) fn holders(file: &File) -> Holders {
     let Ok(metadata) = file.metadata() else {
         return Holders(Vec::new());
     };
     let device = metadata.dev();
-    // As `lock_get_status` in the kernel's fs/locks.c prints it.
+    // The format of `lock_get_status` in the kernel's fs/locks.c.
     let locked = format!(
         " {:02x}:{:02x}:{} ",
         libc::major(device),
@@ -95,7 +94,7 @@ pub(super) fn holders(file: &File) -> Holders {
     Holders(found)
 }
 
-/// Whether one of the process' descriptors has a lock on the file.
+/// Whether one of the process's descriptors has a lock on the file.
 fn has_locked(process: &Path, file: &str) -> bool {
     fs::read_dir(process.join("fdinfo"))
         .into_iter()
@@ -105,7 +104,7 @@ fn has_locked(process: &Path, file: &str) -> bool {
         .any(|info| is_locked(&info, file))
 }
 
-/// Whether a descriptor's account in `/proc/PID/fdinfo` has a lock on the file.
+/// Whether an entry in `/proc/PID/fdinfo` shows a lock on the file.
 fn is_locked(info: &str, file: &str) -> bool {
     info.lines()
         .filter_map(|line| line.strip_prefix("lock:"))

@@ -3,13 +3,13 @@
 //! | part | owns |
 //! |---|---|
 //! | [`disk`] | the open file, its size |
-//! | [`lock`] | its lock, and who else has one |
+//! | [`lock`] | its lock, and other holders |
 //! | `request` | the layout of requests and the checks on them |
-//! | `engine` | io_uring and what is in flight |
-//! | here | the device: configuration, queue, who is told what |
+//! | `engine` | io_uring and the operations in flight |
+//! | here | the device: configuration, queue, reports to the driver |
 //!
-//! No thread of ours does I/O: requests are submitted when the guest kicks,
-//! completions come through an eventfd, both on the event loop's thread.
+//! No dedicated thread does I/O. Requests are submitted when the guest kicks, and completions
+//! arrive through an eventfd, both on the event loop's thread.
 //!
 //! ```text
 //!              activate, restore
@@ -18,8 +18,8 @@
 //!      |     reset (cancel, wait)     | save (wait, report)
 //!      +---------------------------<--+
 //! ```
-//! Without FLUSH negotiated every write is durable before it is reported
-//! (5.2.6.2, write-through); with it, FLUSH makes the completed writes durable.
+//! Without FLUSH negotiated, every write is durable before it is reported (5.2.6.2, write-through).
+//! With it, FLUSH makes the completed writes durable.
 
 pub mod disk;
 pub mod engine;
@@ -57,13 +57,13 @@ use request::{Limits, Operation, Request, Status};
 pub const ID_LEN: usize = 20;
 
 const QUEUE_SIZE: u16 = 256;
-/// Data segments in one request; with header and status half a ring.
+/// Maximum data segments in one request; with header and status half a ring.
 const SEG_MAX: u32 = 126;
-/// Bytes in one segment. Together with SEG_MAX it bounds a request.
+/// Maximum bytes in one segment. Together with SEG_MAX it bounds a request.
 const SIZE_MAX: u32 = 1 << 20;
-/// Requests taken before the event loop gets its turn again.
+/// Maximum requests taken before the event loop gets its turn again.
 const REQUESTS_PER_TURN: usize = 256;
-/// `struct virtio_blk_config` up to and with `num_queues`.
+/// Length of `struct virtio_blk_config` up to and including `num_queues`.
 const CONFIG_LEN: usize = 36;
 const KICK: u16 = 0;
 const COMPLETION: u16 = 1;
@@ -92,11 +92,11 @@ pub struct Block {
 }
 
 impl Block {
-    /// An inactive device on `disk`. `id` is what the guest reads as the disk's
-    /// serial number: 1 to 20 printable ASCII characters, different for every disk.
+    /// Creates an inactive device on `disk`. The guest reads `id` as the disk's serial number: 1 to
+    /// 20 printable ASCII characters, different for every disk.
     ///
     /// # Errors
-    /// A bad `id`, or io_uring is not available.
+    /// An invalid `id`, or io_uring is not available.
     pub fn new(disk: Disk, id: &str, memory: SharedMemory) -> Result<Self, Error> {
         let mut padded = [0; ID_LEN];
         padded
@@ -129,7 +129,7 @@ impl Block {
         self.active = Some(active);
     }
 
-    /// Reports what completed and takes new requests, for one turn.
+    /// Reports completed requests and takes new ones, for one turn.
     fn turn(&mut self) -> Result<(), Error> {
         let Some(queue) = self.active.as_mut().and_then(SingleQueue::queue) else {
             return Ok(());
@@ -141,8 +141,8 @@ impl Block {
         };
         let mut taken = 0;
         let mut result = Ok(());
-        // Ends: every further round needs completions, and new operations are
-        // begun only `REQUESTS_PER_TURN` times.
+        // This loop ends: every further round needs completions, and at most `REQUESTS_PER_TURN`
+        // operations begin.
         loop {
             for done in self.engine.reap() {
                 result = result.and(report(queue, &self.memory, done));
@@ -173,7 +173,7 @@ impl Block {
     }
 }
 
-/// The next request; `None` when there is none, and the driver was asked to kick.
+/// Returns the next request; `None` if there is none and the driver was asked to kick.
 fn next_request(
     queue: &mut UserspaceQueue,
     memory: &GuestMemory,
@@ -187,7 +187,7 @@ fn next_request(
             return Ok(None);
         }
     }
-    // A driver that takes back what it made available must not hold us here.
+    // A driver that retracts available buffers must not cause an endless loop here.
     queue.kick().again();
     Ok(None)
 }
@@ -220,7 +220,7 @@ fn begin(
     }
 }
 
-/// Writes as much of the identification string as there is room for.
+/// Writes as much of the identification string as fits.
 fn write_id(
     memory: &GuestMemory,
     id: &[u8; ID_LEN],
@@ -236,7 +236,7 @@ fn write_id(
     Ok(u64::try_from(ID_LEN - rest.len()).unwrap_or(0))
 }
 
-/// Tells the driver about a finished operation.
+/// Reports a finished operation to the driver.
 fn report(queue: &mut UserspaceQueue, memory: &GuestMemory, done: Done) -> Result<(), Error> {
     match done.result {
         Ok(written) => answer(queue, memory, done.ticket, Status::Ok, written),
@@ -244,8 +244,8 @@ fn report(queue: &mut UserspaceQueue, memory: &GuestMemory, done: Done) -> Resul
     }
 }
 
-/// Writes the status byte, then gives the chain back; `written` is the number
-/// of data bytes written to it.
+/// Writes the status byte, then returns the chain; `written` is the number of data bytes written to
+/// it.
 fn answer(
     queue: &mut UserspaceQueue,
     memory: &GuestMemory,
@@ -276,7 +276,7 @@ fn features(disk: &Disk) -> u64 {
     features
 }
 
-/// `struct virtio_blk_config` (virtio 1.3, 5.2.4), little-endian.
+/// Builds `struct virtio_blk_config` (virtio 1.3, 5.2.4), little-endian.
 fn config(disk: &Disk) -> [u8; CONFIG_LEN] {
     let exponent = disk.physical_block_exp();
     let mut config = [0; CONFIG_LEN];
@@ -362,7 +362,7 @@ impl Backend for Block {
     }
 
     fn reset(&mut self) {
-        // What completed is not reported: the ring is the driver's again.
+        // Completed operations are not reported: the ring belongs to the driver again.
         self.engine.drain(true);
         self.engine.acknowledge();
         self.active = None;
@@ -393,8 +393,8 @@ impl Backend for Block {
     }
 
     fn save(&mut self) -> Result<SavedState, Error> {
-        // Everything begun is finished and reported, so that no request has to
-        // be begun twice by whoever restores.
+        // All begun requests are finished and reported, so that no restore has to begin a request
+        // twice.
         let finished = self.engine.drain(false);
         let mut active = self.active.take();
         if let Some(queue) = active.as_mut().and_then(SingleQueue::queue) {

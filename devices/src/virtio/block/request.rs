@@ -1,8 +1,7 @@
-//! From a descriptor chain to a checked block request (virtio 1.3, 5.2.6).
+//! Parses a descriptor chain into a checked block request (virtio 1.3, 5.2.6).
 //!
-//! It owns the layout of requests and every check on them. It must not know
-//! how they are carried out: what leaves here lies inside the disk and inside
-//! guest memory.
+//! Owns the layout of requests and every check on them. It must not know how they are carried out.
+//! Every request that it returns lies inside the disk and inside guest memory.
 //!
 //! ```text
 //!   readable:  header (16)                  | data of a write
@@ -10,7 +9,7 @@
 //!              sector: u64, little-endian   |
 //!   writable:  data of a read               | status (1)
 //! ```
-//! Where descriptors begin and end inside that has no meaning (2.7.4).
+//! Descriptor boundaries inside that have no meaning (2.7.4).
 
 use vdpa::memory::GuestMemory;
 use vdpa::ring::{Chain, Piece};
@@ -25,19 +24,19 @@ use crate::Error;
 
 const HEADER: usize = 16;
 
-/// How a request ended, as written to its status byte.
+/// The result of a request, as written to its status byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
     /// Done.
     Ok,
     /// Failed, or not allowed.
     IoError,
-    /// The device does not know this kind of request.
+    /// The device does not support this kind of request.
     Unsupported,
 }
 
 impl Status {
-    /// The byte for the driver.
+    /// Returns the byte for the driver.
     pub(crate) fn byte(self) -> u8 {
         let value = match self {
             Self::Ok => VIRTIO_BLK_S_OK,
@@ -56,11 +55,11 @@ pub(crate) struct Transfer {
     pub(crate) offset: u64,
     /// Length in bytes, a multiple of 512 and not 0.
     pub(crate) len: u64,
-    /// Guest memory, `len` bytes together.
+    /// Guest memory, `len` bytes in total.
     pub(crate) data: Vec<Piece>,
 }
 
-/// What needs the disk.
+/// An operation on the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Io {
     /// From the disk into guest memory.
@@ -71,47 +70,47 @@ pub(crate) enum Io {
     Flush,
 }
 
-/// What to do for a request.
+/// The operation of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Operation {
     /// Use the disk.
     Io(Io),
-    /// Give the 20-byte identification string.
+    /// Return the 20-byte identification string.
     GetId {
         /// Guest memory for it.
         data: Vec<Piece>,
     },
-    /// Nothing but to report this.
+    /// Only report this status.
     Finished(Status),
 }
 
-/// A request, and where its answer goes.
+/// A request and the address of its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// Head of its chain.
+    /// The head of its chain.
     pub(crate) head: u16,
     /// Address of the status byte, in guest memory.
     pub(crate) status: GuestAddress,
-    /// What to do.
+    /// The operation.
     pub(crate) operation: Operation,
 }
 
-/// What limits requests.
+/// The limits of requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     /// Capacity of the disk in sectors.
     pub(crate) sectors: u64,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub(crate) read_only: bool,
-    /// Most bytes of data in one request.
+    /// Maximum bytes of data in one request.
     pub(crate) max_bytes: u64,
 }
 
 /// Checks a chain.
 ///
 /// # Errors
-/// The chain has no room for a header or for a status byte. Every other fault of a request
-/// becomes its status.
+/// The chain has no room for a header or for a status byte. Every other fault of a request is
+/// reported as its status.
 pub(crate) fn parse(
     memory: &GuestMemory,
     chain: &Chain,
@@ -144,7 +143,7 @@ pub(crate) fn parse(
     })
 }
 
-/// Reads the header and gives what of the readable part comes after it.
+/// Reads the header and returns the rest of the readable part.
 fn take_header(memory: &GuestMemory, readable: &[Piece]) -> Option<([u8; HEADER], Vec<Piece>)> {
     let mut header = [0; HEADER];
     let mut missing = &mut header[..];
@@ -166,7 +165,7 @@ fn take_header(memory: &GuestMemory, readable: &[Piece]) -> Option<([u8; HEADER]
     missing.is_empty().then_some((header, rest))
 }
 
-/// Takes the last writable byte away.
+/// Removes the last writable byte.
 fn take_status(mut writable: Vec<Piece>) -> Option<(Vec<Piece>, GuestAddress)> {
     let last = writable.last_mut()?;
     let before = last.len.checked_sub(1)?;
@@ -178,14 +177,14 @@ fn take_status(mut writable: Vec<Piece>) -> Option<(Vec<Piece>, GuestAddress)> {
     Some((writable, status))
 }
 
-/// Checks the place and length of a read or write.
+/// Checks the position and length of a read or write.
 fn transfer(
     sector: u64,
     data: Vec<Piece>,
     limits: &Limits,
     direction: fn(Transfer) -> Io,
 ) -> Operation {
-    // No overflow: all of a chain has a 32-bit length.
+    // No overflow: a whole chain has a 32-bit length.
     let len: u64 = data.iter().map(|piece| u64::from(piece.len)).sum();
     let fits = len.is_multiple_of(SECTOR)
         && len <= limits.max_bytes
@@ -323,7 +322,7 @@ mod tests {
     fn framing_has_no_meaning() {
         let memory = memory();
         for (index, byte) in (0..).zip(header(VIRTIO_BLK_T_IN, 5)) {
-            // One byte for each descriptor, backwards in memory.
+            // One byte per descriptor, backwards in memory.
             memory
                 .write_obj(byte, GuestAddress(BUFFERS + 0x100 - index))
                 .unwrap();

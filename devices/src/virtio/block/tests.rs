@@ -14,7 +14,7 @@ use super::super::userspace_queue::driver::{
 };
 use super::*;
 
-/// A file that goes away with the value.
+/// A file that is deleted when the value is dropped.
 pub(super) struct TempFile(PathBuf);
 
 impl TempFile {
@@ -42,7 +42,7 @@ const SECTORS: u64 = 2048;
 const SIZE: u16 = 256;
 const HEADER: u64 = BUFFERS;
 const STATUS: u64 = BUFFERS + 0x800;
-/// Data lies on both sides of the border between the two regions.
+/// Data lies on both sides of the boundary between the two regions.
 const DATA: u64 = RAM as u64 / 2 - 0x1000;
 
 struct Rig {
@@ -77,7 +77,7 @@ fn rig() -> Rig {
     rig_with(false, u64::MAX)
 }
 
-/// Waits, as the event loop does, for the completion eventfd.
+/// Waits for the completion eventfd, like the event loop.
 fn completes(block: &Block) -> bool {
     let mut event = libc::pollfd {
         fd: block.engine.completion_fd(),
@@ -89,7 +89,7 @@ fn completes(block: &Block) -> bool {
 }
 
 impl Rig {
-    /// Adds a request whose header and status lie at `slot` of their areas.
+    /// Adds a request with header and status at `slot` of their areas.
     fn add(&mut self, slot: u64, kind: u32, sector: u64, data: &[Buffer]) -> u16 {
         let header = HEADER + 16 * slot;
         self.driver.write(header, kind);
@@ -102,7 +102,7 @@ impl Rig {
         self.driver.add(&buffers)
     }
 
-    /// Runs the device until it gave a chain back.
+    /// Runs the device until it has returned a chain.
     fn wait(&mut self) -> (u32, u32) {
         self.block.process(KICK);
         loop {
@@ -158,7 +158,7 @@ fn refuses_bad_ids() {
 fn reads_and_marks_dirty_what_the_kernel_wrote() {
     let mut rig = rig();
     rig.driver.clean();
-    // Two segments; the second one crosses from one memory region to the next.
+    // Two segments; the second one crosses the boundary of the memory regions.
     let data = [writable(DATA - 0x1000, 512), writable(DATA + 0x800, 0x1000)];
     assert_eq!(
         rig.request(VIRTIO_BLK_T_IN, 3, &data),
@@ -186,7 +186,7 @@ fn writes_reach_the_file() {
         let data = [readable(DATA + 0x200, 512), readable(DATA + 0x800, 0x1000)];
         assert_eq!(rig.request(VIRTIO_BLK_T_OUT, 8, &data), (0, 1));
         assert_eq!(rig.request(VIRTIO_BLK_T_FLUSH, 0, &[]), (0, 1));
-        // What the device only read is not dirty.
+        // Memory that the device only read is not dirty.
         assert!(!rig.driver.dirty(DATA));
         let mut expected = pattern();
         expected[8 * 512..8 * 512 + 0x1200].fill(0xa5);
@@ -205,7 +205,7 @@ fn identifies_itself_and_knows_its_limits() {
         (0, 21)
     );
     assert_eq!(&rig.driver.bytes(DATA, 6), b"disk0\0");
-    // A short buffer gets a part of it, in pieces if need be.
+    // A short buffer gets a part of it, in pieces if necessary.
     let pieces = [writable(DATA + 0x100, 2), writable(DATA + 0x200, 1)];
     assert_eq!(rig.request(VIRTIO_BLK_T_GET_ID, 0, &pieces), (0, 4));
     assert_eq!(&rig.driver.bytes(DATA + 0x200, 2), b"s\0");
@@ -247,7 +247,7 @@ fn an_image_that_shrinks_is_an_error() {
     let mut rig = rig();
     let file = File::options().write(true).open(rig.file.path()).unwrap();
     file.set_len(512 + 100).unwrap();
-    // The part that is there is read, the rest fails.
+    // The existing part is read, and the rest fails.
     let (status, _) = rig.request(VIRTIO_BLK_T_IN, 0, &[writable(DATA, 2048)]);
     assert_eq!(status, 1);
     assert!(rig.driver.dirty(DATA));
@@ -266,7 +266,7 @@ fn a_request_without_a_status_byte_breaks_the_queue() {
     rig.add(0, VIRTIO_BLK_T_IN, 0, &data);
     assert!(!rig.block.process(KICK).needs_reset);
     assert_eq!(rig.driver.take_used(), None);
-    // A status byte outside memory is no different.
+    // A status byte outside memory has the same effect.
     let mut rig = rig_with(false, u64::MAX);
     rig.driver
         .add(&[readable(HEADER, 16), writable(RAM as u64, 1)]);
@@ -293,7 +293,7 @@ fn many_at_once() {
     assert_eq!(rig.block.engine.in_flight(), 0);
 }
 
-/// A device whose reads never complete: its disk is a pipe that nobody writes to.
+/// A device whose reads never complete: its disk is a pipe without writes.
 fn stuck() -> (Block, Driver, File) {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let driver = Driver::new(&memory(), SIZE);
@@ -335,14 +335,14 @@ fn reset_with_io_in_flight_leaves_nothing_behind() {
     block.process(KICK);
     assert_eq!(block.engine.in_flight(), 10);
     driver.clean();
-    // From another thread than the one that submitted, as a vCPU does it.
+    // From another thread than the submitting one, like a vCPU.
     let block = std::thread::spawn(move || {
         block.reset();
         block
     });
     let mut block = block.join().unwrap();
     assert_eq!(block.engine.in_flight(), 0);
-    // Now the data would come: nothing of it may reach the guest.
+    // Data that arrives now must not reach the guest.
     writer.write_all(&[0x5a; 4096]).unwrap();
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(block.process(COMPLETION), Outcome::default());
@@ -365,7 +365,7 @@ fn late_data_wakes_the_event_loop() {
     block.process(KICK);
     assert_eq!(driver.take_used(), None);
     driver.clean();
-    // In two parts: the first one is a short read that goes on.
+    // In two parts: the first one is a short read that continues.
     for part in [[1; 200].as_slice(), &[2; 312]] {
         writer.write_all(part).unwrap();
         assert!(completes(&block));
@@ -401,14 +401,14 @@ fn requests_in_flight_are_bounded() {
         writable(DATA, 512),
         writable(STATUS, 1),
     ];
-    // The driver uses descriptors again without waiting (CVE-2016-5403).
+    // The driver reuses descriptors without waiting (CVE-2016-5403).
     for _ in 0..2000 {
         driver.add(&buffers);
         block.process(KICK);
     }
     assert_eq!(block.engine.in_flight(), usize::from(engine::DEPTH));
 
-    // And by bytes: each request asks for 10 MiB of the same memory.
+    // Limited also by bytes: each request reads 10 MiB into the same memory.
     let (mut block, mut driver, _writer) = stuck();
     driver.write(HEADER, VIRTIO_BLK_T_IN);
     block.engine = Engine::new(
@@ -444,7 +444,7 @@ fn saves_what_it_reported_and_goes_on() {
     let mut rig = rig();
     let data = [writable(DATA, 512)];
     rig.request(VIRTIO_BLK_T_IN, 1, &data);
-    // Submitted, perhaps not completed: the save waits and reports.
+    // Submitted, possibly not completed: the save waits and reports.
     let second = rig.add(1, VIRTIO_BLK_T_IN, 2, &data);
     rig.block.process(KICK);
     let state = rig.block.save().unwrap();
@@ -452,7 +452,7 @@ fn saves_what_it_reported_and_goes_on() {
         assert_eq!(id, u32::from(second));
     }
     assert_eq!(rig.driver.read::<u8>(STATUS + 1), 0);
-    // Not yet looked at: the restored device does it.
+    // Not processed yet: the restored device does it.
     rig.add(2, VIRTIO_BLK_T_IN, 4, &data);
     rig.block.process(KICK);
     assert_eq!(rig.driver.read::<u8>(STATUS + 2), 0xff);
@@ -524,7 +524,7 @@ proptest! {
         let mut rig = rig();
         for (slot, (kind, sector, small, len, address)) in (0..).zip(requests) {
             let sector = if small { sector % SECTORS } else { sector };
-            // Data may lie over the rings themselves.
+            // Data may overlap the rings themselves.
             rig.add(slot, kind, sector, &[writable(address.min(RAM as u64 - 0x1000), len)]);
         }
         rig.driver.fill(0x1000, &ring);

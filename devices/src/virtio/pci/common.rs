@@ -1,19 +1,21 @@
-//! The common configuration structure (virtio 1.3, section 4.1.4.3): registers
-//! and the windows in which the driver can write them.
+//! The common configuration structure (virtio 1.3, section 4.1.4.3): registers, and the states in
+//! which the driver can write them.
 //!
-//! Owns what the guest programs. It must not know the backend nor PCI: a write
-//! that needs more than a register set comes back as an [`Effect`].
+//! Owns the guest's settings. It must not know the backend nor PCI: a write that needs more than a
+//! register update returns an [`Effect`].
 //!
 //! | register | writable |
 //! |---|---|
 //! | selectors | always |
 //! | `driver_feature` | DRIVER set, FEATURES_OK clear |
-//! | queue size, addresses, enable | FEATURES_OK set, DRIVER_OK clear, queue not enabled; or DRIVER_OK set and the queue was reset |
+//! | queue size, addresses, enable | FEATURES_OK, no DRIVER_OK, queue not enabled; or see below |
 //! | `queue_reset` | RING_RESET negotiated, DRIVER_OK set, queue enabled |
 //! | vectors | always: they are re-routed at run time |
-//! | `device_status` | as the table in [`status`](crate::virtio::status) says |
+//! | `device_status` | as in the table of [`status`](crate::virtio::status) |
 //!
-//! A queue's life (virtio 1.3, 2.6.1 and 4.1.4.3):
+//! With DRIVER_OK set, size, addresses and enable of a queue are writable once the queue was reset.
+//!
+//! The states of a queue (virtio 1.3, 2.6.1 and 4.1.4.3):
 //!
 //! ```text
 //!              queue_enable := 1                  queue_reset := 1
@@ -22,8 +24,8 @@
 //!                                   +------------------ reset: registers as after power-on,
 //!                                    queue_enable := 1  programmable again
 //! ```
-//! A reset is over when the write returns, so the driver reads 0 from `queue_reset`
-//! and from `queue_enable` at once.
+//! A reset is complete when the write returns, so the driver reads 0 from `queue_reset` and from
+//! `queue_enable` at once.
 
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_config::{
@@ -37,17 +39,17 @@ use crate::virtio::status::{DRIVER, DRIVER_OK, DeviceStatus, FAILED, FEATURES_OK
 /// A vector register that names no vector (virtio 1.3, 4.1.5.1.2).
 pub(super) const NO_VECTOR: u16 = 0xffff;
 
-/// Feature bits that are never offered: they need code that is not here. NOTIFICATION_DATA (38)
-/// would be lost in an eventfd, which a queue with a mapped doorbell may fall back to as well;
-/// SR_IOV (37), NOTIF_CONFIG_DATA (39), ADMIN_VQ (41).
+/// Feature bits that are never offered, because they need code that does not exist here. An eventfd
+/// would lose NOTIFICATION_DATA (38), and a queue with a mapped doorbell may fall back to an
+/// eventfd. The others are SR_IOV (37), NOTIF_CONFIG_DATA (39) and ADMIN_VQ (41).
 const NEVER_OFFERED: u64 = 1 << 37 | 1 << 38 | 1 << 39 | 1 << 41;
 
-/// The features that a driver is offered of a backend with `features`.
+/// Returns the features that a driver is offered for a backend with `features`.
 pub(super) fn offered(features: u64) -> u64 {
     features & !NEVER_OFFERED
 }
 
-/// Registers of one queue, as saved.
+/// Saved registers of one queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueState {
     /// `queue_size`, `queue_desc`, `queue_driver`, `queue_device`.
@@ -56,7 +58,7 @@ pub struct QueueState {
     pub vector: u16,
     /// `queue_enable`.
     pub enabled: bool,
-    /// Reset since DRIVER_OK, and not enabled again.
+    /// Whether the queue was reset since DRIVER_OK and not enabled again.
     pub reset: bool,
 }
 
@@ -81,7 +83,7 @@ pub struct RegistersState {
     pub queues: Vec<QueueState>,
 }
 
-/// What a write asks of the transport.
+/// The action that a write requires from the transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
     /// Nothing beyond the register.
@@ -100,7 +102,7 @@ pub(super) enum Effect {
     QueueReset(u16),
 }
 
-/// A register; the three ring addresses come in halves.
+/// A register; the three ring addresses are split into halves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Register {
     DeviceFeatureSelect,
@@ -134,9 +136,9 @@ enum Half {
 }
 
 impl Register {
-    /// The register that an access means. Only the natural width is one (virtio
-    /// 1.3, 4.1.3.1). `queue_notify_config_data` belongs to a feature that is
-    /// never offered: it reads zero, as every gap.
+    /// Returns the register that an access addresses. Only the natural width is valid (virtio 1.3,
+    /// 4.1.3.1). `queue_notify_config_data` belongs to a feature that is never offered: it reads
+    /// zero, like every gap.
     fn of(offset: u64, len: usize) -> Option<Self> {
         Some(match (offset, len) {
             (0x00, 4) => Self::DeviceFeatureSelect,
@@ -164,7 +166,7 @@ impl Register {
     }
 }
 
-/// Low or high word of a 64-bit register.
+/// Returns the low or high word of a 64-bit register.
 fn word(value: u64, half: Half) -> u32 {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     match half {
@@ -180,7 +182,7 @@ fn with_word(value: u64, half: Half, new: u32) -> u64 {
     }
 }
 
-/// The half of a 64-bit feature set that a selector means.
+/// Returns the half of a 64-bit feature set that a selector addresses.
 fn selected(select: u32) -> Option<Half> {
     match select {
         0 => Some(Half::Low),
@@ -225,10 +227,10 @@ impl QueueRegisters {
     }
 }
 
-/// See the module.
+/// The registers; see the module.
 #[derive(Debug, Clone)]
 pub(super) struct CommonConfig {
-    /// What the device offers.
+    /// The offered features.
     offer: u64,
     /// Size of the MSI-X table.
     vectors: u16,
@@ -243,7 +245,7 @@ pub(super) struct CommonConfig {
 }
 
 impl CommonConfig {
-    /// Registers after power-on. There are at most
+    /// Creates the registers as after power-on. There are at most
     /// [`MAX_QUEUES`](super::layout::MAX_QUEUES) queues; each maximum is 0 or a power of two.
     pub(super) fn new(offer: u64, max_sizes: &[u16], vectors: u16) -> Self {
         Self {
@@ -260,8 +262,8 @@ impl CommonConfig {
         }
     }
 
-    /// Everything back to its value after power-on, except the generation: a
-    /// driver that compares two reads around a reset must see the difference.
+    /// Resets everything to its value after power-on, except the generation: a driver that compares
+    /// two reads around a reset must see the difference.
     pub(super) fn reset(&mut self) {
         let max_sizes: Vec<u16> = self.queues.iter().map(|queue| queue.max_size).collect();
         let generation = self.generation;
@@ -277,17 +279,17 @@ impl CommonConfig {
         self.status = status;
     }
 
-    /// What the device offers.
+    /// Returns the offered features.
     pub(super) fn offer(&self) -> u64 {
         self.offer
     }
 
-    /// Another device offers these from now on. What was agreed stays.
+    /// Changes the offer to that of another device. Negotiated features stay.
     pub(super) fn set_offer(&mut self, offer: u64) {
         self.offer = offer;
     }
 
-    /// The largest size of each queue.
+    /// Returns the largest size of each queue.
     pub(super) fn max_sizes(&self) -> impl Iterator<Item = u16> {
         self.queues.iter().map(|queue| queue.max_size)
     }
@@ -310,13 +312,13 @@ impl CommonConfig {
             && self.driver_features & (1 << VIRTIO_F_VERSION_1) != 0
     }
 
-    /// The enabled queues with their indices, ascending.
+    /// Returns the enabled queues with their indices, ascending.
     pub(super) fn enabled_queues(&self) -> impl Iterator<Item = (u16, &QueueState)> {
         let queues = (0..).zip(self.queues.iter().map(|queue| &queue.state));
         queues.filter(|(_, queue)| queue.enabled)
     }
 
-    /// The vector register of queue `index`, if the queue is enabled.
+    /// Returns the vector register of queue `index`, if the queue is enabled.
     pub(super) fn enabled_queue_vector(&self, index: u16) -> Option<u16> {
         let queue = self.queues.get(usize::from(index))?;
         queue.state.enabled.then_some(queue.state.vector)
@@ -326,7 +328,7 @@ impl CommonConfig {
         self.queues.get(usize::from(self.queue_select))
     }
 
-    /// The selected queue if the driver may program it now.
+    /// Returns the selected queue if the driver may program it now.
     fn queue_in_window(&mut self) -> Option<&mut QueueRegisters> {
         let queue = self.queues.get_mut(usize::from(self.queue_select))?;
         let open = match self.status {
@@ -341,7 +343,7 @@ impl CommonConfig {
         self.driver_features & (1 << VIRTIO_F_RING_RESET) != 0
     }
 
-    /// The transport has reset queue `index`.
+    /// Records that the transport has reset queue `index`.
     pub(super) fn queue_was_reset(&mut self, index: u16) {
         if let Some(queue) = self.queues.get_mut(usize::from(index)) {
             *queue = QueueRegisters::new(queue.max_size);
@@ -349,8 +351,8 @@ impl CommonConfig {
         }
     }
 
-    /// Reads at `offset` from the structure's start. What is no register, and
-    /// the queue registers while the selector is out of range, read zero.
+    /// Reads at `offset` from the structure's start. Gaps, and queue registers while the selector
+    /// is out of range, read zero.
     pub(super) fn read(&self, offset: u64, data: &mut [u8]) {
         let value = Register::of(offset, data.len()).map_or(0, |register| self.value(register));
         data.fill(0);
@@ -378,7 +380,7 @@ impl CommonConfig {
             Register::QueueVector => queue(|queue| queue.vector),
             Register::QueueEnable => queue(|queue| u16::from(queue.enabled)),
             Register::QueueNotifyOffset => self.queue().map_or(0, |_| u32::from(self.queue_select)),
-            // A reset is over before the driver can look.
+            // A reset is complete before the driver can read this.
             Register::QueueReset => 0,
             Register::Address(area, half) => self.queue().map_or(0, |queue| {
                 let addresses = &queue.state.addresses;
@@ -392,8 +394,8 @@ impl CommonConfig {
         }
     }
 
-    /// Writes at `offset` from the structure's start; what is no register, or
-    /// not writable now, is ignored.
+    /// Writes at `offset` from the structure's start. Writes to gaps and to registers that are not
+    /// writable now are ignored.
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
         let Some(register) = Register::of(offset, data.len()) else {
             return Effect::None;
@@ -419,8 +421,8 @@ impl CommonConfig {
             Register::QueueSize => self.set_queue_size(u16_of(value)),
             Register::QueueVector => return self.set_queue_vector(value),
             Register::QueueEnable => {
-                // A queue with maximum 0 does not exist, and the driver must
-                // not write 0 (4.1.4.3.2).
+                // A queue with maximum 0 does not exist, and the driver must not write 0
+                // (4.1.4.3.2).
                 if value == 1
                     && let Some(queue) = self.queue_in_window()
                     && queue.state.addresses.size != 0
@@ -447,8 +449,8 @@ impl CommonConfig {
         Effect::None
     }
 
-    /// Also in a device that needs a reset: its driver may tidy up first, and waits
-    /// for `queue_enable` to read 0.
+    /// Possible also in a device that needs a reset: its driver may clean up first, and waits for
+    /// `queue_enable` to read 0.
     fn reset_queue(&self, value: u32) -> Effect {
         let runs = self.status.has(DRIVER_OK) && !self.status.has(FAILED);
         match self.queue() {
@@ -476,7 +478,7 @@ impl CommonConfig {
         }
     }
 
-    /// A vector that does not exist becomes [`NO_VECTOR`]: so the driver learns of it.
+    /// Returns a valid vector, else [`NO_VECTOR`], which reports the failure to the driver.
     fn vector(&self, value: u32) -> u16 {
         let vector = u16_of(value);
         if vector < self.vectors {
@@ -499,8 +501,7 @@ impl CommonConfig {
         Effect::QueueVector(index)
     }
 
-    /// Takes over from a saved state whether the selected queue was reset, if it can
-    /// have been.
+    /// Takes the reset state of the selected queue from a saved state, if that state is possible.
     fn set_reset(&mut self, reset: bool, status: DeviceStatus) {
         let possible = status.has(DRIVER_OK) && self.resets_queues();
         if let Some(queue) = self.queues.get_mut(usize::from(self.queue_select)) {
@@ -521,7 +522,7 @@ impl CommonConfig {
         }
     }
 
-    /// The registers as they are.
+    /// Returns the current registers.
     pub(super) fn save(&self) -> RegistersState {
         RegistersState {
             device_feature_select: self.device_feature_select,
@@ -535,11 +536,11 @@ impl CommonConfig {
         }
     }
 
-    /// Registers of this device with the contents of `state`.
+    /// Returns registers of this device with the contents of `state`.
     ///
-    /// The contents are *written*, register by register, in a window where each
-    /// is writable if the saved status says that it once was; whatever did not
-    /// take is something that no guest could have brought about.
+    /// The contents are *written*, register by register, in a window where each is writable if the
+    /// saved status implies that it once was. A value that a write does not change is one that no
+    /// guest could have reached.
     pub(super) fn restored(&self, state: &RegistersState) -> Result<Self, Error> {
         let status = DeviceStatus::from_bits(state.status).ok_or_else(|| {
             Error::other(format!(

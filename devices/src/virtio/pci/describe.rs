@@ -1,5 +1,4 @@
-//! What there is to say about a device at one moment, for people and for programs that
-//! watch machines.
+//! The description of a device at one moment, for people and for programs that watch machines.
 
 use super::common::{CommonConfig, NO_VECTOR, QueueState};
 use super::notify::{KickPath, NotifyDoorbells};
@@ -11,31 +10,31 @@ use crate::virtio::status::{FAILED, FEATURES_OK, NEEDS_RESET};
 pub struct QueueDescription {
     /// Its index.
     pub index: u16,
-    /// Entries that the driver programmed; the largest possible number before that.
+    /// The size that the driver programmed; the maximum before that.
     pub size: u16,
-    /// The largest possible number.
+    /// The maximum size.
     pub max_size: u16,
     /// Whether the driver enabled it.
     pub enabled: bool,
     /// Its MSI-X vector, if it has one.
     pub vector: Option<u16>,
-    /// How it is kicked.
+    /// The path of its kicks.
     pub kick: KickPath,
 }
 
-/// A queue that the device works on now, for those who watch its ring in guest memory.
+/// A queue on which the device works now, for observers of its ring in guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunningRing {
     /// Its index.
     pub index: u16,
-    /// Where the driver put it, not checked against guest memory.
+    /// The addresses that the driver programmed, not checked against guest memory.
     pub addresses: QueueAddresses,
-    /// Whether it is a packed ring (virtio 1.3, 2.8): the addresses then are those of other things.
+    /// Whether it is a packed ring (virtio 1.3, 2.8), whose addresses have another meaning.
     pub packed: bool,
-    /// What it is for.
+    /// Its purpose.
     pub role: QueueRole,
-    /// Grows whenever a driver starts the device, or one of its queues anew: the ring's
-    /// indices then begin again.
+    /// Grows whenever a driver starts the device, or restarts one of its queues: the ring's indices
+    /// then begin again.
     pub start: u64,
 }
 
@@ -48,7 +47,7 @@ pub struct DeviceDescription {
     pub status: u8,
     /// The features that the driver is offered.
     pub offered: u64,
-    /// The features that were agreed on; `None` before that.
+    /// The negotiated features; `None` before the negotiation.
     pub negotiated: Option<u64>,
     /// All queues, in the order of their indices.
     pub queues: Vec<QueueDescription>,
@@ -76,7 +75,7 @@ impl DeviceDescription {
         }
     }
 
-    /// Whether the device or its driver gave up: only a reset by the driver helps.
+    /// Whether the device or its driver has failed: only a reset by the driver helps.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.status & (NEEDS_RESET | FAILED) != 0

@@ -1,4 +1,4 @@
-//! Where things lie in BAR 0 of a virtio function, and in its configuration space.
+//! The layout of BAR 0 of a virtio function, and of its configuration space.
 //!
 //! ```text
 //!   0x00000  common configuration        60 bytes
@@ -8,9 +8,8 @@
 //!   0x0c000  MSI-X Pending Bit Array     128 bytes
 //!   0x10000  notify: one page of 4 KiB per queue
 //! ```
-//! Each part has pages of its own, so that a notify page can become a mapping of
-//! a hardware doorbell. The BAR's size is the next power of two. This file
-//! must not know what the parts do.
+//! Each part has its own pages, so that a notify page can become a mapping of a hardware doorbell.
+//! The BAR's size is the next power of two. This file must not know the function of the parts.
 
 use crate::Error;
 use crate::pci::{ConfigSpace, Identity, MSIX_CAPABILITY_ID, Msix};
@@ -19,7 +18,7 @@ use crate::pci::{ConfigSpace, Identity, MSIX_CAPABILITY_ID, Msix};
 pub(super) const BAR: u8 = 0;
 
 const COMMON: u64 = 0x0000;
-/// Up to and with `queue_reset` (virtio 1.3, 4.1.4.3).
+/// Up to and including `queue_reset` (virtio 1.3, 4.1.4.3).
 const COMMON_LEN: u32 = 60;
 const ISR: u64 = 0x1000;
 const ISR_LEN: u32 = 1;
@@ -27,17 +26,17 @@ const DEVICE: u64 = 0x2000;
 const MSIX_TABLE: u64 = 0x8000;
 const MSIX_PENDING: u64 = 0xc000;
 const MSIX_END: u64 = 0xd000;
-/// First notify page.
+/// The first notify page.
 pub(super) const NOTIFY: u64 = 0x1_0000;
-/// `notify_off_multiplier`: bytes between the doorbells of two queues.
+/// `notify_off_multiplier`: the distance in bytes between the doorbells of two queues.
 pub(super) const NOTIFY_STRIDE: u64 = 4096;
 
-/// Largest device configuration, bytes.
+/// Maximum device configuration, in bytes.
 pub(super) const MAX_DEVICE_CONFIG: u32 = 0x6000;
-/// Most queues: their vectors and that of configuration changes fill the MSI-X table.
+/// Maximum number of queues: their vectors and the configuration vector fill the MSI-X table.
 pub(super) const MAX_QUEUES: usize = 1023;
 
-/// Where an access to BAR 0 lands; offsets are from the part's start.
+/// The part of BAR 0 that an access addresses; offsets are from the part's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Region {
     Common(u64),
@@ -48,8 +47,8 @@ pub(super) enum Region {
 }
 
 impl Region {
-    /// The part that holds the first byte of an access below [`NOTIFY`]. Parts
-    /// check the width themselves.
+    /// Returns the part that holds the first byte of an access below [`NOTIFY`]. The parts check
+    /// the width themselves.
     pub(super) fn of(offset: u64) -> Option<Self> {
         match offset {
             COMMON..ISR => Some(Self::Common(offset - COMMON)),
@@ -62,18 +61,18 @@ impl Region {
     }
 }
 
-/// The queue whose notify page holds `offset` of BAR 0, if it is in that part.
+/// Returns the queue whose notify page holds `offset` of BAR 0, if it is in that part.
 pub(super) fn notified_queue(offset: u64) -> Option<usize> {
     let page = offset.checked_sub(NOTIFY)? / NOTIFY_STRIDE;
     usize::try_from(page).ok()
 }
 
-/// Bytes of the notify part.
+/// Returns the length of the notify part in bytes.
 fn notify_len(queues: u16) -> u64 {
     u64::from(queues) * NOTIFY_STRIDE
 }
 
-/// Bytes of BAR 0.
+/// Returns the size of BAR 0 in bytes.
 pub(super) fn bar_size(queues: u16) -> u64 {
     (NOTIFY + notify_len(queues)).next_power_of_two()
 }
@@ -81,7 +80,7 @@ pub(super) fn bar_size(queues: u16) -> u64 {
 // virtio 1.3, section 4.1.2: identity.
 const VENDOR: u16 = 0x1af4;
 const DEVICE_BASE: u16 = 0x1040;
-/// The PCI device IDs 0x1040 to 0x107f are virtio's.
+/// The PCI device IDs 0x1040 to 0x107f belong to virtio.
 const MAX_DEVICE_TYPE: u16 = 0x3f;
 const REVISION: u8 = 1;
 
@@ -95,7 +94,7 @@ const CFG_TYPE_PCI: u8 = 5;
 const CAPABILITY_LEN: u8 = 16;
 const LONG_CAPABILITY_LEN: u8 = 20;
 
-/// Offsets of capabilities in configuration space that the transport looks at.
+/// Offsets of capabilities in configuration space that the transport accesses.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Capabilities {
     /// `struct virtio_pci_cfg_cap`.
@@ -104,7 +103,7 @@ pub(super) struct Capabilities {
     pub(super) msix: u8,
 }
 
-/// The PCI device ID for a virtio device type; `None` if the type has none.
+/// Returns the PCI device ID for a virtio device type; `None` if the type has none.
 pub(super) fn device_id(device_type: u32) -> Option<u16> {
     let device_type = u16::try_from(device_type).ok()?;
     (1..=MAX_DEVICE_TYPE)
@@ -112,7 +111,7 @@ pub(super) fn device_id(device_type: u32) -> Option<u16> {
         .then_some(DEVICE_BASE + device_type)
 }
 
-/// Base class, sub-class and programming interface, as other VMMs set them.
+/// Returns base class, sub-class and programming interface, as other VMMs set them.
 fn class(device_type: u32) -> [u8; 3] {
     match device_type {
         // network: Ethernet controller
@@ -128,7 +127,7 @@ fn class(device_type: u32) -> [u8; 3] {
     }
 }
 
-/// `struct virtio_pci_cap` from `cap_len` on.
+/// Builds a `struct virtio_pci_cap` from `cap_len` on.
 fn capability(len: u8, cfg_type: u8, offset: u64, length: u32) -> [u8; 14] {
     let mut body = [0; 14];
     body[0] = len;
@@ -148,10 +147,10 @@ fn long_capability(cfg_type: u8, offset: u64, length: u32, extra: u32) -> [u8; 1
     body
 }
 
-/// Configuration space of a virtio function with the PCI device ID `device_id`.
+/// Builds the configuration space of a virtio function with the PCI device ID `device_id`.
 ///
 /// # Errors
-/// None for the sizes that the transport lets through.
+/// None for the sizes that the transport accepts.
 pub(super) fn config_space(
     device_id: u16,
     device_type: u32,
@@ -183,7 +182,7 @@ pub(super) fn config_space(
     let notify = long_capability(CFG_TYPE_NOTIFY, NOTIFY, length, stride);
     space.add_capability(VENDOR_CAPABILITY_ID, &notify, &[0; 18])?;
 
-    // bar, offset, length and pci_cfg_data are the driver's (4.1.4.9).
+    // The driver may write bar, offset, length and pci_cfg_data (4.1.4.9).
     let access = long_capability(CFG_TYPE_PCI, 0, 0, 0);
     let mut mask = [0xff; 18];
     mask[..2].fill(0);

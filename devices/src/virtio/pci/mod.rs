@@ -10,20 +10,19 @@
 //!          or ---> page of the device's own doorbell ---------------> device
 //!   Backend ----> call eventfd = eventfd of an MSI-X vector --> irqfd --> guest
 //! ```
-//! Owns what the guest programs, the kick eventfds, which queue is kicked by which
-//! way (see `notify.rs`), and the MSI-X vectors. It
-//! must not know what kind of device it fronts, nor how the hypervisor routes.
+//! Owns the guest's settings, the kick eventfds, the kick path of each queue (see `notify.rs`), and
+//! the MSI-X vectors. It must not know what kind of device it fronts, nor how the hypervisor
+//! routes.
 //!
-//! What the function has: one 64-bit BAR (see `layout.rs`), MSI-X with one vector
-//! per queue and one for configuration changes. What it has not: INTx (a guest
-//! that does not enable MSI-X gets no interrupt), the legacy interface, notification
-//! data. Queue reset is there where the backend offers it.
+//! The function has one 64-bit BAR (see `layout.rs`), and MSI-X with one vector per queue and one
+//! for configuration changes. Queue reset exists if the backend offers it. The function has no INTx
+//! (a guest that does not enable MSI-X gets no interrupt), no legacy interface and no notification
+//! data.
 //!
-//! The backend can be replaced by another one while the guest's driver goes on: see `swap.rs`.
+//! The backend can be replaced while the guest's driver keeps running: see `swap.rs`.
 //!
-//! A kick that the guest sends to a page of the notify part signals the queue's
-//! eventfd even when no ioeventfd is attached there; without the lock, so a kick
-//! never waits for another vCPU's register access.
+//! A guest's kick to a notify page signals the queue's eventfd even when no ioeventfd is attached
+//! there. That takes no lock, so a kick never waits for another vCPU's register access.
 
 mod common;
 mod describe;
@@ -56,23 +55,23 @@ use crate::Error;
 use crate::hypervisor::{Doorbells, MsiVectors};
 use crate::pci::{Bar, Msix, PciFunction};
 
-/// A virtio device as a PCI function. See the module.
+/// A virtio device as a PCI function; see the module.
 #[derive(Debug)]
 pub struct VirtioPciDevice {
     transport: Mutex<Transport>,
     kicks: Vec<Arc<EventFd>>,
-    /// Of the present backend. Locked after the transport, where both are.
+    /// The events of the current backend. Lock order: after the transport.
     events: Mutex<Vec<Event>>,
 }
 
 impl VirtioPciDevice {
-    /// Puts `backend` behind a PCI function that has not been touched by a guest yet.
+    /// Puts `backend` behind a PCI function that no guest has touched yet.
     ///
     /// Takes one vector per queue and one more from `vectors`. `doorbells` is
     /// used when BAR 0 is decoded.
     ///
     /// # Errors
-    /// The backend does not fit the layout, or the host gives no eventfd or vector.
+    /// The backend does not fit the layout, or the host has no eventfd or vector left.
     pub fn new(
         mut backend: Box<dyn Backend>,
         vectors: &dyn MsiVectors,
@@ -143,26 +142,27 @@ impl VirtioPciDevice {
         })
     }
 
-    /// Descriptors that the event loop polls for reading as long as the device
-    /// lives, or until its backend is another one; for each that is readable it calls [`VirtioPciDevice::process`].
+    /// Returns the descriptors that the event loop must poll for reading while the device lives, or
+    /// until its backend is replaced. It calls [`VirtioPciDevice::process`] for each that is
+    /// readable.
     #[must_use]
     pub fn events(&self) -> Vec<Event> {
         self.events.lock().clone()
     }
 
-    /// Makes `backend` ready for [`VirtioPciDevice::swap`].
+    /// Prepares `backend` for [`VirtioPciDevice::swap`].
     #[must_use]
     pub fn successor(&self, mut backend: Box<dyn Backend>) -> Successor {
         let events = backend.events(&self.kicks);
         Successor { backend, events }
     }
 
-    /// Puts another backend in the place of the present one. A driver that works with the
-    /// device goes on with the new one: same registers, rings and vectors. It gets a spurious interrupt for
-    /// each queue and one for a change of the configuration, and is asked to announce itself.
+    /// Replaces the backend. A driver that works with the device continues with the new one: same
+    /// registers, rings and vectors. It gets a spurious interrupt for each queue and one for a
+    /// configuration change, and is asked to announce itself.
     ///
     /// # Errors
-    /// It is not possible, or failed. The present backend stays; the kind tells whether it works.
+    /// It is not possible, or it failed. The old backend stays; the kind tells whether it works.
     pub fn swap(&self, successor: Successor) -> Result<Swapped, SwapFailed> {
         let Successor { backend, events } = successor;
         let mut transport = self.transport.lock();
@@ -175,88 +175,91 @@ impl VirtioPciDevice {
         })
     }
 
-    /// What the guest relies on of this device, for [`VirtioPciDevice::take_place`] of one at another host.
+    /// Returns the properties on which the guest relies, for [`VirtioPciDevice::take_place`] of a
+    /// device at another host.
     #[must_use]
     pub fn relied(&self) -> Relied {
         self.transport.lock().relied_elsewhere()
     }
 
-    /// Makes this device, which no driver has used, look like one at another host whose state it is to be
-    /// restored from.
+    /// Makes this device, which no driver has used, look like one at another host, from whose state
+    /// it will be restored.
     ///
     /// # Errors
-    /// This device is less than the guest relies on.
+    /// This device lacks something on which the guest relies.
     pub fn take_place(&self, relied: &Relied) -> Result<(), Error> {
         self.transport.lock().take_place(relied)
     }
 
-    /// Lets the backend handle an event, and tells the guest what came of it.
+    /// Lets the backend handle an event, and notifies the guest of the result.
     ///
-    /// `true`: the device has failed just now, which its driver has not been told because another one stands by
-    /// ([`VirtioPciDevice::set_failover`]). The caller is to [`VirtioPciDevice::swap`] the backend or, if it cannot, to
-    /// [`VirtioPciDevice::give_up`].
+    /// Returns `true` if the device has just failed and has a backup
+    /// ([`VirtioPciDevice::set_failover`]). Its driver is not notified then. The caller must
+    /// [`VirtioPciDevice::swap`] the backend or, if it cannot, call [`VirtioPciDevice::give_up`].
     pub fn process(&self, token: u16) -> bool {
         self.transport.lock().process(token)
     }
 
-    /// Says whether another device stands by. If the present one [fails](super::backend::Hardware::has_failed) from now on while its driver
-    /// works with it, the driver is not told at once (DEVICE_NEEDS_RESET): see [`VirtioPciDevice::process`].
+    /// Sets whether there is a backup device. With one, the driver is not notified at once
+    /// (DEVICE_NEEDS_RESET) if the device [fails](super::backend::Hardware::has_failed) while the
+    /// driver works with it: see [`VirtioPciDevice::process`].
     pub fn set_failover(&self, on: bool) {
         self.transport.lock().set_failover(on);
     }
 
-    /// Tells the driver of a device that has failed that it needs a reset, because no other takes its place. Does
-    /// nothing if it was told, or the device was reset or replaced meanwhile.
+    /// Notifies the driver of a failed device that it needs a reset, because no other device
+    /// replaces it. Does nothing if it was notified, or the device was reset or replaced meanwhile.
     pub fn give_up(&self) {
         self.transport.lock().give_up();
     }
 
-    /// Asks the guest to announce itself on its network: see [`Hardware::announce`](super::backend::Hardware::announce).
-    /// `false`: it is no running network device, or its driver does not know how.
+    /// Asks the guest to announce itself on its network: see
+    /// [`Hardware::announce`](super::backend::Hardware::announce). Returns `false` if it is no
+    /// running network device, or its driver does not support it.
     pub fn announce(&self) -> bool {
         self.transport.lock().announce()
     }
 
-    /// From now on pages that the device writes are marked in guest memory, or no longer: see
+    /// Starts or stops marking, in guest memory, the pages that the device writes: see
     /// [`Hardware::log_writes`](super::backend::Hardware::log_writes). An inactive device is marked
-    /// from when its driver starts it; one that is broken is stopped until then.
+    /// from its start by the driver; a broken one is stopped until then.
     ///
     /// # Errors
-    /// As for that.
+    /// As for [`Hardware::log_writes`](super::backend::Hardware::log_writes).
     pub fn log_writes(&self, on: bool) -> Result<(), Error> {
         self.transport.lock().log_writes(on)
     }
 
-    /// What the device writes without a mark: see
+    /// Returns the areas that the device writes without a mark: see
     /// [`Hardware::always_dirty`](super::backend::Hardware::always_dirty).
     #[must_use]
     pub fn always_dirty(&self) -> Vec<(u64, u64)> {
         self.transport.lock().always_dirty()
     }
 
-    /// The device as it is now.
+    /// Returns a description of the device's current state.
     #[must_use]
     pub fn describe(&self) -> DeviceDescription {
         self.transport.lock().describe()
     }
 
-    /// How many queues it has, running or not.
+    /// Returns the number of queues, running or not.
     #[must_use]
     pub fn queue_count(&self) -> usize {
         self.kicks.len()
     }
 
-    /// Shows `visit` all queues that the device works on now, or worked on when it was saved, in the order of their
-    /// indices.
-    /// `visit` must be quick and ask this device nothing: a vCPU may wait for it.
+    /// Passes to `visit` all queues on which the device works now, or worked when it was saved, in
+    /// the order of their indices. `visit` must be quick and must not call this device: a vCPU may
+    /// wait for it.
     pub fn running_rings(&self, visit: impl FnMut(&RunningRing)) {
         self.transport.lock().running_rings(visit);
     }
 
-    /// Kicks a queue and interrupts its driver, as if each had a notification to send: both
-    /// look at the ring again, so a notification that was lost is made good. The kick takes the
-    /// way of the queue's eventfd, also where the guest stores to the device's doorbell. `false`: the
-    /// device does not work on that queue now.
+    /// Kicks a queue and interrupts its driver, as if each had a notification to send. Both look at
+    /// the ring again, which makes up for a lost notification. The kick goes through the queue's
+    /// eventfd, even if the guest stores to the device's doorbell. Returns `false` if the device
+    /// does not work on that queue now.
     pub fn nudge(&self, queue: u16) -> bool {
         self.transport.lock().nudge(queue)
     }
@@ -267,31 +270,30 @@ impl VirtioPciDevice {
         self.transport.lock().is_broken()
     }
 
-    /// Stops a running device and gives its state. The caller has stopped the
-    /// vCPUs. The device stays stopped until it is restored, from this state for
-    /// example, or reset.
+    /// Stops a running device and returns its state. The caller has stopped the vCPUs. The device
+    /// stays stopped until it is restored, for example from this state, or reset.
     ///
     /// # Errors
-    /// The backend cannot be saved (the device goes on then), or this was saved before.
+    /// The backend cannot be saved, and the device resumes; or it is saved already.
     pub fn save(&self) -> Result<VirtioPciState, Error> {
         self.transport.lock().save()
     }
 
-    /// Whether [`VirtioPciDevice::restore`] would take this state, as far as that can be said without the backend.
+    /// Checks whether [`VirtioPciDevice::restore`] accepts this state, as far as possible without
+    /// the backend.
     ///
     /// # Errors
-    /// The state is not one that this device can have had. Nothing has changed.
+    /// This device cannot have had the state. Nothing has changed.
     pub fn check(&self, state: &VirtioPciState) -> Result<(), Error> {
         self.transport.lock().check(state)
     }
 
-    /// Takes a saved state, which is checked as the writes of a guest are: what
-    /// no guest could have brought about is refused.
+    /// Restores a saved state, which is checked like the writes of a guest: a state that no guest
+    /// could have reached is refused.
     ///
-    /// The device must be one that no driver uses, or that was saved. Afterwards
-    /// the caller lets the BAR's mapping follow:
-    /// [`PciBus::remap`](crate::pci::PciBus::remap). A running device gets one spurious
-    /// kick and interrupt per queue.
+    /// The device must be unused or saved. Afterwards the caller updates the BAR's mapping:
+    /// [`PciBus::remap`](crate::pci::PciBus::remap). A running device gets one spurious kick and
+    /// interrupt per queue.
     ///
     /// # Errors
     /// As [`VirtioPciDevice::check`], or the backend fails. The device is as before, with one
@@ -300,11 +302,12 @@ impl VirtioPciDevice {
         self.transport.lock().restore(state, Attempt::First)
     }
 
-    /// As [`VirtioPciDevice::restore`], of a state that was restored before, here or by another process, where that did not
-    /// end well: a device may have worked on the rings since, so where they stand is looked up again.
+    /// As [`VirtioPciDevice::restore`], after an earlier restore of this state failed, here or in
+    /// another process. A device may have worked on the rings since, so their positions are read
+    /// again.
     ///
     /// # Errors
-    /// As [`VirtioPciDevice::restore`], or it is not known what was done.
+    /// As [`VirtioPciDevice::restore`], or the progress since then is unknown.
     pub fn restore_again(&self, state: &VirtioPciState) -> Result<(), Error> {
         self.transport.lock().restore(state, Attempt::Again)
     }

@@ -1,26 +1,25 @@
-//! Kicks: one eventfd per queue for the life of the device, and what a guest's
-//! store to the queue's notify page in BAR 0 reaches.
+//! Kicks: one eventfd per queue for the life of the device, and the target of a guest's store to
+//! the queue's notify page in BAR 0.
 //!
 //! ```text
 //!                        BAR 0 decoded                      run(queue, page)
-//!   nowhere (store --> our threads) ------> eventfd (ioeventfd) ------> page (memory slot)
+//!   nowhere (store --> VMM thread) -------> eventfd (ioeventfd) ------> page (memory slot)
 //!      ^                                       |  ^                        |
 //!      +---------------------------------------+  +------------------------+
 //!      ^     BAR moved, decoding off,             stop(), memory_fault     |
 //!      +-------------------------------------------------------------------+
 //!            unplugged
 //! ```
-//! A page is shown only while its queue runs: a store meant for a device that was
-//! reset, saved or is broken never reaches it. Between eventfd and page
-//! the new one comes before the old one goes, so that no kick is lost;
-//! where neither can be had, the store exits to us and signals the eventfd.
+//! A page is mapped only while its queue runs: a store never reaches a device that was reset, saved
+//! or is broken. Between eventfd and page, the new target is added before the old one is removed,
+//! so that no kick is lost. If neither is available, the store exits to the VMM, which signals the
+//! eventfd.
 //!
-//! A page cannot be read. A guest that does so nevertheless makes a memory fault:
-//! the queue then keeps its eventfd until the function is reset, and the read sees
-//! zero, as in a BAR without pages. (Once the guest has stored to a page, reads of
-//! it no longer fault: what they give is the device's affair.)
+//! A page cannot be read. A guest that reads it causes a memory fault. The queue then keeps its
+//! eventfd until the function is reset, and the read returns zero, as in a BAR without pages. (Once
+//! the guest has stored to a page, reads no longer fault, and the device determines the value.)
 //!
-//! It must not know what a kick leads to.
+//! It must not know the effect of a kick.
 
 use std::io;
 use std::sync::Arc;
@@ -31,7 +30,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::layout::{NOTIFY, NOTIFY_STRIDE};
 use crate::hypervisor::{DoorbellPage, Doorbells};
 
-/// One eventfd per queue, with counter 0.
+/// Creates one eventfd per queue, with counter 0.
 pub(super) fn kicks(queues: u16) -> io::Result<Vec<Arc<EventFd>>> {
     let kick = |_| EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map(Arc::new);
     (0..queues).map(kick).collect()
@@ -40,23 +39,23 @@ pub(super) fn kicks(queues: u16) -> io::Result<Vec<Arc<EventFd>>> {
 /// Signals the kick eventfd of `queue`, if there is such a queue.
 pub(super) fn kick(kicks: &[Arc<EventFd>], queue: usize) {
     if let Some(kick) = kicks.get(queue) {
-        // Not blocking: an error only says that the counter is full, and then
-        // the backend is about to be woken anyway.
+        // Non-blocking: an error only means that the counter is full, and then the backend is about
+        // to be woken anyway.
         let _ = kick.write(1);
     }
 }
 
-/// Takes kicks that the backend has not served.
+/// Discards kicks that the backend has not served.
 fn forget(kick: &Arc<EventFd>) {
-    // Not blocking: an error only says that the counter is zero.
+    // Non-blocking: an error only means that the counter is zero.
     let _ = kick.read();
 }
 
-/// What a guest's store to a queue's notify page reaches.
+/// The target of a guest's store to a queue's notify page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KickPath {
-    /// Our threads, which signal the eventfd: the BAR is not decoded, or nothing better
-    /// can be had.
+    /// The VMM's threads, which signal the eventfd: the BAR is not decoded, or nothing better is
+    /// available.
     Exit,
     /// The kick eventfd, inside KVM (ioeventfd).
     Eventfd,
@@ -64,23 +63,23 @@ pub enum KickPath {
     Doorbell,
 }
 
-/// What the notify page of one queue is, and what it should be.
+/// The current and the wanted target of one queue's notify page.
 #[derive(Debug, Default)]
 struct NotifyPage {
-    /// Where the guest sees it.
+    /// The guest-physical address of the page.
     address: Option<u64>,
     /// The device's doorbell while the queue runs.
     doorbell: Option<Arc<dyn DoorbellPage>>,
-    /// The guest has read the page: no doorbell there until the function's reset.
+    /// The guest has read the page: no doorbell is mapped until the function's reset.
     was_read: bool,
-    /// Where the eventfd is attached now.
+    /// Where the eventfd is attached.
     eventfd_at: Option<u64>,
-    /// Where a doorbell is mapped now.
+    /// Where the doorbell is mapped.
     doorbell_at: Option<u64>,
 }
 
 impl NotifyPage {
-    /// Makes true what should be.
+    /// Makes the current target the wanted one.
     fn settle(&mut self, queue: usize, kick: &EventFd, doorbells: &dyn Doorbells) {
         let wanted = self.doorbell.clone().filter(|_| !self.was_read);
         let place = self.address.filter(|_| wanted.is_some());
@@ -89,7 +88,7 @@ impl NotifyPage {
                 Ok(()) => self.doorbell_at = Some(address),
                 Err(error) => {
                     warn!(address, queue, %error, "the device's doorbell cannot be mapped: kicks of this queue cost an exit each");
-                    // Not to be tried again before the queue is started again.
+                    // Not retried before the queue is started again.
                     self.doorbell = None;
                 }
             }
@@ -105,7 +104,7 @@ impl NotifyPage {
             if let Some(address) = eventfd_place {
                 match doorbells.attach(address, kick) {
                     Ok(()) => self.eventfd_at = Some(address),
-                    // The guest's writes exit to us and are signalled all the same.
+                    // The guest's writes exit to the VMM and are signalled all the same.
                     Err(error) => {
                         warn!(address, queue, %error, "cannot attach a doorbell's eventfd: kicks of this queue are slow");
                     }
@@ -115,7 +114,8 @@ impl NotifyPage {
         if !mapped && let Some(address) = self.doorbell_at {
             match doorbells.unmap(address) {
                 Ok(()) => self.doorbell_at = None,
-                // It stays on record, so that it is tried again and that no second one is made.
+                // The address stays recorded, so that unmapping is retried and no second mapping is
+                // created.
                 Err(error) => {
                     error!(address, queue, %error, "the device's doorbell cannot be taken from the guest");
                 }
@@ -124,7 +124,7 @@ impl NotifyPage {
     }
 }
 
-/// See the module.
+/// The notify pages of all queues; see the module.
 #[derive(Debug)]
 pub(super) struct NotifyDoorbells {
     doorbells: Arc<dyn Doorbells>,
@@ -142,7 +142,7 @@ impl NotifyDoorbells {
         }
     }
 
-    /// What a store to the notify page of `queue` reaches now.
+    /// Returns the current target of a store to the notify page of `queue`.
     pub(super) fn kick_path(&self, queue: u16) -> KickPath {
         match self.pages.get(usize::from(queue)) {
             Some(page) if page.doorbell_at.is_some() => KickPath::Doorbell,
@@ -151,17 +151,17 @@ impl NotifyDoorbells {
         }
     }
 
-    /// The kick eventfds by queue.
+    /// Returns the kick eventfds by queue.
     pub(super) fn kicks(&self) -> &[Arc<EventFd>] {
         &self.kicks
     }
 
-    /// Forgets kicks that nobody served.
+    /// Discards kicks that were not served.
     pub(super) fn drain(&self) {
         self.kicks.iter().for_each(forget);
     }
 
-    /// BAR 0 answers at `bar`, or nowhere.
+    /// BAR 0 is now decoded at `bar`, or nowhere.
     pub(super) fn bar_moved(&mut self, bar: Option<u64>) {
         let first = bar.and_then(|bar| bar.checked_add(NOTIFY));
         for (number, page) in (0u64..).zip(&mut self.pages) {
@@ -173,7 +173,7 @@ impl NotifyDoorbells {
         self.settle();
     }
 
-    /// The device runs; its queues have the doorbells that `doorbell_of` gives.
+    /// The device runs; its queues have the doorbells that `doorbell_of` returns.
     pub(super) fn run(
         &mut self,
         mut doorbell_of: impl FnMut(u16) -> Option<Arc<dyn DoorbellPage>>,
@@ -184,15 +184,15 @@ impl NotifyDoorbells {
         self.settle();
     }
 
-    /// Forgets kicks of one queue that nobody served.
+    /// Discards kicks of one queue that were not served.
     pub(super) fn drain_queue(&self, queue: u16) {
         if let Some(kick) = self.kicks.get(usize::from(queue)) {
             forget(kick);
         }
     }
 
-    /// One queue of the device that runs begins to work, with this doorbell, or (`None`)
-    /// ends: then no store of the guest to its page reaches the device when this returns.
+    /// One queue of the running device starts with this doorbell, or stops (`None`). After a stop,
+    /// no store of the guest to its page reaches the device when this returns.
     pub(super) fn set(&mut self, queue: u16, doorbell: Option<Arc<dyn DoorbellPage>>) {
         if let Some(page) = self.pages.get_mut(usize::from(queue)) {
             page.doorbell = doorbell;
@@ -200,8 +200,8 @@ impl NotifyDoorbells {
         self.settle();
     }
 
-    /// The device does not run. When this returns, no store of the guest
-    /// reaches it, and its doorbells are let go.
+    /// The device does not run. When this returns, no store of the guest reaches it, and its
+    /// doorbells are released.
     pub(super) fn stop(&mut self) {
         for page in &mut self.pages {
             page.doorbell = None;
@@ -209,9 +209,9 @@ impl NotifyDoorbells {
         self.settle();
     }
 
-    /// The guest made an access at `address`, or who knows where, that no memory serves:
-    /// the doorbell that it may have meant is replaced by its eventfd. `true` if
-    /// there was one.
+    /// Handles an access of the guest that no memory serves, at `address` or an unknown one. The
+    /// doorbell that it may have accessed is replaced by its eventfd. Returns `true` if there was
+    /// one.
     pub(super) fn memory_fault(&mut self, address: Option<u64>) -> bool {
         let mut hit = Vec::new();
         for (queue, page) in self.pages.iter_mut().enumerate() {
@@ -227,7 +227,7 @@ impl NotifyDoorbells {
         if hit.is_empty() {
             return false;
         }
-        // Where KVM does not say which page it was, all of them pay.
+        // If KVM does not report the page, all doorbells are replaced.
         warn!(
             queues = ?hit,
             ?address,
@@ -237,7 +237,7 @@ impl NotifyDoorbells {
         true
     }
 
-    /// After a reset of the function a new driver may behave.
+    /// Allows doorbells again after a reset of the function: the new driver may be correct.
     pub(super) fn forgive(&mut self) {
         for page in &mut self.pages {
             page.was_read = false;

@@ -1,7 +1,7 @@
-//! How a virtio-pci device is saved, and how a saved one goes on.
+//! Saves a virtio-pci device, and restores a saved one.
 //!
-//! Owns what is looked at before a state is taken: all that a guest could see must be possible, for it comes from a file or
-//! from another host. It must not know where states are kept.
+//! Owns the checks before a state is accepted. The state comes from a file or from another host, so
+//! everything that a guest could see must be possible. It must not know where states are kept.
 
 use super::common::CommonConfig;
 use super::state::{VIRTIO_PCI_STATE_VERSION, VirtioPciState};
@@ -16,21 +16,21 @@ const BEHIND: &str = "cannot restore the device behind virtio-pci";
 /// Whether a device may have worked on the rings since they were saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Attempt {
-    /// None has.
+    /// No device has.
     First,
-    /// One may have: the state was restored before, and that failed.
+    /// A device may have: an earlier restore of this state failed.
     Again,
 }
 
 impl Transport {
     pub(super) fn save(&mut self) -> Result<VirtioPciState, Error> {
-        // What cannot wait for another device.
+        // A failed device cannot wait for its backup.
         self.give_up();
         let backend = match self.phase {
             Phase::Active => self.save_backend()?,
             Phase::Saved => return Err(Error::other("the device is saved already")),
             Phase::Broken => {
-                // Its driver has to reset it anyway; until then it must be still.
+                // Its driver has to reset it anyway; until then it must not run.
                 self.backend.reset();
                 None
             }
@@ -49,9 +49,9 @@ impl Transport {
         })
     }
 
-    /// The running backend's state; `None`: it is broken now.
+    /// Returns the running backend's state; `None` if the backend is broken now.
     fn save_backend(&mut self) -> Result<Option<SavedState>, Error> {
-        // What is done to save it may leave queues without a doorbell, if it fails.
+        // A failed save may leave queues without a doorbell.
         self.doorbells.stop();
         match self.backend.save() {
             Ok(state) => Ok(Some(state)),
@@ -70,7 +70,7 @@ impl Transport {
         self.checked(state).map(drop)
     }
 
-    /// What a state makes of the registers, if all that a guest could see is possible.
+    /// Returns the registers for a state, if everything that a guest could see is possible.
     fn checked(
         &mut self,
         state: &VirtioPciState,
@@ -166,7 +166,7 @@ impl Transport {
         if let Err(error) = started {
             self.backend.reset();
             if self.phase == Phase::Saved {
-                // The guest believes that the device runs; it does not.
+                // The guest believes that the device runs, but it does not.
                 self.needs_reset();
             }
             return Err(Error::other(BEHIND).because(error));
@@ -175,7 +175,7 @@ impl Transport {
     }
 }
 
-/// Where a backend must be for a status register.
+/// Returns the phase of the backend for a status register.
 fn phase_of(status: DeviceStatus) -> Phase {
     if status.has(NEEDS_RESET) {
         Phase::Broken

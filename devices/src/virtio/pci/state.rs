@@ -1,7 +1,7 @@
 //! The saved form of a virtio-pci device, apart from the live types.
 //!
-//! A state comes from a file or from the network and is as little to be trusted
-//! as a guest: see [`VirtioPciDevice::restore`](super::VirtioPciDevice::restore).
+//! A state comes from a file or from the network and is trusted as little as a guest: see
+//! [`VirtioPciDevice::restore`](super::VirtioPciDevice::restore).
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,6 @@ pub struct VirtioPciState {
     pub registers: RegistersState,
     /// ISR status.
     pub isr: u8,
-    /// What the backend gave; there exactly if the device runs.
+    /// The backend's state; present exactly if the device runs.
     pub backend: Option<SavedState>,
 }

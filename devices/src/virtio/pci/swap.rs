@@ -1,22 +1,22 @@
-//! Another backend in the place of a device's, while its driver goes on: hot swap.
+//! Hot swap: replaces a device's backend while its driver keeps running.
 //!
 //! ```text
-//!   check      the new one can be all that the driver relies on; features negotiated with it
-//!                (nothing was stopped so far: on failure nobody notices)
+//!   check      the new one supports everything the driver relies on; features are negotiated
+//!                (nothing was stopped so far: a failure has no effect)
 //!   switch     doorbells -> eventfds, hand_over of the old, restore of the new
-//!                (fails: the new one is reset, the old one takes its place back,
-//!                 or is broken for its driver too if it had failed before)
+//!                (on failure the new one is reset, and the old one resumes,
+//!                 or is reported as broken if it had failed before)
 //!   go on      doorbells of the new, a spurious kick and interrupt for all, announcement
 //! ```
-//! All of it happens under the transport's lock. vCPUs go on: a register access waits for the lock, a
-//! kick is kept in its eventfd. What the old device said by interrupts is in the rings.
-//! The old backend is given back, stopped, because closing it may take long.
+//! All of it happens under the transport's lock. vCPUs keep running: a register access waits for
+//! the lock, and a kick stays in its eventfd. Events that the old device signalled by interrupts
+//! are in the rings. The old backend is returned, stopped, because closing it may take long.
 //!
-//! A device without a driver, or in the middle of its negotiation, is just exchanged. One that
-//! needs a reset gets a fresh backend for the time after it.
+//! A device without a driver, or in the middle of its negotiation, is exchanged without a switch. A
+//! device that needs a reset gets a fresh backend for the time after the reset.
 //!
-//! Owns the order and the checks that hold for any class of device. It must not know how backends are
-//! opened nor who polls their descriptors.
+//! Owns the order and the checks that apply to any class of device. It must not know how backends
+//! are opened, nor who polls their descriptors.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ use super::transport::{Phase, Transport, relied_on};
 use crate::virtio::backend::{Backend, Event, Hardware, Outcome, Predecessor, SavedState};
 use crate::{Error, ErrorKind};
 
-/// A backend that is to take a device's place, before it does.
+/// A prepared backend that has not replaced another one yet.
 #[derive(Debug)]
 pub struct Successor {
     pub(super) backend: Box<dyn Backend>,
@@ -39,38 +39,39 @@ pub struct Successor {
 }
 
 impl Successor {
-    /// Its descriptors, which the event loop has to poll before
-    /// [`VirtioPciDevice::swap`](super::VirtioPciDevice::swap): from then on their tokens are the
-    /// device's.
+    /// Returns its descriptors. The event loop must poll them before
+    /// [`VirtioPciDevice::swap`](super::VirtioPciDevice::swap): from then on their tokens belong to
+    /// the device.
     #[must_use]
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// The backend, which is not to take the place after all.
+    /// Returns the backend, if it does not replace another one after all.
     #[must_use]
     pub fn into_backend(self) -> Box<dyn Backend> {
         self.backend
     }
 }
 
-/// A device has another backend.
+/// The result of a swap.
 #[derive(Debug)]
 pub struct Swapped {
-    /// What the event loop has polled for the old one, and must poll no longer.
+    /// The old backend's events, which the event loop must stop polling.
     pub events: Vec<Event>,
-    /// The old one, stopped.
+    /// The old backend, stopped.
     pub retired: Box<dyn Backend>,
-    /// From the moment the old device was to stop to the one in which the new one worked;
-    /// `None` if no driver was using it.
+    /// The time from the stop of the old device until the new one worked; `None` if no driver was
+    /// using it.
     pub gap: Option<Duration>,
 }
 
-/// A device keeps its backend.
+/// The device keeps its backend.
 pub struct SwapFailed {
     /// The reason. Its kind tells whether the present backend works.
     pub error: Error,
-    /// The backend that was to take its place, not working. Its descriptors must be polled no longer.
+    /// The backend that was to replace it, not working. The event loop must stop polling its
+    /// descriptors.
     pub successor: Box<dyn Backend>,
 }
 
@@ -82,14 +83,15 @@ impl fmt::Debug for SwapFailed {
     }
 }
 
-/// What a guest relies on of a device: for one at another host that is to take its place there. It comes from that
-/// host, so it is trusted no more than a guest.
+/// The properties of a device on which a guest relies, for a device at another host that replaces
+/// it. This comes from that host, so it is trusted no more than a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Relied {
     /// Virtio device type (virtio 1.3, section 5).
     device_type: u32,
-    /// What [`Backend::identity`] gave; `None` of a device that is like any other of its type.
+    /// The result of [`Hardware::identity`]; `None` for a device that is like any other of its
+    /// type.
     identity: Option<SavedState>,
     /// As [`Predecessor::features`].
     features: u64,
@@ -104,7 +106,7 @@ pub struct Relied {
 const NOT_REPLACEABLE: &str = "devices of this kind cannot be replaced while the machine runs";
 const NO_SUCCESSOR: &str = "devices of this kind take no other's place while the machine runs";
 
-/// The new device is of another class than the guest's, which has the virtio type `needs`.
+/// The error for a new device of another class than the guest's, which has the virtio type `needs`.
 #[must_use]
 pub fn other_device_type(needs: u32, has: u32) -> Error {
     incompatible(format!(
@@ -121,7 +123,7 @@ fn refused(source: Error) -> Error {
     incompatible("the new device cannot take the old one's place").because(source)
 }
 
-/// What a backend that can be replaced while its driver runs has.
+/// Returns the operations of a backend that can be replaced while its driver runs.
 fn replaceable(backend: &mut dyn Backend) -> Result<&mut dyn Hardware, Error> {
     let hardware = backend.hardware();
     hardware.ok_or_else(|| Error::other(NOT_REPLACEABLE))
@@ -132,7 +134,7 @@ fn identity(backend: &mut dyn Backend) -> Result<SavedState, Error> {
     replaceable(backend)?.identity()
 }
 
-/// Neither works. `old`: the old device's failure; `source`: the new one's.
+/// The error when neither device works. `old`: the old device's failure; `source`: the new one's.
 fn lost(old: &str, source: Error) -> Error {
     let message = format!(
         "the new device does not start, and the old one not again ({old}): the guest's driver has \
@@ -142,7 +144,7 @@ fn lost(old: &str, source: Error) -> Error {
 }
 
 impl Relied {
-    /// Makes a backend that nobody has used look like this, or says why it cannot.
+    /// Makes an unused backend look like this, or returns the reason why it cannot.
     fn fits(&self, successor: &mut dyn Backend) -> Result<(), Error> {
         let (needs, has) = (self.device_type, successor.device_type());
         if needs != has {
@@ -157,7 +159,8 @@ impl Relied {
             (Some(_), None) => Err(Error::other(NO_SUCCESSOR)),
             (None, _) => Ok(()),
         };
-        // The features first: their names say most. What is offered may depend on the succession.
+        // Check the features first, because their names are the most useful. The offer may depend
+        // on the succession.
         let missing = self.features & !offered(successor.features());
         if missing != 0 {
             let missing = features::describe(missing, needs);
@@ -186,7 +189,7 @@ impl Relied {
             );
             return Err(Error::new(ErrorKind::OtherQueueCount, message));
         }
-        // A queue with 0 entries is none.
+        // A queue with 0 entries does not exist.
         for (index, (&needs, &has)) in self.queue_sizes.iter().zip(sizes).enumerate() {
             if has < needs {
                 return Err(incompatible(format!(
@@ -200,7 +203,7 @@ impl Relied {
 }
 
 impl Transport {
-    /// Puts `successor` in the backend's place. See the module.
+    /// Replaces the backend by `successor`; see the module.
     pub(super) fn swap(
         &mut self,
         mut successor: Box<dyn Backend>,
@@ -212,7 +215,8 @@ impl Transport {
             },
             Ok(()) => {
                 if self.phase == Phase::Broken {
-                    // It may still write, and its driver's reset reaches only the new one from here on.
+                    // It may still write, and from here on its driver's reset reaches only the new
+                    // one.
                     self.backend.reset();
                 }
                 None
@@ -226,7 +230,7 @@ impl Transport {
             self.nudge_all();
             self.announce();
         }
-        // What a device says of itself is another one's: the link, for example.
+        // The device's own configuration may differ, such as the link state.
         self.take(Outcome {
             config_changed: true,
             needs_reset: false,
@@ -234,12 +238,12 @@ impl Transport {
         Ok((retired, gap))
     }
 
-    /// Whether a driver works with the device, whatever the device itself does.
+    /// Whether a driver works with the device, even if the device itself has failed.
     fn drives(&self) -> bool {
         matches!(self.phase, Phase::Active | Phase::Failing)
     }
 
-    /// What the guest relies on, with this identity of the backend.
+    /// Returns the properties on which the guest relies, with this identity of the backend.
     fn relied(&self, identity: Option<SavedState>) -> Relied {
         Relied {
             device_type: self.backend.device_type(),
@@ -251,14 +255,15 @@ impl Transport {
         }
     }
 
-    /// What the guest relies on, for a device at another host.
+    /// Returns the properties on which the guest relies, for a device at another host.
     pub(super) fn relied_elsewhere(&mut self) -> Relied {
-        // A device that cannot be replaced in place may well be like any other: the random number generator.
+        // A device that cannot be replaced in place may be like any other of its type: the random
+        // number generator.
         let identity = identity(&mut *self.backend).ok();
         self.relied(identity)
     }
 
-    /// Has the backend, which no driver uses yet, look like one at another host.
+    /// Makes the backend, which no driver uses yet, look like one at another host.
     pub(super) fn take_place(&mut self, relied: &Relied) -> Result<(), Error> {
         if self.phase != Phase::Inactive {
             let message = "a driver uses the device already";
@@ -269,13 +274,13 @@ impl Transport {
         Ok(())
     }
 
-    /// Everything that can be refused without stopping anything.
+    /// Makes all checks that can refuse a successor before anything is stopped.
     fn prepare(&mut self, successor: &mut dyn Backend) -> Result<(), Error> {
         if self.phase == Phase::Saved {
             let message = "the device is saved: it is replaced after it was restored";
             return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
-        // The type first: only some can be replaced at all.
+        // The type first: only some types can be replaced at all.
         let (needs, has) = (self.backend.device_type(), successor.device_type());
         if needs != has {
             return Err(other_device_type(needs, has));
@@ -290,9 +295,9 @@ impl Transport {
         }
     }
 
-    /// From the old device to the new one, or back. How long nobody worked.
+    /// Switches from the old device to the new one, or back. Returns how long neither worked.
     fn switch(&mut self, successor: &mut dyn Backend) -> Result<Duration, Error> {
-        // From here on the guest's stores reach our eventfds only.
+        // From here on the guest's stores reach only the VMM's eventfds.
         self.doorbells.stop();
         let stopped = Instant::now();
         let failed = self.phase == Phase::Failing;
@@ -325,7 +330,7 @@ impl Transport {
         }
     }
 
-    /// Starts the old device again, where both have left the rings.
+    /// Restarts the old device after both have left the rings.
     fn roll_back(&mut self, state: &SavedState, error: Error) -> Error {
         let activation = self.activation(&self.common);
         let old = replaceable(&mut *self.backend);
@@ -345,7 +350,7 @@ impl Transport {
         }
     }
 
-    /// The old device has its doorbells again, and misses nothing.
+    /// Gives the old device its doorbells back, and makes up for lost notifications.
     fn go_on(&mut self) {
         self.enter(Phase::Active);
         self.nudge_all();

@@ -1,5 +1,5 @@
-//! The transport as a guest sees it: through ECAM and BAR 0 of a whole bus, in
-//! front of a model backend that panics when it is called out of order.
+//! Tests of the transport from a guest's view, through ECAM and BAR 0 of a whole bus. Behind it is
+//! a model backend that panics when it is called out of order.
 
 mod doorbells;
 mod failover;

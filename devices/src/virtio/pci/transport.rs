@@ -1,5 +1,5 @@
-//! What lies behind the lock of a virtio-pci device: registers, MSI-X,
-//! doorbells and the backend, and the order in which the backend is called.
+//! The locked part of a virtio-pci device: registers, MSI-X, doorbells and the backend, and the
+//! order in which the backend is called.
 //!
 //! ```text
 //!             FEATURES_OK           DRIVER_OK
@@ -8,18 +8,18 @@
 //!                                                 |
 //!                                                 | error, needs_reset
 //!                                                 v
-//!                                               broken <--+ another cannot
-//!                                                         | take its place
-//!   active, the device has failed and another one -----> failing -----> active
-//!   stands by (`set_failover`)                                    swap
+//!                                               broken <--+ no backup
+//!                                                         | replaces it
+//!   active, the device has failed and has --------------> failing -----> active
+//!   a backup (`set_failover`)                                     swap
 //!
 //!   any, by status 0: reset --> inactive
-//!   inactive or saved, by restore --> what the restored status says
+//!   inactive or saved, by restore --> the phase of the restored status
 //!   any, by needs_reset --> broken
 //!   any but saved, by a swap of the backend (`swap.rs`) --> the same
 //! ```
-//! A refused FEATURES_OK stays where it was. It must not know
-//! who maps the BAR, nor what the backend does.
+//! A refused FEATURES_OK leaves the phase unchanged. It must not know who maps the BAR, nor how the
+//! backend works.
 
 use std::sync::Arc;
 
@@ -48,21 +48,21 @@ const ACCESS_LENGTH: u16 = 12;
 const ACCESS_DATA: u16 = 16;
 const ACCESS_DATA_LEN: usize = 4;
 
-/// Where the backend is. See the module's diagram.
+/// The phase of the backend; see the module's diagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Inactive,
     Agreed,
     Active,
-    /// The device has failed, and its driver has not been told: another one is to take its place. The backend hears of
-    /// nothing but events, the swap and reset.
+    /// The device has failed, and its driver is not notified: a backup will replace it. The backend
+    /// gets only events, the swap and reset.
     Failing,
-    /// NEEDS_RESET is set: the backend hears of nothing but events and reset.
+    /// NEEDS_RESET is set: the backend gets only events and reset.
     Broken,
     Saved,
 }
 
-/// See the module.
+/// The locked state; see the module.
 #[derive(Debug)]
 pub(super) struct Transport {
     pub(super) config_space: ConfigSpace,
@@ -75,14 +75,14 @@ pub(super) struct Transport {
     pub(super) backend: Box<dyn Backend>,
     pub(super) isr: u8,
     pub(super) phase: Phase,
-    /// Another device stands by for one that fails.
+    /// There is a backup for a device that fails.
     failover: bool,
-    /// How often the device, or a queue of it, was started.
+    /// How often the device, or one of its queues, was started.
     starts: u64,
 }
 
 impl Transport {
-    /// An inactive device. `calls` are the eventfds of the vectors of `msix`.
+    /// Creates an inactive device. `calls` are the eventfds of the vectors of `msix`.
     pub(super) fn new(
         (config_space, capabilities): (ConfigSpace, Capabilities),
         msix: Msix,
@@ -148,8 +148,8 @@ impl Transport {
         meets(offset, len, data, ACCESS_DATA_LEN)
     }
 
-    /// Offset in the BAR and width of the access that the driver set up in
-    /// `virtio_pci_cfg_cap`, if that is one.
+    /// Returns the offset in the BAR and the width of the access that the driver set up in
+    /// `virtio_pci_cfg_cap`, if it is valid.
     fn window_access(&self) -> Option<(u64, usize)> {
         let capability = u16::from(self.capabilities.pci_cfg);
         let [bar, ..] = self
@@ -209,7 +209,7 @@ impl Transport {
         }
     }
 
-    /// The offset of an access to device configuration if all of it is inside.
+    /// Returns the offset of an access to device configuration if all of it is inside.
     fn config_access(&self, offset: u64, len: usize) -> Option<u32> {
         let end = offset.checked_add(u64::try_from(len).ok()?)?;
         let inside = len > 0 && end <= u64::from(self.backend.config_len());
@@ -254,8 +254,8 @@ impl Transport {
 
     fn activate(&mut self, running: DeviceStatus) {
         let activation = self.activation(&self.common);
-        // Set in either case: NEEDS_RESET is told by an interrupt only to a
-        // driver that has written DRIVER_OK (virtio 1.3, 2.1.2).
+        // Set in either case: NEEDS_RESET is reported by an interrupt only to a driver that has
+        // written DRIVER_OK (virtio 1.3, 2.1.2).
         self.common.set_status(running);
         match self.backend.activate(activation) {
             Ok(()) => self.enter(Phase::Active),
@@ -284,7 +284,7 @@ impl Transport {
         }
     }
 
-    /// A queue that was reset is enabled again.
+    /// Enables a queue again that was reset.
     fn queue_enabled(&mut self, index: u16) {
         let queue = self
             .activation(&self.common)
@@ -312,9 +312,9 @@ impl Transport {
         }
     }
 
-    /// When this returns, nothing touches the queue's memory, whatever came of it.
+    /// When this returns, nothing accesses the queue's memory, whatever the result.
     fn reset_queue(&mut self, index: u16) {
-        // First: from here on the guest's stores reach our eventfd only.
+        // First: from here on the guest's stores reach only the VMM's eventfd.
         self.doorbells.set(index, None);
         match self.phase {
             Phase::Active => {
@@ -328,12 +328,13 @@ impl Transport {
                     self.needs_reset();
                 }
             }
-            // What the device is at with this queue only its reset ends: then no other can go on where it stopped.
+            // Only a reset of the device ends its work on this queue; then no backup can continue
+            // from its position.
             Phase::Failing => {
                 self.backend.reset();
                 self.needs_reset();
             }
-            // Its driver has to reset all of it anyway.
+            // Its driver has to reset the whole device anyway.
             Phase::Broken => self.backend.reset(),
             // The vCPUs are stopped, so no guest waits for this.
             Phase::Inactive | Phase::Agreed | Phase::Saved => return,
@@ -343,7 +344,7 @@ impl Transport {
     }
 
     fn reset_device(&mut self) {
-        // First: from here on the guest's stores reach our eventfds only.
+        // First: from here on the guest's stores reach only the VMM's eventfds.
         self.enter(Phase::Inactive);
         self.backend.reset();
         self.common.reset();
@@ -352,7 +353,7 @@ impl Transport {
         self.doorbells.drain();
     }
 
-    /// Reset of the whole function, as after power-on.
+    /// Resets the whole function, as after power-on.
     pub(super) fn reset_function(&mut self) {
         self.reset_device();
         self.config_space.reset();
@@ -360,8 +361,8 @@ impl Transport {
         self.doorbells.forgive();
     }
 
-    /// Every change of the phase: the device's doorbells are the guest's exactly
-    /// while the device is active and their queues are enabled.
+    /// Changes the phase. The guest has the device's doorbells exactly while the device is active
+    /// and their queues are enabled.
     pub(super) fn enter(&mut self, phase: Phase) {
         self.phase = phase;
         if phase != Phase::Active {
@@ -372,7 +373,7 @@ impl Transport {
         self.show_doorbells();
     }
 
-    /// The guest gets the doorbells that the backend has for it now.
+    /// Maps the doorbells that the backend has for the guest now.
     pub(super) fn show_doorbells(&mut self) {
         let Self {
             common,
@@ -391,7 +392,7 @@ impl Transport {
         self.calls.get(usize::from(vector)).map(Arc::clone)
     }
 
-    /// What `common` asks the backend to start with.
+    /// Returns the activation of the backend for `common`.
     pub(super) fn activation(&self, common: &CommonConfig) -> Activation {
         let queue = |(index, state): (u16, &super::state::QueueState)| {
             Some(Queue {
@@ -409,7 +410,8 @@ impl Transport {
 
     // ---- the device's side ----
 
-    /// `true`: the device has failed just now, its driver does not know, and another one is to take its place.
+    /// Returns `true` if the device has just failed, its driver is not notified, and a backup will
+    /// replace it.
     pub(super) fn process(&mut self, token: u16) -> bool {
         let was_failing = self.phase == Phase::Failing;
         let outcome = self.backend.process(token);
@@ -421,19 +423,20 @@ impl Transport {
         self.failover = on;
     }
 
-    /// No other device takes the place of one that has failed: its driver hears that it needs a reset.
+    /// No backup replaces the failed device: notifies its driver that it needs a reset.
     pub(super) fn give_up(&mut self) {
         if self.phase == Phase::Failing {
             self.needs_reset();
         }
     }
 
-    /// See [`Hardware::log_writes`](crate::virtio::backend::Hardware::log_writes): doorbells are let go before, and those that are left are shown again.
+    /// See [`Hardware::log_writes`](crate::virtio::backend::Hardware::log_writes). Doorbells are
+    /// released before, and the remaining ones are mapped again afterwards.
     pub(super) fn log_writes(&mut self, on: bool) -> Result<(), Error> {
         if on {
             self.give_up();
             if self.phase == Phase::Broken {
-                // It may still write, and is of no use until its driver resets it.
+                // It may still write, and is unusable until its driver resets it.
                 self.backend.reset();
             }
         }
@@ -445,15 +448,15 @@ impl Transport {
         match logged {
             Err(error) if on && error.is_broken_ring() => {
                 self.ring_broke(&error);
-                // From its driver's next start on.
+                // From the driver's next start on.
                 log_writes(&mut *self.backend, on)
             }
             logged => logged,
         }
     }
 
-    /// A guest that breaks its own ring must not keep the whole machine from being saved or moved: its device is
-    /// as one that says itself that it needs a reset.
+    /// A guest that breaks its own ring must not prevent the whole machine from being saved or
+    /// moved. Its device is treated as one that reports DEVICE_NEEDS_RESET.
     pub(super) fn ring_broke(&mut self, error: &Error) {
         error!(
             error = in_one_line(error),
@@ -468,7 +471,7 @@ impl Transport {
         hardware.map_or_else(Vec::new, |hardware| hardware.always_dirty())
     }
 
-    /// Asks the guest to announce itself; `false`: there is nobody who would.
+    /// Asks the guest to announce itself; returns `false` if it cannot.
     pub(super) fn announce(&mut self) -> bool {
         if self.phase != Phase::Active {
             return false;
@@ -502,7 +505,7 @@ impl Transport {
         DeviceDescription::new(self.backend.device_type(), &self.common, &self.doorbells)
     }
 
-    /// The queues that the backend works on now.
+    /// Passes the queues on which the backend works now to `visit`.
     pub(super) fn running_rings(&self, mut visit: impl FnMut(&RunningRing)) {
         if !matches!(self.phase, Phase::Active | Phase::Saved) {
             return;
@@ -519,7 +522,7 @@ impl Transport {
         }
     }
 
-    /// A kick and an interrupt that nobody asked for.
+    /// Sends a spurious kick and a spurious interrupt.
     pub(super) fn nudge(&self, queue: u16) -> bool {
         if self.phase != Phase::Active {
             return false;
@@ -542,8 +545,8 @@ impl Transport {
         self.config_interrupt();
     }
 
-    /// Tells the driver that configuration or status changed, once there is one
-    /// to be told (virtio 1.3, 2.1.2 and 2.3).
+    /// Notifies the driver that configuration or status changed, once it has set DRIVER_OK (virtio
+    /// 1.3, 2.1.2 and 2.3).
     fn config_interrupt(&mut self) {
         if self.common.status().has(DRIVER_OK) {
             self.isr |= ISR_CONFIG_CHANGED;
@@ -551,8 +554,8 @@ impl Transport {
         }
     }
 
-    /// One spurious kick and interrupt for all: signals that were on their way
-    /// when the state was saved are not part of it.
+    /// Sends one spurious kick and interrupt to all queues: signals that were pending when the
+    /// state was saved are not part of it.
     pub(super) fn nudge_all(&self) {
         if self.phase != Phase::Active {
             return;
@@ -565,12 +568,12 @@ impl Transport {
     }
 }
 
-/// What a driver that has left the registers like this relies on: see
+/// Returns the features on which a driver with these registers relies: see
 /// [`Predecessor::features`](crate::virtio::backend::Predecessor::features).
 pub(super) fn relied_on(common: &CommonConfig, phase: Phase) -> u64 {
     let status = common.status();
     if phase == Phase::Broken || status == DeviceStatus::RESET {
-        // It has to start anew, or has not begun.
+        // It has to restart, or has not started.
         0
     } else if status.has(FEATURES_OK) {
         common.driver_features()
@@ -587,7 +590,7 @@ fn log_writes(backend: &mut dyn Backend, on: bool) -> Result<(), Error> {
     }
 }
 
-/// Whether `len` bytes at `offset` meet `other_len` bytes at `other`.
+/// Whether `len` bytes at `offset` overlap `other_len` bytes at `other`.
 fn meets(offset: u16, len: usize, other: u16, other_len: usize) -> bool {
     let (offset, other) = (usize::from(offset), usize::from(other));
     offset < other.saturating_add(other_len) && other < offset.saturating_add(len)

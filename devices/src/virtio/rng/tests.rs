@@ -33,7 +33,7 @@ fn fills_buffers_and_marks_them_dirty() {
     assert_eq!(driver.bytes(BUFFERS + 32, 32), [0; 32]);
     assert!(driver.dirty(BUFFERS) && driver.dirty(next_page));
     assert!(!driver.dirty(next_page + 0x1000));
-    // A spurious wake-up does not hang, although the driver's eventfd blocked.
+    // A spurious wake-up does not block, although the driver's eventfd is blocking.
     assert_eq!(rng.process(KICK), Outcome::default());
 }
 
@@ -46,7 +46,7 @@ fn bounds_the_bytes_and_the_requests() {
     assert_eq!(driver.take_used(), Some((0, 4096)));
     assert_eq!(driver.take_used(), Some((2, 0)));
 
-    // More than one turn serves: the device kicks itself.
+    // More requests than one turn serves: the device kicks itself.
     let (mut rng, mut driver) = running_with(256);
     for _ in 0..100 {
         driver.add(&[writable(BUFFERS, 1)]);
@@ -72,7 +72,7 @@ fn a_broken_ring_needs_a_reset_once() {
     driver.set_avail_index(SIZE + 1);
     assert!(rng.process(KICK).needs_reset);
     assert!(!rng.process(KICK).needs_reset);
-    // It does not ask to be called again for ever.
+    // It does not kick itself for ever.
     assert!(driver.kick.read().is_err());
     rng.reset();
     driver.set_avail_index(0);
@@ -147,7 +147,7 @@ fn saves_and_restores() {
     driver.take_used().unwrap();
     let head = driver.add(&[writable(BUFFERS, 8)]);
     let state = rng.save().unwrap();
-    // Stopped: the kick that is pending has no effect.
+    // Stopped: the pending kick has no effect.
     rng.process(KICK);
     assert_eq!(driver.take_used(), None);
 
@@ -157,7 +157,7 @@ fn saves_and_restores() {
     other.process(KICK);
     assert_eq!(driver.take_used(), Some((u32::from(head), 8)));
 
-    // Other features or no queue: not this transport's state.
+    // Other features, or no queue: the state does not match this transport.
     other.reset();
     let plain = driver.activation(1 << VIRTIO_F_VERSION_1);
     assert!(other.restore(&state, plain).is_err());
@@ -180,7 +180,7 @@ proptest! {
         let driver = Driver::new(&memory(), SIZE);
         let mut rng = Rng::new(Arc::clone(&driver.memory));
         let state = SavedState { name: STATE_NAME.to_owned(), version, payload };
-        // Whatever comes in: no panic; and if taken, the indices agree.
+        // For all input: no panic; and if it is accepted, the indices are consistent.
         if rng.restore(&state, driver.activation(FEATURES)).is_ok() {
             prop_assert_eq!(version, STATE_VERSION);
         }
@@ -192,7 +192,7 @@ proptest! {
         avail in 0..=SIZE,
     ) {
         let (mut rng, mut driver) = running();
-        // Everything at the rings is noise, and then the avail index is plausible.
+        // The rings hold random bytes; then the avail index is plausible.
         driver.fill(0x1000, &image);
         driver.fill(0x4000, &image);
         driver.fill(0x6000, &image);

@@ -17,11 +17,11 @@ pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
 
 pub(crate) const RAM: usize = 1 << 20;
-/// Where tests put their buffers: above the rings.
+/// The address of the tests' buffers, above the rings.
 pub(crate) const BUFFERS: u64 = 0x10000;
 
-/// Guest memory as the machine makes it: a memfd, mapped shared, in two regions
-/// that are neighbours in guest-physical space but not in this process.
+/// Creates guest memory like the machine does: a memfd, mapped shared, in two regions that are
+/// adjacent in guest-physical space but not in this process.
 pub(crate) fn memory() -> SharedMemory {
     let half = RAM / 2;
     let file = |name: &str| {
@@ -83,7 +83,7 @@ impl Driver {
                 driver: 0x4000,
                 device: 0x6000,
             },
-            // Blocking on purpose: the backend has to see to it.
+            // Blocking on purpose: the backend has to make it non-blocking.
             kick: Arc::new(EventFd::new(0).unwrap()),
             call: Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap()),
             next_descriptor: 0,
@@ -152,13 +152,13 @@ impl Driver {
         self.write(self.addresses.driver + 2, self.avail);
     }
 
-    /// Sets the avail index to anything.
+    /// Sets the avail index to any value.
     pub(crate) fn set_avail_index(&mut self, index: u16) {
         self.avail = index;
         self.write(self.addresses.driver + 2, index);
     }
 
-    /// Adds a chain of these buffers and kicks; gives back its head.
+    /// Adds a chain of these buffers and kicks; returns its head.
     pub(crate) fn add(&mut self, buffers: &[Buffer]) -> u16 {
         let size = self.addresses.size;
         let head = self.next_descriptor;
@@ -202,7 +202,7 @@ impl Driver {
         region.bitmap().dirty_at(offset.0.try_into().unwrap())
     }
 
-    /// Forgets all dirty marks.
+    /// Clears all dirty marks.
     pub(crate) fn clean(&self) {
         for region in self.memory.iter() {
             (**region).bitmap().reset();

@@ -20,7 +20,7 @@ fn queue(driver: &Driver, event_idx: bool) -> UserspaceQueue {
     UserspaceQueue::new(driver.queue(), 256, features, Arc::clone(&driver.memory)).unwrap()
 }
 
-/// The error and its causes.
+/// Returns the error and its causes.
 fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     in_one_line(&result.unwrap_err())
 }
@@ -119,7 +119,7 @@ fn honours_interrupt_suppression() {
     flagged.signal_used().unwrap();
     assert!(!driver.interrupted());
 
-    // With it: used_event says after which element.
+    // With EVENT_IDX: used_event names the element.
     let mut driver = Driver::new(&memory(), SIZE);
     let mut indexed = queue(&driver, true);
     let used_event = driver.addresses.driver + 4 + 2 * u64::from(SIZE);
@@ -131,7 +131,7 @@ fn honours_interrupt_suppression() {
         indexed.signal_used().unwrap();
         assert_eq!(driver.interrupted(), interrupt);
     }
-    // avail_event is where the driver finds after which element to kick.
+    // avail_event tells the driver after which element to kick.
     assert!(!indexed.arm().unwrap());
     let avail_event: u16 = driver.read(driver.addresses.device + 4 + 8 * u64::from(SIZE));
     assert_eq!(avail_event, 3);
@@ -147,11 +147,11 @@ fn a_broken_queue_stays_silent() {
     assert!(refusal(queue.pop()).ends_with("the avail index is 9 ahead in a ring of 8"));
     driver.set_avail_index(1);
     assert_eq!(queue.pop().unwrap(), None);
-    // Otherwise the backend would come back for ever.
+    // Otherwise the backend would never stop polling.
     assert!(!queue.arm().unwrap());
 }
 
-/// What makes a chain malformed is tested in `vdpa`; here it is what comes of one.
+/// `vdpa` tests which chains are malformed; this tests the effect of one.
 #[test]
 fn a_malformed_chain_breaks_the_queue() {
     let mut driver = Driver::new(&memory(), SIZE);
@@ -221,8 +221,8 @@ fn restores_where_it_was_saved() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    // Whatever the rings hold: no panic, bounded work, and only pieces inside
-    // guest memory come out.
+    // For all contents of the rings: no panic, bounded work, and only pieces inside guest memory
+    // are returned.
     #[test]
     fn arbitrary_rings_are_harmless(
         table in proptest::collection::vec(

@@ -7,9 +7,9 @@
 //!     +------------------------+
 //!       the driver's ANNOUNCE_ACK, a reset
 //! ```
-//! After a guest has moved, switches learn its new place from the frames that it
-//! sends then. The request is the VMM's: the device neither makes it nor hears of it.
-//! This file owns the bit. It must not know how the guest is interrupted.
+//! After a guest has moved, switches learn its new location from the frames that it then sends. The
+//! request comes from the VMM: the device neither makes it nor sees it. This file owns the bit. It
+//! must not know how the guest is interrupted.
 
 use virtio_bindings::virtio_net::VIRTIO_NET_S_ANNOUNCE;
 
@@ -31,8 +31,8 @@ impl Announcement {
         self.pending = pending;
     }
 
-    /// Lays the bit over what was read from device configuration at `offset`: the
-    /// device's own is none of the guest's affair.
+    /// Lays the bit over data read from device configuration at `offset`. The guest does not see
+    /// the device's own bit.
     pub(super) fn cover(self, offset: u32, data: &mut [u8]) {
         let [bit, ..] = VIRTIO_NET_S_ANNOUNCE.to_le_bytes();
         let position = STATUS_OFFSET.checked_sub(offset);

@@ -1,6 +1,7 @@
-//! What a transport asks of a vhost-vdpa device, and where in [`VdpaBackend`] it is done.
+//! Implements the transport's interface for a vhost-vdpa device by the parts of [`VdpaBackend`].
 //!
-//! Owns the tokens of its descriptors and that a device which fails is stopped. It must not know how anything is done.
+//! Owns the tokens of its descriptors, and the rule that a device which fails is stopped. It must
+//! not know how an operation is done.
 
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
@@ -89,7 +90,7 @@ impl Backend for VdpaBackend {
     fn negotiate(&mut self, features: u64) -> Result<(), Error> {
         let negotiation = self.or_stop(|backend| backend.negotiate_features(features))?;
         self.negotiation = Some(negotiation);
-        // From here on it is this device that its driver knows.
+        // From here on the driver knows this device.
         self.net.predecessor = None;
         Ok(())
     }
@@ -116,8 +117,8 @@ impl Backend for VdpaBackend {
 
     fn reset(&mut self) {
         self.stop();
-        // The same after every reset, whatever the guest did: the lab's leak
-        // tests compare these lines.
+        // The same after every reset, whatever the guest did: the lab's leak tests compare these
+        // lines.
         tracing::debug!(
             device = %self.rings.id,
             iotlb_ranges = self.rings.iotlb.mapped_ranges(),
@@ -129,7 +130,7 @@ impl Backend for VdpaBackend {
     fn process(&mut self, token: u16) -> Outcome {
         match token {
             TOKEN_CONFIG => {
-                // Only "nothing is pending" can fail.
+                // The only possible failure is that no event is pending.
                 let _ = self.config_changed.read();
                 let needs_reset = self
                     .rings
@@ -154,7 +155,7 @@ impl Backend for VdpaBackend {
             }
             TOKEN_RELAY => Outcome {
                 config_changed: false,
-                // Only "nothing is pending" can fail: it was reset meanwhile.
+                // The only possible failure is that no event is pending: it was reset meanwhile.
                 needs_reset: self.log.failed.read().is_ok(),
             },
             _ => {
@@ -191,13 +192,14 @@ impl Backend for VdpaBackend {
 
 impl Hardware for VdpaBackend {
     fn doorbell(&self, queue: u16) -> Option<Arc<dyn DoorbellPage>> {
-        // Without a negotiation no queue is the guest's; and the control queue
-        // never is: the guest kicks us there.
+        // Without a negotiation the guest has no queue. The control queue belongs to the VMM, which
+        // takes its kicks.
         let negotiation = self.negotiation?;
         if negotiation.control_queue == Some(queue) {
             return None;
         }
-        // A store would reach the device before its ring has what the guest made available.
+        // A store would reach the device before its ring has the buffers that the guest made
+        // available.
         if self.log.strategy(queue) == Some(Strategy::Shadowed) {
             return None;
         }

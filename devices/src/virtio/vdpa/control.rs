@@ -1,23 +1,22 @@
 //! The control virtqueue between guest and device.
 //!
-//! The guest's ring ends here; towards the device there is a ring of the VMM's
-//! own ([`ControlQueue`]). In between every command is checked, forwarded, and
-//! remembered once the device has carried it out. One is under way at a time.
+//! The guest's ring ends here; towards the device the VMM has a ring of its own ([`ControlQueue`]).
+//! Every command is checked, forwarded, and recorded once the device has carried it out. One
+//! command is in progress at a time.
 //!
 //! ```text
 //!            guest kicks: pop, parse            submit
 //!   waiting -----------------------> checked ----------> forwarded
 //!     ^  ^                              |                  |    |
 //!     |  +--- answered ERR: malformed --+     the device   |    | 10 s passed, or
-//!     |                                       answered     |    | nonsense
+//!     |                                       answered     |    | malformed
 //!     +---------- ack byte, used ring, interrupt ----------+    v
 //!                                                             broken: every command is
 //!                                                             answered ERR, NEEDS_RESET
 //! ```
-//! Owns both rings and the deadline; everything that can make it act is in one
-//! epoll descriptor, because which of the guest's queues is the control queue
-//! changes with each negotiation. It must not know what a command means for
-//! the rest of the device.
+//! Owns both rings and the deadline. One epoll descriptor covers all events, because the guest's
+//! control queue can change with each negotiation. It must not know what a command means for the
+//! rest of the device.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -44,7 +43,7 @@ use crate::Error;
 use crate::virtio::backend::{Queue, SharedMemory};
 use crate::virtio::userspace_queue::{SavedQueue, UserspaceQueue};
 
-/// How often a caller that cannot go on without an answer looks for it.
+/// How often a caller that needs an answer polls for it.
 const ANSWER_POLL: Duration = Duration::from_micros(100);
 
 /// Commands served before the event loop gets its turn.
@@ -62,19 +61,19 @@ fn not_served(source: Error) -> Error {
     Error::other("the guest's control queue cannot be served").because(source)
 }
 
-/// What came of [`Control::serve`].
+/// The result of [`Control::serve`].
 #[derive(Debug, Default)]
 pub(super) struct Done {
-    /// Commands that were carried out, by the device or by the VMM itself.
+    /// Commands that the device or the VMM itself carried out.
     pub(super) commands: Vec<Command>,
-    /// The device or the guest's ring broke a rule just now.
+    /// The device or the guest's ring has just broken a rule.
     pub(super) broken: bool,
 }
 
-/// A command that the device has.
+/// A command that was forwarded to the device.
 #[derive(Debug)]
 struct Forwarded {
-    /// Of the guest's chain.
+    /// The ID of the guest's chain.
     id: u16,
     ack: Option<Piece>,
     command: Command,
@@ -90,14 +89,14 @@ struct Guest {
     forwarded: Option<Forwarded>,
 }
 
-/// The control virtqueue of one device. See the module.
+/// The control virtqueue of one device; see the module.
 #[derive(Debug)]
 pub(super) struct Control {
     queue: ControlQueue,
-    /// The address space that `queue` is mapped in.
+    /// The address space in which `queue` is mapped.
     mapped: Option<u32>,
     state: ControlState,
-    /// As negotiated; `None` while the device is not started.
+    /// The negotiated limits; `None` while the device is not started.
     limits: Option<Limits>,
     guest: Option<Guest>,
     broken: bool,
@@ -107,7 +106,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// A control queue with its memory in `window`.
+    /// Creates a control queue with its memory in `window`.
     pub(super) fn new(window: &mut PrivateWindow) -> Result<Self, Error> {
         let size = ControlQueue::memory_size().map_err(failed)?;
         let iova = window.allocate(size).map_err(Error::context(WINDOW))?;
@@ -136,7 +135,7 @@ impl Control {
             .map_err(Error::context(EVENTFD))
     }
 
-    /// Maps the VMM's ring and gives it to the device as queue `index`, which then has to be
+    /// Maps the VMM's ring and sets it up as queue `index` of the device. The device must then be
     /// started with the queue enabled.
     pub(super) fn start(
         &mut self,
@@ -174,7 +173,7 @@ impl Control {
         Ok(())
     }
 
-    /// Sends commands of the VMM's own, waiting for each answer.
+    /// Sends commands of the VMM and waits for each answer.
     pub(super) fn replay(&mut self, commands: &[Command]) -> Result<(), Error> {
         for command in commands {
             let answer = self.queue.execute(command, ANSWER_TIMEOUT);
@@ -190,7 +189,7 @@ impl Control {
         Ok(())
     }
 
-    /// Serves the guest's queue from now on, where `saved` stopped if it is given.
+    /// Serves the guest's queue from now on, from the position in `saved` if there is one.
     pub(super) fn serve_guest(
         &mut self,
         queue: Queue,
@@ -214,7 +213,7 @@ impl Control {
         Ok(())
     }
 
-    /// Forgets the guest and what it set. The device is reset by the caller.
+    /// Forgets the guest and its settings. The caller resets the device.
     pub(super) fn stop(&mut self) {
         self.release_guest();
         self.state = ControlState::new();
@@ -223,8 +222,7 @@ impl Control {
         self.disarm();
     }
 
-    /// Stops serving the guest but remembers what it set: a suspended device
-    /// answers no command.
+    /// Stops serving the guest but keeps its settings: a suspended device answers no command.
     pub(super) fn release_guest(&mut self) {
         if let Some(guest) = self.guest.take()
             && let Err(error) = self.watch(ControlOperation::Delete, guest.queue.kick().fd())
@@ -239,21 +237,21 @@ impl Control {
         }
     }
 
-    /// The device is broken: it will answer no more, so every command of the guest's
-    /// is answered ERR from now on.
+    /// The device is broken and will not answer: from now on every command of the guest is answered
+    /// ERR.
     pub(super) fn give_up_on_device(&mut self) {
         self.broken = true;
-        // The command under way, and those that wait, are answered at the next turn.
+        // The forwarded command and the waiting ones are answered at the next turn.
         self.take_another_turn();
     }
 
-    /// The device was suspended, and may have missed the kick of a command.
+    /// Kicks the device again: it was suspended and may have missed the kick of a command.
     pub(super) fn nudge_device(&self) {
         self.queue.nudge();
     }
 
-    /// Does everything that can be done now. To be called when the descriptor
-    /// is readable; never blocks.
+    /// Does all work that is possible now; never blocks. Must be called when the descriptor is
+    /// readable.
     pub(super) fn serve(&mut self) -> Done {
         let mut done = Done::default();
         let was_broken = self.broken;
@@ -263,7 +261,7 @@ impl Control {
                 "the control queue is broken until the next reset"
             );
             self.broken = true;
-            // The rest of the guest's commands gets its answer too.
+            // The other commands of the guest must be answered too.
             self.take_another_turn();
         }
         done.broken = self.broken && !was_broken;
@@ -283,14 +281,14 @@ impl Control {
         Ok(())
     }
 
-    /// Has the event loop call [`Control::serve`] once more.
+    /// Makes the event loop call [`Control::serve`] once more.
     fn take_another_turn(&self) {
         if let Some(guest) = &self.guest {
             guest.queue.kick().again();
         }
     }
 
-    /// Answers the forwarded command if it can be answered; `true`: none is under way.
+    /// Answers the forwarded command if possible. Returns `true` if none is in progress.
     fn take_answer(&mut self, done: &mut Done) -> Result<bool, Error> {
         if self.broken {
             return self.give_up().map(|()| true);
@@ -328,12 +326,12 @@ impl Control {
         self.guest.as_mut()?.forwarded.take()
     }
 
-    /// What is left to do for a device that broke a rule: to answer the command
-    /// that it had, and to listen no longer.
+    /// Cleans up after a device that broke a rule: answers the command that it had, and stops
+    /// listening.
     fn give_up(&mut self) -> Result<(), Error> {
         self.disarm();
-        // A signal that nobody takes would wake the event loop for ever. The
-        // error is EAGAIN: there was none.
+        // An untaken signal would wake the event loop for ever. The error is EAGAIN: there was no
+        // signal.
         let _ = self.queue.call().read();
         match self.take_forwarded() {
             Some(forwarded) => self.answer(forwarded.id, forwarded.ack, Answer::Err),
@@ -341,7 +339,7 @@ impl Control {
         }
     }
 
-    /// Takes the guest's next command; `false`: there is none.
+    /// Takes the guest's next command. Returns `false` if there is none.
     fn take_command(&mut self, done: &mut Done) -> Result<bool, Error> {
         let Some(guest) = &mut self.guest else {
             return Ok(false);
@@ -363,7 +361,7 @@ impl Control {
         match command {
             _ if self.broken => self.answer(chain.id, ack, Answer::Err)?,
             None => self.answer(chain.id, ack, Answer::Err)?,
-            // The VMM's own: nothing goes to the device.
+            // Carried out by the VMM: nothing is sent to the device.
             Some(Command::AnnounceAck) => {
                 done.commands.push(Command::AnnounceAck);
                 self.answer(chain.id, ack, Answer::Ok)?;
@@ -383,7 +381,7 @@ impl Control {
         Ok(true)
     }
 
-    /// Gives the guest's chain back with an ack, and interrupts.
+    /// Returns the guest's chain with an ack, and interrupts.
     fn answer(&mut self, id: u16, ack: Option<Piece>, answer: Answer) -> Result<(), Error> {
         let Some(guest) = &mut self.guest else {
             return Ok(());
@@ -408,8 +406,8 @@ impl Control {
         }
     }
 
-    /// Waits until no command is under way, for at most its deadline. The
-    /// commands that the device carried out meanwhile are in the result.
+    /// Waits until no command is in progress, for at most its deadline. Returns the commands that
+    /// the device carried out meanwhile.
     pub(super) fn finish(&mut self) -> Result<Vec<Command>, Error> {
         let mut done = Done::default();
         while !self.take_answer(&mut done)? {
@@ -433,7 +431,7 @@ impl AsRawFd for Control {
     }
 }
 
-/// The bytes of a command; `None` if it is longer than any can be.
+/// Returns the bytes of a command; `None` if it is longer than any command.
 fn read_command(chain: &Chain, memory: &SharedMemory) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     for piece in chain.split().0 {

@@ -1,4 +1,4 @@
-//! The backend as a whole: what it consists of, its negotiation with the device, and its stop.
+//! The backend as a whole: its parts, its negotiation with the device, and its stop.
 //!
 //! It must not know how queues are started, saved or relayed.
 
@@ -24,7 +24,7 @@ use super::write_log::{self, WriteLog};
 use crate::Error;
 use crate::virtio::backend::SharedMemory;
 
-/// Which device is wanted, and how the guest is to see it.
+/// The device, and how it is presented to the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VdpaOptions {
     /// Name for messages.
@@ -33,13 +33,13 @@ pub struct VdpaOptions {
     pub path: PathBuf,
     /// MAC address for the guest; `None`: the device's own.
     pub mac: Option<[u8; 6]>,
-    /// Number of queues that the user expects.
+    /// Number of queues that the user expects; checked at the start.
     pub num_queues: Option<u16>,
     /// Whether the guest gets the device's doorbells.
     pub doorbell: DoorbellMode,
 }
 
-/// A vhost-vdpa device behind a virtio transport. See the module.
+/// A vhost-vdpa device behind a virtio transport; see the module.
 #[derive(Debug)]
 pub struct VdpaBackend {
     pub(super) rings: Rings,
@@ -50,23 +50,23 @@ pub struct VdpaBackend {
     pub(super) negotiation: Option<Negotiation>,
     pub(super) max_sizes: Vec<u16>,
     pub(super) config_changed: EventFd,
-    /// The device said that it needs a reset, and its driver has made none since.
+    /// The device reported DEVICE_NEEDS_RESET, and its driver has not reset it since.
     pub(super) needs_reset: bool,
 }
 
 impl VdpaBackend {
-    /// Opens the device and maps guest RAM for it, once and for the VM's life.
-    /// `ram_end`: the first address above the most RAM that the machine can
-    /// ever have; the VMM's private window lies above it.
+    /// Opens the device and maps guest RAM for it, once for the VM's life. `ram_end` is the first
+    /// address above the most RAM that the machine can ever have; the VMM's private window lies
+    /// above it.
     ///
     /// # Errors
-    /// The device cannot be opened, or not be given to a guest with these options.
+    /// The device cannot be opened, or cannot be given to a guest with these options.
     pub fn open(options: &VdpaOptions, memory: SharedMemory, ram_end: u64) -> Result<Self, Error> {
         let device = Device::open(&options.path).map_err(Error::as_it_is)?;
         Self::new(device, options, memory, ram_end)
     }
 
-    /// As [`VdpaBackend::open`] for a device that the caller opened; the path is ignored.
+    /// As [`VdpaBackend::open`], for a device that the caller opened; the path is ignored.
     ///
     /// # Errors
     /// As [`VdpaBackend::open`].
@@ -124,7 +124,7 @@ impl VdpaBackend {
         })
     }
 
-    /// Bytes that are mapped for the device now, in all address spaces.
+    /// Returns the number of bytes mapped for the device, in all address spaces.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
         self.rings.iotlb.mapped_bytes()
@@ -157,26 +157,26 @@ impl VdpaBackend {
         })
     }
 
-    /// What was negotiated; an error before that, which is a call in the wrong order.
+    /// Returns the negotiation. An error before it: a call in the wrong order.
     pub(super) fn negotiated(&self) -> Result<Negotiation, Error> {
         let negotiation = self.negotiation;
         negotiation.ok_or_else(|| Error::other("the features are not negotiated"))
     }
 
-    /// Index of the control queue, if the guest negotiated one.
+    /// Returns the index of the control queue, if the guest negotiated one.
     pub(super) fn control_queue(&self) -> Option<u16> {
         self.negotiation?.control_queue
     }
 
-    /// Negotiates `features` of the guest's with the device, which was reset.
+    /// Negotiates the guest's `features` with the device, which was reset.
     pub(super) fn negotiate_device(&mut self, features: u64) -> Result<(), Error> {
         let device = &mut self.rings.device;
         device.negotiate(self.net.offer.for_device(features))?;
-        // Some parents forget it at each reset (ifcvf), others keep it.
+        // Some parent drivers forget the config call at each reset (ifcvf), others keep it.
         Ok(device.set_config_call(Some(&self.config_changed))?)
     }
 
-    /// What control commands may ask for.
+    /// Returns the limits on control commands.
     pub(super) fn limits(
         &self,
         features: u64,
@@ -198,7 +198,7 @@ impl VdpaBackend {
         }
     }
 
-    /// The guest has another interrupt for a data queue, or none.
+    /// Sets or removes the guest's interrupt for a data queue.
     pub(super) fn set_call(&mut self, index: u16, call: Option<Arc<EventFd>>) -> Result<(), Error> {
         let mut known = self.rings.queues.iter_mut();
         if let Some(queue) = known.find(|queue| queue.index == index) {
@@ -213,10 +213,10 @@ impl VdpaBackend {
         Ok(())
     }
 
-    /// Takes note of commands that were carried out.
+    /// Records commands that were carried out.
     pub(super) fn note(&mut self, done: &[Command]) {
-        // The driver sees it answered only after this call: it holds the lock of the
-        // transport, which a read of the configuration needs.
+        // The driver sees the answer only after this call, which holds the lock of the transport; a
+        // read of the configuration needs that lock.
         if done.contains(&Command::AnnounceAck) {
             tracing::info!(device = %self.rings.id, "the guest has announced itself");
         }
@@ -229,8 +229,8 @@ impl VdpaBackend {
         negotiation.is_some_and(|negotiation| negotiation.ring().packed)
     }
 
-    /// Does something. After a failure the device is stopped and its memory mapped again, so
-    /// that it neither works half-started nor starts without memory next time.
+    /// Runs `work`. After a failure it stops the device and maps its memory again, so that the
+    /// device neither works half-started nor starts without memory next time.
     pub(super) fn or_stop<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, Error>,
@@ -243,7 +243,7 @@ impl VdpaBackend {
     }
 
     pub(super) fn stop(&mut self) {
-        // The log continues without the driver, and these queues are not reported any more.
+        // The log continues without the driver, but these queues are not reported any more.
         let mut unseen = self.log.unseen(&self.rings, self.packed());
         self.negotiation = None;
         self.needs_reset = false;
@@ -252,7 +252,7 @@ impl VdpaBackend {
         // No thread polls from here on.
         let relays = self.log.poller.take().map(Poller::end);
         if self.log.on && matches!(relays, Some(None)) {
-            // Lost, and with them what they knew of the device.
+            // The relays are lost, and with them their knowledge of the device.
             unseen = write_log::all(&self.rings.ram);
         }
         let _ = self.log.failed.read();
@@ -273,7 +273,7 @@ impl VdpaBackend {
 }
 
 impl Drop for VdpaBackend {
-    /// Stops the device before its memory goes.
+    /// Stops the device before its memory is unmapped.
     fn drop(&mut self) {
         self.log.poller = None;
         if let Err(error) = self.rings.device.reset() {

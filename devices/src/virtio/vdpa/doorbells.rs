@@ -1,9 +1,8 @@
-//! The doorbells of a vhost-vdpa device: which queues have one, and whether
-//! the guest is to get it.
+//! The doorbells of a vhost-vdpa device: which queues have one, and whether the guest gets it.
 //!
-//! Owns the mappings. Each is made when its queue is first started, because which
-//! queues have a doorbell depends on the negotiated features, and kept for the
-//! device's life. It must not know where a guest sees them.
+//! Owns the mappings. Each is created when its queue is first started, because the negotiated
+//! features determine which queues have a doorbell. It is kept for the device's life. It must not
+//! know where a guest sees them.
 
 use std::sync::Arc;
 
@@ -15,11 +14,11 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use crate::Error;
 use crate::hypervisor::DoorbellPage;
 
-/// What the guest's kicks are to be.
+/// How the guest kicks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DoorbellMode {
-    /// Stores in the device's own page where a queue has one, else eventfds.
+    /// Stores in the device's own page if a queue has one, else eventfds.
     #[default]
     Auto,
     /// As `auto`, but a data queue without a page is an error.
@@ -28,16 +27,15 @@ pub enum DoorbellMode {
     Off,
 }
 
-// SAFETY: needed so that a guest can be given the page. A `Doorbell` is one
-// mapping of a page, at an address that never changes, unmapped when it is
-// dropped; inside this process it is written by volatile stores only.
+// SAFETY: needed to map the page into a guest. A `Doorbell` is one mapping of a page, at an address
+// that never changes, unmapped when it is dropped. This process writes it by volatile stores only.
 unsafe impl DoorbellPage for Doorbell {
     fn host_address(&self) -> u64 {
         Doorbell::host_address(self)
     }
 }
 
-/// The doorbells that were mapped so far.
+/// The doorbells that are mapped so far.
 #[derive(Debug)]
 pub(super) struct DeviceDoorbells {
     mode: DoorbellMode,
@@ -46,9 +44,8 @@ pub(super) struct DeviceDoorbells {
 }
 
 impl DeviceDoorbells {
-    /// None mapped yet. With [`DoorbellMode::On`] the queues that are data
-    /// queues whatever is negotiated are asked now, so that a machine that cannot
-    /// work as wished does not start.
+    /// Maps no doorbell yet. With [`DoorbellMode::On`], the queues that are data queues under any
+    /// negotiation are checked now. So a machine that cannot work as configured does not start.
     ///
     /// # Errors
     /// A queue has no doorbell; with [`DoorbellMode::On`] only.
@@ -68,8 +65,8 @@ impl DeviceDoorbells {
         })
     }
 
-    /// Maps the doorbell of a data queue that is about to start, if it is wanted and
-    /// there is one.
+    /// Maps the doorbell of a data queue that is about to start, if the queue has one and the mode
+    /// allows it.
     ///
     /// # Errors
     /// As [`DeviceDoorbells::new`].
@@ -84,7 +81,7 @@ impl DeviceDoorbells {
         Ok(())
     }
 
-    /// The doorbell of `queue`, if it was prepared and has one.
+    /// Returns the doorbell of `queue`, if it was prepared and has one.
     pub(super) fn get(&self, queue: u16) -> Option<Arc<Doorbell>> {
         self.pages.get(usize::from(queue)).cloned().flatten()
     }
@@ -98,7 +95,7 @@ fn no_doorbell(queue: u16, reason: &str) -> Error {
     .because(reason)
 }
 
-/// What an answer about one queue comes to.
+/// Evaluates the answer about one queue.
 fn choose(
     answer: Result<DoorbellAnswer, vdpa::Error>,
     id: &str,

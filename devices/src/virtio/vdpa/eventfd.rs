@@ -11,7 +11,8 @@ pub(super) fn new_eventfd() -> Result<EventFd, Error> {
     EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::context(EVENTFD))
 }
 
-/// The only way to fail is a counter at its maximum, which is signalled too.
+/// Signals an eventfd. The only possible failure is a counter at its maximum, which is readable
+/// too.
 pub(super) fn signal(event: &EventFd) {
     let _ = event.write(1);
 }

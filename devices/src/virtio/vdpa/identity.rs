@@ -1,4 +1,4 @@
-//! What a guest was shown of a network device, and whether another device can show it as well.
+//! Compares the properties of a network device that a guest has seen with those of another device.
 //!
 //! Owns these rules. It must not know rings, nor which device is next.
 
@@ -18,20 +18,20 @@ use crate::virtio::saved_state;
 pub(super) const IDENTITY_NAME: &str = "virtio-vdpa-identity";
 pub(super) const IDENTITY_VERSION: u32 = 1;
 
-/// What a guest was told of a network device.
+/// The properties of a network device that the guest has seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     /// The MAC address that the guest finds after each reset.
     pub(super) mac: Option<[u8; 6]>,
-    /// The beginning of the device configuration; zero where it has no more.
+    /// The beginning of the device configuration; zero beyond its length.
     pub(super) config: [u8; VirtioNetConfig::LEN],
 }
 
-/// Whether a driver that relies on `features` and was told `old` can go on with `new`.
+/// Checks that a driver that relies on `features` and has read `old` can continue with `new`.
 fn check_config(old: &VirtioNetConfig, new: &VirtioNetConfig, features: u64) -> Result<(), Error> {
     let relies = |bit: u32| features & (1 << bit) != 0;
     let hashes = relies(VIRTIO_NET_F_RSS) || relies(VIRTIO_NET_F_HASH_REPORT);
-    // With several pairs the control queue comes behind the last one (virtio 1.3, 5.1.2).
+    // With several pairs the control queue follows the last one (virtio 1.3, 5.1.2).
     if (relies(VIRTIO_NET_F_MQ) || hashes) && new.max_virtqueue_pairs != old.max_virtqueue_pairs {
         let (needs, has) = (old.max_virtqueue_pairs, new.max_virtqueue_pairs);
         return Err(Error::other(format!(
@@ -59,8 +59,8 @@ fn check_config(old: &VirtioNetConfig, new: &VirtioNetConfig, features: u64) -> 
 }
 
 impl Identity {
-    /// Whether a driver that relies on `features` and was told this can continue with a device that
-    /// has the configuration `new`, in which the address means nothing if it is not `addressed`.
+    /// Checks that a driver that relies on `features` and has seen this identity can continue with
+    /// a device that has the configuration `new`. Its address is ignored unless it is `addressed`.
     pub(super) fn check(
         &self,
         mut new: [u8; VirtioNetConfig::LEN],
@@ -94,7 +94,7 @@ impl Identity {
     }
 }
 
-/// The beginning of the device configuration as the device says it now.
+/// Reads the current beginning of the device configuration.
 pub(super) fn read_net_config(device: &Device) -> Result<[u8; VirtioNetConfig::LEN], Error> {
     let mut config = [0; VirtioNetConfig::LEN];
     let len = usize::try_from(device.config_size()).unwrap_or(usize::MAX);
@@ -102,7 +102,7 @@ pub(super) fn read_net_config(device: &Device) -> Result<[u8; VirtioNetConfig::L
     Ok(config)
 }
 
-/// A device of another class than a network device is to be replaced.
+/// The error for a device that is not a network device.
 #[must_use]
 pub fn not_replaceable() -> Error {
     Error::other("only network devices can be replaced while the machine runs")
@@ -131,7 +131,7 @@ mod tests {
         for (new, features, fits) in [
             (told(4, 9000), MQ | MTU | RSS, true),
             (told(2, 9000), MQ, false),
-            // The control queue would be another one.
+            // The index of the control queue would change.
             (told(8, 9000), MQ, false),
             (told(8, 9000), RSS, false),
             (told(8, 1500), 0, true),
@@ -175,7 +175,7 @@ mod tests {
             config: config(mac, 9000),
         };
         let smaller = config(mac, 1500);
-        // No driver yet; then one that does not care; then one that does.
+        // No driver; then a driver that does not rely on the MTU; then one that does.
         identity.check(smaller, true, 0).unwrap();
         identity.check(smaller, true, 1).unwrap();
         let error = identity.check(smaller, true, MTU).unwrap_err();

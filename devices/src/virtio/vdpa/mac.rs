@@ -1,10 +1,9 @@
 //! The MAC address that a guest sees on a vDPA network device.
 //!
-//! The address is configured (or the device's own at start), shown in the
-//! device configuration over whatever the device has there, and given to the
-//! device through its control virtqueue at each start, because some parents
-//! keep an address that an earlier driver set (vdpa_sim) and others never had
-//! the configured one. It must not know how a command reaches the device.
+//! The address is configured, or is the device's own at start. It is laid over the device
+//! configuration, and the control virtqueue sets it in the device at each start. That is needed
+//! because some parent drivers keep an address that an earlier driver set (vdpa_sim), and others
+//! never had the configured one. It must not know how a command reaches the device.
 
 use vdpa::control_queue::Command;
 
@@ -14,9 +13,9 @@ const MAC_LEN: usize = 6;
 /// The address of one network device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MacOverlay {
-    /// What the guest finds after each reset.
+    /// The address that the guest finds after each reset.
     configured: [u8; MAC_LEN],
-    /// What it sees now.
+    /// The address that the guest sees now.
     current: [u8; MAC_LEN],
 }
 
@@ -28,12 +27,12 @@ impl MacOverlay {
         }
     }
 
-    /// The address that the device must have now.
+    /// Returns the address that the device must have now.
     pub(super) fn current(&self) -> [u8; MAC_LEN] {
         self.current
     }
 
-    /// What the guest finds after each reset.
+    /// Returns the address that the guest finds after each reset.
     pub(super) fn configured(&self) -> [u8; MAC_LEN] {
         self.configured
     }
@@ -43,19 +42,19 @@ impl MacOverlay {
         self.current = current;
     }
 
-    /// Forgets what the guest changed.
+    /// Discards the guest's changes.
     pub(super) fn reset(&mut self) {
         self.current = self.configured;
     }
 
-    /// Notes a command that the device has carried out.
+    /// Records a command that the device has carried out.
     pub(super) fn note(&mut self, done: &Command) {
         if let Command::MacAddrSet(address) = done {
             self.current = *address;
         }
     }
 
-    /// Lays the address over what was read from device configuration at `offset`.
+    /// Lays the address over data read from device configuration at `offset`.
     pub(super) fn cover(&self, offset: u32, data: &mut [u8]) {
         let Ok(start) = usize::try_from(offset) else {
             return;

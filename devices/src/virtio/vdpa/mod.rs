@@ -1,5 +1,5 @@
-//! A vhost-vdpa device as a virtio [`Backend`](crate::virtio::backend::Backend): what the guest
-//! programs is handed to the device, and then the device works alone.
+//! A vhost-vdpa device as a virtio [`Backend`](crate::virtio::backend::Backend): the guest's
+//! settings are passed to the device, which then works alone.
 //!
 //! ```text
 //!   transport (what the guest programmed)
@@ -7,18 +7,17 @@
 //!       v
 //!   VdpaBackend --+--> Rings       the device, what it reaches (guest RAM at IOVA = guest-physical
 //!                 |                address, for the VM's life), its queues and doorbells
-//!                 +--> NetOverlay  the features the guest gets, the VMM's own among them; what the
-//!                 |                VMM lays over the configuration: MAC address, announcement
-//!                 +--> WriteLog    the record of what the device writes; the thread of relayed
+//!                 +--> NetOverlay  the guest's features, including the VMM's own; the fields
+//!                 |                that the VMM lays over the configuration: MAC, announcement
+//!                 +--> WriteLog    the record of the device's writes; the thread of relayed
 //!                 |                queues, while there are any
 //!                 +--> Control     the control queue, which belongs to the VMM
 //!
 //!   data queues: kick eventfd -> vhost worker -> device -> call eventfd -> guest
 //!            or: the device's own doorbell ---> device
 //! ```
-//! Any device class works: only the control queue and the MAC address are
-//! known to be a network device's. Owns the device; must not know PCI, KVM or
-//! who polls its descriptors.
+//! Any device class works: only the control queue and the MAC address are specific to network
+//! devices. Owns the device; must not know PCI, KVM or who polls its descriptors.
 
 mod announce;
 mod backend;

@@ -1,15 +1,15 @@
-//! What a guest is offered: the device's features bit by bit, less what the VMM
-//! keeps, and the features that are the VMM's own; and what its driver negotiates of that.
+//! The features that a guest is offered, and those that its driver negotiates. The offer is the
+//! device's features without those that the VMM keeps, plus the VMM's own features.
 //!
-//! | own feature | offered where |
+//! | own feature | offered if |
 //! |---|---|
-//! | GUEST_ANNOUNCE | STATUS and CTRL_VQ are passed on: the VMM sets the bit in the configuration and takes the ack |
-//! | MAC | the device has no address of its own but takes one by CTRL_MAC_ADDR, and the user gives one |
-//! | RING_RESET | the device can be suspended and resumed, and keeps ring positions: a queue is reset while it is |
+//! | GUEST_ANNOUNCE | STATUS and CTRL_VQ are passed on; the VMM sets the bit and takes the ack |
+//! | MAC | the device has no address but accepts CTRL_MAC_ADDR, and the user gives an address |
+//! | RING_RESET | the device can suspend and resume, and keeps ring positions |
 //!
-//! An own feature is never negotiated with the device, whether it offers the same
-//! bit or not. This file owns the decision and its log lines. It must not know how the
-//! features are carried out.
+//! A queue is reset while the device is suspended. An own feature is never negotiated with the
+//! device, whether or not the device offers the same bit. This file owns the decision and its log
+//! lines. It must not know how the features are implemented.
 
 use vdpa::control_queue::Limits;
 use vdpa::device::{Device, DeviceInfo};
@@ -26,13 +26,13 @@ use virtio_bindings::virtio_net::{
 /// The features that a guest is offered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Offer {
-    /// The device's, as far as they are passed on.
+    /// The device's features that are passed on.
     passed: u64,
     /// The VMM's own.
     own: u64,
 }
 
-/// What can be said of a device apart from its features.
+/// The properties of a device apart from its features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Abilities {
     /// A queue can be reset while the device is suspended.
@@ -41,7 +41,7 @@ struct Abilities {
     mac_given: bool,
 }
 
-/// What the guest negotiated, as far as it is needed later.
+/// The guest's negotiation, as far as it is needed later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Negotiation {
     pub(super) features: u64,
@@ -55,14 +55,14 @@ impl Negotiation {
         self.features & (1 << bit) != 0
     }
 
-    /// What all rings of the device, the guest's and ours, have in common.
+    /// Returns the ring features of all rings of the device, the guest's and the VMM's.
     pub(super) fn ring(&self) -> RingFeatures {
         RingFeatures::of(self.features)
     }
 }
 
 impl Offer {
-    /// Decides, and logs each bit that is withheld or added, with its reason.
+    /// Decides the offer, and logs each bit that is withheld or added, with its reason.
     ///
     /// # Errors
     /// The device was not reset.
@@ -102,13 +102,13 @@ impl Offer {
             passed: passed.features,
             own,
         };
-        // What the VMM offers in the device's stead is not withheld.
+        // Features that the VMM offers in the device's place are not withheld.
         let withheld = passed.withheld.into_iter();
         let withheld = withheld.filter(|(bit, _)| own & (1 << bit) == 0).collect();
         (offer, withheld)
     }
 
-    /// All that the guest is offered.
+    /// Returns all features that the guest is offered.
     pub(super) fn all(self) -> u64 {
         self.passed | self.own
     }
@@ -123,7 +123,7 @@ impl Offer {
         self.all() & (1 << bit) != 0
     }
 
-    /// What of the guest's choice concerns the device.
+    /// Returns the part of the guest's choice that concerns the device.
     pub(super) fn for_device(self, chosen: u64) -> u64 {
         chosen & !self.own
     }

@@ -1,5 +1,5 @@
-//! What the VMM lays over a network device: the features, the MAC address and the configuration
-//! that the guest sees.
+//! The VMM's overlay on a network device: the features, the MAC address and the configuration that
+//! the guest sees.
 //!
 //! It must not know rings, nor how a command reaches the device.
 
@@ -18,21 +18,22 @@ use super::offer::{Negotiation, Offer};
 use crate::Error;
 use crate::virtio::backend::Predecessor;
 
-/// See the module.
+/// The overlay of one device; see the module.
 #[derive(Debug)]
 pub(super) struct NetOverlay {
     pub(super) offer: Offer,
     pub(super) mac: Option<MacOverlay>,
     pub(super) announcement: Announcement,
-    /// What the device said when its driver negotiated: one that has failed may say anything.
+    /// The device's configuration at the negotiation. A device that has failed may report any
+    /// value.
     pub(super) told: Option<[u8; VirtioNetConfig::LEN]>,
-    /// What the guest was told by the device whose place this one has taken, until its driver
-    /// continues or begins here.
+    /// The identity of the predecessor that this device has replaced, until the driver continues or
+    /// starts here.
     pub(super) predecessor: Option<Identity>,
 }
 
 impl NetOverlay {
-    /// Of a device that was reset, with the address that is wanted for the guest.
+    /// Creates the overlay of a device that was reset, with the configured address of the guest.
     pub(super) fn new(device: &Device, id: &str, mac: Option<[u8; 6]>) -> Result<Self, Error> {
         let offer = Offer::new(device, id, mac.is_some())?;
         Ok(Self {
@@ -44,7 +45,8 @@ impl NetOverlay {
         })
     }
 
-    /// What the guest knows of `device`; `failed`: it may say anything by now.
+    /// Returns the properties of `device` that the guest knows. `failed`: the device may report any
+    /// value now.
     pub(super) fn identify(&self, device: &Device, failed: bool) -> Result<Identity, Error> {
         if device.device_id() != VIRTIO_ID_NET {
             return Err(not_replaceable());
@@ -71,7 +73,7 @@ impl NetOverlay {
             return Err(not_replaceable());
         }
         let config = read_net_config(device)?;
-        // An address that is the VMM's to give changes what can be offered.
+        // An address that the VMM assigns changes the possible offer.
         let offer = Offer::new(device, id, identity.mac.is_some())?;
         identity.check(config, offer.passes(VIRTIO_NET_F_MAC), predecessor.features)?;
         self.mac = configured_mac(device, offer, identity.mac)?;
@@ -91,7 +93,7 @@ impl NetOverlay {
         }
     }
 
-    /// After a reset by the driver.
+    /// Resets the overlay after a reset by the driver.
     pub(super) fn reset(&mut self) {
         self.announcement.set(false);
         if let Some(mac) = &mut self.mac {
@@ -99,7 +101,7 @@ impl NetOverlay {
         }
     }
 
-    /// Lays the VMM's fields over what was read from device configuration at `offset`.
+    /// Lays the VMM's fields over data read from device configuration at `offset`.
     pub(super) fn cover(&self, offset: u32, data: &mut [u8]) {
         if let Some(mac) = &self.mac {
             mac.cover(offset, data);
@@ -109,7 +111,7 @@ impl NetOverlay {
         }
     }
 
-    /// Takes note of a command that was carried out.
+    /// Records a command that was carried out.
     pub(super) fn note(&mut self, command: &Command) {
         if *command == Command::AnnounceAck {
             self.announcement.set(false);
@@ -119,8 +121,8 @@ impl NetOverlay {
         }
     }
 
-    /// The command that gives the device the address that the guest sees, if
-    /// the device has another one now.
+    /// Returns the command that sets the guest's address in the device, if the device has another
+    /// one now.
     pub(super) fn mac_command(
         &self,
         device: &Device,
@@ -132,7 +134,7 @@ impl NetOverlay {
         };
         let mut shown = [0u8; 6];
         device.read_config(0, &mut shown)?;
-        // Without the feature MAC the field means nothing (virtio 1.3, 5.1.4).
+        // Without the feature MAC the field has no meaning (virtio 1.3, 5.1.4).
         if self.offer.passes(VIRTIO_NET_F_MAC) && shown == mac.current() {
             return Ok(None);
         }
@@ -147,7 +149,7 @@ impl NetOverlay {
         Ok(settable.map(Command::MacAddrSet))
     }
 
-    /// The address that the guest sees, if the device takes it.
+    /// Returns the address that the guest sees, if the device accepts it.
     pub(super) fn settable_mac(&self, negotiation: &Negotiation) -> Option<[u8; 6]> {
         let able =
             negotiation.control_queue.is_some() && negotiation.has(VIRTIO_NET_F_CTRL_MAC_ADDR);
@@ -156,7 +158,7 @@ impl NetOverlay {
     }
 }
 
-/// The address for the guest, if this is a network device with one.
+/// Returns the address for the guest, if this is a network device with one.
 fn configured_mac(
     device: &Device,
     offer: Offer,

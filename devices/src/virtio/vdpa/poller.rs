@@ -1,4 +1,4 @@
-//! The thread that polls the relays of one device, and who has them when.
+//! The thread that polls the relays of one device, and the hand-over of the relays.
 //!
 //! ```text
 //!                 go
@@ -8,9 +8,9 @@
 //!      ^         park          |
 //!      +-----------------------+
 //! ```
-//! There is no lock: the relays are handed over, so a transition never meets a poll. The thread ends
-//! with its [`Poller`], which exists only while queues are relayed. It must not know the device:
-//! it sees rings in guest memory and eventfds.
+//! There is no lock: the relays are handed over, so a transition never meets a poll. The thread
+//! ends with its [`Poller`], which exists only while queues are relayed. It must not know the
+//! device: it sees rings in guest memory and eventfds.
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
@@ -29,43 +29,43 @@ use super::eventfd::signal;
 use crate::Error;
 use crate::virtio::backend::SharedMemory;
 
-/// The relays are lost, or have no device.
+/// The error for relays that are lost, or have no device.
 pub(super) fn relays_lost() -> Error {
     Error::other("relayed queues cannot go on: the guest's driver must reset the device")
 }
 
-/// What both sides see.
+/// The state that backend and thread share.
 #[derive(Debug)]
 struct Shared {
-    /// The backend wants the relays back.
+    /// The backend requests the relays.
     park: AtomicBool,
     /// Ends a pause of the thread.
     wake: EventFd,
-    /// Tells the backend's event loop that a queue is broken.
+    /// Notifies the backend's event loop that a queue is broken.
     failed: Arc<EventFd>,
-    /// Where pages that the device wrote are marked.
+    /// Where the device's writes are marked.
     memory: SharedMemory,
 }
 
-/// The relays of one device with the thread that polls them. See the module.
+/// The relays of one device with the thread that polls them; see the module.
 #[derive(Debug)]
 pub(super) struct Poller {
     /// `None`: the thread has the relays.
     parked: Option<Box<RelaySet>>,
-    /// How each queue reached the device when the relays were handed over last.
+    /// How each queue reached the device at the last hand-over of the relays.
     strategies: BTreeMap<u16, Strategy>,
     shared: Arc<Shared>,
-    /// `None` only while it is dropped: without it the thread ends.
+    /// `None` only during drop: without it the thread ends.
     to: Option<SyncSender<Box<RelaySet>>>,
     from: Receiver<Box<RelaySet>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Poller {
-    /// A parked thread. `failed` is signalled when a queue breaks.
+    /// Creates a parked thread. `failed` is signalled when a queue breaks.
     ///
     /// # Errors
-    /// The relays, and why there is no thread.
+    /// The relays, and the reason why there is no thread.
     pub(super) fn new(
         set: RelaySet,
         memory: &SharedMemory,
@@ -85,7 +85,7 @@ impl Poller {
         }
     }
 
-    /// A thread without relays.
+    /// Spawns a thread without relays.
     fn spawn(memory: &SharedMemory, failed: &Arc<EventFd>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             park: AtomicBool::new(false),
@@ -116,8 +116,8 @@ impl Poller {
         })
     }
 
-    /// Stops polling. Nothing but the caller touches the relayed queues when this returns; a
-    /// pass that is under way is finished first, which is bounded.
+    /// Stops polling. When this returns, only the caller accesses the relayed queues; a pass in
+    /// progress is finished first, which is bounded.
     ///
     /// # Errors
     /// The relays are lost.
@@ -132,7 +132,7 @@ impl Poller {
         self.parked.as_deref_mut().ok_or_else(relays_lost)
     }
 
-    /// Polls from now on.
+    /// Starts polling.
     ///
     /// # Errors
     /// The relays are lost.
@@ -148,13 +148,13 @@ impl Poller {
         }
     }
 
-    /// How a queue reaches the device. What a change under way makes of it counts only
-    /// after [`Poller::go`].
+    /// Returns how a queue reaches the device. A change in progress counts only after
+    /// [`Poller::go`].
     pub(super) fn strategy(&self, queue: u16) -> Option<Strategy> {
         self.strategies.get(&queue).copied()
     }
 
-    /// The same of all queues.
+    /// Returns how all queues reach the device.
     pub(super) fn strategies(&self) -> Vec<(u16, Strategy)> {
         let strategies = self.strategies.iter();
         strategies
@@ -162,7 +162,7 @@ impl Poller {
             .collect()
     }
 
-    /// Ends the thread and gives the relays back; `None`: they are lost.
+    /// Ends the thread and returns the relays; `None` if they are lost.
     pub(super) fn end(mut self) -> Option<RelaySet> {
         self.park().ok()?;
         self.parked.take().map(|set| *set)
@@ -170,25 +170,25 @@ impl Poller {
 }
 
 impl Drop for Poller {
-    /// Nobody polls any more when this returns.
+    /// Ends the thread; when this returns, nothing polls.
     fn drop(&mut self) {
         self.shared.park.store(true, Ordering::Release);
         signal(&self.shared.wake);
         self.to = None;
-        // A thread that panicked has said so itself.
+        // A thread that panicked has reported it itself.
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
             tracing::error!("the thread of relayed queues had panicked");
         }
     }
 }
 
-/// Polls until the relays are wanted back.
+/// Polls until the backend requests the relays.
 fn relay(set: &mut RelaySet, shared: &Shared) {
     while !shared.park.load(Ordering::Acquire) {
         match set.poll(&*shared.memory) {
             Ok(progress) => rest(set, shared, progress.pause),
             Err(error) => {
-                // Its driver has to reset the device; the other queues go on until then.
+                // Its driver has to reset the device; the other queues continue until then.
                 tracing::error!(
                     error = &error as &dyn StdError,
                     cause = StdError::source(&error).map(ToString::to_string),
@@ -198,15 +198,15 @@ fn relay(set: &mut RelaySet, shared: &Shared) {
             }
         }
     }
-    // What woke the thread for this must not do so again.
+    // The signal that woke the thread for this must not wake it again.
     let _ = shared.wake.read();
 }
 
-/// Waits for whatever ends a pause, and takes the signals.
+/// Waits for an event that ends a pause, and takes the signals.
 fn rest(set: &RelaySet, shared: &Shared, pause: Pause) {
     let limit = match pause {
         Pause::None => return,
-        // Pauses are milliseconds; one that does not fit is no pause.
+        // Pauses are milliseconds; a pause that does not fit is skipped.
         Pause::AtMost(limit) => match Timespec::try_from(limit) {
             Ok(limit) => Some(limit),
             Err(_) => return,
@@ -215,13 +215,13 @@ fn rest(set: &RelaySet, shared: &Shared, pause: Pause) {
     };
     let events: Vec<&EventFd> = std::iter::once(&shared.wake).chain(set.hints()).collect();
     let mut polled: Vec<PollFd<'_>> = events.iter().map(|event| watched(event)).collect();
-    // An interrupted wait is a poll before its time.
+    // An interrupted wait causes an early poll.
     if poll(&mut polled, limit.as_ref()).is_err() {
         return;
     }
     for (event, polled) in events.iter().zip(&polled) {
         if polled.revents().contains(PollFlags::IN) {
-            // Not blocking: an error only says that somebody else took the signal.
+            // Non-blocking: an error only means that the signal was already taken.
             let _ = event.read();
         }
     }

@@ -1,27 +1,28 @@
-//! Recording which pages the device writes: when its queues are relayed, and how.
+//! Relays queues to record the pages that the device writes: when, and how.
 //!
 //! ```text
 //!               begin                             save, restore onto a device that
-//!   direct ------------------> relayed            begins at the start of rings only
+//!   direct ------------------> relayed            can only begin at the start of rings
 //!     ^   SUSPEND, RESUME: in place  |                      |
 //!     |   else: reset, restart       |                      v
 //!     +------------------------------+ end               relayed, until its driver resets it
-//!         where the device can take a ring at any position, else it stays relayed
+//!         if the device can take a ring at any position, else it stays relayed
 //! ```
 //! | device | receive queues | transmit queues |
 //! |---|---|---|
-//! | suspends, resumes, tells positions; split rings | mediated | direct |
+//! | suspends, resumes, reports positions; split rings | mediated | direct |
 //! | the same, packed rings | shadowed | direct |
 //! | any other network device | shadowed, after a reset | shadowed |
 //!
-//! All queues of a device that is no network device count as receive queues. What cannot be
-//! relayed is refused, with the reason. A direct queue's used elements are written unseen: where they
-//! are says [`WriteLog::unseen`](super::write_log::WriteLog::unseen), always, instead of marking at each harvest: whoever copies knows
-//! best when it looks.
+//! All queues of a device that is not a network device count as receive queues. A device that
+//! cannot be relayed is refused, with the reason. The used elements of a direct queue are written
+//! without a mark. [`WriteLog::unseen`](super::write_log::WriteLog::unseen) reports their location
+//! at any time instead of marking them at each harvest, because the copier knows best when it
+//! looks.
 //!
-//! While a log is on it outlives the driver: one that resets the device and starts it again finds its queues
-//! relayed before the device writes anything. This file owns the decisions and their order. It must not
-//! know who copies memory.
+//! An active log outlives the driver. A driver that resets and restarts the device finds its queues
+//! relayed before the device writes anything. This file owns the decisions and their order. It must
+//! not know who copies memory.
 
 mod start;
 mod stop;
@@ -42,8 +43,8 @@ use super::eventfd::signal;
 use super::poller::{Poller, relays_lost};
 use crate::{Error, ErrorKind};
 
-/// How often a change is tried while the device holds chains of which nobody knows which they are, and
-/// how long it gets to use them in between. Under traffic the first try is enough nearly always.
+/// How often a change is tried while the device holds unknown chains, and how long it gets to use
+/// them in between. Under traffic the first try nearly always succeeds.
 const TRIES: u32 = 25;
 const BETWEEN_TRIES: Duration = Duration::from_millis(2);
 
@@ -52,30 +53,30 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(2);
 enum Way {
     /// While the device is suspended.
     InPlace,
-    /// By a reset that the driver does not see.
+    /// By a reset that the driver does not notice.
     Restart,
 }
 
-/// What is to be done so that everything the device writes is known.
+/// How each queue must reach the device so that all its writes are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Plan {
     way: Way,
-    /// What queues with buffers for the device to write become.
+    /// For queues with buffers that the device writes.
     receive: Strategy,
-    /// What the others become.
+    /// For the other queues.
     transmit: Strategy,
 }
 
 impl VdpaBackend {
-    /// From when this returns until [`VdpaBackend::end_relaying`] each page that the device writes
-    /// is marked in guest memory's bitmap before the guest can know of it, but for
-    /// [`WriteLog::unseen`](super::write_log::WriteLog::unseen).
+    /// Marks each page that the device writes in guest memory's bitmap before the guest can see the
+    /// write, except for [`WriteLog::unseen`](super::write_log::WriteLog::unseen). Holds from the
+    /// return of this call until [`VdpaBackend::end_relaying`].
     ///
     /// # Errors
-    /// This device can't be relayed, or not now. It goes on as before, or, if it does not even do
-    /// that, needs a reset by its driver.
+    /// This device cannot be relayed, or not now. It continues as before or, if it cannot, needs a
+    /// reset by its driver.
     pub(super) fn relay_all(&mut self) -> Result<(), Error> {
-        // Before the queues are changed: relays that have nothing to do yet are kept for what the guest does next.
+        // Before the queues change: idle relays are kept for the guest's next steps.
         let before = std::mem::replace(&mut self.log.on, true);
         if !self.rings.is_running() {
             return Ok(());
@@ -83,15 +84,15 @@ impl VdpaBackend {
         let relayed = self.relay();
         if relayed.is_err() {
             self.log.on = before;
-            // Relays that were made for this go. If the device does not run any more its driver hears of it, and
-            // the first error says more.
+            // Drops the relays created for this. If the device does not run any more its driver is
+            // notified; the first error says more.
             let _ = self.with_poller(|_, _| Ok(()));
         }
         relayed
     }
 
-    /// The end of the record. The device works directly again if it can begin in the
-    /// middle of a ring; else its queues stay shadowed until its driver resets it.
+    /// Ends the record. The device works directly again if it can begin in the middle of a ring;
+    /// else its queues stay shadowed until its driver resets it.
     ///
     /// # Errors
     /// As [`VdpaBackend::relay_all`]. Nothing is recorded any more.
@@ -117,14 +118,14 @@ impl VdpaBackend {
         self.with_poller(|backend, poller| backend.switch(poller, &direct))
     }
 
-    /// How all that the device writes can be known.
+    /// Determines how all writes of the device can be known.
     pub(super) fn plan(&self) -> Result<Plan, Error> {
         let negotiation = self.negotiated()?;
         let in_place = BackendFeatures::SUSPEND | BackendFeatures::RESUME;
         let acknowledged = if self.rings.keeps_positions {
             self.rings.device.backend_features()
         } else {
-            // In place the device is told where to go on.
+            // In place, the device must accept a position.
             self.rings.device.backend_features() - in_place
         };
         let (strategy, reason) =
@@ -142,7 +143,7 @@ impl VdpaBackend {
         }
     }
 
-    /// What a queue becomes.
+    /// Returns the strategy for a queue under `plan`.
     pub(super) fn strategy_of(&self, queue: u16, plan: &Plan) -> Strategy {
         if self.rings.transmits(queue) {
             plan.transmit
@@ -158,7 +159,7 @@ impl VdpaBackend {
             .collect()
     }
 
-    /// Relays what must be relayed of a running device.
+    /// Relays the queues of a running device that need it.
     fn relay(&mut self) -> Result<(), Error> {
         let plan = self.plan()?;
         let met = self.log.poller.as_ref().is_some_and(|poller| {
@@ -186,7 +187,7 @@ impl VdpaBackend {
         })
     }
 
-    /// All data queues as relays see them, direct, and a thread that may poll them.
+    /// Returns all data queues as direct relays, with a thread that can poll them.
     fn new_poller(&mut self) -> Result<Poller, Error> {
         let negotiation = self.negotiated()?;
         let set = self.rings.relay_set(negotiation.features)?;
@@ -196,8 +197,9 @@ impl VdpaBackend {
         })
     }
 
-    /// Does something with the relays while nobody polls them. Afterwards they are polled, or gone if there is no
-    /// record and none is needed; a device that does not run is stopped for good, and its driver hears of it.
+    /// Runs `work` with the relays while nothing polls them. Afterwards they are polled, or dropped
+    /// if there is no record and none is needed. A device that does not run is stopped for good,
+    /// and its driver is notified.
     fn with_poller(
         &mut self,
         work: impl FnOnce(&mut Self, &mut Poller) -> Result<(), Error>,
@@ -210,7 +212,8 @@ impl VdpaBackend {
         result.and(kept)
     }
 
-    /// The guest has another interrupt for a queue, or none. `false`: the queue is not relayed.
+    /// Sets or removes the guest's interrupt for a queue. Returns `false` if the queue is not
+    /// relayed.
     ///
     /// # Errors
     /// The device refuses it.
@@ -238,7 +241,7 @@ impl VdpaBackend {
                 let direct = set
                     .strategies()
                     .all(|(_, strategy)| strategy == Strategy::Direct);
-                // While there is a record a queue that the guest enables next may need them.
+                // During a record, a queue that the guest enables next may need the relays.
                 if direct && !self.log.on {
                     if let Some(set) = poller.end() {
                         self.rings.end_relays(set);
@@ -262,7 +265,7 @@ impl VdpaBackend {
     /// Changes how queues reach the running device.
     ///
     /// # Errors
-    /// The device runs as before if it runs.
+    /// The device runs as before, if it runs.
     fn switch(&mut self, poller: &mut Poller, plan: &Plan) -> Result<(), Error> {
         let targets = self.targets(plan);
         let set = poller.park()?;
@@ -282,7 +285,7 @@ impl VdpaBackend {
             return Ok(());
         };
         if self.rings.device.state() == State::Suspended {
-            // It was not to be reset, so it must be known first whether it can be.
+            // A reset was not planned, so check first that the device can restart.
             match set.can_restart() {
                 Ok(()) => {
                     let _ = self.rings.device.reset();
@@ -292,7 +295,8 @@ impl VdpaBackend {
         }
         match self.rings.device.state() {
             State::Running => self.nudge_control(),
-            // Half changed: once more, as it was, or in the only way in which it can begin there.
+            // Half changed: restart as before, or in the only way in which the device can begin
+            // there.
             State::Owned => {
                 let again = if self.rings.keeps_positions {
                     before
@@ -306,7 +310,7 @@ impl VdpaBackend {
         Err(error)
     }
 
-    /// A device that was suspended may have missed the kick of a command.
+    /// Kicks the control queue: a suspended device may have missed the kick of a command.
     pub(super) fn nudge_control(&self) {
         if let Some(control) = &self.control {
             control.nudge_device();
@@ -321,17 +325,18 @@ impl VdpaBackend {
         );
     }
 
-    /// Resets the device under a driver that is not to notice.
+    /// Resets the device in a way that the driver must not notice.
     pub(super) fn reset_for_restart(&mut self) -> Result<(), Error> {
         self.finish_commands()?;
         if !self.needs_reset {
-            // One that can suspend completes first what it has sent; if it refuses it is reset all the same.
+            // A device that can suspend first completes the frames that it has sent; if it refuses,
+            // it is reset all the same.
             let _ = self.rings.device.suspend();
         }
         Ok(self.rings.device.reset()?)
     }
 
-    /// As [`VdpaBackend::bring_up`]; a failure is in the log.
+    /// As [`VdpaBackend::bring_up`]; a failure is logged.
     fn bring_up_again(&mut self, set: &mut RelaySet, targets: &[(u16, Strategy)]) {
         match self.bring_up(set, targets) {
             Ok(()) => self.nudge_control(),
@@ -339,10 +344,10 @@ impl VdpaBackend {
         }
     }
 
-    /// Brings a device up that was reset, under a driver that notices nothing:
+    /// Brings up a device that was reset, in a way that the driver does not notice:
     ///
     /// ```text
-    ///   memory mapped -> FEATURES_OK -> control queue -> rings, DRIVER_OK -> commands again
+    ///   memory mapped -> FEATURES_OK -> control queue -> rings, DRIVER_OK -> commands replayed
     /// ```
     fn bring_up(&mut self, set: &mut RelaySet, targets: &[(u16, Strategy)]) -> Result<(), Error> {
         let rings = set.prepare_start(targets, &[], &*self.rings.memory);
@@ -357,7 +362,7 @@ impl VdpaBackend {
         self.start_set(set, rings, &self.commands_again())
     }
 
-    /// What a reset took from the device and is not in its data queues.
+    /// Restores the state that a reset removed, except for the data queues.
     fn negotiate_again(&mut self) -> Result<(), Error> {
         let negotiation = self.negotiated()?;
         let remapped = self.rings.iotlb.remap_after_reset();
@@ -381,12 +386,12 @@ impl VdpaBackend {
         started.map_err(Error::relay)
     }
 
-    /// The commands that give a device that was reset what it had.
+    /// Returns the commands that restore the control state of a device that was reset.
     fn commands_again(&self) -> Vec<Command> {
         let Some(negotiation) = self.negotiation else {
             return Vec::new();
         };
-        // Whether the device still has the address is not known, and telling it again does no harm.
+        // Whether the device still has the address is unknown, and setting it again is harmless.
         let mac = self.net.settable_mac(&negotiation).map(Command::MacAddrSet);
         let control = self.control.as_ref();
         let set = control.filter(|_| negotiation.control_queue.is_some());
@@ -400,7 +405,7 @@ impl VdpaBackend {
 }
 
 impl Plan {
-    /// What every network device can do.
+    /// The plan that every network device supports.
     const RESTART: Self = Self {
         way: Way::Restart,
         receive: Strategy::Shadowed,

@@ -1,17 +1,17 @@
 //! Reset of single queues of a running device (virtio 1.3, 2.6.1, RING_RESET).
 //!
-//! vhost-vdpa has no such operation. It is put together from others, and so it is
-//! offered only where the device can be suspended and resumed and keeps the positions of
-//! its rings (see `offer.rs`):
+//! vhost-vdpa has no such operation. It is composed of others. So it is offered only if the device
+//! can be suspended and resumed and keeps the positions of its rings (see `offer.rs`):
 //!
 //! ```text
 //!   reset    SUSPEND -> queue: enable 0, no kick, no call -> RESUME
 //!   enable   SUSPEND -> queue: size, addresses, position 0, eventfds, enable 1 -> RESUME
-//!            -> a kick and a call that nobody made, for every queue
+//!            -> a spurious kick and call for every queue
 //! ```
-//! The device takes addresses only while it is suspended, and `enable 0` may be said
-//! only to a parent with SUSPEND. A queue that is relayed comes and goes with its relay. The control queue is the VMM's, so there only
-//! the guest's side is reset. Owns the order. It must not know who programs the queue.
+//! The device takes addresses only while it is suspended, and only a parent with SUSPEND accepts
+//! `enable 0`. A relayed queue is removed and added together with its relay. The control queue
+//! belongs to the VMM, so only the guest's side of it is reset. Owns the order. It must not know
+//! who programs the queue.
 
 use std::sync::Arc;
 
@@ -26,15 +26,15 @@ use crate::Error;
 use crate::virtio::backend::Queue;
 
 impl VdpaBackend {
-    /// Takes a queue from the device.
+    /// Removes a queue from the device.
     ///
     /// # Errors
-    /// The device refuses: it may be suspended then, and is to be stopped.
+    /// The device refuses: it may be suspended then, and must be stopped.
     pub(super) fn reset_queue(&mut self, index: u16) -> Result<(), Error> {
         let negotiation = self.negotiated()?;
         if negotiation.control_queue == Some(index) {
-            // A command that the device has is waited for, at most until its deadline: its answer
-            // must not be taken for that to the next one (virtio 1.3, 2.6.1).
+            // Wait for a command that the device has, at most until its deadline. Its answer must
+            // not be taken for the answer to the next command (virtio 1.3, 2.6.1).
             self.finish_commands()?;
             self.control.iter_mut().for_each(Control::release_guest);
             return Ok(());
@@ -56,11 +56,11 @@ impl VdpaBackend {
         Ok(())
     }
 
-    /// Gives the device a queue that was reset.
+    /// Gives a queue that was reset back to the device.
     ///
     /// # Errors
-    /// The guest's rings are not acceptable, or the device refuses: it may be suspended
-    /// then, and is to be stopped.
+    /// The guest's rings are invalid, or the device refuses: it may be suspended then, and must be
+    /// stopped.
     pub(super) fn enable_queue(&mut self, queue: Queue) -> Result<(), Error> {
         let negotiation = self.negotiated()?;
         let index = queue.index;
@@ -96,7 +96,7 @@ impl VdpaBackend {
         Ok(())
     }
 
-    /// A device that was suspended may have missed kicks, and its driver calls.
+    /// A device that was suspended may have missed kicks, and its driver may have missed calls.
     fn after_resume(&self) {
         self.rings.signal_all();
         self.nudge_control();

@@ -1,17 +1,18 @@
 //! Saving a running vhost-vdpa device, and starting one from a saved state.
 //!
 //! ```text
-//!   save      wait for the control command under way -> SUSPEND -> positions of all rings, from which
-//!             the next device takes again what this one had taken and not completed (`succession.rs`)
-//!               (a position cannot be had: RESUME, and the guest goes on; if what is in flight is not
-//!               known, once more by relays, which count it)
-//!             relayed, or without SUSPEND: positions by the relays (`relays.rs`), where nothing is in flight
+//!   save      wait for the control command in progress -> SUSPEND -> positions of all rings; the
+//!             next device takes again what this one took and did not complete (`succession.rs`)
+//!               (a position is not available: RESUME, and the guest continues; if the buffers in
+//!               flight are unknown, once more by relays, which count them)
+//!             relayed, or without SUSPEND: positions from the relays (`relays.rs`), with nothing
+//!             in flight
 //!   restore   reset -> negotiate -> check positions -> start -> replay -> spurious signals
-//!             a device that begins at the start of rings only starts shadowed
-//!               (the first two are left out if it was done before, for the same features)
+//!             a device that can only begin at the start of rings starts shadowed
+//!               (the first two are skipped if they were done before, for the same features)
 //! ```
-//! Owns the order and the checks on what was saved, which comes from a file or
-//! another host. It must not know how the state is encoded.
+//! Owns the order and the checks of the saved state, which comes from a file or another host. It
+//! must not know how the state is encoded.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +35,7 @@ const SAVED_CONTROL: &str = "the saved control state is not possible";
 
 impl VdpaBackend {
     pub(super) fn save_rings(&mut self) -> Result<Saved, Error> {
-        // One that suspends for good must be known to be right before: by its split rings, or by relays.
+        // A device that cannot resume must be checked before: by its split rings, or by relays.
         let needed = if self.packed() {
             BackendFeatures::SUSPEND | BackendFeatures::RESUME
         } else {
@@ -56,7 +57,7 @@ impl VdpaBackend {
         }
     }
 
-    /// As [`VdpaBackend::save_rings`], with the positions that relays give.
+    /// As [`VdpaBackend::save_rings`], with the positions from the relays.
     pub(super) fn save_relayed(&mut self) -> Result<Saved, Error> {
         let negotiation = self.negotiated()?;
         self.rings.device.check(Operation::Rebind)?;
@@ -68,12 +69,12 @@ impl VdpaBackend {
         Ok(self.saved(&negotiation, rings))
     }
 
-    /// Suspends the device and saves it with positions from which the next one leaves nothing with this one. If
-    /// those cannot be had the device goes on.
+    /// Suspends the device and saves it with positions from which the next one leaves no chain with
+    /// this one. If the positions are not available the device continues.
     pub(super) fn suspend_and_save(&mut self) -> Result<Saved, Error> {
         let negotiation = self.negotiated()?;
         self.finish_commands()?;
-        // One that cannot resume is asked before: afterwards it would be too late to refuse.
+        // A device that cannot resume is checked before: afterwards it would be too late to refuse.
         let asked = !self.rings.can(BackendFeatures::RESUME);
         if asked {
             self.rings.check_orders(negotiation.ring().in_order)?;
@@ -83,14 +84,14 @@ impl VdpaBackend {
         match self.rings.suspended_bases(in_order) {
             Ok(rings) => Ok(self.saved(&negotiation, rings)),
             Err(error) => {
-                // A state that cannot be had must not cost the guest its device.
+                // A failed save must not cost the guest its device.
                 self.go_on();
                 Err(error)
             }
         }
     }
 
-    /// Waits until the device has no control command under way.
+    /// Waits until the device has no control command in progress.
     pub(super) fn finish_commands(&mut self) -> Result<(), Error> {
         if let Some(control) = &mut self.control {
             let done = control.finish()?;
@@ -99,7 +100,8 @@ impl VdpaBackend {
         Ok(())
     }
 
-    /// All that is to be saved of a device that has stopped. The guest's commands wait from here on.
+    /// Returns the saved state of a device that has stopped. The guest's commands wait from here
+    /// on.
     pub(super) fn saved(&mut self, negotiation: &Negotiation, rings: Vec<SavedRing>) -> Saved {
         self.log.on = false;
         let control = self.control.as_mut().map(|control| {
@@ -117,7 +119,7 @@ impl VdpaBackend {
         }
     }
 
-    /// Lets a suspended device work again, after a state that cannot be had.
+    /// Resumes a suspended device after its state was not available.
     pub(super) fn go_on(&mut self) {
         if let Err(error) = self.rings.device.resume() {
             tracing::error!(
@@ -155,8 +157,9 @@ impl VdpaBackend {
         ))
     }
 
-    /// What can be refused of a state before anything is stopped for it. What the guest has set by its control queue is looked at
-    /// only where it comes from another device: this one has acknowledged it itself, and may have failed since.
+    /// Checks a state before anything is stopped for it. The guest's control settings are checked
+    /// only if they come from another device: this one has acknowledged them itself, and may have
+    /// failed since.
     pub(super) fn check_saved(&self, saved: &Saved) -> Result<(), Error> {
         self.check_kind(saved)?;
         if let (Some(_), Some(control)) = (&self.net.predecessor, &saved.control) {
@@ -172,8 +175,8 @@ impl VdpaBackend {
         saved: Saved,
         activation: Activation,
     ) -> Result<(), Error> {
-        // A device that was negotiated with for this, and nothing else, has its memory mapped:
-        // it may take long to do that again.
+        // A device that was negotiated for this restore and nothing else has its memory mapped;
+        // mapping it again may take long.
         let prepared = self.negotiation.filter(|known| {
             known.features == saved.features && self.rings.device.state() == State::Negotiated
         });
@@ -216,7 +219,7 @@ impl VdpaBackend {
     }
 }
 
-/// The position of every enabled data queue, checked against the guest's rings.
+/// Returns the position of every enabled data queue, checked against the guest's rings.
 fn saved_bases(
     memory: &SharedMemory,
     rings: &[SavedRing],
@@ -251,8 +254,8 @@ fn saved_bases(
     Ok(bases)
 }
 
-/// A device that starts further from the guest's avail index than the ring
-/// is long would take buffers that the guest has not given it.
+/// Checks a position. A device that starts further from the guest's avail index than the ring is
+/// long would take buffers that the guest has not made available.
 fn check_position(ring: Ring<'_>, position: u16) -> Result<(), Error> {
     let available = ring.avail_index()?;
     if available.wrapping_sub(position) <= ring.addresses.size {
@@ -265,10 +268,10 @@ fn check_position(ring: Ring<'_>, position: u16) -> Result<(), Error> {
     )))
 }
 
-/// A packed ring's positions must lie in the ring, and the used one at most a
-/// lap behind the available one: a device that had more in flight than there are
-/// entries would use what the guest has not given it. How far the guest is can't
-/// be checked: used descriptors may lie over what it made available.
+/// Checks a packed ring's positions. They must lie in the ring, and the used one at most a lap
+/// behind the available one. A device with more in flight than the ring has entries would use
+/// buffers that the guest has not made available. The guest's own position cannot be checked: used
+/// descriptors may lie over those that it made available.
 fn check_packed_base(queue: u16, base: VringBase, size: u16) -> Result<(), Error> {
     let possible = match base {
         VringBase::Split { .. } => false,
@@ -310,7 +313,7 @@ mod tests {
             check_packed_base(0, base, 8).is_ok()
         };
         assert!(check(0, true, 0, true) && check(7, false, 3, false));
-        // All entries in flight, and some over the end.
+        // All entries in flight, and some beyond the end.
         assert!(check(3, false, 3, true) && check(1, true, 6, false));
         assert!(!check(3, true, 4, true) && !check(4, false, 3, true));
         assert!(!check(8, true, 0, true) && !check(0, true, 8, false));

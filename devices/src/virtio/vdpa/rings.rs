@@ -1,7 +1,7 @@
-//! The device with what it reaches, and the guest's data queues on it.
+//! The device with its mappings, and the guest's data queues on it.
 //!
-//! Owns the device, its mappings and the list of its queues. It must not know what a queue is
-//! used for in a network, nor when queues are relayed.
+//! Owns the device, its mappings and the list of its queues. It must not know the purpose of a
+//! queue in a network, nor when queues are relayed.
 
 use std::sync::Arc;
 
@@ -34,8 +34,8 @@ pub(super) struct DataQueue {
 }
 
 impl DataQueue {
-    /// What the device is to have when it works on the guest's ring itself. `unrouted` is its
-    /// call where the guest has none.
+    /// Returns the device's settings for working on the guest's ring itself. `unrouted` is its call
+    /// while the guest has none.
     pub(super) fn config<'a>(
         &'a self,
         base: VringBase,
@@ -62,28 +62,28 @@ impl From<Queue> for DataQueue {
     }
 }
 
-/// See the module.
+/// The device and its queues; see the module.
 #[derive(Debug)]
 pub(super) struct Rings {
     /// Name of the device for messages.
     pub(super) id: String,
     pub(super) device: Device,
-    /// Behind `device`, so that the device is closed only after its mappings are gone.
+    /// After `device`, so that the device is closed only after its mappings are gone.
     pub(super) iotlb: Iotlb,
     /// Addresses for the rings of relayed queues.
     pub(super) window: PrivateWindow,
     pub(super) memory: SharedMemory,
-    /// Where a guest's rings may lie: guest RAM, and nothing of ours.
+    /// Where a guest's rings may lie: guest RAM, and no memory of the VMM.
     pub(super) ram: Vec<IovaRange>,
-    /// The device begins and stops anywhere in a ring.
+    /// The device can begin and stop anywhere in a ring.
     pub(super) keeps_positions: bool,
-    /// They hold the device open: see [`vdpa::doorbell`].
+    /// The doorbells, which keep the device open: see [`vdpa::doorbell`].
     pub(super) doorbells: DeviceDoorbells,
-    /// The call of queues for which the guest has no vector at DRIVER_OK:
-    /// it is never read, but vp_vdpa gives a queue an interrupt only if it has a
-    /// call then, and the guest may route the queue later.
+    /// The call of queues for which the guest has no vector at DRIVER_OK. It is never read. But
+    /// vp_vdpa gives a queue an interrupt only if the queue has a call at that time, and the guest
+    /// may route the queue later.
     pub(super) unrouted: Arc<EventFd>,
-    /// The queues that are enabled, since the last start.
+    /// The enabled queues since the last start.
     pub(super) queues: Vec<DataQueue>,
 }
 
@@ -126,7 +126,7 @@ impl Rings {
         self.device.state() == State::Running
     }
 
-    /// Whether the device has all of these abilities, in whatever state it is.
+    /// Whether the device has all of these abilities, in any state.
     pub(super) fn offers(&self, abilities: BackendFeatures) -> bool {
         self.device.backend_features().contains(abilities)
     }
@@ -140,8 +140,8 @@ impl Rings {
         self.queues.iter().find(|queue| queue.index == index)
     }
 
-    /// Prepares a data queue of the negotiated device: its doorbell and, if the device is to
-    /// work on the guest's ring itself, its ring.
+    /// Prepares a data queue of the negotiated device: its doorbell and, if the device works on the
+    /// guest's ring itself, its ring.
     pub(super) fn prepare(
         &mut self,
         queue: &DataQueue,
@@ -156,7 +156,7 @@ impl Rings {
         self.doorbells.prepare(device, id, queue.index)
     }
 
-    /// One spurious kick and call for every data queue: a real one may have been lost.
+    /// Sends one spurious kick and call for every data queue: a real one may have been lost.
     pub(super) fn signal_all(&self) {
         for queue in &self.queues {
             signal(&queue.kick);
@@ -172,7 +172,7 @@ impl Rings {
         self.is_net() && !queue.is_multiple_of(2)
     }
 
-    /// All data queues as relays see them, direct.
+    /// Returns all data queues as direct relays.
     pub(super) fn relay_set(&mut self, features: u64) -> Result<RelaySet, Error> {
         let queues = self.queues.iter();
         let queues = queues
@@ -204,7 +204,7 @@ impl Rings {
         })
     }
 
-    /// Gives the relays' memory back; the device does not know it any more.
+    /// Frees the relays' memory, which the device no longer uses.
     pub(super) fn end_relays(&mut self, set: RelaySet) {
         if let Err(error) = set.finish(&*self.memory, &mut self.iotlb, &mut self.window) {
             tracing::error!(

@@ -13,14 +13,14 @@ use crate::virtio::userspace_queue::SavedQueue;
 pub(super) const STATE_NAME: &str = "virtio-vdpa";
 pub(super) const STATE_VERSION: u32 = 2;
 
-/// Where one ring goes on.
+/// The position at which one ring continues.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedRing {
     pub(super) index: u16,
     pub(super) base: VringBase,
 }
 
-/// The control queue: what the device acknowledged, and the guest's ring.
+/// The control queue: the commands that the device acknowledged, and the guest's ring.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedControl {
     pub(super) state: ControlState,
@@ -37,7 +37,7 @@ pub(super) struct Saved {
     pub(super) rings: Vec<SavedRing>,
     /// The address that the guest sees.
     pub(super) mac: Option<[u8; 6]>,
-    /// The guest was asked to announce itself, and has not acknowledged it.
+    /// The guest was asked to announce itself and has not acknowledged it.
     pub(super) announce: bool,
     pub(super) control: Option<SavedControl>,
 }

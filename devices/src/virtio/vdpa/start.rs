@@ -1,10 +1,11 @@
-//! Starting a vhost-vdpa device with the guest's rings.
+//! Starts a vhost-vdpa device with the guest's rings.
 //!
 //! ```text
-//!   negotiated -> rings, control queue -> queues enabled -> DRIVER_OK -> commands again -> the guest's control queue
+//!   negotiated -> rings, control queue -> queues enabled -> DRIVER_OK -> commands replayed
+//!              -> the guest's control queue
 //!                   relayed: by the relay set (`relays/start.rs`)
 //! ```
-//! It must not know where positions and commands come from.
+//! It must not know the source of positions and commands.
 
 use vdpa::control_queue::Command;
 use vdpa::device::{Operation, VringBase};
@@ -63,7 +64,7 @@ impl VdpaBackend {
         }
     }
 
-    /// Serves the guest's control queue from now on, where `saved` stopped if it is given.
+    /// Serves the guest's control queue from now on, from the position in `saved` if there is one.
     pub(super) fn serve_control_queue(
         &mut self,
         queue: Queue,
@@ -88,11 +89,11 @@ impl VdpaBackend {
         Ok(())
     }
 
-    /// From DRIVER_OK on, with all rings set up and the guest's own.
+    /// Starts the device from DRIVER_OK on, with all rings set up and no relays.
     fn start_direct(&mut self, replay: &[Command]) -> Result<(), Error> {
-        // Virtio wants queues enabled before DRIVER_OK. But a device must not
-        // receive by an outdated filter: so, if there is anything to replay and the
-        // device can wait, its data queues come after that.
+        // Virtio requires queues to be enabled before DRIVER_OK. But a device must not receive with
+        // an outdated filter. So, if there are commands to replay and the device supports it, its
+        // data queues are enabled after the replay.
         let device = &mut self.rings.device;
         let abilities = device.backend_features();
         let late =
@@ -109,8 +110,8 @@ impl VdpaBackend {
         if late {
             for queue in &self.rings.queues {
                 device.enable_vring(queue.index)?;
-                // The driver may kick as soon as DRIVER_OK is set, and a kick
-                // of a queue that is not enabled is lost.
+                // The driver may kick as soon as DRIVER_OK is set, and a kick of a queue that is
+                // not enabled is lost.
                 signal(&queue.kick);
             }
         }

@@ -1,4 +1,4 @@
-//! One vDPA network device in the place of another while the guest's driver goes on.
+//! Replaces a vDPA network device by another one while the guest's driver keeps running.
 //!
 //! ```text
 //!   old device                                   new device (owned, memory mapped)
@@ -7,29 +7,31 @@
 //!     SUSPEND, positions        (can suspend and resume)
 //!     reset                     (cannot, and its rings are split; or it has failed)
 //! ```
-//! What the guest has been told stays true: its MAC address is laid over the new device's
-//! configuration (`overlay.rs`); where that is not possible (a smaller MTU, another place of the
-//! control queue) the new device is refused (`identity.rs`).
+//! The properties that the guest has seen stay the same: its MAC address is laid over the new
+//! device's configuration (`overlay.rs`). If that is not possible (a smaller MTU, another index of
+//! the control queue) the new device is refused (`identity.rs`).
 //!
-//! **Where the next device begins.** A suspended device may keep buffers that it has taken from
-//! a ring: a NIC that fetches receive buffers early does. They would be lost with it, so the next one begins at
-//! the *used* index and takes them again. That is right only if those are the entries
-//! behind that index, i.e. if the old device has completed all buffers before them. `Ring::check_order` looks
-//! for signs that it has not; if there is one the old device goes on. The same holds for a device that is saved
-//! and goes on elsewhere, or here. A device that cannot be suspended and
-//! resumed is looked at while it works, then reset: a frame that it has sent but not given back is sent again.
-//! A packed ring has no entries to look at: its device must hold nothing.
+//! **Where the next device begins.** A suspended device may keep buffers that it has taken from a
+//! ring; a NIC that prefetches receive buffers does. They would be lost with it, so the next device
+//! begins at the *used* index and takes them again. That is right only if those buffers are the
+//! entries behind that index, i.e. if the old device has completed all buffers before them.
+//! `Ring::check_order` looks for signs of the contrary; if there is one the old device continues.
+//! The same holds for a device that is saved and continues elsewhere, or here. A device that cannot
+//! be suspended and resumed is checked while it works, then reset. A frame that it has sent but not
+//! returned is sent again. A packed ring has no entries to check: its device must hold nothing.
 //!
-//! **A device that has failed** (DEVICE_NEEDS_RESET) is asked nothing: neither to suspend, nor for positions, nor for its
-//! configuration, which is the one it had when its driver began. It is reset, and its rings are read as those of a device
-//! that cannot be suspended; packed ones, too, since nothing is lost if their flags do not tell.
+//! **A device that has failed** (DEVICE_NEEDS_RESET) is not used any more: it is not suspended, and
+//! neither positions nor configuration are read from it. The configuration from the start of its
+//! driver applies. The device is reset, and its rings are read as those of a device that cannot be
+//! suspended. This includes packed rings, since nothing is lost if their flags are inconclusive.
 //!
-//! **If the new one fails** it may have worked on the rings before (its control state comes after
-//! DRIVER_OK). What it has completed the old one must not take again, so where that one stopped is worth nothing by
-//! then: positions are read from the rings once more, when the new one is reset.
+//! **If the new device fails**, it may have worked on the rings before, since its control state
+//! comes after DRIVER_OK. The old device must not take completed buffers again, so its saved
+//! positions are no longer valid. Positions are read from the rings once more, after the reset of
+//! the new device.
 //!
-//! Owns these rules. It must not know who decides which device is next, nor in what order
-//! both are called.
+//! Owns these rules. It must not know who chooses the next device, nor in what order both are
+//! called.
 
 use std::sync::Arc;
 
@@ -74,7 +76,7 @@ impl VdpaBackend {
                  cannot be replaced while its driver runs",
             ));
         }
-        // Nobody waits for one that has failed: the command under way was refused.
+        // A failed device is not waited for: the command in progress was refused.
         self.finish_commands()?;
         if !packed {
             self.rings.check_orders(in_order)?;
@@ -94,7 +96,7 @@ impl Rings {
         }
     }
 
-    /// Where the next device begins in the rings of one that was reset.
+    /// Returns where the next device begins in the rings of a device that was reset.
     fn bases_after_reset(&self, packed: bool) -> Result<Vec<SavedRing>, Error> {
         let base = |queue: &DataQueue| {
             let ring = self.ring(queue);
@@ -112,8 +114,8 @@ impl Rings {
         self.queues.iter().map(base).collect()
     }
 
-    /// The next device gets the eventfds. It works without this, too, but its interrupts may
-    /// take the longer way.
+    /// Frees the eventfds for the next device. It works without this, but its interrupts may take a
+    /// slower path.
     fn release_eventfds(&mut self) {
         for queue in &self.queues {
             if let Err(error) = self.device.release_eventfds(queue.index) {
@@ -127,12 +129,13 @@ impl Rings {
         }
     }
 
-    /// The positions with which the next device takes what the suspended one has not completed. `in_order`: it
-    /// works in order, as was negotiated or looked at just before.
+    /// Returns the positions with which the next device takes the buffers that the suspended one
+    /// has not completed. `in_order`: the device works in order, as negotiated or as checked just
+    /// before.
     pub(super) fn suspended_bases(&self, in_order: bool) -> Result<Vec<SavedRing>, Error> {
         let queues = self.queues.iter();
         let stopped = queues.map(|queue| Ok((queue, self.device.vring_base(queue.index)?)));
-        // All of them first: the device may have none.
+        // All positions first: the device may have none.
         let stopped = stopped.collect::<Result<Vec<_>, Error>>()?.into_iter();
         let again = |(queue, base): (&DataQueue, _)| {
             let base = self.ring(queue).taken_again(base, in_order)?;
@@ -144,8 +147,9 @@ impl Rings {
         stopped.map(again).collect()
     }
 
-    /// Whether a device that is about to be reset works in order on its rings, as far as they tell. To be asked while
-    /// it works: once it is stopped it would be too late to refuse. `in_order`: it was negotiated.
+    /// Checks that a device that is about to be reset works in order, as far as its rings show.
+    /// Must be called while it works: once it is stopped it is too late to refuse. `in_order`:
+    /// negotiated.
     pub(super) fn check_orders(&self, in_order: bool) -> Result<(), Error> {
         if in_order {
             return Ok(());
@@ -154,8 +158,8 @@ impl Rings {
         queues.try_for_each(|queue| self.ring(queue).check_order(None))
     }
 
-    /// What this device handed over, with the positions from which it can go on itself after another one failed
-    /// at it, which is reset.
+    /// Returns the state that this device handed over, with the positions at which it can continue
+    /// itself. The other device has failed and is reset.
     pub(super) fn taken_back(
         &self,
         mut saved: Saved,
@@ -177,7 +181,7 @@ impl Rings {
     }
 }
 
-/// A guest's ring, read without the help of its device.
+/// A guest's ring, read without its device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ring<'a> {
     pub(super) memory: &'a SharedMemory,
@@ -186,8 +190,8 @@ pub(super) struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Where the next device begins, so that it takes again what the suspended one, which stopped at
-    /// `base`, has taken and not completed.
+    /// Returns where the next device begins. It must take again the buffers that the suspended
+    /// device, which stopped at `base`, has taken and not completed.
     fn taken_again(self, base: VringBase, in_order: bool) -> Result<VringBase, Error> {
         match base {
             VringBase::Split { index: position } => {
@@ -215,8 +219,8 @@ impl Ring<'_> {
         }
     }
 
-    /// Where a device that stopped at `base` continues after another one, which is reset, had taken its
-    /// place. Nothing was in flight there but what the entries behind the position name.
+    /// Returns where a device that stopped at `base` continues after another device had replaced it
+    /// and was reset. Only the entries behind the position were in flight there.
     fn after_another(self, base: VringBase, in_order: bool) -> Result<VringBase, Error> {
         match base {
             VringBase::Split { index: handed_over } => {
@@ -230,8 +234,9 @@ impl Ring<'_> {
         }
     }
 
-    /// From where another device takes what the last one of a packed ring, which is reset, has not
-    /// used. `since`: that one began there, with nothing in flight, which counts if it has used nothing.
+    /// Returns the position from which another device takes the buffers that the last device of a
+    /// packed ring, now reset, has not used. `since`: the last device began there with nothing in
+    /// flight; this counts if it has used nothing.
     fn packed_used(self, since: Option<VringBase>) -> Result<VringBase, Error> {
         let (memory, vring) = (Arc::clone(self.memory), vring_addresses(&self.addresses));
         let ring = packed::GuestRing::new(memory, self.addresses.size, vring, false)
@@ -259,17 +264,17 @@ impl Ring<'_> {
         }
     }
 
-    /// The guest's avail index, which its driver has written.
+    /// Returns the guest's avail index, which its driver has written.
     pub(super) fn avail_index(self) -> Result<u16, Error> {
         self.read_index(self.addresses.driver)
     }
 
-    /// The guest's used index, which the device has written.
+    /// Returns the guest's used index, which the device has written.
     fn used_index(self) -> Result<u16, Error> {
         self.read_index(self.addresses.device)
     }
 
-    /// The index in an avail or used ring at `area`.
+    /// Reads the index in an avail or used ring at `area`.
     fn read_index(self, area: u64) -> Result<u16, Error> {
         area.checked_add(2)
             .and_then(|address| self.memory.read_obj(GuestAddress(address)).ok())
@@ -277,7 +282,8 @@ impl Ring<'_> {
             .ok_or_else(|| self.outside_memory())
     }
 
-    /// A ring whose driver says that it gave more chains than there are entries is refused.
+    /// Refuses a ring whose driver claims to have made more chains available than there are
+    /// entries.
     fn check_jump(self, used: u16) -> Result<(), Error> {
         let size = self.addresses.size;
         let ahead = self.avail_index()?.wrapping_sub(used);
@@ -288,9 +294,9 @@ impl Ring<'_> {
         Err(self.broken(source.into()))
     }
 
-    /// Checks that what the device of a split ring has taken and not completed are the entries
-    /// behind its used index: see [`split::GuestRing::check_order`]. `since`: only what was completed
-    /// from there on.
+    /// Checks that the buffers that the device of a split ring has taken and not completed are the
+    /// entries behind its used index: see [`split::GuestRing::check_order`]. `since`: check only
+    /// the buffers completed from there on.
     fn check_order(self, since: Option<u16>) -> Result<(), Error> {
         let (memory, vring) = (Arc::clone(self.memory), vring_addresses(&self.addresses));
         let ring = split::GuestRing::new(memory, self.addresses.size, vring, false)
@@ -312,7 +318,7 @@ impl Ring<'_> {
         ))
     }
 
-    /// Chains are with the device, and the ring does not say which.
+    /// Chains are with the device, and the ring does not show which.
     fn in_flight_unknown(self) -> Error {
         let queue = self.index;
         let message = format!(

@@ -1,16 +1,16 @@
-//! The record of what the device writes: whether it is on, the relays that keep it, and what
-//! escapes them.
+//! Records the device's writes: whether recording is on, the relays that record, and the writes
+//! that escape them.
 //!
 //! ```text
 //!   how a queue reaches the device      unseen until it is copied once more
-//!   relayed                             nothing: its relay marks before the guest can know
+//!   relayed                             nothing: its relay marks before the guest can see it
 //!   directly, the device only reads     its used elements
-//!   directly, else                      all memory: the guest could not be kept from starting it so
+//!   directly, else                      all memory: it could not be relayed at its start
 //! ```
-//! The copier of memory asks for it at each look, so it need not be marked at each write. But bytes
-//! that were written **since the last look** have to be marked when a queue goes: they are not asked
-//! for afterwards. Buffers that the device has written and never returned need no tracking: the
-//! driver must not rely on them.
+//! The copier of memory asks for the unseen areas at each look, so they are not marked at each
+//! write. But bytes written **since the last look** must be marked when a queue is removed: they
+//! are not asked for afterwards. Buffers that the device has written and never returned need no
+//! tracking: the driver must not rely on them.
 //!
 //! It must not know when memory is copied.
 
@@ -26,18 +26,18 @@ use super::rings::Rings;
 use crate::Error;
 use crate::virtio::backend::QueueAddresses;
 
-/// See the module.
+/// The record of writes; see the module.
 #[derive(Debug)]
 pub(super) struct WriteLog {
-    /// What the device writes is to be known.
+    /// The device's writes are to be recorded.
     pub(super) on: bool,
-    /// While queues are relayed.
+    /// Present while queues are relayed.
     pub(super) poller: Option<Poller>,
     /// A relayed queue is broken, or the device could not be brought up again.
     pub(super) failed: Arc<EventFd>,
 }
 
-/// How a queue reaches the device, as far as it says what is unseen.
+/// How a queue reaches the device, which determines its unseen writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reach {
     Relayed,
@@ -48,12 +48,12 @@ enum Reach {
 }
 
 impl WriteLog {
-    /// How a queue reaches the device; `None`: it is not relayed.
+    /// Returns how a queue reaches the device; `None` if it is not relayed.
     pub(super) fn strategy(&self, queue: u16) -> Option<Strategy> {
         self.poller.as_ref()?.strategy(queue)
     }
 
-    /// Relays are not polled from here on, until [`WriteLog::go`].
+    /// Stops polling the relays until [`WriteLog::go`].
     pub(super) fn park(&mut self) -> Result<(), Error> {
         let poller = self.poller.as_mut();
         poller.map_or(Ok(()), |poller| poller.park().map(drop))
@@ -63,7 +63,7 @@ impl WriteLog {
         self.poller.as_mut().map_or(Ok(()), Poller::go)
     }
 
-    /// Takes a queue from the suspended device, and from the relays if there are any.
+    /// Removes a queue from the suspended device, and from the relays if there are any.
     pub(super) fn park_queue(&mut self, rings: &mut Rings, index: u16) -> Result<(), Error> {
         let Some(poller) = &mut self.poller else {
             return Ok(rings.device.park_vring(index)?);
@@ -80,7 +80,7 @@ impl WriteLog {
             .map_err(Error::relay)
     }
 
-    /// Gives the suspended device a queue that was reset, with its relay.
+    /// Adds a queue that was reset to the suspended device, with its relay.
     pub(super) fn add_queue(
         &mut self,
         rings: &mut Rings,
@@ -94,13 +94,13 @@ impl WriteLog {
             .map_err(Error::relay)
     }
 
-    /// What the device may write at any moment without a mark: guest-physical address and length
-    /// in bytes. `packed` says how its rings are.
+    /// Returns the areas that the device may write at any moment without a mark: guest-physical
+    /// addresses and lengths in bytes. `packed` gives the format of its rings.
     pub(super) fn unseen(&self, rings: &Rings, packed: bool) -> Vec<(u64, u64)> {
         self.unseen_where(rings, packed, |_| true)
     }
 
-    /// As [`WriteLog::unseen`], of one queue.
+    /// As [`WriteLog::unseen`], for one queue.
     pub(super) fn unseen_of(&self, rings: &Rings, packed: bool, queue: u16) -> Vec<(u64, u64)> {
         self.unseen_where(rings, packed, |index| index == queue)
     }
@@ -131,7 +131,7 @@ impl WriteLog {
     }
 }
 
-/// All that a device can write to.
+/// Returns all memory that a device can write.
 pub(super) fn all(ram: &[IovaRange]) -> Vec<(u64, u64)> {
     let ranges = ram.iter();
     ranges
@@ -160,12 +160,12 @@ fn areas(
     areas
 }
 
-/// Marks what was unseen, of queues that the device does not have any more.
+/// Marks unseen areas of queues that the device no longer has.
 pub(super) fn mark(memory: &GuestMemory, areas: &[(u64, u64)]) {
     for &(address, len) in areas {
         let end = address.saturating_add(len);
         let mut at = address;
-        // A mark is of less than 4 GiB.
+        // One mark covers less than 4 GiB.
         while let Some(left) = end.checked_sub(at).filter(|&left| left > 0) {
             let part = u32::try_from(left).unwrap_or(u32::MAX);
             memory.mark(at, part);
@@ -223,7 +223,7 @@ mod tests {
         mark(&memory, &of(&[Reach::Sends], false));
         let (no, yes) = (false, true);
         assert_eq!(dirty(), [no, no, no, yes, yes, no, no, no]);
-        // More than a mark can be of, and what is not there.
+        // More than one mark can cover, and memory that does not exist.
         mark(
             &memory,
             &[(0x6000, 1 << 40), (u64::MAX - 1, u64::MAX), (0, 0)],

@@ -1,9 +1,9 @@
-//! The lab's side of the agent: runs a command in the host and passes standard
-//! streams, signals and the exit status through.
+//! The lab's side of the agent: runs a command in the host and forwards standard streams, signals
+//! and the exit status.
 //!
-//! Threads: one reads this process's standard input, one its signals, one
-//! keeps the time; the calling one reads frames. Owns this process's terminal
-//! while the command has one; it is put back on every path.
+//! Threads: one reads this process's standard input, one its signals, and one keeps the time. The
+//! calling thread reads frames. The client owns this process's terminal while the command has one
+//! and restores it on every path.
 
 use super::protocol::{ALIVE, CHUNK, Ending, Execute, Frame, STDIN_WINDOW};
 use crate::error::{Error, Result, report};
@@ -15,26 +15,26 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// How long a command may take to end by itself after its time is up.
+/// How long a command may take to end after its time is up.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A host that has said nothing for so long hangs: it says every [`ALIVE`] that it runs. Generous, because an
-/// emulated one on a busy machine stands still now and then.
+/// A host that sends nothing for this long hangs: it sends [`Frame::Alive`] every [`ALIVE`]. The
+/// limit is generous because an emulated host on a busy machine stalls now and then.
 const SILENCE: Duration = Duration::from_secs(120);
 
 const _: () = assert!(SILENCE.as_secs() > 5 * ALIVE.as_secs());
 
-/// A command's end as the lab sees it.
+/// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The command ended by itself or by a signal.
     Ended(Ending),
-    /// Its time was up; it was ended.
+    /// The time was up, and the client ended the command.
     TimedOut,
 }
 
 impl Outcome {
-    /// The exit code: a shell's, or 124 as timeout(1) has it.
+    /// The exit code as a shell gives it, or 124 like timeout(1).
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Ended(ending) => ending.exit_code(),
@@ -45,18 +45,18 @@ impl Outcome {
 
 /// What happens to the command's standard streams.
 pub enum Streams<'a> {
-    /// They are this process's own; its signals are passed on.
+    /// The command uses this process's streams and receives its signals.
     Own,
-    /// Input is empty; what the command prints goes line by line to the closure.
+    /// Standard input is empty. The closure receives each line that the command prints.
     Lines(&'a mut dyn FnMut(Printed, &str)),
 }
 
-/// Where a command printed something.
+/// The stream that the command printed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Printed {
-    /// To its standard output.
+    /// Standard output.
     Output,
-    /// To its standard error.
+    /// Standard error.
     Error,
 }
 
@@ -69,8 +69,7 @@ impl std::fmt::Debug for Streams<'_> {
     }
 }
 
-/// The columns and rows of this process's terminal, if standard input and
-/// output are one.
+/// The columns and rows of this process's terminal, if standard input and output are one.
 pub fn terminal_size() -> Option<(u16, u16)> {
     let stdin = rustix::stdio::stdin();
     if !rustix::termios::isatty(stdin) || !rustix::termios::isatty(rustix::stdio::stdout()) {
@@ -83,7 +82,7 @@ pub fn terminal_size() -> Option<(u16, u16)> {
 /// Runs a command in the host to its end.
 ///
 /// # Errors
-/// [`Error::HostLost`] when the host goes away, or says nothing any more.
+/// [`Error::HostLost`] when the host goes away or falls silent.
 pub fn run(
     host: &mut LabHost,
     execute: Execute,
@@ -152,7 +151,7 @@ pub fn run(
             Err(error) => break Err(error),
         }
     };
-    // Also of a host that was lost: the last line names the test that ran.
+    // Also when the host was lost: the last line names the test that ran.
     if let Streams::Lines(line) = &mut streams {
         for (printed, rest) in [(Printed::Output, output), (Printed::Error, errors)] {
             if !rest.is_empty() {
@@ -161,7 +160,7 @@ pub fn run(
         }
     }
     drop(raw);
-    // It cuts the connection when even a kill did not help.
+    // The timer cuts the connection when even SIGKILL did not help.
     if timer.is_some_and(|timer| timer.stop()) {
         return Ok(Outcome::TimedOut);
     }
@@ -172,8 +171,8 @@ pub fn run(
     Ok(Outcome::Ended(ending))
 }
 
-/// Output that nobody wants any more is dropped: the command goes on, as it
-/// would behind a closed pipe that it ignores.
+/// Writes output and ignores errors. The command continues, as it would behind a closed pipe that
+/// it ignores.
 fn write_own(stream: &mut impl io::Write, bytes: &[u8]) {
     let _ = stream.write_all(bytes).and_then(|()| stream.flush());
 }
@@ -219,7 +218,7 @@ impl Port {
     }
 }
 
-/// How much standard input is under way.
+/// How many bytes of standard input are in flight.
 #[derive(Debug, Default)]
 struct Window {
     used: Mutex<usize>,
@@ -227,7 +226,7 @@ struct Window {
 }
 
 impl Window {
-    /// Waits until there is room, then takes it. False when a thread panicked.
+    /// Waits for room, then takes it. False when a thread panicked.
     fn take(&self, count: usize) -> bool {
         let Ok(used) = self.used.lock() else {
             return false;
@@ -250,8 +249,8 @@ impl Window {
     }
 }
 
-/// Passes standard input on. The thread ends with the process: a read from a
-/// terminal cannot be called back.
+/// Forwards standard input. The thread ends with the process: a read from a terminal cannot be
+/// cancelled.
 fn pass_input(port: Port, window: Arc<Window>) {
     std::thread::spawn(move || {
         let mut buffer = vec![0; CHUNK];
@@ -274,7 +273,7 @@ fn pass_input(port: Port, window: Arc<Window>) {
     });
 }
 
-/// Passes signals on instead of dying of them.
+/// Forwards signals to the command instead of dying of them.
 fn pass_signals(port: &Port) -> Result<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGWINCH] {
         let (mut reader, writer) = UnixStream::pair().map_err(Error::system("create a socket"))?;
@@ -301,8 +300,8 @@ fn pass_signals(port: &Port) -> Result<()> {
     Ok(())
 }
 
-/// Ends the command when its time is up: SIGTERM, after [`GRACE`] SIGKILL,
-/// after another one the whole host.
+/// Ends the command when its time is up: SIGTERM, then SIGKILL after [`GRACE`], then the whole host
+/// after another [`GRACE`].
 #[derive(Debug)]
 struct Timer {
     state: Arc<(Mutex<TimerState>, Condvar)>,
@@ -320,7 +319,7 @@ impl Timer {
         let state = Arc::new((Mutex::new(TimerState::Running), Condvar::new()));
         let shared = Arc::clone(&state);
         std::thread::spawn(move || {
-            // True when the command's end came first.
+            // True when the command ended first.
             let stopped_within = |time| {
                 let (state, changed) = &*shared;
                 state.lock().is_ok_and(|guard| {
@@ -354,7 +353,7 @@ impl Timer {
             .is_ok_and(|state| *state == TimerState::Up)
     }
 
-    /// Stops it; true when the time was already up.
+    /// Stops the timer; true when the time was already up.
     fn stop(self) -> bool {
         let up = self.is_up();
         if let Ok(mut state) = self.state.0.lock() {
@@ -365,7 +364,7 @@ impl Timer {
     }
 }
 
-/// This process's terminal in raw mode, put back when dropped.
+/// This process's terminal in raw mode; dropping it restores the old mode.
 #[derive(Debug)]
 struct RawTerminal {
     before: Termios,

@@ -1,7 +1,7 @@
 //! The agent: how the lab runs commands in its host.
 //!
-//! One virtio-serial port, a Unix socket on the outside, carries frames (see
-//! [`protocol`]). One command runs at a time:
+//! One virtio-serial port carries frames (see [`protocol`]); outside it is a Unix socket. One
+//! command runs at a time:
 //!
 //! ```text
 //!   outside                          lab host

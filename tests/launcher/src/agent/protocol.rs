@@ -1,35 +1,34 @@
-//! Frames between the lab and its host's agent.
+//! Frames between the lab and the agent in its host.
 //!
-//! Layout, little-endian: `kind: u8`, `length: u32`, then `length` bytes. What
-//! is not raw data is JSON or a fixed number of little-endian integers. Both
-//! ends are the same version of this crate: the host's ramdisk is built from
-//! it, so there is no negotiation.
+//! The layout is little-endian: `kind: u8`, `length: u32`, then `length` bytes. A payload is raw
+//! data, JSON or a fixed number of little-endian integers. There is no negotiation: both ends are
+//! the same version of this crate, because the host's ramdisk is built from it.
 //!
-//! Owns encoding and decoding. A length beyond [`MAXIMUM_LENGTH`], an unknown
-//! kind, or a payload of the wrong shape is an error, never a guess.
+//! This module owns encoding and decoding. A length beyond [`MAXIMUM_LENGTH`], an unknown kind or a
+//! payload of the wrong shape is an error, never a guess.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-/// No frame's payload is longer, in bytes.
+/// The longest payload of a frame, in bytes.
 pub const MAXIMUM_LENGTH: usize = 1 << 20;
 
-/// Largest piece of standard input or output in one frame, in bytes.
+/// The largest piece of standard input or output in one frame, in bytes.
 pub const CHUNK: usize = 32 * 1024;
 
-/// How many bytes of standard input may be under way before the command has
-/// taken them. Keeps signals from queueing up behind input that nobody reads.
+/// How many bytes of standard input may be in flight before the command has read them. The window
+/// keeps signals from queueing up behind unread input.
 pub const STDIN_WINDOW: usize = 256 * 1024;
 
 /// The first line that init prints on the console.
 pub const BOOTED: &str = "lab-host: init runs";
 
-/// How often the host says that it runs.
+/// How often the host reports that it runs.
 pub const ALIVE: Duration = Duration::from_secs(10);
 
-/// What the agent says when it is ready.
+/// The agent's greeting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
     /// Release of the host's kernel.
@@ -40,32 +39,32 @@ pub struct Hello {
     pub kvm: bool,
     /// Seconds since the host was switched on.
     pub uptime: f64,
-    /// What could not be set up, one sentence each.
+    /// Setup problems, one sentence each.
     pub problems: Vec<String>,
 }
 
-/// One directory of the outside, mounted at its own path in the lab host.
+/// A directory of the outside, mounted at the same path in the lab host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
     /// The 9p mount tag.
     pub tag: String,
     /// Its path, the same on both sides.
     pub path: String,
-    /// May the lab host write to it?
+    /// True if the lab host may write to it.
     pub writable: bool,
 }
 
 /// A kernel module to load in the lab host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Module {
-    /// One of the stock kernel's, by name, with its parameters; what it depends
-    /// on is loaded too.
+    /// A module of the stock kernel, by name, with its parameters. The agent also loads its
+    /// dependencies.
     Stock(String, Vec<String>),
     /// A file, with its parameters.
     File(String, String),
 }
 
-/// What the lab host is to set up before it greets.
+/// What the lab host sets up before it greets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
     /// Directories to mount.
@@ -79,16 +78,16 @@ pub struct Setup {
 pub struct Execute {
     /// Program and arguments; not empty.
     pub arguments: Vec<String>,
-    /// Variables in addition to the agent's own.
+    /// Variables that the agent adds to its own.
     pub environment: BTreeMap<String, String>,
     /// Working directory.
     pub directory: String,
-    /// Programs that it starts often. They are held open meanwhile: what nobody has open on a
-    /// writable 9p share is forgotten at once, and read from the outside again (1.5 s for
-    /// Bellhop) by whoever starts it next. None of them may be replaced while they are held.
+    /// Programs that the command starts often. The agent holds them open. On a writable 9p share,
+    /// the kernel drops a file that no process has open. The next start would read it from the
+    /// outside again (1.5 s for Bellhop). A held program must not be replaced.
     pub held: Vec<String>,
-    /// The terminal's columns and rows if the command gets a terminal of its
-    /// own; standard error then arrives as standard output.
+    /// The terminal's columns and rows if the command gets a terminal of its own. Standard error
+    /// then arrives as standard output.
     pub terminal: Option<(u16, u16)>,
 }
 
@@ -99,8 +98,7 @@ pub enum Ending {
     Code(i32),
     /// A signal with this number killed it.
     Signal(i32),
-    /// It could not be started; the exit code a shell would give (126 or 127)
-    /// and why.
+    /// It could not be started: the exit code that a shell would give (126 or 127), and the reason.
     NotStarted(u8, String),
 }
 
@@ -116,14 +114,14 @@ impl Ending {
     }
 }
 
-/// What a program in the lab host may ask of the outside.
+/// A request of a program in the lab host to the outside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// Pull the cable of one of the rig's links, or plug it in again.
+    /// Pull the cable of a link of the rig, or plug it in again.
     SetLink {
         /// The link's name, such as "vf0".
         link: String,
-        /// Plugged in?
+        /// True to plug it in.
         up: bool,
     },
 }
@@ -143,7 +141,7 @@ pub enum Frame {
     StdinEnd,
     /// To the host: send this signal to the command's process group.
     Signal(i32),
-    /// To the host: the terminal has now this many columns and rows.
+    /// To the host: the terminal now has this many columns and rows.
     WindowSize(u16, u16),
     /// To the host: switch the machine off.
     PowerOff,
@@ -151,16 +149,16 @@ pub enum Frame {
     Stdout(Vec<u8>),
     /// To the outside: a piece of standard error.
     Stderr(Vec<u8>),
-    /// To the outside: the command has taken so many bytes of input.
+    /// To the outside: the command has taken this many bytes of input.
     StdinTaken(u32),
-    /// To the outside, again and again: the host still runs. See [`ALIVE`].
+    /// To the outside, every [`ALIVE`]: the host still runs.
     Alive,
     /// To the outside: the command has ended.
     Exited(Ending),
-    /// To the outside: a program in the host asks for something. The number
-    /// comes back with the answer.
+    /// To the outside: a program in the host requests something. The answer carries the same
+    /// number.
     Request(u32, Request),
-    /// To the host: the request with this number was obeyed, or why not.
+    /// To the host: the outcome of the request with this number; an error has the reason.
     Answer(u32, Result<(), String>),
 }
 
@@ -208,7 +206,7 @@ impl Frame {
     /// Writes the frame in one piece.
     ///
     /// # Errors
-    /// What the writer says; `InvalidInput` for a payload that is too long.
+    /// The writer's error; `InvalidInput` for a payload that is too long.
     pub fn write(&self, writer: &mut impl Write) -> io::Result<()> {
         let payload = self.payload()?;
         let length = u32::try_from(payload.len())
@@ -226,8 +224,8 @@ impl Frame {
     /// Reads one frame, waiting for it.
     ///
     /// # Errors
-    /// What the reader says; `UnexpectedEof` at the end of the stream;
-    /// `InvalidData` for what is not a frame.
+    /// The reader's error; `UnexpectedEof` at the end of the stream; `InvalidData` for bytes that
+    /// are not a frame.
     pub fn read(reader: &mut impl Read) -> io::Result<Self> {
         let mut header = [0; 5];
         reader.read_exact(&mut header)?;

@@ -1,12 +1,11 @@
-//! What programs in the lab host ask of the outside, such as to pull a cable.
+//! Requests of programs in the lab host to the outside, such as to pull a cable.
 //!
 //! ```text
 //!   program ──Request──▶ socket ──▶ agent ──Request(number)──▶ the lab (L1)
 //!   program ◀──Answer─── the program's connection ◀──Answer(number)──┘
 //! ```
-//! One connection per request, with the frames of [`super::protocol`] on it.
-//! Owns the socket and the connections that wait for their answers. Knows
-//! nothing of what is asked.
+//! Each request has its own connection and uses the frames of [`super::protocol`]. This module owns
+//! the socket and the connections that wait for answers. It does not interpret requests.
 
 use super::protocol::{Frame, Request};
 use crate::error::{Error, Result};
@@ -21,24 +20,23 @@ use std::time::Duration;
 /// Where the agent listens, in the lab host.
 pub const SOCKET: &str = "/run/lab-agent";
 
-/// How long a program that has connected may take to ask.
+/// How long a connected program may take to send its request.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long the outside may take to answer; it answers only while a command
-/// of its own runs.
+/// How long the outside may take to answer. It answers only while one of its commands runs.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Requests that may wait for their answers; more are turned away.
+/// The most requests that may wait for their answers; the agent rejects more.
 const WAITING_LIMIT: usize = 64;
 
 /// Connections by the numbers of their requests.
 type Waiting = Arc<Mutex<HashMap<u32, UnixStream>>>;
 
-/// Asks the outside for something and waits until it is done.
+/// Sends a request to the outside and waits for its answer.
 ///
 /// # Errors
-/// [`Error::Missing`] outside of a lab host; [`Error::Usage`] with the
-/// outside's reason when it refuses; [`Error::System`] when the agent goes away.
+/// [`Error::Missing`] outside a lab host; [`Error::Usage`] with the outside's reason when it
+/// refuses; [`Error::System`] when the agent goes away.
 pub fn ask(request: &Request) -> Result<()> {
     ask_at(Path::new(SOCKET), request)
 }
@@ -71,12 +69,12 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Listens; nothing is taken yet.
+    /// Listens; it accepts nothing yet.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn listen(socket: &Path) -> io::Result<Self> {
-        // A socket that is left from an earlier agent answers nobody.
+        // No process answers on a socket that an earlier agent left.
         match std::fs::remove_file(socket) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -87,11 +85,11 @@ impl Requests {
         })
     }
 
-    /// Takes requests from now on, in a thread, and passes each on with its
-    /// number. The thread ends with the process.
+    /// Starts a thread that accepts requests and forwards each with its number. The thread ends
+    /// with the process.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn forward(
         &self,
         outside: impl Fn(&Frame) -> io::Result<()> + Send + 'static,
@@ -102,7 +100,7 @@ impl Requests {
             let next = AtomicU32::new(1);
             for stream in listener.incoming().flatten() {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                // One program's broken request is no other one's problem.
+                // A broken request of one program must not affect the others.
                 if let Err(error) = take(stream, number, &waiting, &outside) {
                     eprintln!("lab-host: a request: {error}");
                 }
@@ -111,7 +109,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Passes an answer on. Nobody may wait for it any more.
+    /// Forwards an answer. The program may have stopped waiting.
     pub fn answer(&self, number: u32, outcome: std::result::Result<(), String>) {
         let stream = self
             .waiting
@@ -119,7 +117,7 @@ impl Requests {
             .ok()
             .and_then(|mut waiting| waiting.remove(&number));
         if let Some(mut stream) = stream {
-            // A program that has gone does not want it.
+            // A program that has exited does not need it.
             let _ = Frame::Answer(number, outcome).write(&mut stream);
         }
     }
@@ -146,7 +144,7 @@ fn take(
         let why = format!("{WAITING_LIMIT} requests wait for an answer already");
         return Frame::Answer(number, Err(why)).write(&mut stream);
     }
-    // Before it is passed on: the answer may be quick.
+    // Registered before the request is forwarded: the answer may be quick.
     answers.insert(number, stream);
     drop(answers);
     outside(&Frame::Request(number, request))
@@ -173,7 +171,7 @@ mod tests {
         requests
             .forward(move |frame| sender.send(frame.clone()).map_err(io::Error::other))
             .unwrap();
-        // What is no request disturbs nobody.
+        // Bytes that are no request affect no other connection.
         UnixStream::connect(&socket)
             .unwrap()
             .write_all(&[99; 64])

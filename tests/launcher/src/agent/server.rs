@@ -1,10 +1,10 @@
 //! The agent's side in the lab host: runs one command after the other.
 //!
-//! Threads: this one reads frames; per command one feeds its input, one or two
-//! carry its output, one waits for its end; one says that the host runs. What a command leaves running in
-//! the background keeps running, but no longer reaches the outside.
+//! Threads: this one reads frames. Each command has one that feeds its input, one or two that carry
+//! its output, and one that waits for its end. One more reports that the host runs. A process that
+//! a command leaves in the background keeps running, but its output no longer reaches the outside.
 //!
-//! Owns the children and the port's writing end.
+//! The server owns the children and the port's writing end.
 
 use super::protocol::{ALIVE, CHUNK, Ending, Execute, Frame, Hello};
 use super::request::{self, Requests};
@@ -22,8 +22,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long after a command's end its output is still awaited, in case a
-/// background process holds it open.
+/// How long the agent waits for output after a command's end, in case a background process holds
+/// the stream open.
 const DRAIN: Duration = Duration::from_millis(500);
 
 /// The port's writing end, shared by the threads.
@@ -32,15 +32,14 @@ type Port = Arc<Mutex<File>>;
 /// Why the agent stopped serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// The outside asked for the machine to be switched off.
+    /// The outside requested to switch the machine off.
     PowerOff,
 }
 
-/// Greets, then serves commands until it is told to switch off.
+/// Greets, then serves commands until the outside switches the host off.
 ///
 /// # Errors
-/// What the port says; `InvalidData` when the outside does not speak the
-/// protocol.
+/// The port's error; `InvalidData` when the outside does not speak the protocol.
 pub fn serve(port: File, hello: Hello) -> io::Result<Stopped> {
     let writer = Arc::new(Mutex::new(port.try_clone()?));
     let mut reader = port;
@@ -75,7 +74,7 @@ pub fn serve(port: File, hello: Hello) -> io::Result<Stopped> {
             (Frame::Signal(number), Some(command)) => command.signal(number),
             (Frame::WindowSize(columns, rows), Some(command)) => command.resize(columns, rows),
             (Frame::Answer(number, outcome), _) => requests.answer(number, outcome),
-            // Input and signals may cross the command's end on the way.
+            // Input and signals may cross with the command's end.
             (
                 Frame::Stdin(_) | Frame::StdinEnd | Frame::Signal(_) | Frame::WindowSize(..),
                 None,
@@ -100,14 +99,14 @@ pub fn serve(port: File, hello: Hello) -> io::Result<Stopped> {
     }
 }
 
-/// A command that was started and may have ended meanwhile.
+/// A started command, which may have ended meanwhile.
 #[derive(Debug)]
 struct Running {
     group: Pid,
     input: Option<Sender<Option<Vec<u8>>>>,
     terminal: Option<OwnedFd>,
     ended: Arc<AtomicBool>,
-    /// [`Execute::held`].
+    /// The files of [`Execute::held`].
     _held: Vec<File>,
 }
 
@@ -120,7 +119,7 @@ impl Running {
     }
 
     fn signal(&self, number: i32) {
-        // After its end was reported the group's number may belong to others.
+        // After the agent reported the end, other processes may have the group's number.
         if self.ended.load(Ordering::SeqCst) {
             return;
         }
@@ -152,7 +151,7 @@ fn send(port: &Port, frame: &Frame) -> io::Result<()> {
     frame.write(&mut *port)
 }
 
-/// Says every now and then that the host runs, until the port breaks.
+/// Reports at intervals that the host runs, until the port breaks.
 fn say_alive(port: &Port) {
     let port = Arc::clone(port);
     std::thread::spawn(move || {
@@ -183,7 +182,7 @@ fn start(execute: &Execute, port: &Port) -> io::Result<Running> {
         Some((columns, rows)) => {
             let terminal = on_terminal(&mut command, columns, rows)?;
             let child = command.spawn()?;
-            // Its copies of the terminal would keep the output from ending.
+            // `command` holds copies of the terminal, which would keep the output from ending.
             drop(command);
             let group = group_of(&child)?;
             let output = File::from(terminal.try_clone()?);
@@ -267,7 +266,7 @@ fn on_terminal(command: &mut Command, columns: u16, rows: u16) -> io::Result<Own
     Ok(terminal)
 }
 
-/// Writes input to the command and reports how much it took.
+/// Writes input to the command and reports how much was taken.
 fn feed_input(
     mut input: impl Write + Send + 'static,
     receiver: Receiver<Option<Vec<u8>>>,
@@ -278,7 +277,7 @@ fn feed_input(
     std::thread::spawn(move || {
         while let Ok(Some(bytes)) = receiver.recv() {
             let taken = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            // A command that has closed its input still takes it: into nothing.
+            // If the command has closed its input, the bytes count as taken and are dropped.
             let _ = input.write_all(&bytes).and_then(|()| input.flush());
             if send(&port, &Frame::StdinTaken(taken)).is_err() {
                 return;
@@ -291,7 +290,7 @@ fn feed_input(
     });
 }
 
-/// Carries output until its end, or until the command's end was reported.
+/// Carries output until it ends, or until the agent has reported the command's end.
 fn carry(
     mut output: impl Read + Send + 'static,
     port: &Port,
@@ -320,7 +319,7 @@ fn carry(
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // A terminal whose last user has gone gives EIO.
+                // A terminal that its last user has closed gives EIO.
                 Err(_) => return,
             }
         }
@@ -328,7 +327,7 @@ fn carry(
     receiver
 }
 
-/// Waits for the command's end, for the rest of its output, and reports.
+/// Waits for the command's end and the rest of its output, then reports the end.
 fn watch(mut child: Child, carriers: Vec<Receiver<()>>, port: &Port, ended: &Arc<AtomicBool>) {
     let port = Arc::clone(port);
     let ended = Arc::clone(ended);
@@ -342,7 +341,7 @@ fn watch(mut child: Child, carriers: Vec<Receiver<()>>, port: &Port, ended: &Arc
         };
         let deadline = Instant::now() + DRAIN;
         for carrier in carriers {
-            // The carrier's end drops its sender; that is what is awaited.
+            // A carrier that ends drops its sender, which wakes this receiver.
             let _ = carrier.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         }
         let Ok(mut port) = port.lock() else { return };

@@ -1,9 +1,9 @@
-//! What the machine's own apt configuration says: which mirror to use, through
-//! which proxy. The repository names no mirror.
+//! Reads the machine's own apt configuration: the mirror and the proxy. The repository names no
+//! mirror.
 //!
-//! Owns the parsing of apt's two source formats (sources.list(5)): one-line
-//! `deb [options] URI suite component…` and deb822 stanzas. Everything it does
-//! not understand is skipped: then the archive tool's own default applies.
+//! This module owns the parsing of apt's two source formats (sources.list(5)): one-line `deb
+//! [options] URI suite component…` and deb822 stanzas. It skips everything that it does not
+//! understand; the archive tool's own default then applies.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

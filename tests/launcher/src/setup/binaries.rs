@@ -1,8 +1,7 @@
-//! The project's own programs, built by cargo.
+//! Builds the project's own programs with cargo.
 //!
-//! Owns the calls of cargo. Programs are linked statically (see
-//! `.cargo/config.toml`), so the same file runs here, in the lab host and as a
-//! guest's init.
+//! Programs are linked statically (see `.cargo/config.toml`), so the same file runs here, in the
+//! lab host and as a guest's init.
 
 use super::Profile;
 use crate::error::{Error, Result};
@@ -14,8 +13,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// All packages. Each build names all of them: cargo chooses the features of shared dependencies
-/// by the packages of a build, and would build them again for another choice.
+/// All packages. Each build names all of them: cargo selects the features of shared dependencies by
+/// the packages of a build. Another selection would build them again.
 pub const PACKAGES: [&str; 11] = [
     "vdpa",
     "vdpa-mgmt",
@@ -30,20 +29,20 @@ pub const PACKAGES: [&str; 11] = [
     "launcher",
 ];
 
-/// A small test target of each package with integration tests. Cargo counts the features of a
-/// package's development dependencies where it builds a test of it: with these among the targets
-/// programs and tests share one build of everything. With a package's tests come its programs.
+/// A small test target of each package with integration tests. Cargo enables the features of a
+/// package's development dependencies when it builds a test of it. With these targets, programs and
+/// tests share one build of everything. A package's tests also build its programs.
 const SMALL_TESTS: [&str; 3] = ["skeleton_lab", "skeleton_kvm_vcpu", "api_access"];
 
 /// The programs that a measurement needs.
 const PROGRAMS: [&str; 4] = ["bellhop", "lab-host", "lab-guest", "lab-bench"];
 
-/// Set where this program is cargo's RUSTC_WORKSPACE_WRAPPER, which compiles the workspace's crates
-/// only.
+/// Set where this program is cargo's RUSTC_WORKSPACE_WRAPPER, which compiles only the workspace's
+/// crates.
 const WRAPPER: &str = "LAB_RUSTC_COVERAGE";
 
-/// Counters at a movable address lie in the mapped profile (LLVM's "continuous mode"). So the counts
-/// of a killed program are kept.
+/// Counters at a movable address lie in the mapped profile (LLVM's "continuous mode"), so the
+/// counts survive a killed program.
 const COUNTERS: [&str; 4] = [
     "-C",
     "instrument-coverage",
@@ -60,7 +59,7 @@ pub fn rustc_with_counters() -> Option<std::io::Error> {
     Some(rustc.args(words).args(COUNTERS).exec())
 }
 
-/// What cargo built for.
+/// What kind of executable cargo built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A program.
@@ -76,7 +75,7 @@ pub enum Kind {
 pub struct Built {
     /// The target's name: a binary's, a library's or an integration test's.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// The executable.
     pub path: PathBuf,
@@ -84,7 +83,7 @@ pub struct Built {
     pub package: PathBuf,
 }
 
-/// Builds the project's programs, and the test targets that cargo's words `tests` select.
+/// Builds the project's programs and the test targets that `tests`, words for cargo, select.
 ///
 /// # Errors
 /// [`Error::Start`]; [`Error::Program`] when something does not compile.
@@ -104,7 +103,7 @@ pub fn programs(repository: &Path, profile: Profile, tests: &[String]) -> Result
     cargo(repository, &words, profile, "programs and tests")
 }
 
-/// Builds the command alone, with a profile of Cargo.toml.
+/// Builds only the `bellhop` command, with a profile of Cargo.toml.
 ///
 /// # Errors
 /// [`Error::Start`]; [`Error::Program`] when something does not compile.
@@ -148,8 +147,8 @@ fn cargo(
             .env(WRAPPER, "1");
     }
     for (name, _) in std::env::vars_os() {
-        // What the outer cargo set for this program must not change the
-        // fingerprints of the inner build.
+        // Variables that the outer cargo set for this program must not change the fingerprints of
+        // the inner build.
         if name
             .to_str()
             .is_some_and(|name| name.starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR")
@@ -215,7 +214,7 @@ fn read_progress(stream: impl Read, progress: &Progress) -> String {
     said
 }
 
-/// What cargo's bar says: `120/215: vmm` of `Building [====> ] 120/215: vmm`.
+/// The text of cargo's bar: `120/215: vmm` of `Building [====> ] 120/215: vmm`.
 fn bar(line: &str) -> Option<&str> {
     let (_, rest) = line
         .trim_start()

@@ -1,8 +1,7 @@
-//! The initial ramdisks: the lab host's, and the guest's for the small and for
-//! the stock kernel.
+//! The initial ramdisks: the lab host's, and the guest's for the small and the stock kernel.
 //!
-//! All are small archives written by [`crate::cpio`]; `/init` is one of this
-//! crate's programs, `/modules` lists what it loads, in order.
+//! All are small archives written by [`crate::cpio`]. `/init` is one of this crate's programs;
+//! `/modules` lists the modules that it loads, in order.
 
 use super::kernel::Kernels;
 use super::root::Root;
@@ -14,7 +13,7 @@ use crate::module_tree::ModuleTree;
 use crate::process::output;
 use std::path::{Path, PathBuf};
 
-/// Raised when the code here changes what the archives contain.
+/// Raise this when the code here changes the archives' content.
 const VERSION: u32 = 1;
 
 /// Modules of the stock kernel that the lab host needs to reach its root.
@@ -42,12 +41,11 @@ pub struct Initramfs {
 }
 
 impl Initramfs {
-    /// Writes what is not in the cache yet. `host_init` and `guest_init` are
-    /// the programs that become `/init`.
+    /// Writes the archives that are not in the cache yet. `host_init` and `guest_init` are the
+    /// programs that become `/init`.
     ///
     /// # Errors
-    /// [`crate::Error::File`], [`crate::Error::Program`] and
-    /// [`crate::Error::Invalid`].
+    /// [`crate::Error::File`], [`crate::Error::Program`] and [`crate::Error::Invalid`].
     pub fn ensure(
         cache: &Cache,
         lock: &CacheLock,
@@ -88,7 +86,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// `programs` are pairs of a path in the archive and one in the root.
+    /// `programs` are pairs of a path in the archive and a path in the root.
     fn archive(
         &self,
         step: &str,
@@ -153,8 +151,8 @@ impl Writer<'_> {
         archive.finish()
     }
 
-    /// A program without its symbols: a third of the size, and the kernel
-    /// unpacks it on an emulated processor at every boot.
+    /// Removes a program's symbols, which leaves a third of the size. The kernel unpacks it at
+    /// every boot, on an emulated processor.
     fn stripped(&self, program: &Path, partial: &Path) -> Result<Vec<u8>> {
         let target = partial.join("stripped");
         output(

@@ -1,9 +1,9 @@
-//! What is compiled from the root's own linux-source: the kernel modules that
-//! the distribution leaves out, and the small guest kernel.
+//! Compiles from the root's own linux-source: the kernel modules that the distribution leaves out,
+//! and the small guest kernel.
 //!
-//! Recipes: `images/host/modules/` and `images/guest/{kernel.config,build-kernel}`.
-//! Both run inside the root, in a work directory that is removed afterwards.
-//! With the modules goes the project's own, the lab NIC (`tests/kmod`).
+//! Recipes: `images/host/modules/` and `images/guest/{kernel.config,build-kernel}`. Both run inside
+//! the root, in a work directory that is removed afterwards. The project's own module, the lab NIC
+//! (`tests/kmod`), is built with the modules.
 
 use super::root::Root;
 use crate::cache::{Cache, CacheLock, Entry, RecipeHash, remove_tree};
@@ -13,7 +13,7 @@ use crate::process::run_logged;
 use crate::progress::Progress;
 use std::path::{Path, PathBuf};
 
-/// Raised when the code here changes what the steps contain.
+/// Raise this when the code here changes the steps' results.
 const VERSION: u32 = 1;
 
 /// Work directory inside the root.
@@ -28,8 +28,8 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Builds what is not in the cache yet, the guest kernel only if it is asked for. `labnic` is
-    /// the directory of the lab NIC's source.
+    /// Builds the steps that are not in the cache yet, and the guest kernel only on request.
+    /// `labnic` is the directory of the lab NIC's source.
     ///
     /// # Errors
     /// [`Error::Program`] with the compiler's last lines; [`Error::File`].
@@ -74,7 +74,7 @@ impl Kernels {
         self.modules.directory()
     }
 
-    /// What later steps that contain the modules build upon.
+    /// The hash that later steps with the modules in them start from.
     pub fn modules_hash(&self) -> &RecipeHash {
         &self.modules_hash
     }
@@ -136,8 +136,8 @@ impl<'a> Workshop<'a> {
         Ok(workshop)
     }
 
-    /// Copies recipe files into the work directory. They are written through
-    /// the root's own user, who may not be able to read this directory.
+    /// Copies a recipe file into the work directory. The root's own user writes it, because that
+    /// user may not be able to read this directory.
     fn place(&self, name: &str, recipe: &Path) -> Result<()> {
         let target = format!("/{WORK}/{name}");
         let mut command = self.root.chroot("sh");

@@ -1,4 +1,4 @@
-//! Preparation of the lab: everything that must exist before a lab host boots.
+//! Prepares the lab: everything that must exist before a lab host boots.
 //!
 //! ```text
 //!   packages ─▶ root ─┬▶ modules ──────┐
@@ -6,9 +6,9 @@
 //!   cargo ────────────▶ programs ──────┘
 //! ```
 //!
-//! Owns the order of the steps; the two lines run at the same time. Each step is cached by the hash
-//! of its recipe (see [`crate::cache`]), and an interrupted preparation resumes at the step it was
-//! in.
+//! This module owns the order of the steps; the two lines run at the same time. Each step is cached
+//! by the hash of its recipe (see [`crate::cache`]), and an interrupted preparation resumes at the
+//! same step.
 
 pub mod apt;
 pub mod binaries;
@@ -53,11 +53,11 @@ pub enum Profile {
     Dev,
     /// As [`Self::Dev`], with counters for line coverage.
     Coverage,
-    /// As users build it: for everything whose figures are compared.
+    /// As users build it: for all figures that are compared.
     Release,
 }
 
-/// What a verb needs of the lab.
+/// The parts of the lab that a verb needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Needs<'a> {
     /// How programs are built.
@@ -76,14 +76,14 @@ impl Needs<'_> {
         guest_kernel: false,
     };
 
-    /// The same with the small guest kernel.
+    /// [`Self::HOST`] with the small guest kernel.
     pub const HOST_AND_GUEST: Self = Self {
         guest_kernel: true,
         ..Self::HOST
     };
 }
 
-/// Everything that the lab host and its guests are made of.
+/// All parts of the lab host and its guests.
 #[derive(Debug, Clone)]
 pub struct Lab {
     /// The workspace.
@@ -96,14 +96,14 @@ pub struct Lab {
     pub kernels: Kernels,
     /// The initial ramdisks.
     pub initramfs: Initramfs,
-    /// What cargo built.
+    /// The executables that cargo built.
     pub built: Vec<Built>,
     /// The `bellhop` command.
     pub bellhop: PathBuf,
 }
 
 impl Lab {
-    /// Prepares the lab. Where all is in the cache and built, this takes about two seconds.
+    /// Prepares the lab. If everything is cached and built, this takes about two seconds.
     ///
     /// # Errors
     /// Those of the steps; each names its log or its remedy.
@@ -124,7 +124,7 @@ impl Lab {
             Ok((root, kernels))
         };
         let (host, built) = std::thread::scope(|scope| {
-            // A thread's child processes die with it: it must not end before they do.
+            // A thread's child processes die with it, so it must not end before they do.
             let host = scope.spawn(host);
             let built = binaries::programs(&repository, needs.profile, needs.tests);
             let host = host

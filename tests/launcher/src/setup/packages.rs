@@ -1,8 +1,8 @@
-//! The few programs that the lab needs from the machine it runs on.
+//! Installs the few programs that the lab needs on its machine.
 //!
-//! Owns their list and their installation: as root with apt-get; on a terminal
-//! after a question; else the one command to type is the error's remedy. All
-//! else (QEMU, the kernel, compilers for it) lives in the lab host's root.
+//! This module owns their list. It installs them as root with apt-get, on a terminal after a
+//! question; otherwise the error's remedy is the one command to type. All else (QEMU, the kernel,
+//! compilers for it) lives in the lab host's root.
 
 use crate::cache::Cache;
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ struct Package {
     file: &'static str,
 }
 
-/// Needed by everyone.
+/// Always needed.
 const NEEDED: [Package; 2] = [
     Package {
         name: "mmdebstrap",
@@ -30,17 +30,17 @@ const NEEDED: [Package; 2] = [
     },
 ];
 
-/// Needed where the lab does not run as root: maps subordinate user ids.
+/// Needed where the lab does not run as root: it maps subordinate user IDs.
 const NEEDED_WITHOUT_ROOT: Package = Package {
     name: "uidmap",
     file: "/usr/bin/newuidmap",
 };
 
-/// Installs what is missing.
+/// Installs the missing packages.
 ///
 /// # Errors
-/// [`Error::Missing`] with the command to type where the lab may not install
-/// by itself; [`Error::Program`] when the installation fails.
+/// [`Error::Missing`] with the command to type where the lab may not install packages itself;
+/// [`Error::Program`] when the installation fails.
 pub fn ensure(cache: &Cache) -> Result<()> {
     let root = rustix::process::geteuid().is_root();
     let missing: Vec<&str> = NEEDED

@@ -1,7 +1,7 @@
-//! How much time and disk space a preparation needs: which steps are not in the cache yet.
+//! Estimates the time and disk space of a preparation from the steps that are not in the cache yet.
 //!
-//! Times are those of two idle cores and a near mirror. They feed the estimate of the progress
-//! display and nothing else.
+//! Times are those of two idle cores and a near mirror. They feed only the estimate of the progress
+//! display.
 
 use super::{Needs, Profile, kernel, root};
 use crate::cache::{Cache, Entry};
@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
 
-/// Where nothing has to be built.
+/// Time if nothing has to be built.
 const WARM: Duration = Duration::from_secs(10);
 
 /// A step that is not in the cache: how long it takes, and how much it leaves on the disk, in MiB.
@@ -25,7 +25,7 @@ const ROOT: Step = Step {
     seconds: 75,
     mebibytes: 1300,
 };
-/// With the unpacked kernel source, which goes afterwards.
+/// Includes the unpacked kernel source, which is removed afterwards.
 const MODULES: Step = Step {
     seconds: 60,
     mebibytes: 1700,
@@ -48,18 +48,18 @@ const TEST: Step = Step {
     mebibytes: 37,
 };
 
-/// The steps that are to be taken.
+/// The steps that will run.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// For the cache.
+    /// Steps that fill the cache.
     host: Vec<Step>,
-    /// For cargo's target directory.
+    /// Steps that fill cargo's target directory.
     cargo: Vec<Step>,
     target: std::path::PathBuf,
 }
 
 impl Plan {
-    /// Looks what is there.
+    /// Finds the missing steps.
     ///
     /// # Errors
     /// [`Error::File`] for a recipe that cannot be read.
@@ -101,18 +101,18 @@ impl Plan {
         })
     }
 
-    /// How long the steps take: both rows run at the same time and share the processors, so half
-    /// of the shorter one is added to the longer one.
+    /// How long the steps take. Both rows run at the same time and share the processors, so half of
+    /// the shorter row is added to the longer one.
     pub(super) fn time(&self) -> Duration {
         let seconds = |steps: &[Step]| steps.iter().map(|step| step.seconds).sum::<u64>();
         let (host, cargo) = (seconds(&self.host), seconds(&self.cargo));
         WARM + Duration::from_secs(host.max(cargo) + host.min(cargo) / 2)
     }
 
-    /// Fails early where the disk has no room for what will be built.
+    /// Fails early if the disk lacks room for the build.
     ///
     /// # Errors
-    /// [`Error::Missing`] with the directory and how much it needs.
+    /// [`Error::Missing`] with the directory and the size it needs.
     pub(super) fn check_disk(&self, cache: &Cache) -> Result<()> {
         let needed = |steps: &[Step]| steps.iter().map(|step| step.mebibytes).sum::<u64>();
         let (host, cargo) = (needed(&self.host), needed(&self.cargo));

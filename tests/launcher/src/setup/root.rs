@@ -1,12 +1,11 @@
-//! The lab host's root: a Debian tree with the stock kernel, its headers and
-//! source, compilers, and QEMU.
+//! The lab host's root: a Debian tree with the stock kernel, its headers and source, compilers, and
+//! QEMU.
 //!
-//! Recipe: `images/host/{suite,packages,preferences,setup-hook}`. Built by
-//! mmdebstrap; without privileges in a user namespace. Its programs run from
-//! outside with the tree's own dynamic loader and libraries, so that nothing
-//! is installed on the machine.
+//! Recipe: `images/host/{suite,packages,preferences,setup-hook}`. mmdebstrap builds it, without
+//! privileges in a user namespace. Its programs run from outside with the tree's own dynamic loader
+//! and libraries, so that nothing is installed on the machine.
 //!
-//! Owns the tree and the ways to run something in or from it.
+//! This module owns the tree and the ways to run something in or from it.
 
 use super::apt;
 use crate::cache::{Cache, CacheLock, RecipeHash, remove_tree};
@@ -18,7 +17,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Raised when the code here changes what the tree contains.
+/// Raise this when the code here changes the tree's content.
 const VERSION: u32 = 1;
 
 /// Set for the setup hook where the mirror has no backports.
@@ -43,8 +42,8 @@ pub struct Root {
 }
 
 impl Root {
-    /// Builds the root where it is not in the cache yet. `images` is the
-    /// repository's directory of that name.
+    /// Builds the root where it is not in the cache yet. `images` is the repository's directory of
+    /// that name.
     ///
     /// # Errors
     /// [`Error::Program`] with mmdebstrap's last lines; [`Error::File`].
@@ -62,7 +61,7 @@ impl Root {
         })
     }
 
-    /// What later steps build upon.
+    /// The hash that later steps start from.
     pub fn hash(&self) -> &RecipeHash {
         &self.hash
     }
@@ -100,8 +99,8 @@ impl Root {
         Ok(self.tree().join("boot").join(format!("vmlinuz-{release}")))
     }
 
-    /// A program of the tree, to be run on this machine without chroot.
-    /// `program` is its path in the tree without the leading slash.
+    /// A program of the tree, to run on this machine without chroot. `program` is its path in the
+    /// tree without the leading slash.
     pub fn program(&self, program: &str) -> Command {
         let tree = self.tree();
         let mut command = Command::new(tree.join("lib64/ld-linux-x86-64.so.2"));
@@ -112,8 +111,8 @@ impl Root {
         command
     }
 
-    /// A program to be run inside the tree: by chroot as root, else in a user
-    /// namespace that maps the tree's owners.
+    /// A program to run inside the tree: by chroot as root, else in a user namespace that maps the
+    /// tree's owners.
     pub fn chroot(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = if rustix::process::geteuid().is_root() {
             Command::new("/usr/sbin/chroot")
@@ -149,7 +148,7 @@ pub(super) fn hash(images: &Path) -> Result<RecipeHash> {
     for name in ["suite", "packages", "preferences", "setup-hook"] {
         hash.add_file(&recipe.join(name))?;
     }
-    // A tree of root's and one of a user namespace have different owners.
+    // A tree that root built and one of a user namespace have different owners.
     hash.add(&[u8::from(rustix::process::geteuid().is_root())]);
     Ok(hash)
 }
@@ -177,14 +176,14 @@ fn build(cache: &Cache, recipe: &Path, partial: &Path, progress: &Progress) -> R
     let Err(error) = run_logged(&mut command, &log, progress) else {
         return Ok(());
     };
-    // Not every mirror carries backports. Without them QEMU is the suite's.
+    // Not every mirror carries backports. Without them QEMU comes from the suite.
     if !files::read_text(&log).is_ok_and(|log| log.contains(&format!("{suite}-backports"))) {
         return Err(error);
     }
     progress.line("failed with backports; trying without");
     remove_tree(&partial.join("tree"))?;
     command.env(WITHOUT_BACKPORTS, "1");
-    // The first attempt's reason is the better one if both fail.
+    // If both attempts fail, the first one's reason is the better one.
     run_logged(&mut command, &cache.log("root-without-backports"), progress).map_err(|_| error)
 }
 

@@ -1,7 +1,7 @@
 //! `cargo lab bench WHAT [--json]`: measurements in the lab host.
 //!
-//! Owns the command line, which the program in the lab host (`lab-bench`) reads again, and the boot.
-//! A new measurement is a variant here and a module of `lab::bench`.
+//! This module owns the command line and the boot. The program in the lab host (`lab-bench`) reads
+//! the command line again. A new measurement is a variant here and a module of `lab::bench`.
 
 use crate::agent::client::{self, Streams};
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::setup::{Lab, Needs, Profile};
 use crate::verbs;
 use clap::{Args, Subcommand, value_parser};
 
-/// Percent of its time that a lab host may wait for this machine's processors before its
+/// If a lab host waits for this machine's processors for a larger percentage of its time, its
 /// figures are called rough.
 const DISTURBED: u128 = 15;
 
@@ -126,7 +126,7 @@ impl Bench {
     fn rig(&self) -> Rig {
         match self {
             Self::Doorbell(arguments) => arguments.rig,
-            // `rings` loads the lab NIC's module for as long as it needs it.
+            // `rings` loads the lab NIC's module only while it needs it.
             Self::Footprint(_) | Self::Mgmt(_) | Self::Migration(_) | Self::Rings(_) => Rig::Sim,
         }
     }

@@ -7,7 +7,7 @@ use crate::error::Result;
 #[derive(Debug, clap::Args)]
 pub struct CleanArguments {}
 
-/// Removes all that the lab keeps outside of cargo's build directory.
+/// Removes all that the lab keeps outside cargo's build directory.
 ///
 /// # Errors
 /// [`crate::Error::File`].

@@ -1,6 +1,7 @@
 //! `cargo lab demo [--rig RIG] [--json]`: the main job, end to end.
 //!
-//! Owns the command line, which the program in the lab host (`lab-demo`) reads again, and the boot.
+//! This module owns the command line and the boot. The program in the lab host (`lab-demo`) reads
+//! the command line again.
 
 use crate::agent::client::{self, Streams};
 use crate::error::{Error, Result};

@@ -76,7 +76,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// A program of the project's that reads this process's command line again, behind the verb.
+/// A program of the project that reads this process's command line again, after the verb.
 ///
 /// # Errors
 /// Those of [`command`] and [`Lab::program`].
@@ -86,14 +86,13 @@ pub(crate) fn own_command(lab: &Lab, program: &str) -> Result<Execute> {
     command(lab, words)
 }
 
-/// A command for the lab host: in this process's directory, with the lab's
-/// environment.
+/// A command for the lab host, in this process's directory and with the lab's environment.
 ///
 /// # Errors
 /// [`Error::Missing`] when the current directory is not shared with the host.
 pub(crate) fn command(lab: &Lab, arguments: Vec<String>) -> Result<Execute> {
     let directory = std::env::current_dir().map_err(Error::system("find the current directory"))?;
-    // Elsewhere the host has other files than this machine.
+    // Elsewhere the host's files differ from this machine's.
     let directory = if directory.starts_with(&lab.repository) {
         directory
     } else {

@@ -1,7 +1,8 @@
 //! `cargo lab package`: a deb and a tarball of `bellhop`, with SBOM, licences and checksums.
 //!
-//! Owns the build of the program and of the documents. The recipe `images/package/build` lays out
-//! the packages; a test in the lab host calls the recipe alone (`api_package`).
+//! This module owns the build of the program and of the documents. The recipe
+//! `images/package/build` lays out the packages; a test in the lab host calls the recipe alone
+//! (`api_package`).
 
 use crate::cache::Cache;
 use crate::error::Result;
@@ -16,7 +17,7 @@ mod dependencies;
 
 use dependencies::Dependencies;
 
-/// Of the workspace, so also of `bellhop`.
+/// The workspace's version, which `bellhop` shares.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Arguments of `cargo lab package`.
@@ -33,8 +34,8 @@ pub struct PackageArguments {
 /// Builds the packages and prints the directory that holds them.
 ///
 /// # Errors
-/// Those of [`binaries::bellhop`] and of `Dependencies::read`; [`crate::Error::Program`] with the last
-/// lines of the recipe.
+/// Those of [`binaries::bellhop`] and of `Dependencies::read`; [`crate::Error::Program`] with the
+/// last lines of the recipe.
 pub fn package(arguments: &PackageArguments) -> Result<u8> {
     let repository = setup::repository()?;
     let bellhop = binaries::bellhop(&repository, &arguments.profile)?;

@@ -1,5 +1,5 @@
-//! `cargo lab run [--rig RIG] [--timeout S] -- CMD…`: one command in the lab
-//! host, with standard streams, signals and the exit status passed through.
+//! `cargo lab run [--rig RIG] [--timeout S] -- CMD…`: runs one command in the lab host and forwards
+//! standard streams, signals and the exit status.
 
 use crate::agent::client::{self, Streams};
 use crate::error::Result;
@@ -40,7 +40,7 @@ pub fn run(arguments: &RunArguments) -> Result<u8> {
     let mut host = LabHost::boot(&lab, arguments.rig)?;
     let outcome = client::run(&mut host, execute, timeout, Streams::Own)?;
     if outcome == client::Outcome::TimedOut {
-        // A host whose command did not end may not end either: it is killed.
+        // If the command did not end, the host may not switch off either: dropping it kills it.
         return Ok(outcome.exit_code());
     }
     host.power_off()?;

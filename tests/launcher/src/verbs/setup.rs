@@ -1,4 +1,4 @@
-//! `cargo lab setup`: what the other verbs do first by themselves.
+//! `cargo lab setup`: prepares the lab, as the other verbs do first by themselves.
 
 use crate::error::Result;
 use crate::files;
@@ -9,7 +9,7 @@ use crate::setup::{Lab, Needs};
 #[derive(Debug, clap::Args)]
 pub struct SetupArguments {}
 
-/// Prepares the lab and says what it is made of.
+/// Prepares the lab and prints its parts.
 ///
 /// # Errors
 /// Those of [`Lab::prepare`].
@@ -21,7 +21,7 @@ pub fn setup(_arguments: &SetupArguments) -> Result<u8> {
             .arg("--version"),
     )?;
     let version = String::from_utf8_lossy(&version);
-    // Abilities are probed: package versions vanish from mirrors.
+    // Probes abilities instead of package versions, which vanish from mirrors.
     let devices = output(
         lab.root
             .program("usr/bin/qemu-system-x86_64")

@@ -1,5 +1,4 @@
-//! `cargo lab shell [--rig RIG]`: an interactive shell in the lab host, on a
-//! terminal of its own.
+//! `cargo lab shell [--rig RIG]`: an interactive shell in the lab host, on a terminal of its own.
 
 use crate::agent::client::{self, Streams};
 use crate::error::{Error, Result};
@@ -30,7 +29,7 @@ pub fn shell(arguments: &ShellArguments) -> Result<u8> {
     let lab = Lab::prepare(&Needs::HOST_AND_GUEST)?;
     let mut execute = verbs::command(&lab, vec!["bash".into(), "-i".into()])?;
     execute.terminal = Some(size);
-    // Who has a shell builds Bellhop anew meanwhile, and wants to run that one.
+    // The user of a shell rebuilds Bellhop meanwhile and wants to run the new build.
     execute.held.clear();
     let mut host = LabHost::boot(&lab, arguments.rig)?;
     eprintln!(

@@ -1,7 +1,7 @@
 //! `cargo lab soak [NAME] [--minutes N]`: every test in full.
 //!
-//! The same code as `cargo lab test`, without the gate and with each claim proved in full
-//! ([`crate::endurance::soak`]). With `--moves` guests migrate to and fro besides
+//! It runs the same code as `cargo lab test`, without the gate and with each claim proved in full
+//! ([`crate::endurance::soak`]). With `--moves`, guests also migrate to and fro
 //! (`soak/migration.rs`).
 
 pub mod migration;

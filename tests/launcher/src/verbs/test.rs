@@ -3,9 +3,9 @@
 //! ```text
 //!   build ─▶ list tests ─▶ unit and documentation tests, here ─▶ lab tests, in lanes
 //! ```
-//! Each lane has a lab host of its own, in which it runs one file of tests after the other, one
-//! test at a time. Without a filter the lab tests are those of the gate (`tests/gate`);
-//! `cargo lab soak` runs all of them. Nothing but zero failures ends with success.
+//! Each lane has its own lab host, in which it runs one file of tests after the other, one test at
+//! a time. Without a filter, the lab tests are those of the gate (`tests/gate`); `cargo lab soak`
+//! runs all of them. Only a run without failures succeeds.
 
 use crate::areas::{Area, test_names};
 use crate::endurance::DEFAULT_CYCLES;
@@ -76,7 +76,7 @@ pub(super) struct PlaceArguments {
 pub(super) struct Effort {
     /// See [`crate::endurance::cycles`].
     pub(super) cycles: u32,
-    /// See [`crate::endurance::soak`]; all tests then, not only those of the gate.
+    /// See [`crate::endurance::soak`]. A soak runs all tests, not only those of the gate.
     pub(super) soak: bool,
 }
 
@@ -196,15 +196,15 @@ pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) 
     Ok(code)
 }
 
-/// Which tests are meant.
+/// Which tests to run.
 #[derive(Debug, PartialEq, Eq)]
 enum Filter {
-    /// Those of the gate, or of a soak all.
+    /// Those of the gate, or all in a soak.
     All,
     Area(Area),
     /// One file of lab tests.
     File(String),
-    /// Those that have it in their name.
+    /// Those whose names contain the text.
     Part(String),
 }
 
@@ -224,7 +224,7 @@ impl Filter {
         })
     }
 
-    /// The files of lab tests that may have such tests. Only these are built.
+    /// The files of lab tests that may have such tests. Cargo builds only these.
     fn lab_tests(&self, gate: Option<&Gate>, all: &[String]) -> Vec<String> {
         let mut files = all.to_vec();
         files.retain(|file| match self {
@@ -236,7 +236,7 @@ impl Filter {
         files
     }
 
-    /// What cargo builds beside the programs.
+    /// What cargo builds besides the programs.
     fn cargo_words(&self, files: &[String]) -> Vec<String> {
         let mut words: Vec<String> = match self {
             // Unit tests of libraries and programs; lab tests have `test = false`.
@@ -258,7 +258,7 @@ impl Filter {
         }
     }
 
-    /// What a harness takes as its filter.
+    /// The filter for a harness.
     fn text(&self) -> &str {
         match self {
             Self::Part(part) => part,
@@ -266,20 +266,21 @@ impl Filter {
         }
     }
 
-    /// Names of documentation tests are their places in files; a filter never means them.
+    /// True if documentation tests run. Their names are places in files, which a filter never
+    /// means.
     fn includes_documentation(&self) -> bool {
         *self == Self::All
     }
 }
 
-/// What is to be run: executables and the tests of each, in the order in which they run.
+/// What runs: executables and the tests of each, in the order in which they run.
 #[derive(Debug, Default)]
 struct Listed<'a> {
     unit: Vec<(&'a Built, Vec<String>)>,
     lab: Vec<(&'a Built, Vec<String>)>,
 }
 
-/// Asks each test program for its tests. All are linked statically, so they run here.
+/// Queries each test program for its tests. All are linked statically, so they run here.
 fn listed<'a>(built: &'a [Built], filter: &Filter) -> Result<Listed<'a>> {
     let _progress = Progress::start("listing tests");
     let mut all = Listed::default();
@@ -290,7 +291,7 @@ fn listed<'a>(built: &'a [Built], filter: &Filter) -> Result<Listed<'a>> {
             Kind::IntegrationTests => &mut all.lab,
         };
         let mut tests = libtest::list(&built.path)?;
-        // Some are built for every run, whatever the filter is.
+        // Some programs are built for every run, even if the filter excludes them.
         tests.retain(|test| filter.includes(&built.name, test));
         if !tests.is_empty() {
             list.push((built, tests));
@@ -299,7 +300,7 @@ fn listed<'a>(built: &'a [Built], filter: &Filter) -> Result<Listed<'a>> {
     Ok(all)
 }
 
-/// Runs a program, shows its output as it comes, and counts.
+/// Runs a program, shows its output as it arrives, and counts the results.
 fn stream(command: &mut Command) -> Result<Tally> {
     let program = command.get_program().to_string_lossy().into_owned();
     let started = |source| Error::Start {
@@ -336,7 +337,7 @@ fn in_lanes(
 ) -> Result<()> {
     let count = harnesses.len();
     let lanes = place.lanes.unwrap_or_else(host::hosts_at_once);
-    // No more of them than there are files of tests.
+    // No more lanes than files of tests.
     let lanes = u8::try_from(count).map_or(lanes, |count| lanes.min(count));
     let mut durations = Durations::open(&lab.cache, soak);
     let tasks: Vec<_> = harnesses

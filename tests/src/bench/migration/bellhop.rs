@@ -1,4 +1,4 @@
-//! Bellhop's guest, which moves from one process to another and back.
+//! Bellhop's guest, which migrates from one process to another and back.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,17 +14,17 @@ use crate::guest::{BellhopArguments, Guest};
 use crate::place::Place;
 use crate::sim::SimDevice;
 
-/// How long something may take that takes no time but for the emulation.
+/// How long an action that is instant without emulation may take.
 const NOTICE: Duration = Duration::from_secs(60);
 /// How long a migration may take.
 const LIMIT: Duration = Duration::from_secs(180);
-/// How often it is looked at. Each look costs the process that is measured a little.
+/// The polling interval. Each poll costs the measured process a little.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Traffic between two swaps.
 const REST: Duration = Duration::from_millis(500);
 
-/// One end of a move.
+/// One end of a migration.
 #[derive(Debug)]
 struct End {
     api: Place,
@@ -53,7 +53,7 @@ impl End {
         format!("id=nic,path={}", self.device.path().display())
     }
 
-    /// A process that waits for a guest.
+    /// Starts a process that waits for a guest.
     fn wait(&self, program: &Path) -> Result<Guest> {
         let mut command = Command::new(program);
         command
@@ -69,16 +69,16 @@ impl End {
     }
 }
 
-/// A guest and where it is. See the module.
+/// A guest and its two ends. See the module.
 #[derive(Debug)]
 pub(super) struct Bellhop {
-    // Dropped before its devices: one that is open cannot be taken away.
+    // Dropped before its devices: an open device cannot be deleted.
     guest: Guest,
     program: PathBuf,
     ends: [End; 2],
-    /// What the NIC is swapped to.
+    /// The device that the NIC is swapped to.
     spare: SimDevice,
-    /// Which end it is at.
+    /// The index of the guest's current end.
     at: usize,
 }
 
@@ -106,7 +106,7 @@ impl Bellhop {
         })
     }
 
-    /// Gives the NIC another device and takes it back to its own: the times between which each happened.
+    /// Swaps the NIC to another device and back to its own. Returns the times around each swap.
     ///
     /// # Errors
     /// The API refuses.
@@ -123,10 +123,10 @@ impl Bellhop {
         Ok(swaps)
     }
 
-    /// Has the same program go on with the machine anew: the times between which that happened.
+    /// Upgrades the VMM to the same program. Returns the times around the upgrade.
     ///
     /// # Errors
-    /// The API refuses, or the program does not go on.
+    /// The API refuses, or the program does not resume the guest.
     pub(super) fn upgrade(&mut self) -> Result<Vec<(Instant, Instant)>> {
         let client = self.ends[self.at].client();
         let before = client.get("/v1/vm")?["upgrades"].as_u64().unwrap_or(0);

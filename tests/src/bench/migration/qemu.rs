@@ -1,7 +1,7 @@
-//! QEMU's guest, which moves from one process to another and back.
+//! QEMU's guest, which migrates from one process to another and back.
 //!
-//! Its NIC is a plain `vhost-vdpa` one: QEMU puts shadow virtqueues under it when a migration begins, as Bellhop
-//! mediates.
+//! Its NIC is a plain `vhost-vdpa` one: QEMU puts shadow virtqueues under it when a migration
+//! begins, while Bellhop mediates.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -23,10 +23,10 @@ const NOTICE: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Around the moment at which QEMU says that it stopped: how well it is known by the guest's clock.
+/// The uncertainty, by the guest's clock, of the moment at which QEMU reports that it stopped.
 const STOP: Duration = Duration::from_millis(3);
 
-/// One end of a move.
+/// One end of a migration.
 #[derive(Debug)]
 struct End {
     monitor: Place,
@@ -54,10 +54,10 @@ impl End {
     }
 }
 
-/// A guest and where it is. See the module.
+/// A guest and its two ends. See the module.
 #[derive(Debug)]
 pub(super) struct Qemu {
-    // Dropped before its devices: one that is open cannot be taken away.
+    // Dropped before its devices: an open device cannot be deleted.
     guest: Guest,
     program: PathBuf,
     arguments: BellhopArguments,
@@ -154,7 +154,7 @@ impl Vmm for Qemu {
             Ok(monitor.execute("query-status", &json!({}))?["running"] == true)
         })?;
         let moved = Instant::now();
-        // Its event may come behind the answer that says it is completed.
+        // QEMU's event may follow the answer that reports completion.
         source.execute("query-status", &json!({}))?;
         let stopped = event(&source.take_events(), "STOP")?;
         std::mem::swap(&mut self.guest, &mut guest);
@@ -177,7 +177,7 @@ impl Vmm for Qemu {
     }
 }
 
-/// When QEMU says that something happened.
+/// The time of an event, as QEMU reports it.
 fn event(events: &[Value], name: &str) -> Result<Instant> {
     let missing = || Error::invalid("QEMU's monitor", format!("it told no {name}: {events:?}"));
     let event = events

@@ -1,10 +1,10 @@
-//! The traffic of a guest that moves, and how long it rests, by the host's clock.
+//! The traffic of a migrating guest, and how long it stops, by the host's clock.
 //!
-//! The simulator sends frames back to their own address, so the guest is its own peer: it sends numbered frames at an
-//! even pace, checks each that comes back and notes when. These times are of its own clock, and that may stand still
-//! while the guest does: QEMU gives a guest the clock of its stop, Bellhop the time that it is. So the guest is asked
-//! for the time before and after, and what its clock fell behind the host's is added to the gap at the
-//! switch.
+//! The simulator sends frames back to their own address, so the guest is its own peer. It sends
+//! numbered frames at an even pace, checks each that returns and notes the time. These times are of
+//! the guest's own clock, which may stop with the guest: QEMU gives a guest the clock of its stop,
+//! Bellhop the current time. So the guest is asked for its time before and after. The time by which
+//! it fell behind the host's clock is added to the gap at the switch.
 //!
 //! ```text
 //!   host   ──┬─────────────┬───────────────[ stop ······ run ]──────────────┬──▶
@@ -12,8 +12,9 @@
 //!   guest  ──┴─────────────┴───────────────[  ≤ 0 … whole gap ]─────────────┴──▶
 //!              offset          gaps before     gap that touches the switch     offset
 //! ```
-//! A question and its answer take milliseconds on an emulated serial console. Of several the quickest counts, and
-//! what is left of its error is alike before and after, so the difference is better than either.
+//! A question and its answer take milliseconds on an emulated serial console. The quickest of
+//! several counts. Its remaining error is alike before and after, so the difference is better than
+//! either.
 
 use std::time::{Duration, Instant};
 
@@ -25,14 +26,14 @@ use crate::guest::Guest;
 /// Bytes of a frame, with its Ethernet header.
 const SIZE: u32 = 590;
 
-/// Frames with which the guest's capacity is measured, and how many are under way then.
+/// Frames with which the guest's capacity is measured, and how many of them are in flight.
 const CAPACITY_FRAMES: u32 = 2000;
 const CAPACITY_WINDOW: u32 = 64;
 
-/// Questions for the time, of which the quickest counts.
+/// Questions for the time; the quickest counts.
 const QUESTIONS: usize = 20;
 
-/// The host's clock, in microseconds from a beginning that both VMMs share.
+/// The host's clock, in microseconds since an origin that both VMMs share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Host(Instant);
 
@@ -46,18 +47,18 @@ impl Host {
     }
 }
 
-/// How a guest's clock stands to the host's; microseconds.
+/// The offset between a guest's clock and the host's; microseconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clock {
     host: Host,
     /// The guest's clock less the host's.
     ahead: f64,
-    /// How long the question took that this is known from.
+    /// How long the question took that gave the offset.
     pub(super) asked_for: f64,
 }
 
 impl Clock {
-    /// Asks the guest.
+    /// Asks the guest for its time.
     ///
     /// # Errors
     /// Those of [`Guest::command`].
@@ -80,18 +81,18 @@ impl Clock {
         best.ok_or_else(|| Error::invalid("the guest's clock", "it was not asked for"))
     }
 
-    /// A point in time of the host's, as the guest's clock has it; whole microseconds.
+    /// Converts a time of the host to the guest's clock; whole microseconds.
     fn guest_time(&self, time: Instant) -> String {
         format!("{:.0}", (self.host.at(time) + self.ahead).max(0.0))
     }
 
-    /// What the guest's clock has fallen behind since.
+    /// How far the guest's clock has fallen behind since.
     pub(super) fn fell_behind(&self, later: &Self) -> f64 {
         self.ahead - later.ahead
     }
 }
 
-/// Frames per second that come back to the guest when it sends all it can.
+/// Frames per second that return to the guest when it sends all it can.
 ///
 /// # Errors
 /// Frames were damaged; those of [`Guest::command`].
@@ -106,7 +107,7 @@ pub(super) fn capacity(guest: &mut Guest) -> Result<f64> {
     Ok(microseconds(&answer, "rx")? * 1e6 / elapsed.max(1.0))
 }
 
-/// Begins to send.
+/// Starts to send.
 ///
 /// # Errors
 /// Those of [`Guest::command`].
@@ -116,11 +117,11 @@ pub(super) fn begin(guest: &mut Guest, rate: u32) -> Result<()> {
         .map(|_| ())
 }
 
-/// What became of all frames.
+/// The totals of all frames.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Totals {
     pub(super) lost: f64,
-    /// Sent per second.
+    /// Frames sent per second.
     pub(super) rate: f64,
 }
 
@@ -144,17 +145,17 @@ pub(super) fn end(guest: &mut Guest) -> Result<Totals> {
     })
 }
 
-/// Times without a frame between two points in time; milliseconds.
+/// Gaps without a frame between two points in time; milliseconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gaps {
-    /// Of those that began and ended in between.
+    /// Of gaps that began and ended between both.
     pub(super) p99: f64,
     pub(super) longest: f64,
-    /// The longest that begins before the end and ends behind the beginning.
+    /// The longest gap that begins before the end and ends after the beginning.
     pub(super) touching: f64,
 }
 
-/// Gaps between two points in time of the host's, by the guest's clock as it was then.
+/// Gaps between two points in time of the host, by the guest's clock as it was then.
 ///
 /// # Errors
 /// Those of [`Guest::command`].
@@ -175,7 +176,7 @@ fn microseconds(answer: &Value, name: &str) -> Result<f64> {
         .ok_or_else(|| Error::invalid(answer.to_string(), format!("it has no number {name:?}")))
 }
 
-/// How long to wait until something is true, and how often to look.
+/// How long to wait for a condition, and how often to check it.
 pub(super) fn wait_until(
     what: &'static str,
     limit: Duration,

@@ -1,10 +1,11 @@
-//! Two lab NICs on the module's switch: what relaying costs in frames per second, and
-//! how long a change of strategy takes.
+//! Two lab NICs on the module's switch: measures what relaying costs in frames per second, and how
+//! long a change of strategy takes.
 //!
-//! The rings of one, "the guest", are relayed; its neighbour is direct. Both send all
-//! they can to the other, so each figure is of both directions together. Shadowed are both of the
-//! guest's queues, mediated is its receive queue, as in a migration. The NIC completes at once and is kicked by eventfd: a
-//! doorbell would have to be polled, on one of the two processors that the traffic needs.
+//! The rings of one NIC, "the guest", are relayed; its neighbour is direct. Both send all they can
+//! to the other, so each figure is the sum of both directions. Shadowing covers both of the guest's
+//! queues; mediation covers its receive queue, as in a migration. The NIC completes at once and is
+//! kicked by eventfd. A doorbell would have to be polled, on one of the two processors that the
+//! traffic needs.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -22,20 +23,20 @@ use crate::figures::{median, microseconds_each, milliseconds, per_second, ratios
 use crate::labnic::Labnic;
 use crate::sim::SimDevice;
 
-/// The strategies that are compared, in the order of a round.
+/// The compared strategies, in the order of a round.
 pub(super) const STRATEGIES: [Strategy; 3] =
     [Strategy::Direct, Strategy::Mediated, Strategy::Shadowed];
 
-/// A round of one strategy, and before it.
+/// The measured time of a strategy, and the settling time before it.
 const ROUND: Duration = Duration::from_millis(400);
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// Traffic between two changes.
 const BETWEEN: Duration = Duration::from_millis(15);
-/// Without a frame: a stall.
+/// Traffic that rests for longer than this has stalled.
 const LONGEST: Duration = Duration::from_secs(15);
 
-/// All six ways from one strategy to another; begins and ends direct.
+/// All six changes between strategies. The path begins and ends direct.
 const WAY: [Strategy; 6] = [
     Strategy::Mediated,
     Strategy::Shadowed,
@@ -45,7 +46,7 @@ const WAY: [Strategy; 6] = [
     Strategy::Direct,
 ];
 
-/// Fields are dropped in this order: traffic ends before its rings, those before the devices.
+/// Fields are dropped in this order: the traffic before its rings, these before the devices.
 #[derive(Debug)]
 struct Neighbours {
     traffic: Traffic,
@@ -59,7 +60,7 @@ fn load() -> Result<Labnic> {
 }
 
 impl Neighbours {
-    /// The two devices `number`, the guest's with `ram` mapped.
+    /// Starts the two devices `number`, the guest's with `ram` mapped.
     fn start(module: &Labnic, number: usize, ram: Option<&GuestMemory>) -> Result<Self> {
         let add = |role: &str, of: usize| {
             let mac = format!("02:00:5e:00:53:{:02x}", 0x40 + 2 * number + of);
@@ -78,13 +79,13 @@ impl Neighbours {
     }
 }
 
-/// What was measured of one strategy; medians of all rounds.
+/// The figures of one strategy; medians of all rounds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rate {
     pub(super) frames_per_second: f64,
     /// The relaying thread's processor time.
     pub(super) cpu_us_per_frame: f64,
-    /// Frames per second, as a part of the direct ones of the same round.
+    /// Frames per second, relative to the direct ones of the same round.
     pub(super) of_direct: f64,
 }
 
@@ -129,8 +130,8 @@ pub(super) fn rates(rounds: u32) -> Result<[Rate; 3]> {
     }))
 }
 
-/// How long changes took under traffic, in milliseconds, with each of `mib` of guest memory
-/// mapped: `laps` times each of the six ways from one strategy to another, in turn.
+/// How long changes took under traffic, in milliseconds, for each size of mapped guest memory in
+/// `mib`: `laps` times each of the six changes, in turn.
 ///
 /// # Errors
 /// As [`rates`].
@@ -163,7 +164,7 @@ pub(super) fn changes<const N: usize>(mib: [u64; N], laps: u32) -> Result<[Vec<f
     Ok(all)
 }
 
-/// Lets traffic pass for a while; a change without any would say nothing.
+/// Lets traffic pass for a while: a change without traffic would prove nothing.
 fn await_traffic(traffic: &mut Traffic) -> Result<()> {
     let (since, arrived) = (Instant::now(), traffic.arrived());
     while since.elapsed() < BETWEEN || traffic.arrived() == arrived {
@@ -179,7 +180,7 @@ fn await_traffic(traffic: &mut Traffic) -> Result<()> {
     Ok(())
 }
 
-/// Memory such as a guest's RAM.
+/// Memory like a guest's RAM.
 fn memory(size: u64) -> Result<GuestMemory> {
     let file = memfd_create(c"bench-ram", MemfdFlags::CLOEXEC);
     let file = File::from(file.map_err(Error::system("create guest memory"))?);

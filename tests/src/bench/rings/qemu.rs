@@ -1,9 +1,8 @@
-//! QEMU with shadow virtqueues (`x-svq=on`): the lab's guest, and what the thread
-//! that runs them costs.
+//! QEMU with shadow virtqueues (`x-svq=on`): the lab's guest, and the cost of the thread that runs
+//! the shadow virtqueues.
 //!
-//! QEMU shadows in its main loop, which no other work of this guest needs; its
-//! threads are told apart by their names (`debug-threads=on`). What they ran is the
-//! kernel's account.
+//! QEMU shadows in its main loop, which has no other work for this guest. Its threads are
+//! identified by their names (`debug-threads=on`). Their run time is the kernel's account.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,16 +22,16 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// How often an exchange is tried.
 const ATTEMPTS: u32 = 5;
 
-/// Microseconds for which the guest sleeps behind each frame that is to come alone. With what waking up
-/// takes it that is more than QEMU takes for a frame.
+/// Microseconds for which the guest sleeps after each frame that must travel alone. With the time
+/// to wake up, this is longer than QEMU takes for a frame.
 const PAUSE: u32 = 200;
 
-/// What QEMU calls the threads of its virtual processors.
+/// The prefix of QEMU's names for its vCPU threads.
 const PROCESSOR: &str = "CPU ";
-/// Threads that the kernel runs on its behalf.
+/// The prefix of threads that the kernel runs on QEMU's behalf.
 const KERNEL: &str = "kvm-";
 
-/// A guest whose NIC is shadowed by QEMU; killed when dropped.
+/// A guest whose NIC is shadowed by QEMU. Dropping it kills QEMU.
 #[derive(Debug)]
 pub(super) struct Qemu {
     guest: Guest,
@@ -41,10 +40,10 @@ pub(super) struct Qemu {
 /// One exchange of frames.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Exchanged {
-    /// Frames that came back to the guest that had sent them.
+    /// Frames that returned to the guest that had sent them.
     pub(super) frames: u32,
     pub(super) elapsed: Duration,
-    /// Of the thread with the shadow virtqueues.
+    /// Processor time of the thread with the shadow virtqueues.
     pub(super) processor_time: Duration,
 }
 
@@ -66,9 +65,9 @@ impl Qemu {
         Ok(Self { guest })
     }
 
-    /// Has the guest send frames to its own address, as many under way as ours has. The
-    /// simulator drops frames when QEMU is late with receive buffers, and the guest then
-    /// waits for what does not come: such an exchange says nothing and is repeated.
+    /// Makes the guest send frames to its own address, with as many in flight as ours has. The
+    /// simulator drops frames when QEMU is late with receive buffers, and the guest then waits in
+    /// vain. Such an exchange is void and is repeated.
     ///
     /// # Errors
     /// A frame was damaged, or frames are lost every time; those of [`Guest::command`].
@@ -76,8 +75,8 @@ impl Qemu {
         self.until_whole(&format!("frames {frames} {FRAME} {WINDOW}"), frames, 0)
     }
 
-    /// Has the guest send frames to its own address one by one, at an even pace. Those that
-    /// are still under way behind the last one do not count.
+    /// Makes the guest send frames to its own address one by one, at an even pace. Frames still in
+    /// flight after the last one do not count.
     ///
     /// # Errors
     /// As [`Qemu::exchange`].
@@ -85,7 +84,7 @@ impl Qemu {
         self.until_whole(&format!("pace {frames} {FRAME} {PAUSE}"), frames, WINDOW)
     }
 
-    /// Gives the guest a command that exchanges frames, until at most `missing` do not come back.
+    /// Repeats a command that exchanges frames until at most `missing` of them are lost.
     fn until_whole(&mut self, command: &str, frames: u32, missing: u32) -> Result<Exchanged> {
         let mut last = Value::Null;
         for _ in 0..ATTEMPTS {
@@ -131,7 +130,7 @@ fn spoiled(answer: &Value) -> Error {
     )
 }
 
-/// The most that one thread ran between two looks, those of virtual processors left out.
+/// The longest run time of one thread between two samples, without vCPU threads.
 fn busiest(before: &BTreeMap<PathBuf, Account>, after: &BTreeMap<PathBuf, Account>) -> Duration {
     after
         .iter()

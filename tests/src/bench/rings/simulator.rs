@@ -1,15 +1,15 @@
-//! Shadowed rings on the kernel's simulator, which sends frames back to their own
-//! address: ours beside QEMU's, in turn, on two devices of the same kind.
+//! Shadow rings on the kernel's simulator, which sends frames back to their own address. Ours and
+//! QEMU's run in turn, on two devices of the same kind.
 //!
 //! ```text
 //!   a round:  QEMU all it can -> QEMU one by one  ->  ours all it can -> ours one by one
 //!             (ours rests, direct)                    (QEMU's guest rests)
 //! ```
-//! Both keep the same number of frames under way, of the same size, and check
-//! each; a frame counts when it is back. Processor time is compared twice: flat out, where
-//! many frames lie in a pass, and at one rate and **one pattern**, frames that come one by one,
-//! evenly, so that each costs its wake-ups. QEMU's guest sets the rate, by sleeping behind each frame;
-//! one that sends all it can would hand QEMU bunches, also at a rate that ours reaches one by one.
+//! Both keep the same number of frames of the same size in flight, and check each; a frame counts
+//! when it has returned. Processor time is compared twice. Flat out, many frames lie in a pass.
+//! Paced, both have one rate and **one pattern**: frames come one by one, evenly, so that each
+//! costs its wake-ups. QEMU's guest sets the rate by sleeping after each frame. A guest that sends
+//! all it can would hand QEMU bunches, even at a rate that ours reaches one by one.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -27,12 +27,12 @@ const OURS: &str = "02:00:5e:00:53:43";
 const QEMUS: &str = "02:00:5e:00:53:44";
 const MTU: u16 = 1500;
 
-/// Frames of QEMU's first exchange, which is no part of a round; later ones have as many as
-/// take as long as ours, but not fewer than this. The same holds for those sent one by one.
+/// Frames of QEMU's first exchange, which is not part of a round, and the minimum of later ones.
+/// Later exchanges have as many frames as take the time of ours. The same holds for paced frames.
 const WARM_UP: u32 = 1000;
 const FEWEST: u32 = 500;
 
-/// Each part of a round, and before it.
+/// The time of each part of a round, and the settling time before it.
 const PART: Duration = Duration::from_millis(700);
 const SETTLE: Duration = Duration::from_millis(100);
 
@@ -41,14 +41,14 @@ const SETTLE: Duration = Duration::from_millis(100);
 pub(super) struct Compared {
     pub(super) frames_per_second: f64,
     pub(super) qemu_frames_per_second: f64,
-    /// One by one: the rate, and the processor time of each.
+    /// Paced: the rate, and the processor time of each frame.
     pub(super) paced_frames_per_second: f64,
     pub(super) cpu_us_per_frame: f64,
     pub(super) qemu_cpu_us_per_frame: f64,
     /// Flat out.
     pub(super) cpu_us_per_frame_flat_out: f64,
     pub(super) qemu_cpu_us_per_frame_flat_out: f64,
-    /// Ours as a part of QEMU's in the same round: frames per second, and processor time.
+    /// Ours relative to QEMU's in the same round: frames per second, and processor time.
     pub(super) frames_of_qemu: f64,
     pub(super) cpu_of_qemu: f64,
     pub(super) cpu_of_qemu_flat_out: f64,
@@ -104,7 +104,7 @@ impl Ours {
         })
     }
 
-    /// Sends nothing, and waits until all is back.
+    /// Stops sending and waits until all frames have returned.
     fn rest(&mut self) -> Result<()> {
         self.traffic.set(Demand::Nothing);
         std::thread::sleep(SETTLE);
@@ -146,7 +146,7 @@ pub(super) fn compare(rounds: u32) -> Result<Compared> {
     }
     drop(ours);
     qemu.power_off()?;
-    // The first exchanges are of no round.
+    // The first exchanges belong to no round.
     let [flat_out, paced] = [flat_out, paced].map(|parts| Figures::of(parts.get(1..)));
     let [our_flat_out, our_paced] =
         [our_flat_out, our_paced].map(|parts| Figures::of(Some(&parts)));
@@ -189,7 +189,7 @@ fn part(exchanged: Exchanged) -> Part {
     }
 }
 
-/// So many frames as take as long as ours, by the last exchange of QEMU's.
+/// The number of frames that take the time of ours, by QEMU's last exchange.
 fn as_long(before: &[Part]) -> Result<u32> {
     let rate = before.last().map_or(0.0, |part| part.frames_per_second);
     Ok(whole(rate * PART.as_secs_f64())?.max(FEWEST))

@@ -1,9 +1,9 @@
-//! One end of the traffic, as a VMM has it: a device, the rings of a guest, and the
-//! thread that relays between them.
+//! One end of the traffic, like a VMM: a device, the rings of a guest, and the thread that relays
+//! between them.
 //!
-//! The guest is `vdpa::netdev`: its rings are handed to the relays as a guest's memory,
-//! and its queue pair goes to whoever sends the traffic. The thread does what a VMM's
-//! would: it polls, waits for eventfds as long as the relays say, and changes strategies.
+//! The guest is `vdpa::netdev`. Its rings are handed to the relays as a guest's memory, and its
+//! queue pair goes to the sender of the traffic. The thread works like a VMM's: it polls, waits for
+//! eventfds as long as the relays require, and changes strategies.
 //!
 //! ```text
 //!   request --> polling --> waiting (hints, bounded by the pace) --> polling ...
@@ -30,19 +30,19 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::{failed, wait};
 use crate::error::{Error, Result};
 
-/// Not negotiated: CTRL_VQ, whose queue is not relayed here; RING_PACKED and
-/// IN_ORDER, which shadow does not do.
+/// Not negotiated: CTRL_VQ, whose queue is not relayed here; RING_PACKED and IN_ORDER, which shadow
+/// rings do not support.
 const WITHHELD: u64 = 1 << 17 | 1 << 34 | 1 << 35;
 
-/// Entries of each ring, where the device can have as many.
+/// Entries of each ring, where the device supports that many.
 pub(super) const RING: u16 = 256;
 
-/// What the thread is asked.
+/// A request to the thread.
 #[derive(Debug)]
 enum Request {
-    /// The device is to be reached so.
+    /// Change the strategy of the queues.
     Change(Strategy),
-    /// The processor time of the thread.
+    /// Return the processor time of the thread.
     ProcessorTime,
 }
 
@@ -50,7 +50,7 @@ enum Request {
 #[derive(Debug)]
 pub(super) struct Station {
     mac: MacAddress,
-    /// `None` once the thread is to end.
+    /// `None` tells the thread to end.
     requests: Option<Sender<Request>>,
     answers: Receiver<Duration>,
     wake: Arc<EventFd>,
@@ -58,18 +58,18 @@ pub(super) struct Station {
 }
 
 impl Station {
-    /// Brings the device up with all queues direct. The device can reach all of `ram` beside
-    /// the rings, as it can with a guest. Gives the queues, for the traffic.
+    /// Brings the device up with all queues direct. The device can reach all of `ram` beside the
+    /// rings, as it can with a guest. Returns the queues for the traffic.
     ///
     /// # Errors
-    /// The device can't be driven or relayed.
+    /// The device cannot be driven or relayed.
     pub(super) fn start(path: &Path, ram: Option<&GuestMemory>) -> Result<(Self, QueuePair)> {
         let opened = Device::open(path).map_err(failed("open the vDPA device"))?;
         let (device, iotlb) = opened.own().map_err(failed("own the vDPA device"))?;
         let options = Options {
             ring_size: RING,
             withhold: WITHHELD,
-            // A doorbell would go past the relays.
+            // A doorbell would bypass the relays.
             kick: Kick::Eventfd,
             ..Options::default()
         };
@@ -128,11 +128,11 @@ impl Station {
         self.mac
     }
 
-    /// Changes how the queues reach the device, as a migration would: both are shadowed, but
-    /// only the receive queue is mediated. Gives how long that took.
+    /// Changes how the queues reach the device, as a migration would: shadowing covers both queues,
+    /// mediation only the receive queue. Returns the duration.
     ///
     /// # Errors
-    /// The device can't, or the relays failed before.
+    /// The device does not support it, or the relays failed before.
     pub(super) fn change(&mut self, how: Strategy) -> Result<Duration> {
         self.ask(Request::Change(how))
     }
@@ -159,10 +159,10 @@ impl Station {
         Err(Error::invalid("the relays", "their thread has ended"))
     }
 
-    /// Ends the thread; why it had ended before, if it had.
+    /// Ends the thread. Returns the error of a thread that had ended before.
     fn end(&mut self) -> Result<()> {
         self.requests = None;
-        // A counter that is full wakes as well.
+        // A full counter also wakes the thread.
         let _ = self.wake.write(1);
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(ended)) => ended,
@@ -185,7 +185,7 @@ impl Drop for Station {
 struct Relays {
     device: Device,
     set: RelaySet,
-    /// What may be waited for now.
+    /// The descriptors to wait for with the current strategies.
     signals: Epoll,
     memory: Arc<GuestMemory>,
     receive: u16,
@@ -193,7 +193,7 @@ struct Relays {
     wake: Arc<EventFd>,
     requests: Receiver<Request>,
     answers: Sender<Duration>,
-    /// What the device reaches stays mapped as long as it runs.
+    /// The memory that the device reaches stays mapped while the device runs.
     _driver: Driver,
 }
 
@@ -203,7 +203,7 @@ impl Relays {
             match self.requests.try_recv() {
                 Ok(request) => {
                     let answer = self.answer(&request)?;
-                    // Whoever asked may have given up.
+                    // The requester may have given up.
                     let _ = self.answers.send(answer);
                 }
                 Err(TryRecvError::Disconnected) => return Ok(()),
@@ -225,8 +225,8 @@ impl Relays {
                 Duration::try_from(time).map_err(|_| Error::invalid("the clock", "it is negative"))
             }
             Request::Change(how) => {
-                // Into a transmit ring the device writes no more than its own part of the
-                // ring, so nobody mediates one.
+                // In a transmit ring the device writes only its own part of the ring, so a VMM
+                // never mediates one.
                 let transmit = match how {
                     Strategy::Mediated => Strategy::Direct,
                     Strategy::Direct | Strategy::Shadowed => *how,
@@ -245,7 +245,7 @@ impl Relays {
     fn wait(&self, limit: Option<Duration>) -> Result<()> {
         let milliseconds = match limit {
             None => -1,
-            // epoll counts in whole ones.
+            // epoll counts in whole milliseconds.
             Some(limit) if limit < Duration::from_millis(1) => {
                 // SAFETY: needed because Epoll has no `AsFd`. The descriptor is open as
                 // long as `self.signals` is borrowed, and so is the result.
@@ -270,8 +270,8 @@ impl Relays {
     }
 }
 
-/// What a poll waits for with these strategies: edges, so that an eventfd need not be
-/// read after each signal.
+/// The descriptors that a poll waits for with these strategies. They are edge-triggered, so that an
+/// eventfd need not be read after each signal.
 fn signals(set: &RelaySet, wake: &EventFd) -> Result<Epoll> {
     let epoll = Epoll::new().map_err(Error::system("create an epoll instance"))?;
     for event in set.hints().chain([wake]) {

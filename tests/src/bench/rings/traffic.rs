@@ -1,12 +1,12 @@
-//! Traffic: frames from one end to the other and back, or from one end to itself
-//! where the device loops them back; each is checked when it arrives.
+//! Traffic: frames from one end to the other and back, or from one end to itself where the device
+//! loops them back. Each frame is checked when it arrives.
 //!
 //! ```text
 //!   layout of a frame: destination, source (6 bytes each), Ethernet type 0x88b5,
 //!   number (8 bytes, little-endian), zeroes
 //! ```
-//! One thread drives all ends, as a guest's network stack does: interrupts off while
-//! there is work, on before it sleeps. How much is sent is set from outside while it runs.
+//! One thread drives all ends, as a guest's network stack does: interrupts are off while there is
+//! work and on before it sleeps. The owner sets the rate while the thread runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 
 /// Bytes of a frame, with the Ethernet header, without its checksum.
 pub(super) const FRAME: usize = 64;
-/// Frames of one end that may be under way.
+/// Frames of one end that may be in flight.
 pub(super) const WINDOW: u32 = 128;
 /// IEEE 802 local experimental Ethernet type 1.
 const TYPE: [u8; 2] = [0x88, 0xb5];
@@ -32,10 +32,10 @@ const ADDRESSES: usize = 12;
 const NUMBER: std::ops::Range<usize> = 14..22;
 /// Frames received before the neighbour has its turn.
 const BUDGET: usize = 64;
-/// The thread looks around after so long at the latest. Far longer than any wait for a
-/// frame: an interrupt that was lost would show in the figures.
+/// The longest sleep of the thread. It is far longer than any wait for a frame, so a lost interrupt
+/// would show in the figures.
 const LOOK: Duration = Duration::from_millis(500);
-/// Frames under way and none arrives for so long: something is lost.
+/// With frames in flight and no arrival for this long, a frame is lost.
 const STALL: Duration = Duration::from_secs(10);
 
 /// How many frames are sent.
@@ -43,9 +43,9 @@ const STALL: Duration = Duration::from_secs(10);
 pub(super) enum Demand {
     /// None.
     Nothing,
-    /// So many a second, of each end.
+    /// This many per second, from each end.
     PerSecond(u32),
-    /// As many as there is room for in the window.
+    /// As many as the window has room for.
     Everything,
 }
 
@@ -67,7 +67,7 @@ impl Demand {
     }
 }
 
-/// What the thread and its owner share.
+/// State that the thread and its owner share.
 #[derive(Debug)]
 struct Shared {
     stop: AtomicBool,
@@ -75,11 +75,11 @@ struct Shared {
     demand: AtomicU32,
     /// Frames that arrived, at all ends.
     arrived: AtomicU32,
-    /// Something above has changed. Non-blocking.
+    /// Signals that a field above has changed. Non-blocking.
     changed: EventFd,
 }
 
-/// Traffic that goes on until it is dropped.
+/// Traffic that flows until it is dropped.
 #[derive(Debug)]
 pub(super) struct Traffic {
     shared: Arc<Shared>,
@@ -87,10 +87,10 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    /// Begins, with nothing to send: from each end to the next one, from the last to the first.
+    /// Starts with nothing to send. Each end sends to the next, the last end to the first.
     ///
     /// # Errors
-    /// A thread can't be started.
+    /// A thread cannot be started.
     pub(super) fn start(ends: Vec<(QueuePair, MacAddress)>) -> Result<Self> {
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
@@ -117,7 +117,7 @@ impl Traffic {
         })
     }
 
-    /// What is sent from now on.
+    /// Sets the rate from now on.
     pub(super) fn set(&self, demand: Demand) {
         self.shared
             .demand
@@ -126,7 +126,7 @@ impl Traffic {
     }
 
     fn wake(&self) {
-        // A counter that is full wakes as well.
+        // A full counter also wakes the thread.
         let _ = self.shared.changed.write(1);
     }
 
@@ -135,7 +135,7 @@ impl Traffic {
         self.shared.arrived.load(Ordering::Relaxed)
     }
 
-    /// That the thread goes on.
+    /// Checks that the thread runs.
     ///
     /// # Errors
     /// Why it does not: a frame was lost or damaged, or a ring failed.
@@ -177,7 +177,7 @@ struct End {
     sent: u64,
     expected: [u8; FRAME],
     received: u64,
-    /// The transmit ring had no room: its completions are to wake the thread.
+    /// The transmit ring is full: its completions must wake the thread.
     full: bool,
 }
 
@@ -202,7 +202,7 @@ impl End {
         }
     }
 
-    /// Takes what has arrived from the end with the address `from`; how many frames.
+    /// Takes the frames that arrived from the end with the address `from`; returns their number.
     fn receive(&mut self, from: MacAddress) -> Result<u32> {
         if self.received == 0 {
             self.expected = frame(from, self.mac);
@@ -218,7 +218,7 @@ impl End {
                 wrong.get_or_insert(*received);
                 return;
             };
-            // A switch floods what it does not know yet: other pairs' frames.
+            // A switch floods frames to unknown addresses: these belong to other pairs.
             if bytes.get(..ADDRESSES) != expected.get(..ADDRESSES) {
                 return;
             }
@@ -243,7 +243,7 @@ impl End {
         }
     }
 
-    /// Sends up to `count` frames; how many went out.
+    /// Sends up to `count` frames and returns how many went out.
     fn send(&mut self, count: u64) -> Result<u64> {
         let mut sent = 0;
         self.full = false;
@@ -266,7 +266,7 @@ impl End {
         Ok(sent)
     }
 
-    /// Asks for interrupts; `true`: there is work already.
+    /// Enables interrupts; `true` if there is work already.
     fn listen(&mut self) -> Result<bool> {
         let asked = failed("ask for interrupts");
         let mut work = self.pair.receive.queue_mut().enable_interrupts();
@@ -291,17 +291,17 @@ impl End {
     }
 }
 
-/// What may have been sent by now at a given rate.
+/// The number of frames that may have been sent by now at a given rate.
 #[derive(Debug)]
 struct Allowance {
     demand: Demand,
     since: Instant,
-    /// Frames that each end had sent then.
+    /// Frames that each end had sent by then.
     base: Vec<u64>,
 }
 
 impl Allowance {
-    /// The frames that may go out now, and if there are none, when there is one.
+    /// The frames that may go out now, and if there are none, when the next one may.
     fn of(&self, end: usize, sent: u64) -> (u64, Option<Duration>) {
         match self.demand {
             Demand::Nothing => (0, None),
@@ -359,7 +359,7 @@ fn drive(mut ends: Vec<End>, shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// Receives and sends at each end once; whether there was work, and else when the next
+/// Receives and sends at each end once. Returns whether there was work, and else when the next
 /// frame is due.
 fn turn(
     ends: &mut [End],
@@ -382,7 +382,7 @@ fn turn(
         if came > 0 {
             shared.arrived.fetch_add(came, Ordering::Relaxed);
         }
-        // To itself: what has just arrived counts.
+        // An end that sends to itself counts what has just arrived.
         let arrived = if to == at {
             end.received
         } else {

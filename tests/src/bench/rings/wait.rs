@@ -15,7 +15,7 @@ pub(super) fn descriptor(event: &EventFd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
-/// Waits until a descriptor is ready, at most `limit`; `false`: none is.
+/// Waits at most `limit` until a descriptor is ready; `false` if none is.
 ///
 /// # Errors
 /// The kernel refuses.

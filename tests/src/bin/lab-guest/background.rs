@@ -1,5 +1,5 @@
-//! A flood that goes on while other commands are obeyed: traffic for tests that
-//! reset the driver or the whole guest.
+//! A flood that continues while other commands run: traffic for tests that reset the driver or the
+//! whole guest.
 //!
 //! ```text
 //!            flood-on                    NIC gone, down or back
@@ -8,8 +8,8 @@
 //!      └───── flood-off ───┘
 //! ```
 //!
-//! Owns the thread and its counters. A run's frames cannot outlive the driver
-//! that sent them, so each time the NIC comes back a run of its own begins.
+//! This module owns the thread and its counters. A run's frames cannot outlive the driver that sent
+//! them, so a new run begins each time the NIC comes back.
 
 use crate::frames::{self, Plan, Totals};
 use crate::network::Address;
@@ -19,10 +19,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the NIC is left alone when it is not there.
+/// The pause before the next attempt while the NIC is missing.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How long frames may take to come back before the flood counts as dead.
+/// How long frames may take to return before the flood counts as dead.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(20);
 
 /// The one flood of this guest.
@@ -33,28 +33,29 @@ struct Flood {
     thread: JoinHandle<Totals>,
 }
 
-/// What the flood and its commander share.
+/// State that the flood and its controller share.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
     stop: AtomicBool,
-    /// The first run has its address, or there is no NIC for it.
+    /// Set when the first run has its address, or when there is no NIC for it.
     begun: AtomicBool,
-    /// Frames that came back, all runs together.
+    /// Frames that returned, over all runs.
     received: AtomicU64,
 }
 
 impl Control {
-    /// False once the flood is to end.
+    /// False once the flood must end.
     pub(crate) fn goes_on(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    /// A run has the address that the NIC has now: what that changes to later is none of its.
+    /// Records that a run has read the NIC's current address. A later change does not affect the
+    /// run.
     pub(crate) fn begins(&self) {
         self.begun.store(true, Ordering::Relaxed);
     }
 
-    /// Counts frames that came back.
+    /// Counts frames that returned.
     pub(crate) fn count(&self, frames: u64) {
         self.received.fetch_add(frames, Ordering::Relaxed);
     }
@@ -64,10 +65,11 @@ fn flood() -> MutexGuard<'static, Option<Flood>> {
     FLOOD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Frames under way at once to a peer, which sends them back, where nothing else is asked for.
+/// The default number of frames in flight to a peer that sends them back.
 pub(crate) const WINDOW: u64 = 16;
 
-/// Starts the flood; to a peer that echoes, as many frames as it sends back, at most `window` of them under way.
+/// Starts the flood. To a peer that echoes, it sends as many frames as the peer returns, with at
+/// most `window` in flight.
 pub(crate) fn start(nic: &str, size: usize, window: u64, peer: Option<Address>) -> Result<()> {
     if window == 0 {
         return Err(Error::invalid("WINDOW", "it is 0: nothing could be sent"));
@@ -76,7 +78,7 @@ pub(crate) fn start(nic: &str, size: usize, window: u64, peer: Option<Address>) 
     if flood.is_some() {
         return Err(Error::invalid("flood-on", "a flood is on already"));
     }
-    // So that a size that never works is refused here.
+    // Rejects here a size that can never work.
     frames::check_size(nic, size)?;
     let control = Arc::new(Control::default());
     let nic = nic.to_owned();
@@ -112,8 +114,7 @@ pub(crate) fn start(nic: &str, size: usize, window: u64, peer: Option<Address>) 
     Ok(())
 }
 
-/// Ends the flood and says what became of its frames. Those that a reset of
-/// the driver threw away are lost.
+/// Ends the flood and returns its totals. Frames that a reset of the driver discarded are lost.
 pub(crate) fn stop() -> Result<Totals> {
     let Flood { control, thread } = flood()
         .take()
@@ -124,7 +125,7 @@ pub(crate) fn stop() -> Result<Totals> {
         .map_err(|_| Error::invalid("flood-off", "the flood's thread has panicked"))
 }
 
-/// Waits until `frames` more frames of the flood have come back.
+/// Waits until `frames` more frames of the flood have returned.
 pub(crate) fn wait_for(frames: u64) -> Result<()> {
     if frames == 0 {
         return Ok(());

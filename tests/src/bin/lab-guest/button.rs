@@ -14,7 +14,7 @@ const EVENT_LEN: usize = 24;
 const EV_KEY: u16 = 1;
 const KEY_POWER: u16 = 116;
 
-/// `button`: says that it listens, then waits until the button is pressed.
+/// `button`: reports that it listens, then waits until the button is pressed.
 pub(crate) fn wait(limit: Duration) -> Result<Value> {
     let path = device()?;
     let mut file = File::open(&path).map_err(Error::file("open", &path))?;

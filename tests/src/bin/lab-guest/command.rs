@@ -1,47 +1,63 @@
-//! The guest's commands: one line in, one JSON value out. `echo`, and `flood`
-//! to a peer, give `{"listening": NIC}` before that, once frames are received.
+//! The guest's commands: one line in, one JSON value out. `echo`, and `flood` to a peer, first
+//! print `{"listening": NIC}` once they receive frames.
 //!
-//! | command | does |
-//! |---|---|
-//! | `info` | what `ready` said, as it is now |
-//! | `frames N SIZE WINDOW [NIC] [to MAC]` | N frames to the NIC's own address, or to a peer that echoes, at most WINDOW under way, each verified when it comes back |
-//! | `echo N SECONDS [NIC]` | sends N frames back to whoever sent them, each verified; ends after SECONDS of silence |
-//! | `echo-on [NIC]` | sends frames back in the background, until `echo-off` |
-//! | `echo-off` | ends it; totals |
-//! | `flood SECONDS [SIZE] [NIC] [to MAC [until N [at RATE]]]` | frames as fast as they go, or RATE a second; ends early when the peer has sent N |
-//! | `pace N SIZE MICROSECONDS [NIC]` | N frames to the NIC's own address with a pause behind each, whatever comes back |
-//! | `paced-on RATE [SIZE] [NIC]` | RATE frames a second to the NIC's own address in the background, until `paced-off`, each verified when it comes back |
-//! | `paced-off` | ends them; totals |
-//! | `paced-gaps FROM TO` | times without a frame of the paced ones, by the guest's clock: those wholly in FROM..TO (microseconds), and the longest that touches it |
-//! | `kept-on N SIZE MICROSECONDS [NIC]` | N frames to the NIC's own address in the background, a pause behind each, that nobody takes until `kept-off` |
-//! | `kept-off` | takes and verifies them; totals |
-//! | `now` | the guest's monotonic clock, in microseconds |
-//! | `notify [NIC]` | where the NIC's notify part is |
-//! | `notify-read QUEUE [NIC]` | reads a queue's notify page, past the driver (`iomem=relaxed` on kernels with strict checks) |
-//! | `flood-on [SIZE [WINDOW]] [NIC] [to MAC]` | frames in the background, until `flood-off`, across resets of the driver; to a peer that echoes at most WINDOW under way (16 without it) |
-//! | `flood-off` | ends them; totals |
-//! | `rebind N [NIC] [to MAC]` | takes the driver off the device and back, with frames between: looped back, or to and from a peer that floods |
-//! | `rebind-flooded N FRAMES [NIC]` | the same after each FRAMES frames of the background flood; 0: as fast as it goes |
-//! | `channels N [NIC]` | uses N queue pairs, as `ethtool -L NIC combined N` does |
-//! | `rings RX TX [NIC]` | gives the NIC rings of so many entries, as `ethtool -G NIC rx RX tx TX` does |
-//! | `processors` | topology and features of the processors |
-//! | `memory-check MIB` | writes a pattern to so much memory and verifies it; where the memory was |
-//! | `write-on MIB [MICROSECONDS]` | begins to write pages in no order, each looked at before it is written again, with a pause behind each |
-//! | `write-off` | ends it; how many pages were found other than they were left |
-//! | `disk-check DEV SEED SECTORS` | writes a pattern, forgets the cache, reads and verifies it |
-//! | `disk-verify DEV SEED SECTORS` | reads and verifies such a pattern, maybe of before a reboot |
-//! | `disk-read DEV` | reads all of it; size and SHA-256 |
-//! | `rng BYTES` | reads the hardware random generator |
-//! | `link` | the NICs as `ip link` shows them |
-//! | `up [NIC]` | brings up a NIC that was plugged in later, and waits for its link |
-//! | `mac ADDRESS [NIC]` | sets the address through the control queue |
-//! | `control-on [NIC]` | changes the address of the NIC there and back again and again, and its filter in between, each a command or more on the control queue, until `control-off` |
-//! | `control-off` | ends it; how many, and how many were refused |
-//! | `promisc on\|off [NIC]` | promiscuous mode |
-//! | `button SECONDS` | says `{"listening": FILE}`, then whether the power button was pressed in that time |
-//! | `dmesg` | the kernel's warnings and errors |
-//! | `shell` | a shell on the console until it exits |
-//! | `reboot`, `poweroff`, `panic` | ends the guest |
+//! * `info`: prints the content of `ready` as of now.
+//! * `frames N SIZE WINDOW [NIC] [to MAC]`: sends N frames to the NIC's own address, or to a peer
+//!   that echoes. At most WINDOW are in flight. It verifies each when it returns.
+//! * `echo N SECONDS [NIC]`: sends N frames back to their senders, each verified. It ends after
+//!   SECONDS of silence.
+//! * `echo-on [NIC]`: sends frames back in the background, until `echo-off`.
+//! * `echo-off`: ends the echo and prints the totals.
+//! * `flood SECONDS [SIZE] [NIC] [to MAC [until N [at RATE]]]`: sends frames as fast as possible,
+//!   or RATE per second. It ends early when the peer has sent N.
+//! * `pace N SIZE MICROSECONDS [NIC]`: sends N frames to the NIC's own address with a pause after
+//!   each, without waiting for them.
+//! * `paced-on RATE [SIZE] [NIC]`: sends RATE frames per second to the NIC's own address in the
+//!   background, until `paced-off`. It verifies each when it returns.
+//! * `paced-off`: ends the paced frames and prints the totals.
+//! * `paced-gaps FROM TO`: prints the gaps between paced frames, by the guest's clock: those wholly
+//!   in FROM..TO (microseconds), and the longest that touches it.
+//! * `kept-on N SIZE MICROSECONDS [NIC]`: sends N frames to the NIC's own address in the
+//!   background, with a pause after each. They stay unread until `kept-off`.
+//! * `kept-off`: reads and verifies these frames and prints the totals.
+//! * `now`: prints the guest's monotonic clock, in microseconds.
+//! * `notify [NIC]`: prints the addresses of the NIC's notify part.
+//! * `notify-read QUEUE [NIC]`: reads a queue's notify page, past the driver (`iomem=relaxed` on
+//!   kernels with strict checks).
+//! * `flood-on [SIZE [WINDOW]] [NIC] [to MAC]`: sends frames in the background, until `flood-off`,
+//!   across resets of the driver. To a peer that echoes, at most WINDOW are in flight (16 without
+//!   it).
+//! * `flood-off`: ends the flood and prints the totals.
+//! * `rebind N [NIC] [to MAC]`: unbinds the driver from the device and binds it again. In between
+//!   it sends frames: looped back, or to and from a peer that floods.
+//! * `rebind-flooded N FRAMES [NIC]`: does the same after each FRAMES frames of the background
+//!   flood; with 0, as fast as possible.
+//! * `channels N [NIC]`: uses N queue pairs, as `ethtool -L NIC combined N` does.
+//! * `rings RX TX [NIC]`: sets the sizes of the NIC's rings, as `ethtool -G NIC rx RX tx TX` does.
+//! * `processors`: prints the topology and features of the processors.
+//! * `memory-check MIB`: writes a pattern to this much memory, verifies it, and prints the memory's
+//!   location.
+//! * `write-on MIB [MICROSECONDS]`: starts to write pages in random order, with a pause after each.
+//!   It checks each page before it writes it again.
+//! * `write-off`: ends the writer and prints how many pages had changed.
+//! * `disk-check DEV SEED SECTORS`: writes a pattern, drops the cache, reads and verifies it.
+//! * `disk-verify DEV SEED SECTORS`: reads and verifies such a pattern, perhaps from before a
+//!   reboot.
+//! * `disk-read DEV`: reads the whole disk and prints its size and SHA-256.
+//! * `rng BYTES`: reads the hardware random generator.
+//! * `link`: prints the NICs as `ip link` shows them.
+//! * `up [NIC]`: brings up a NIC that was plugged in later, and waits for its link.
+//! * `mac ADDRESS [NIC]`: sets the address through the control queue.
+//! * `control-on [NIC]`: changes the address of the NIC there and back in a loop, and its filter in
+//!   between, until `control-off`. Each change is at least one command on the control queue.
+//! * `control-off`: ends the loop and prints how many commands there were and how many were
+//!   rejected.
+//! * `promisc on|off [NIC]`: switches promiscuous mode.
+//! * `button SECONDS`: prints `{"listening": FILE}`, then whether the power button was pressed in
+//!   that time.
+//! * `dmesg`: prints the kernel's warnings and errors.
+//! * `shell`: runs a shell on the console until it exits.
+//! * `reboot`, `poweroff`, `panic`: end the guest.
 
 use crate::network::Address;
 use crate::{
@@ -57,17 +73,17 @@ use std::time::Duration;
 /// The NIC of commands that name none.
 const DEFAULT_NIC: &str = "eth0";
 
-/// Comes before a peer's address.
+/// The keyword before a peer's address.
 const TO: &str = "to";
 
-/// What a command gives.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) value: Result<Value>,
     pub(crate) afterwards: Afterwards,
 }
 
-/// What happens after the answer was printed.
+/// The action after the answer is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Afterwards {
     Next,
@@ -92,7 +108,7 @@ impl Afterwards {
     }
 }
 
-/// Obeys one line.
+/// Executes one line.
 pub(crate) fn obey(line: &str) -> Answer {
     let mut words = line.split_whitespace();
     let verb = words.next().unwrap_or_default();
@@ -256,7 +272,7 @@ fn number<T: FromStr>(words: &mut SplitWhitespace<'_>, name: &str) -> Result<T> 
 }
 
 fn optional<T: FromStr>(words: &mut SplitWhitespace<'_>, name: &str) -> Result<Option<T>> {
-    // A NIC's name may follow where the number was left out.
+    // A NIC's name may follow where the number is omitted.
     if words
         .clone()
         .next()

@@ -1,16 +1,18 @@
-//! Commands to a NIC's control queue that go on while other commands are obeyed: for tests that stop
-//! the device at any moment.
+//! Sends commands to a NIC's control queue while other commands run: for tests that stop the device
+//! at any moment.
 //!
 //! ```text
 //!            control-on
-//!   (none) ───────────▶ the NIC has another address, and then its own; takes frames to a third one for a moment ──┐
-//!      ▲                   │  └───────────────────────────────────────────────────────────────────────────────────┘
+//!   (none) ───────────▶ set another address, then the own one;
+//!      ▲                accept frames to a third one for a moment ──┐
+//!      │                   │  └─────────────────────────────────────┘
 //!      └─── control-off ───┘ the NIC has its own address
 //! ```
 //!
-//! Owns the thread and its counters. An address that changes is a command to the device (virtio 1.3, 5.1.6.5.2), and the driver
-//! waits for the answer; of one that does not change, Linux tells nobody (`dev_set_mac_address` in net/core/dev.c). Most of
-//! the time that it takes is the guest's, which tells everybody in it; so commands of the filter come between, where the
+//! This module owns the thread and its counters. A changed address is a command to the device
+//! (virtio 1.3, 5.1.6.5.2), and the driver waits for the answer. Linux notifies no driver of an
+//! address that does not change (`dev_set_mac_address` in net/core/dev.c). Most of the time is the
+//! guest's, which notifies its whole network stack. So filter commands come in between, where the
 //! device filters.
 
 use crate::filter::Filter;
@@ -22,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// The one of this guest.
+/// The one controller of this guest.
 static COMMANDS: Mutex<Option<Commands>> = Mutex::new(None);
 
 struct Commands {
@@ -30,7 +32,7 @@ struct Commands {
     thread: JoinHandle<Counted>,
 }
 
-/// What became of the commands.
+/// The counts of commands.
 #[derive(Debug, Default)]
 struct Counted {
     commands: u64,
@@ -50,19 +52,20 @@ fn commands() -> MutexGuard<'static, Option<Commands>> {
 
 /// An address that the NIC has for a moment.
 fn other(mut address: Address) -> Address {
-    // The simulator compares addresses as if they were strings: this bit makes no byte zero that was not.
+    // The simulator compares addresses like C strings: this bit makes no byte zero that was not
+    // zero.
     address[5] ^= 0x80;
     address
 }
 
-/// Whether the device filters: nothing is sent to one that does not.
+/// True if the device filters: the driver sends no filter commands to one that does not.
 fn filters(nic: &str) -> Result<bool> {
     // One digit for each bit, the lowest first (drivers/virtio/virtio.c).
     let features: String = frames::attribute(nic, "device/features")?;
     Ok(features.as_bytes().get(VIRTIO_NET_F_CTRL_RX) == Some(&b'1'))
 }
 
-/// `control-on`: begins to send commands.
+/// `control-on`: starts to send commands.
 pub(crate) fn start(nic: &str) -> Result<Value> {
     let mut commands = commands();
     if commands.is_some() {
@@ -94,7 +97,8 @@ pub(crate) fn start(nic: &str) -> Result<Value> {
     Ok(json!({ "control": "on" }))
 }
 
-/// `control-off`: ends it; how often the address changed, how many of those changes were refused, and how often the filter changed.
+/// `control-off`: ends it. Returns how often the address changed, how many of those changes were
+/// rejected, and how often the filter changed.
 pub(crate) fn stop() -> Result<Value> {
     let Commands { stop, thread } = commands()
         .take()

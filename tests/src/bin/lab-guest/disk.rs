@@ -1,4 +1,4 @@
-//! Disks: a pattern written, read back past the cache, and verified.
+//! Disks: writes a pattern, reads it back past the cache, and verifies it.
 
 use crate::random::Sequence;
 use lab::error::{Error, Result};
@@ -43,7 +43,7 @@ pub(crate) fn check(device: &str, seed: u64, sectors: u64) -> Result<Value> {
     Ok(value)
 }
 
-/// Reads what an earlier [`check`] wrote, maybe before a reboot, and compares.
+/// Reads the pattern of an earlier [`check`], perhaps from before a reboot, and compares.
 pub(crate) fn verify(device: &str, seed: u64, sectors: u64) -> Result<Value> {
     compare(&find_with(device, sectors)?, seed, sectors)
 }
@@ -110,7 +110,7 @@ fn find(device: &str) -> Result<(PathBuf, u64)> {
     Ok((Path::new("/dev").join(device), size))
 }
 
-/// The device file of a disk that has so many sectors.
+/// The device file of a disk that has at least this many sectors.
 fn find_with(device: &str, sectors: u64) -> Result<PathBuf> {
     let (path, size) = find(device)?;
     if sectors == 0 || sectors > size {
@@ -134,7 +134,7 @@ fn bytes_in(sectors: u64) -> usize {
     usize::try_from(sectors.min(PIECE) * SECTOR).unwrap_or(0)
 }
 
-/// Every sector has its own pattern, so that a misplaced one is noticed.
+/// Every sector has its own pattern, so that a misplaced sector is detected.
 fn pattern(seed: u64, first: u64, sectors: u64) -> Vec<u8> {
     let mut bytes = vec![0; bytes_in(sectors)];
     for (sector, piece) in (first..).zip(bytes.chunks_mut(512)) {

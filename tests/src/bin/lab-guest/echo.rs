@@ -1,8 +1,8 @@
-//! Sends every frame back to whoever sent it, once it was checked.
+//! Sends every frame back to its sender after checking it.
 //!
-//! The other side of [`crate::frames`] with a peer: addresses are swapped, the
-//! rest stays, so that both ends check every byte and the sender's window paces
-//! the traffic in both directions.
+//! This is the other side of [`crate::frames`] with a peer. It swaps the addresses and keeps the
+//! rest, so that both ends check every byte and the sender's window paces the traffic in both
+//! directions.
 
 use crate::network::{self, Address};
 use crate::{frames, info};
@@ -17,13 +17,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long one wait takes at most.
+/// The longest time of one wait.
 const TURN: Duration = Duration::from_millis(20);
 
 /// How long an echo in the background tries to send a frame.
 const BLOCKED: Duration = Duration::from_secs(60);
 
-/// What was sent back.
+/// Counts of frames sent back.
 #[derive(Debug, Default, Clone, Copy)]
 struct Echoed {
     echoed: u64,
@@ -36,7 +36,7 @@ impl Echoed {
     }
 }
 
-/// The one echo of this guest that goes on while other commands are obeyed.
+/// The one echo of this guest that continues while other commands run.
 static BACKGROUND: Mutex<Option<Background>> = Mutex::new(None);
 
 struct Background {
@@ -48,7 +48,7 @@ fn background() -> MutexGuard<'static, Option<Background>> {
     BACKGROUND.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `echo-on`: until `echo-off`.
+/// `echo-on`: echoes until `echo-off`.
 pub(crate) fn start(nic: &str) -> Result<Value> {
     let mut background = background();
     if background.is_some() {
@@ -67,7 +67,7 @@ pub(crate) fn start(nic: &str) -> Result<Value> {
     Ok(json!({ "echo": "on" }))
 }
 
-/// `echo-off`: ends it and says what was sent back.
+/// `echo-off`: ends it and returns the counts.
 pub(crate) fn stop() -> Result<Value> {
     let Background { stop, thread } = background()
         .take()
@@ -79,8 +79,8 @@ pub(crate) fn stop() -> Result<Value> {
     Ok(echoed?.to_json())
 }
 
-/// `echo`: until `count` frames went back, or nothing came for `silence`. Says
-/// first when it listens: what comes before that is lost.
+/// `echo`: echoes until `count` frames went back, or no frame came for `silence`. It first reports
+/// that it listens: earlier frames are lost.
 pub(crate) fn echo(nic: &str, count: u64, silence: Duration) -> Result<Value> {
     let mut echo = Echo::new(nic)?;
     let before = info::statistics(nic);
@@ -96,7 +96,7 @@ pub(crate) fn echo(nic: &str, count: u64, silence: Duration) -> Result<Value> {
     Ok(frames::described(nic, value, started.elapsed(), &before))
 }
 
-/// A NIC whose frames go back.
+/// A NIC that sends its frames back.
 struct Echo {
     own: Address,
     socket: OwnedFd,
@@ -114,7 +114,7 @@ impl Echo {
         })
     }
 
-    /// Sends a frame back, if there is one. `false`: there was none for a while.
+    /// Sends a frame back, if there is one; `false` if there was none for a while.
     fn turn(&mut self, deadline: Instant) -> Result<bool> {
         let Some(length) = frames::receive(&self.socket, &mut self.buffer)? else {
             wait(&self.socket, PollFlags::IN)?;
@@ -131,8 +131,8 @@ impl Echo {
     }
 }
 
-/// Addresses a frame to its sender. Others than for this NIC are left alone:
-/// to echo those of a third one would confuse the switch.
+/// Addresses a frame to its sender. It skips frames for other NICs: to echo those would confuse the
+/// switch.
 fn turn_round(frame: &mut [u8], own: &Address) -> bool {
     let Some((to, rest)) = frame.split_at_mut_checked(own.len()) else {
         return false;

@@ -1,8 +1,9 @@
-//! An address beyond its own that a NIC takes frames to (packet(7), `PACKET_ADD_MEMBERSHIP`).
+//! An additional address that a NIC accepts frames to (packet(7), `PACKET_ADD_MEMBERSHIP`).
 //!
-//! Owns the socket that asks for it. The driver tells the device in three commands each time (virtio 1.3, 5.1.6.5.1 and
-//! 5.1.6.5.2), if the device filters at all; nobody else in the system is told, as of a NIC's own address, so these commands
-//! follow one another closely. The driver does so in a work item of its own, to which a change soon after another adds nothing.
+//! This module owns the socket that requests it. If the device filters, the driver sends it three
+//! commands each time (virtio 1.3, 5.1.6.5.1 and 5.1.6.5.2). Linux notifies no other part of the
+//! system, unlike for a NIC's own address, so these commands follow one another closely. The driver
+//! sends them in its own work item; a change soon after another one adds no commands.
 
 use crate::network::Address;
 use lab::error::{Error, Result};
@@ -11,20 +12,20 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::Duration;
 
-/// Locally administered, and nobody's.
+/// Locally administered; no NIC has it.
 const SOMEBODY: Address = [0x52, 0x54, 0x5e, 0x11, 0x77, 0x77];
 
-/// Has the kernel come to the driver's work item.
+/// Time for the kernel to reach the driver's work item.
 const REST: Duration = Duration::from_micros(100);
 
-/// The filter of one NIC. The address goes with it.
+/// The filter of one NIC. Dropping it removes the address.
 pub(crate) struct Filter {
     socket: OwnedFd,
     request: libc::packet_mreq,
 }
 
 impl Filter {
-    /// That of the interface with this index, which takes no frames more yet.
+    /// The filter of the interface with this index, which accepts no additional frames yet.
     pub(crate) fn new(index: i32) -> Result<Self> {
         let socket = socket_with(
             AddressFamily::PACKET,
@@ -46,7 +47,7 @@ impl Filter {
         })
     }
 
-    /// Takes frames to the address, and then no more.
+    /// Accepts frames to the address, then stops to accept them.
     pub(crate) fn there_and_back(&self) -> Result<()> {
         for option in [libc::PACKET_ADD_MEMBERSHIP, libc::PACKET_DROP_MEMBERSHIP] {
             self.set(option)?;
@@ -57,8 +58,8 @@ impl Filter {
 
     fn set(&self, option: i32) -> Result<()> {
         let length = libc::socklen_t::try_from(size_of_val(&self.request)).unwrap_or_default();
-        // SAFETY: needed because no safe wrapper has these options. The pointer is to a whole `packet_mreq` of the given
-        // length, which the kernel only reads.
+        // SAFETY: needed because no safe wrapper has these options. The pointer is to a whole
+        // `packet_mreq` of the given length, which the kernel only reads.
         let set = unsafe {
             libc::setsockopt(
                 self.socket.as_raw_fd(),

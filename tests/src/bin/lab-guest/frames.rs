@@ -1,15 +1,14 @@
-//! Frames that the NIC sends and gets back, each verified: from its own address
-//! to its own (a device that loops them back), or to a peer that echoes them
-//! (see [`crate::echo`]).
+//! Sends frames and verifies each that returns. They go from the NIC's own address to itself (a
+//! device that loops them back), or to a peer that echoes them (see [`crate::echo`]).
 //!
-//! Layout of a frame: destination and source address (6 bytes each), Ethernet type 0x88B5 (IEEE 802 local experimental), then
-//! little-endian the run's seed and the frame's number (8 bytes each), then a
-//! payload that both determine. So a received frame is checked byte by byte,
-//! and nothing that was not sent in this run can pass as its own; a frame of
-//! another run can be checked too, and is counted apart.
+//! A frame begins with destination and source address (6 bytes each) and Ethernet type 0x88B5 (IEEE
+//! 802 local experimental). The run's seed and the frame's number follow, little-endian (8 bytes
+//! each), then a payload that both determine. So a received frame is checked byte by byte, and no
+//! frame from outside this run can pass as its own. A frame of another run can be checked too, and
+//! is counted separately.
 //!
-//! The kernel gives outgoing frames only to sockets that ask for every
-//! Ethernet type; this one asks for its own, and drops outgoing copies besides.
+//! The kernel passes outgoing frames only to sockets for every Ethernet type. This socket is for
+//! one type, and it also drops outgoing copies.
 
 use crate::background::Control;
 use crate::info;
@@ -28,49 +27,48 @@ use std::time::{Duration, Instant};
 /// IEEE 802 local experimental Ethernet type 1.
 const ETHERNET_TYPE: u16 = 0x88b5;
 
-/// Bytes in front of the run's seed.
+/// Bytes before the run's seed.
 const ETHERNET_HEADER: usize = 14;
 
-/// Bytes in front of the payload.
+/// Bytes before the payload.
 const HEADER: usize = ETHERNET_HEADER + 16;
 
-/// Shortest frame: Ethernet's minimum without its checksum.
+/// The shortest frame: Ethernet's minimum without its checksum.
 const MINIMUM_SIZE: usize = 60;
 
-/// Most frames of one run that come back to their sender: their numbers are
-/// remembered in a byte each.
+/// The most frames of one run that return to their sender: each number takes a byte to remember.
 pub(crate) const MAXIMUM_COUNT: u64 = 10_000_000;
 
 /// Bytes that the kernel may keep for the socket.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
-/// When nothing comes back for so long, what is under way counts as lost.
+/// If no frame returns for this long, those in flight count as lost.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// Frames that a paced sender may be late with.
+/// How many frames a paced sender may be late.
 const CATCH_UP: u32 = 64;
 
-/// What is to be sent.
+/// What to send.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     /// How many frames.
     pub(crate) count: u64,
     /// Bytes of each, with the Ethernet header, without its checksum.
     pub(crate) size: usize,
-    /// How many may be under way at once.
+    /// How many may be in flight at once.
     pub(crate) window: u64,
-    /// Who gets them; `None`: the NIC itself.
+    /// The destination; `None` for the NIC itself.
     pub(crate) peer: Option<Address>,
 }
 
-/// What became of them.
+/// The totals of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     sent: u64,
     received: u64,
     corrupt: u64,
     duplicate: u64,
-    /// Of the first frame that came back twice, its number, and how many had been sent when it did.
+    /// For the first frame that returned twice: its number, and how many had been sent by then.
     first_duplicate: Option<(u64, u64)>,
     /// Intact frames of other runs, such as a peer's flood.
     others: u64,
@@ -104,7 +102,7 @@ impl Totals {
     }
 }
 
-/// `frames`: sends, verifies, and reports with the NIC's own statistics.
+/// `frames`: sends and verifies frames, and reports with the NIC's own statistics.
 pub(crate) fn exchange(nic: &str, plan: &Plan) -> Result<Value> {
     let before = info::statistics(nic);
     let started = Instant::now();
@@ -113,23 +111,22 @@ pub(crate) fn exchange(nic: &str, plan: &Plan) -> Result<Value> {
     Ok(described(nic, totals.to_json(), elapsed, &before))
 }
 
-/// A neighbour that is flooded.
+/// A peer that is flooded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flooded {
     pub(crate) peer: Address,
-    /// Ends when the neighbour has sent so many frames of its own.
+    /// The flood ends when the peer has sent this many frames of its own.
     pub(crate) until: Option<u64>,
-    /// Frames a second; as fast as they go without it.
+    /// Frames per second; as fast as possible without it.
     pub(crate) rate: Option<NonZeroU32>,
 }
 
-/// How long a flood continues after the last frame that it waits for. Its peer may wait for frames,
-/// too.
+/// How long a flood continues after the last frame that it waits for. Its peer may also wait for
+/// frames.
 const TAIL: Duration = Duration::from_secs(1);
 
-/// `flood`: sends without waiting for what comes back, for a while. From a peer
-/// nothing needs to come back, so nothing counts as lost; but the peer may
-/// send too, so it says first when it listens.
+/// `flood`: sends for a while without waiting for frames to return. A peer need not return frames,
+/// so none count as lost. The peer may send too, so the command first reports that it listens.
 pub(crate) fn flood(
     nic: &str,
     duration: Duration,
@@ -171,10 +168,10 @@ pub(crate) fn flood(
     Ok(described(nic, totals.to_json(), elapsed, &before))
 }
 
-/// One run of a flood that ends when its control says so or the NIC goes away.
+/// One run of a flood, which ends when its control requests it or the NIC goes away.
 ///
 /// # Errors
-/// The run cannot even begin: there is no such NIC now.
+/// The run cannot start: there is no such NIC now.
 pub(crate) fn flood_while(nic: &str, size: usize, control: &Control) -> Result<Totals> {
     let mut run = Run::new(nic, size, MAXIMUM_COUNT, None)?;
     control.begins();
@@ -190,10 +187,11 @@ pub(crate) fn flood_while(nic: &str, size: usize, control: &Control) -> Result<T
     Ok(run.finish())
 }
 
-/// One run of checked frames to a peer that echoes them, until its control says so or the NIC goes away.
+/// One run of checked frames to a peer that echoes them, until its control ends it or the NIC goes
+/// away.
 ///
 /// # Errors
-/// The run cannot even begin: there is no such NIC now.
+/// The run cannot start: there is no such NIC now.
 pub(crate) fn exchange_while(nic: &str, plan: &Plan, control: &Control) -> Result<Totals> {
     let mut run = Run::new(nic, plan.size, plan.count, plan.peer)?;
     control.begins();
@@ -209,9 +207,10 @@ pub(crate) fn exchange_while(nic: &str, plan: &Plan, control: &Control) -> Resul
     Ok(run.finish())
 }
 
-/// Sends a frame each `interval` to the NIC's own address for as long as `goes_on` says, and tells
-/// `arrived` how many have just come back. A sender that was held up makes up for at most [`CATCH_UP`] of them,
-/// so that the rate is kept on a processor that others use, and a long standstill is no flood later.
+/// Sends a frame each `interval` to the NIC's own address while `goes_on` returns true, and passes
+/// `arrived` the number of frames that have just returned. A delayed sender makes up for at most
+/// [`CATCH_UP`] frames. So it keeps the rate on a shared processor, and a long stop causes no flood
+/// later.
 ///
 /// # Errors
 /// The NIC does not take or give frames.
@@ -227,7 +226,7 @@ pub(crate) fn paced_while(
     while goes_on() && run.totals.sent < MAXIMUM_COUNT {
         let now = Instant::now();
         if now >= due {
-            // A full queue takes none: this one's time is over when there is room again.
+            // A full queue takes none: this frame's time has passed when there is room again.
             run.send()?;
             due = (due + interval).max(now.checked_sub(interval * CATCH_UP).unwrap_or(now));
         }
@@ -240,8 +239,8 @@ pub(crate) fn paced_while(
     Ok(run.finish())
 }
 
-/// Sends `count` frames to the NIC's own address with a pause behind each, and takes none of them for as long as
-/// `goes_on` says: they lie where the device has written them. Then each is verified.
+/// Sends `count` frames to the NIC's own address with a pause after each. While `goes_on` returns
+/// true, it reads none of them: they stay where the device has written them. Then it verifies each.
 ///
 /// # Errors
 /// The NIC does not take or give frames.
@@ -255,7 +254,7 @@ pub(crate) fn keep_while(
     let mut run = Run::new(nic, size, count, None)?;
     while goes_on() {
         if run.totals.sent < count {
-            // A full queue takes none; there is another turn.
+            // A full queue takes none; the next turn tries again.
             run.send()?;
         }
         std::thread::sleep(pause);
@@ -264,14 +263,14 @@ pub(crate) fn keep_while(
     Ok(run.finish())
 }
 
-/// Refuses a size that the NIC cannot send.
+/// Rejects a size that the NIC cannot send.
 pub(crate) fn check_size(nic: &str, size: usize) -> Result<()> {
     Run::new(nic, size, 1, None).map(drop)
 }
 
-/// `pace`: sends frames with a pause behind each, so that each is a kick of its own.
-/// What comes back, if anything, is checked and counted, but not waited for. Ends
-/// early when the NIC takes nothing any more.
+/// `pace`: sends frames with a pause after each, so that each is a kick of its own. Frames that
+/// return are checked and counted, but not awaited. It ends early when the NIC takes no more
+/// frames.
 pub(crate) fn pace(nic: &str, count: u64, size: usize, pause: Duration) -> Result<Value> {
     let before = info::statistics(nic);
     let started = Instant::now();
@@ -293,9 +292,8 @@ pub(crate) fn pace(nic: &str, count: u64, size: usize, pause: Duration) -> Resul
     Ok(described(nic, run.totals.to_json(), elapsed, &before))
 }
 
-/// Sends `count` frames to a peer that floods, and waits until the device has
-/// taken all and as many of the peer's have arrived, or for silence. Of the
-/// peer's frames the missing ones count as lost.
+/// Sends `count` frames to a peer that floods. It waits until the device has taken all of them and
+/// as many of the peer's have arrived, or for silence. The peer's missing frames count as lost.
 pub(crate) fn converse(nic: &str, peer: Address, count: u64, size: usize) -> Result<Totals> {
     let mut run = Run::new(nic, size, count, Some(peer))?;
     let mut progress = Instant::now();
@@ -317,7 +315,7 @@ pub(crate) fn converse(nic: &str, peer: Address, count: u64, size: usize) -> Res
     Ok(totals)
 }
 
-/// Adds how long it took, and what the NIC counted meanwhile.
+/// Adds the duration and the NIC's counts over it.
 pub(crate) fn described(
     nic: &str,
     mut value: Value,
@@ -333,8 +331,8 @@ pub(crate) fn described(
     value
 }
 
-/// Sends the planned frames, at most a window of them under way, and waits for
-/// all of them or for silence.
+/// Sends the planned frames, with at most a window of them in flight, and waits for all of them or
+/// for silence.
 pub(crate) fn send_and_verify(nic: &str, plan: &Plan) -> Result<Totals> {
     if plan.window == 0 {
         return Err(Error::invalid("WINDOW", "it is 0: nothing could be sent"));
@@ -345,20 +343,20 @@ pub(crate) fn send_and_verify(nic: &str, plan: &Plan) -> Result<Totals> {
     Ok(run.finish())
 }
 
-/// Did a frame go out?
+/// Whether a frame went out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
     Gone,
-    /// The NIC's queue is full; later.
+    /// The NIC's queue is full; try later.
     Full,
 }
 
-/// One run: its socket, its seed, and which numbers have come back.
+/// One run: its socket, its seed, and which numbers have returned.
 struct Run {
     socket: OwnedFd,
     seed: u64,
     count: u64,
-    /// What was sent comes back and is counted.
+    /// Sent frames return and are counted.
     expects_back: bool,
     frame: Vec<u8>,
     buffer: Vec<u8>,
@@ -415,8 +413,8 @@ impl Run {
         }
     }
 
-    /// Sends without waiting for what comes back while `goes_on`, which gets
-    /// the number of frames that have come back since it was asked last.
+    /// Sends without waiting for frames to return, while `goes_on` returns true. `goes_on` receives
+    /// the number of frames that have returned since its last call.
     fn pour(&mut self, mut goes_on: impl FnMut(u64) -> bool) -> Result<()> {
         let mut received = 0;
         while goes_on(received) && (!self.expects_back || self.totals.sent < MAXIMUM_COUNT) {
@@ -428,14 +426,14 @@ impl Run {
         Ok(())
     }
 
-    /// As [`Run::pour`], with a frame each `interval`, and the next few at once after a standstill.
+    /// Like [`Run::pour`], with a frame each `interval`, and the next few at once after a stop.
     fn drip(&mut self, interval: Duration, mut goes_on: impl FnMut(u64) -> bool) -> Result<()> {
         let mut due = Instant::now();
         let mut received = 0;
         while goes_on(received) {
             let now = Instant::now();
             if now >= due {
-                // A full queue takes none: the frame is left out.
+                // A full queue takes none: the frame is skipped.
                 self.send()?;
                 due = (due + interval).max(now.checked_sub(interval * CATCH_UP).unwrap_or(now));
             }
@@ -447,9 +445,10 @@ impl Run {
         Ok(())
     }
 
-    /// Sends the planned frames, at most a window of them under way, while `goes_on`, as in [`Run::pour`].
+    /// Sends the planned frames, with at most a window of them in flight, while `goes_on` returns
+    /// true, as in [`Run::pour`].
     fn send_windows(&mut self, plan: &Plan, mut goes_on: impl FnMut(u64) -> bool) -> Result<()> {
-        // Frames given up as lost do not fill the window any more.
+        // Frames given up as lost no longer fill the window.
         let mut given_up = 0;
         let mut progress = Instant::now();
         let mut received = 0;
@@ -474,7 +473,7 @@ impl Run {
         Ok(())
     }
 
-    /// Takes everything that has arrived; how many frames were intact.
+    /// Reads all frames that have arrived; returns how many were intact.
     fn receive_all(&mut self) -> Result<u64> {
         let intact = |totals: &Totals| totals.received + totals.others;
         let before = intact(&self.totals);
@@ -508,12 +507,12 @@ impl Run {
         }
     }
 
-    /// Bytes of memory of frames that were sent, but not taken by the device.
+    /// Bytes of memory of frames that were sent but not taken by the device.
     fn unsent(&self) -> Result<i32> {
         let mut bytes: libc::c_int = 0;
-        // SAFETY: needed because no safe wrapper asks a socket for it
-        // (SIOCOUTQ, the same number as TIOCOUTQ). The descriptor is open and
-        // the pointer is to an integer that lives across the call.
+        // SAFETY: needed because no safe wrapper reads this from a socket (SIOCOUTQ, the same
+        // number as TIOCOUTQ). The descriptor is open and the pointer is to an integer that lives
+        // across the call.
         let asked = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
         if asked < 0 {
             return Err(Error::system("ask for unsent frames")(
@@ -523,7 +522,7 @@ impl Run {
         Ok(bytes)
     }
 
-    /// Waits for the rest until all are back or nothing comes any more.
+    /// Waits for the rest until all are back or no more frames come.
     fn drain(&mut self) -> Result<()> {
         let mut progress = Instant::now();
         while self.totals.received < self.totals.sent && progress.elapsed() < SILENCE {
@@ -559,7 +558,7 @@ pub(crate) fn maximum_size(nic: &str) -> Result<usize> {
     Ok(mtu.saturating_add(ETHERNET_HEADER))
 }
 
-/// Room for any frame, also for one that is longer than it should be.
+/// A buffer for any frame, even one that is longer than allowed.
 pub(crate) fn receive_buffer(maximum: usize) -> Vec<u8> {
     vec![0; maximum.max(2048)]
 }
@@ -602,8 +601,8 @@ fn seed_of(frame: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(field.try_into().ok()?))
 }
 
-/// Does the payload follow from the seed and the number that the frame itself
-/// names? So anybody can check anybody's frame.
+/// True if the payload follows from the seed and the number in the frame itself. So any guest can
+/// check any guest's frames.
 pub(crate) fn is_intact(frame: &[u8]) -> bool {
     let (Some(seed), Some(number)) = (seed_of(frame), number_of(frame)) else {
         return false;
@@ -626,8 +625,7 @@ pub(crate) fn packet_socket(nic: &str) -> Result<OwnedFd> {
             io::Error::last_os_error(),
         ));
     }
-    // SAFETY: needed to have the descriptor closed. It was just created, so
-    // nobody else owns it.
+    // SAFETY: needed to have the descriptor closed. It was just created and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
     // SAFETY: needed because the C structure has no constructor. All fields
     // are integers, for which zero is valid.
@@ -644,7 +642,7 @@ pub(crate) fn packet_socket(nic: &str) -> Result<OwnedFd> {
             io::Error::last_os_error(),
         ));
     }
-    // A frame that the device brought back must not be lost in the socket.
+    // A frame that the device returned must not be lost in the socket.
     rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER)
         .map_err(Error::system("enlarge the packet socket's buffer"))?;
     Ok(socket)

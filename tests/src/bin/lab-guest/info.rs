@@ -1,6 +1,6 @@
 //! The guest's own view: processors, NICs, disks, kernel messages.
 //!
-//! Everything is read from sysfs and procfs; nothing is changed.
+//! It only reads sysfs and procfs.
 
 use crate::network;
 use lab::error::{Error, Result};
@@ -11,10 +11,10 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
-/// Kernel messages that one `dmesg` gives at most.
+/// The most kernel messages in one `dmesg`.
 const MAXIMUM_MESSAGES: usize = 100;
 
-/// What `ready` and `info` say.
+/// The content of `ready` and `info`.
 pub(crate) fn all(problems: &[String]) -> Value {
     json!({
         "uptime_ms": uptime_ms(),
@@ -46,7 +46,7 @@ fn processors_online() -> usize {
     count_of_list(&list)
 }
 
-/// How many numbers a kernel list like "0-3,6" has.
+/// The number of entries in a kernel list like "0-3,6".
 fn count_of_list(list: &str) -> usize {
     list.split(',')
         .filter_map(|range| {
@@ -66,7 +66,7 @@ fn memory_kib() -> Option<u64> {
         .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
 }
 
-/// A sysfs attribute without its line break; `None` where there is none.
+/// A sysfs attribute without its line break; `None` if it does not exist.
 pub(crate) fn attribute(path: impl AsRef<Path>) -> Option<String> {
     files::read_text(path.as_ref())
         .ok()
@@ -98,8 +98,8 @@ fn nic(name: &str) -> Value {
     })
 }
 
-/// How often the NIC's device has said that its configuration changed, on all
-/// processors; `None` if it has no vector for that.
+/// How often the NIC's device has reported a configuration change, on all processors; `None` if it
+/// has no vector for that.
 fn config_interrupts(directory: &Path) -> Option<u64> {
     let device = std::fs::read_link(directory.join("device")).ok()?;
     let name = format!("{}-config", device.file_name()?.to_string_lossy());
@@ -161,7 +161,7 @@ pub(crate) fn statistics(nic: &str) -> Map<String, Value> {
         .collect()
 }
 
-/// What changed between two statistics: only counters that moved.
+/// The counters that changed between two statistics.
 pub(crate) fn difference(before: &Map<String, Value>, after: &Map<String, Value>) -> Value {
     let moved: Map<String, Value> = after
         .iter()

@@ -1,5 +1,5 @@
-//! Frames that nobody takes while they come, until somebody asks for them: what a device wrote into the guest's memory
-//! long before the guest looks at it.
+//! Frames that stay unread until a command requests them: data that a device wrote into the guest's
+//! memory long before the guest looks at it.
 //!
 //! ```text
 //!            kept-on                        a frame to the NIC's own address after each pause
@@ -8,7 +8,7 @@
 //!      └────── kept-off ───────┘  all are taken and verified
 //! ```
 //!
-//! Owns the thread.
+//! This module owns the thread.
 
 use crate::frames::{self, Totals};
 use lab::error::{Error, Result};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Most frames: the socket has room for as many of any size.
+/// The most frames: the socket has room for this many of any size.
 const MAXIMUM_COUNT: u64 = 4096;
 
 /// The one keeper of this guest.
@@ -33,7 +33,7 @@ fn kept() -> MutexGuard<'static, Option<Kept>> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `kept-on`: begins to send.
+/// `kept-on`: starts to send.
 pub(crate) fn start(nic: &str, count: u64, size: usize, pause: Duration) -> Result<()> {
     if count > MAXIMUM_COUNT {
         return Err(Error::invalid(
@@ -45,7 +45,7 @@ pub(crate) fn start(nic: &str, count: u64, size: usize, pause: Duration) -> Resu
     if kept.is_some() {
         return Err(Error::invalid("kept-on", "frames are kept already"));
     }
-    // So that a size that never works is refused here.
+    // Rejects here a size that can never work.
     frames::check_size(nic, size)?;
     let stop = Arc::new(AtomicBool::new(false));
     let (seen, nic) = (Arc::clone(&stop), nic.to_owned());
@@ -56,7 +56,7 @@ pub(crate) fn start(nic: &str, count: u64, size: usize, pause: Duration) -> Resu
     Ok(())
 }
 
-/// `kept-off`: takes all of them, and says what they were.
+/// `kept-off`: reads all of them and returns the totals.
 pub(crate) fn stop() -> Result<Value> {
     let Kept { stop, thread } = kept()
         .take()

@@ -1,5 +1,4 @@
-//! Init of a lab guest: makes the guest's own view of its devices testable
-//! over its serial console.
+//! Init of a lab guest: makes the guest's own view of its devices testable over its serial console.
 //!
 //! ```text
 //!   kernel ─▶ /init ─▶ mounts, modules, NICs up ─┬─ "lab" on the kernel command line:
@@ -8,8 +7,8 @@
 //!                                                └─ else: a shell for a human
 //! ```
 //!
-//! Owns the guest. Nothing in it sends a frame unless a command says so: NICs
-//! are up without any address, IPv6 is off.
+//! It owns the guest. No part of it sends a frame without a command: NICs are up without any
+//! address, IPv6 is off.
 
 mod background;
 mod button;
@@ -69,13 +68,13 @@ fn main() -> ExitCode {
             Err(error) => eprintln!("lab-guest: the console: {error}"),
         }
     }
-    // Nobody is at the console any more.
+    // The console has closed.
     system::power_off();
     ExitCode::FAILURE
 }
 
-/// Prints one line that the outside recognizes. The line break in front keeps
-/// it apart from a kernel message that may have just been begun.
+/// Prints one line that the outside recognizes. The leading line break separates it from a kernel
+/// message that may have just begun.
 fn say(word: &str, value: &Value) {
     let line = format!("\n@lab {word}{value}\n");
     let mut console = std::io::stdout().lock();

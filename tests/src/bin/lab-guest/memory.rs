@@ -1,8 +1,8 @@
-//! Memory: a pattern written to a file in RAM and verified, and where in
-//! guest-physical memory the kernel took the pages from.
+//! Memory: writes a pattern to a file in RAM, verifies it, and reports where in guest-physical
+//! memory the kernel took the pages from.
 //!
-//! Linux fills its highest zone first, so on a machine with RAM above 4 GiB
-//! the file lies there; the zone's count of free pages proves it.
+//! Linux fills its highest zone first, so on a machine with RAM above 4 GiB the file lies there.
+//! The zone's count of free pages proves it.
 
 use crate::random::Sequence;
 use lab::error::{Error, Result};
@@ -62,14 +62,14 @@ fn write_and_verify(path: &Path, mib: u64) -> Result<u64> {
     Ok(wrong)
 }
 
-/// Every MiB has its own pattern, so that two that share pages are noticed.
+/// Every MiB has its own pattern, so that two that share pages are detected.
 fn pattern(number: u64) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(PIECE).unwrap_or(0)];
     Sequence::new(number.wrapping_mul(0x2545_f491_4f6c_dd1d)).fill(&mut bytes);
     bytes
 }
 
-/// KiB that are free in the zone above 4 GiB; 0 where there is none.
+/// KiB that are free in the zone above 4 GiB; 0 if there is no such zone.
 fn free_above_4_gib() -> Result<u64> {
     Ok(free_in_normal(&files::read_text(Path::new("/proc/zoneinfo"))?).unwrap_or(0))
 }

@@ -15,7 +15,7 @@ pub(crate) type Address = [u8; 6];
 /// How long a driver may take to bring its NIC back.
 const REBIND_LIMIT: Duration = Duration::from_secs(20);
 
-/// Frames exchanged after each time the driver was bound again.
+/// Frames exchanged after each rebind of the driver.
 const REBIND_FRAMES: u64 = 10;
 
 /// Their size in bytes.
@@ -27,7 +27,7 @@ const ETHTOOL_SCHANNELS: u32 = 0x3d;
 const ETHTOOL_GRINGPARAM: u32 = 0x10;
 const ETHTOOL_SRINGPARAM: u32 = 0x11;
 
-/// Names of the NICs that have a device, sorted: not the loopback.
+/// Names of the NICs that have a device (so not the loopback), sorted.
 pub(crate) fn names() -> Vec<String> {
     files::list(Path::new("/sys/class/net"))
         .unwrap_or_default()
@@ -66,7 +66,7 @@ pub(crate) fn bring_up(nic: &str) -> Result<()> {
     change_flags(nic, libc::IFF_UP, 0)
 }
 
-/// Brings up a NIC that came while the guest ran, and waits for its link.
+/// Brings up a NIC that appeared while the guest ran, and waits for its link.
 pub(crate) fn come_up(nic: &str) -> Result<Value> {
     bring_up(nic)?;
     wait_for(nic, has_link)?;
@@ -106,9 +106,8 @@ pub(crate) fn tell_address(nic: &str, address: Address) -> Result<()> {
     Request::new(nic)?.set_address(address)
 }
 
-/// Takes the driver off the NIC's device and binds it again, `times` times,
-/// with a few frames after each: looped back by the device, or to and from a
-/// peer that floods.
+/// Unbinds the driver from the NIC's device and binds it again, `times` times. After each bind a
+/// few frames are looped back by the device, or go to and from a peer that floods.
 pub(crate) fn rebind(nic: &str, times: u64, peer: Option<Address>) -> Result<Value> {
     let driver = Driver::of(nic)?;
     let started = Instant::now();
@@ -131,8 +130,8 @@ pub(crate) fn rebind(nic: &str, times: u64, peer: Option<Address>) -> Result<Val
     Ok(rebinds(totals.to_json(), times, started))
 }
 
-/// The same while the background flood goes on: each time after `frames` of
-/// its frames have come back; with 0, as fast as it goes.
+/// The same during the background flood: each time after `frames` of its frames have returned; with
+/// 0, as fast as possible.
 pub(crate) fn rebind_flooded(nic: &str, times: u64, frames: u64) -> Result<Value> {
     let driver = Driver::of(nic)?;
     let started = Instant::now();
@@ -176,9 +175,8 @@ impl Driver {
         wait_for(&self.nic, |nic| nic.exists())?;
         bring_up(&self.nic)?;
         wait_for(&self.nic, has_link)?;
-        // The kernel gives the NIC its transmit queues a moment after it shows
-        // the link, and until then drops frames with success; it holds the lock
-        // meanwhile that this takes.
+        // The kernel gives the NIC its transmit queues a moment after it shows the link, and drops
+        // frames with success until then. It holds the lock that this call takes meanwhile.
         bring_up(&self.nic)
     }
 }
@@ -198,8 +196,8 @@ struct Channels {
     combined: u32,
 }
 
-/// Has the NIC use `count` queue pairs; the driver tells the device through
-/// the control queue, whose refusal arrives here.
+/// Makes the NIC use `count` queue pairs. The driver sends the number through the control queue; a
+/// refusal of the device arrives here.
 pub(crate) fn set_channels(nic: &str, count: u32) -> Result<Value> {
     let mut request = Request::new(nic)?;
     let mut channels = request.channels(Channels {
@@ -229,8 +227,8 @@ struct RingSizes {
     tx: u32,
 }
 
-/// Gives all of the NIC's rings these sizes, as `ethtool -G NIC rx N tx N` does. The
-/// driver resets each queue whose size changes (RING_RESET), and only those.
+/// Sets the sizes of all rings of the NIC, as `ethtool -G NIC rx N tx N` does. The driver resets
+/// only the queues whose size changes (RING_RESET).
 pub(crate) fn set_rings(nic: &str, rx: u32, tx: u32) -> Result<Value> {
     let mut request = Request::new(nic)?;
     let mut sizes = request.rings(RingSizes {
@@ -257,7 +255,7 @@ fn wait_for(nic: &str, is_ready: impl Fn(&Path) -> bool) -> Result<()> {
     Ok(())
 }
 
-/// "unknown" is a device that does not tell, and has its link always.
+/// "unknown" is a device that does not report its link and always has one.
 fn has_link(nic: &Path) -> bool {
     let is = |name: &str, values: &[&str]| {
         info::attribute(nic.join(name)).is_some_and(|value| values.contains(&value.as_str()))
@@ -290,7 +288,7 @@ struct Request {
 
 impl Request {
     fn new(nic: &str) -> Result<Self> {
-        // AF_PACKET is there without any network protocol.
+        // AF_PACKET exists without any network protocol.
         let socket = socket_with(
             AddressFamily::PACKET,
             SocketType::DGRAM,
@@ -301,7 +299,7 @@ impl Request {
         // SAFETY: needed because the C structure has a union and no
         // constructor. All its fields are integers, for which zero is valid.
         let mut interface: libc::ifreq = unsafe { std::mem::zeroed() };
-        // One byte stays zero: the kernel wants a terminated name.
+        // One byte stays zero: the kernel requires a terminated name.
         if nic.is_empty() || nic.len() >= interface.ifr_name.len() {
             return Err(Error::invalid("NIC", format!("{nic:?} is no NIC's name")));
         }

@@ -1,8 +1,7 @@
-//! The notify part of a virtio NIC's BAR (virtio 1.3, 4.1.4.4), as the guest's
-//! configuration space describes it, and reads of it past the driver.
+//! The notify part of a virtio NIC's BAR (virtio 1.3, 4.1.4.4), as the guest's configuration space
+//! describes it, and reads of it past the driver.
 //!
-//! Owns the search for it. Nobody sane reads a notify page; this does, to show
-//! that a guest can.
+//! No sane driver reads a notify page; this module does, to show that a guest can.
 
 use lab::error::{Error, Result};
 use lab::files;
@@ -23,7 +22,7 @@ const PAGE: u64 = 4096;
 /// Most capabilities that fit into configuration space.
 const MAXIMUM_CAPABILITIES: usize = 48;
 
-/// Where the notify part is.
+/// The location of the notify part.
 #[derive(Debug, PartialEq, Eq)]
 struct Part {
     bar: u8,
@@ -111,8 +110,8 @@ pub(crate) fn read(nic: &str, queue: u32) -> Result<Value> {
         .map_err(Error::file("open", &path))?;
     let size = usize::try_from(PAGE).unwrap_or_default();
     let at = u64::from(part.offset) + u64::from(offset);
-    // SAFETY: needed because the page is reached by mapping it only. A new
-    // mapping at an address of the kernel's choice replaces nothing.
+    // SAFETY: needed because the page is reachable only by a mapping. A new mapping at an address
+    // of the kernel's choice replaces nothing.
     let page = unsafe {
         mmap(
             std::ptr::null_mut(),

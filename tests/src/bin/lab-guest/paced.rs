@@ -1,16 +1,16 @@
-//! Frames at an even pace, and for how long none came back: traffic for measurements of a guest that is
-//! moved, or whose device is changed.
+//! Sends frames at an even pace and records the gaps between those that return. The traffic serves
+//! to measure a guest that migrates, or whose device changes.
 //!
 //! ```text
-//!            paced-on                     a frame each 1/RATE s to the NIC's own address
-//!   (none) ───────────▶ sending ◀──────── its number is checked and the time noted when it is back ──┐
-//!      ▲                   │  └───────────────────────────────────────────────────────────────────────┘
+//!            paced-on             a frame each 1/RATE s to the NIC's own address
+//!   (none) ───────────▶ sending ◀── it returns: check its number, note the time ──┐
+//!      ▲                   │  └───────────────────────────────────────────────────┘
 //!      └──── paced-off ────┘  the times stay until the next paced-on, for paced-gaps
 //! ```
 //!
-//! Owns the thread and the times. They are of the guest's own monotonic clock, which may stand still while the guest
-//! does: whoever asks compares it with another one before and after (`now`). A frame that lies in the socket when
-//! another one is taken counts as come at the same time.
+//! This module owns the thread and the times. They are of the guest's own monotonic clock, which
+//! may stop with the guest; the user compares it with another clock before and after (`now`).
+//! Frames that lie in the socket when one is read count as arrived at the same time.
 
 use crate::frames::{self, Totals};
 use lab::error::{Error, Result};
@@ -21,13 +21,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Most frames a second.
+/// The most frames per second.
 const MAXIMUM_RATE: u32 = 1_000_000;
 
-/// Most arrivals that are noted, so that the memory has an end.
+/// The most arrivals that are recorded, to bound the memory.
 const MAXIMUM_NOTED: usize = 4_000_000;
 
-/// When frames came back, in microseconds of [`now`], in order.
+/// When frames returned, in microseconds of [`now`], in order.
 type Arrivals = Arc<Mutex<Vec<u64>>>;
 
 /// The one paced sender of this guest.
@@ -38,7 +38,7 @@ static PACED: Mutex<Paced> = Mutex::new(Paced {
 
 struct Paced {
     running: Option<Running>,
-    /// Of the sender that runs, or ran last.
+    /// The arrivals of the current or last sender.
     arrivals: Option<Arrivals>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn now() -> u64 {
         .unwrap_or_default()
 }
 
-/// `paced-on`: sends `rate` frames a second.
+/// `paced-on`: sends `rate` frames per second.
 pub(crate) fn start(nic: &str, size: usize, rate: u32) -> Result<()> {
     if rate == 0 || rate > MAXIMUM_RATE {
         let reason = format!("it is not in 1..={MAXIMUM_RATE}");
@@ -70,7 +70,7 @@ pub(crate) fn start(nic: &str, size: usize, rate: u32) -> Result<()> {
     if paced.running.is_some() {
         return Err(Error::invalid("paced-on", "frames are sent already"));
     }
-    // So that a size that never works is refused here.
+    // Rejects here a size that can never work.
     frames::check_size(nic, size)?;
     let stop = Arc::new(AtomicBool::new(false));
     let arrivals = Arrivals::default();
@@ -102,7 +102,7 @@ fn note(arrivals: &Arrivals, now: u64, frames: u64) {
     }
 }
 
-/// `paced-off`: ends the sender and says what became of its frames.
+/// `paced-off`: ends the sender and returns the totals of its frames.
 pub(crate) fn stop() -> Result<Value> {
     let Running {
         stop,
@@ -125,7 +125,7 @@ pub(crate) fn stop() -> Result<Value> {
     Ok(answer)
 }
 
-/// `paced-gaps`: times between two frames one behind the other, of the sender that runs or ran last.
+/// `paced-gaps`: gaps between consecutive frames of the current or last sender.
 pub(crate) fn gaps(from: u64, to: u64) -> Result<Value> {
     let arrivals = paced()
         .arrivals
@@ -135,15 +135,15 @@ pub(crate) fn gaps(from: u64, to: u64) -> Result<Value> {
     Ok(Gaps::between(&arrivals, from, to).to_json())
 }
 
-/// What there was between two points in time; microseconds.
+/// The gaps between two points in time; microseconds.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Gaps {
-    /// That began and ended between both.
+    /// Gaps that began and ended between both.
     count: usize,
     median: u64,
     p99: u64,
     longest: u64,
-    /// The longest that began before the end and ended behind the beginning.
+    /// The longest gap that began before the end and ended after the beginning.
     touching: u64,
     touching_began: u64,
 }
@@ -183,7 +183,7 @@ impl Gaps {
     }
 }
 
-/// The value that `percent` of these, which are sorted, do not exceed; 0 of none.
+/// The value that `percent` percent of these sorted values do not exceed; 0 without values.
 fn percentile(sorted: &[u64], percent: usize) -> u64 {
     let position = sorted.len() * percent / 100;
     let last = sorted.len().saturating_sub(1);

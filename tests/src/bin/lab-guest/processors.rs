@@ -1,4 +1,4 @@
-//! Processors as the guest's kernel understood them: the topology in sysfs
+//! Processors as the guest's kernel sees them: the topology in sysfs
 //! (Documentation/ABI/stable/sysfs-devices-system-cpu) and /proc/cpuinfo.
 
 use crate::info::attribute;
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// `processors`: packages, cores, threads of a core, caches' sharing, and the
-/// features that all processors have.
+/// `processors`: packages, cores, threads of a core, the sharing of caches, and the features that
+/// all processors have.
 pub(crate) fn topology() -> Result<Value> {
     let directory = Path::new("/sys/devices/system/cpu");
     let mut online = 0_u64;

@@ -1,5 +1,5 @@
-//! Random numbers: the hardware generator under test, and the reproducible
-//! sequence that payloads and disk patterns are made of.
+//! Random numbers: the hardware generator under test, and the reproducible sequence for payloads
+//! and disk patterns.
 
 use lab::error::{Error, Result};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ impl Sequence {
     }
 }
 
-/// A seed that no run before had.
+/// A seed that no earlier run had.
 pub(crate) fn seed() -> Result<u64> {
     let path = "/dev/urandom";
     let mut bytes = [0; 8];
@@ -49,8 +49,8 @@ pub(crate) fn seed() -> Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Reads the hardware generator: how many bytes came, and how many different
-/// values they have (a broken one gives few).
+/// Reads the hardware generator: how many bytes came, and how many different values they have (a
+/// broken generator gives few).
 pub(crate) fn hardware(count: usize) -> Result<Value> {
     if count == 0 || count > MAXIMUM {
         return Err(Error::invalid(

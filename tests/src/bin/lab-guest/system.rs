@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
-/// Mounts, loads modules, brings NICs up. Returns what did not work.
+/// Mounts, loads modules, brings NICs up. Returns the errors.
 pub(crate) fn start() -> Vec<String> {
     let mut problems = Vec::new();
     let mut note = |result: Result<()>| {
@@ -72,14 +72,14 @@ fn load(name: &str) -> Result<()> {
     }
 }
 
-/// True when the outside commands this guest instead of a human.
+/// True when the outside, not a human, commands this guest.
 pub(crate) fn is_commanded() -> bool {
     files::read_text(Path::new("/proc/cmdline"))
         .is_ok_and(|line| line.split_whitespace().any(|word| word == "lab"))
 }
 
-/// No echo of commands, and no kernel messages between the answers: `dmesg`
-/// has them. A panic or an oops still reaches the console.
+/// Turns off the echo of commands and kernel messages between the answers: `dmesg` has them. A
+/// panic or an oops still reaches the console.
 pub(crate) fn quiet_console() -> Result<()> {
     files::write(Path::new("/proc/sys/kernel/printk"), "1")?;
     let stdin = rustix::stdio::stdin();
@@ -91,7 +91,7 @@ pub(crate) fn quiet_console() -> Result<()> {
 
 /// Runs a shell on the console until it exits.
 pub(crate) fn shell() -> Result<()> {
-    // Names for busybox's tools; a second time changes nothing.
+    // Installs names for busybox's tools; a second call changes nothing.
     let _ = Command::new("/bin/busybox")
         .args(["--install", "-s", "/bin"])
         .status();
@@ -136,7 +136,7 @@ pub(crate) fn reboot() {
 
 fn end(how: RebootCommand) {
     rustix::fs::sync();
-    // What was printed last must be out before the serial port is gone.
+    // Drains the last output before the serial port is gone.
     let _ = rustix::termios::tcdrain(rustix::stdio::stdout());
     if let Err(error) = rustix::system::reboot(how) {
         eprintln!("lab-guest: cannot end the guest: {error}");

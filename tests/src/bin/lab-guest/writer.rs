@@ -1,15 +1,14 @@
-//! A writer of memory that goes on while other commands are obeyed: for tests that save, move and
-//! restore the guest.
+//! Writes memory while other commands run: for tests that save, migrate and restore the guest.
 //!
 //! ```text
-//!            write-on                  one page after the other, in no order:
+//!            write-on                  one page after the other, in random order:
 //!   (none) ───────────▶ writing ◀──── is it as it was left? write the next generation ──┐
-//!      ▲                   │  └──────────────────────────────────────────────────────────┘
-//!      └──── write-off ────┘  every page is looked at once more
+//!      ▲                   │  └─────────────────────────────────────────────────────────┘
+//!      └──── write-off ────┘  every page is checked once more
 //! ```
 //!
-//! Owns the thread, its pages and which generation each page has. A page that was lost, or is an earlier one
-//! of itself or another page, is counted as wrong.
+//! This module owns the thread, its pages and the generation of each page. A lost page, or one with
+//! an earlier state of itself or of another page, counts as wrong.
 
 use crate::random::Sequence;
 use lab::error::{Error, Result};
@@ -25,7 +24,7 @@ const WORDS: usize = 512;
 /// Pages in a MiB.
 const PAGES_PER_MIB: u64 = 256;
 
-/// Most MiB.
+/// The most MiB.
 const MAXIMUM: u64 = 1024;
 
 /// The one writer of this guest.
@@ -36,7 +35,7 @@ struct Writer {
     thread: JoinHandle<Written>,
 }
 
-/// What became of the pages.
+/// The totals.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Written {
     pages: usize,
@@ -44,7 +43,7 @@ struct Written {
     wrong: u64,
 }
 
-/// The pages, and the generation that each was given last.
+/// The pages, and the last generation of each.
 struct Pages {
     words: Vec<u64>,
     generations: Vec<u64>,
@@ -79,7 +78,7 @@ impl Pages {
         }
     }
 
-    /// Whether a page is as it was written last.
+    /// True if a page is as it was last written.
     fn is_whole(&self, page: usize) -> bool {
         let (Some(words), Some(generation)) = (
             self.words.chunks_exact(WORDS).nth(page),
@@ -94,7 +93,8 @@ impl Pages {
     }
 }
 
-/// What a page of a generation holds; no two have a word in common at the same place, as good as never.
+/// The content of a page in a generation. With near certainty, no two have a word in common at the
+/// same place.
 fn pattern(page: usize, generation: u64) -> impl Iterator<Item = u64> {
     let page = u64::try_from(page).unwrap_or(u64::MAX);
     let seed =
@@ -109,7 +109,7 @@ fn writer() -> MutexGuard<'static, Option<Writer>> {
     WRITER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `write-on`: begins to write so many MiB, with a pause behind each page.
+/// `write-on`: starts to write this many MiB, with a pause after each page.
 pub(crate) fn start(mib: u64, pause: Duration) -> Result<Value> {
     if mib == 0 || mib > MAXIMUM {
         return Err(Error::invalid("MIB", format!("it is not in 1..={MAXIMUM}")));
@@ -146,7 +146,7 @@ pub(crate) fn start(mib: u64, pause: Duration) -> Result<Value> {
     Ok(json!({ "writer": "on" }))
 }
 
-/// `write-off`: ends it, looks at every page once more, and says what was found.
+/// `write-off`: ends it, checks every page once more, and returns the totals.
 pub(crate) fn stop() -> Result<Value> {
     let Writer { stop, thread } = writer()
         .take()
@@ -173,7 +173,7 @@ mod tests {
         let old: Vec<u64> = pages.words[WORDS..2 * WORDS].to_vec();
         pages.write(1);
         assert!(pages.is_whole(1) && !pages.is_whole(3));
-        // An earlier generation of itself, and another page.
+        // An earlier generation of the same page, and another page.
         let new = pages.words[WORDS..2 * WORDS].to_vec();
         pages.words[WORDS..2 * WORDS].copy_from_slice(&old);
         assert!(!pages.is_whole(1));

@@ -1,4 +1,4 @@
-//! The agent process: loads what the rig needs, greets, serves commands.
+//! The agent process: loads the rig's modules, greets, serves commands.
 //!
 //! Its standard input is the port, its argument the list of modules.
 
@@ -40,7 +40,7 @@ fn serve() -> Result<server::Stopped> {
         }
     };
     note(load_kvm());
-    // Until this process ends.
+    // Kept until this process ends.
     let _idle = idle_machine().map_err(|error| note(Err(error)));
     for module in &modules {
         note(match module {
@@ -79,12 +79,14 @@ fn load_kvm() -> Result<()> {
     }
 }
 
-/// A virtual machine with a processor, which does nothing. An emulated host has crashed where the kernel patches its code while other
-/// processors run it, and KVM has it do so:
-/// * with the first machine, and when the last one is gone (`preempt_notifier_inc` in virt/kvm/kvm_main.c), when it also switches
-///   virtualization on and off on all processors;
-/// * whenever a first processor has its local APIC disabled by software, as each has from its creation until its guest sets it
-///   up, and when the last one has not (`apic_sw_disabled` in arch/x86/kvm/lapic.c).
+/// Creates an idle virtual machine with one vCPU. An emulated host has crashed where the kernel
+/// patches its code while other processors run it, and KVM triggers such patches:
+///
+/// * With the first machine, and when the last one is gone (`preempt_notifier_inc` in
+///   virt/kvm/kvm_main.c). KVM then also switches virtualization on and off on all processors.
+/// * When a first vCPU has its local APIC disabled by software, and when the last one no longer has
+///   (`apic_sw_disabled` in arch/x86/kvm/lapic.c). Each vCPU has from its creation until its guest
+///   sets the APIC up.
 fn idle_machine() -> Result<(VmFd, VcpuFd)> {
     let failed = |error: kvm_ioctls::Error| io::Error::from_raw_os_error(error.errno());
     let made = Kvm::new().and_then(|kvm| {
@@ -96,8 +98,8 @@ fn idle_machine() -> Result<(VmFd, VcpuFd)> {
     made.map_err(|error| Error::system("keep KVM in use")(failed(error)))
 }
 
-/// Loads a module of the stock kernel. A later `modprobe` of it takes the same parameters: a test
-/// may unload the module, and the tests after it must not run with the kernel's defaults.
+/// Loads a module of the stock kernel. A later `modprobe` of it takes the same parameters. A test
+/// may unload the module, and later tests must not run with the kernel's defaults.
 fn modprobe(name: &str, parameters: &[String]) -> Result<()> {
     if !parameters.is_empty() {
         let options = format!("options {name} {}\n", parameters.join(" "));

@@ -1,4 +1,4 @@
-//! `lab-host link NAME up|down`: the cable of a link, from inside the lab host.
+//! `lab-host link NAME up|down`: plugs in or pulls the cable of a link, from inside the lab host.
 
 use lab::error::{Error, Result, report};
 use lab::sriov;

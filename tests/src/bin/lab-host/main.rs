@@ -9,11 +9,10 @@
 //!   PID 1       sync ─▶ switch the machine off
 //! ```
 //!
-//! `lab-host link vf0 down` (or `up`) asks the outside to pull or plug in the
-//! cable of one of the rig's links.
+//! `lab-host link vf0 down` (or `up`) requests the outside to pull or plug in the cable of one of
+//! the rig's links.
 //!
-//! Owns the lab host's file system and its power. What runs in it is the
-//! agent's.
+//! This program owns the lab host's file system and its power. The agent owns the processes in it.
 
 mod agent;
 mod link;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Options of every 9p mount (Documentation/filesystems/9p.rst).
 const SHARE_OPTIONS: &str = "trans=virtio,version=9p2000.L,msize=512000";
 
-/// Where programs in the lab host find this one.
+/// The path of this program in the lab host.
 const SELF: &str = "/newroot/usr/local/bin/lab-host";
 
 /// How long the agent's port may take to appear.
@@ -42,7 +42,7 @@ pub(crate) fn init() -> Result<()> {
     run_agent(port, &setup)
 }
 
-/// Loads a kernel module from a file. Already loaded is fine.
+/// Loads a kernel module from a file. An already loaded module is no error.
 pub(crate) fn load(path: &Path, parameters: &str) -> Result<()> {
     let file = File::open(path).map_err(Error::file("open", path))?;
     let parameters = CString::new(parameters)
@@ -53,7 +53,7 @@ pub(crate) fn load(path: &Path, parameters: &str) -> Result<()> {
     }
 }
 
-/// Switches the machine off, or stops for good when that is not possible.
+/// Switches the machine off, or stops forever if that is impossible.
 pub(crate) fn power_off() {
     rustix::fs::sync();
     let _ = reboot(RebootCommand::PowerOff);
@@ -74,11 +74,11 @@ fn mounted(
         .map_err(|error| Error::file("mount", target)(error.into()))
 }
 
-/// Waits for the agent's port: its device is found while init runs already.
+/// Waits for the agent's port: the kernel finds its device while init already runs.
 fn open_port() -> Result<File> {
     let started = Instant::now();
     let path = Path::new("/dev/vport0p1");
-    // The serial bus may number the port after others; its name is ours.
+    // The serial bus may number other ports first; the name identifies ours.
     loop {
         let found = find_port().unwrap_or_else(|| path.to_path_buf());
         match File::options().read(true).write(true).open(&found) {
@@ -103,7 +103,7 @@ fn find_port() -> Option<PathBuf> {
         .and_then(|port| Some(Path::new("/dev").join(port.file_name()?)))
 }
 
-/// A port reads as ended until QEMU has said that the outside is connected.
+/// A port reads as ended until QEMU reports that the outside is connected.
 fn wait_for_outside(port: &File) -> Result<()> {
     use rustix::event::{PollFd, PollFlags, poll};
     let started = Instant::now();
@@ -121,7 +121,7 @@ fn wait_for_outside(port: &File) -> Result<()> {
     }
 }
 
-/// The shared root is read-only and cached; what is written goes to memory.
+/// The shared root is read-only and cached; writes go to memory.
 fn mount_root() -> Result<()> {
     let options = format!("{SHARE_OPTIONS},cache=loose");
     mounted("root", "9p", "/run/lower", MountFlags::RDONLY, &options)?;
@@ -144,8 +144,8 @@ fn mount_root() -> Result<()> {
     files::copy(Path::new("/init"), Path::new(SELF))
 }
 
-/// Writable shares are not cached in writing, so that the outside sees every
-/// write at once; read-only ones do not change while the host runs.
+/// Writable shares have no write cache, so that the outside sees every write at once. Read-only
+/// ones do not change while the host runs.
 fn mount_share(share: &Share) -> Result<()> {
     let target = in_new_root(&share.path)?;
     let (flags, cache) = if share.writable {
@@ -207,8 +207,8 @@ fn switch_root() -> Result<()> {
     rustix::system::sethostname(b"lab").map_err(Error::system("set the host's name"))
 }
 
-/// Runs the agent as a child, because PID 1 has all orphans to reap and must
-/// not steal the exit statuses that the agent waits for.
+/// Runs the agent as a child: PID 1 must reap all orphans and must not steal the exit statuses that
+/// the agent waits for.
 fn run_agent(port: File, setup: &Setup) -> Result<()> {
     let start = |source| Error::Start {
         program: "the agent".into(),

@@ -2,17 +2,17 @@
 
 use super::BROADCAST;
 
-/// Bytes of `struct virtio_net_hdr_v1`, which goes before each frame.
+/// Bytes of `struct virtio_net_hdr_v1`, which precedes each frame.
 pub(crate) const HEADER: usize = 12;
 /// Lengths to send, in bytes without the header; header and frame together are
 /// at most the simulator's 4 KiB.
 pub(crate) const LENGTHS: [usize; 6] = [60, 61, 128, 590, 1514, 4084];
 /// The address that frames are sent from.
 const SENDER: [u8; 6] = [0x02, 0x5e, 0x10, 0x53, 0x11, 0xee];
-/// Frames under way at once; drivers have at least as many receive buffers.
+/// Frames in flight at once; drivers have at least as many receive buffers.
 const UNDER_WAY: usize = 8;
 
-/// A network driver whose device sends back what it is sent.
+/// A network driver whose device sends frames back.
 pub(crate) trait Loopback {
     /// Sends header and frame. Does not wait for the device.
     fn send(&mut self, packet: &[u8]);
@@ -38,7 +38,7 @@ pub(crate) fn packet(sequence: u32, length: usize, destination: [u8; 6]) -> Vec<
     packet
 }
 
-/// The frame of a received packet: what the header says is the device's business.
+/// The frame of a received packet. The header's content depends on the device.
 fn frame(packet: &[u8]) -> &[u8] {
     &packet[HEADER..]
 }
@@ -63,8 +63,8 @@ pub(crate) fn exchange(nic: &mut impl Loopback, count: u32, destinations: &[[u8;
     }
 }
 
-/// A frame to `foreign` does not come back; the one after it, to `own` or to
-/// all stations, does.
+/// Checks that a frame to `foreign` does not return, and that the next one, to `own` or to the
+/// broadcast address, does.
 pub(crate) fn is_not_delivered(nic: &mut impl Loopback, foreign: [u8; 6], own: [u8; 6]) {
     for destination in [own, BROADCAST] {
         nic.send(&packet(1, 60, foreign));

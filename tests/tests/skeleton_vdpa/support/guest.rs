@@ -1,5 +1,5 @@
-//! A network driver as a guest has it: split rings in guest memory, written by
-//! hand, so that a test can also write what no driver would.
+//! A guest's network driver: split rings in guest memory, written by hand, so that a test can also
+//! write what no driver would.
 //!
 //! ```text
 //!   region 1, at 0:      rings, from 64 KiB on; one queue each 64 KiB
@@ -23,7 +23,7 @@ use super::nic::{PATIENCE, RECEIVE, TRANSMIT};
 
 /// Bytes of each region.
 pub(crate) const REGION: u64 = 4 << 20;
-/// Where the second region begins.
+/// The start of the second region.
 pub(crate) const HIGH: u64 = 4 << 30;
 /// Above the most memory that this machine could have.
 pub(crate) const RAM_END: u64 = 8 << 30;
@@ -35,16 +35,16 @@ const BUFFER: u32 = 4096;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// Waits until an eventfd is signalled and takes the signal; `false`: it was not.
+/// Waits until an eventfd is signalled and reads the signal; `false` if it was not.
 pub(crate) fn wait(event: &EventFd, limit: Duration) -> bool {
     use std::os::fd::{AsRawFd, BorrowedFd};
-    // SAFETY: EventFd has no `AsFd`. The descriptor is open for as long as
-    // `event` is borrowed, and so for longer than the result is used.
+    // SAFETY: EventFd has no `AsFd`. The descriptor is open for as long as `event` is borrowed, and
+    // so for longer than the result is used.
     let fd = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
     readable(&[fd.as_fd()], limit)[0] && event.read().is_ok()
 }
 
-/// Which of the descriptors can be read, after at most `limit`.
+/// Reports which of the descriptors can be read, after at most `limit`.
 pub(crate) fn readable(fds: &[std::os::fd::BorrowedFd<'_>], limit: Duration) -> Vec<bool> {
     let mut polled: Vec<PollFd<'_>> = fds
         .iter()
@@ -58,7 +58,7 @@ pub(crate) fn readable(fds: &[std::os::fd::BorrowedFd<'_>], limit: Duration) -> 
         .collect()
 }
 
-/// Guest memory as the machine makes it, in two regions with a hole between.
+/// Guest memory as the machine creates it, in two regions with a hole between.
 pub(crate) fn memory() -> Arc<GuestMemory> {
     let size = usize::try_from(REGION).unwrap();
     let file = || {
@@ -73,10 +73,10 @@ pub(crate) fn memory() -> Arc<GuestMemory> {
     Arc::new(GuestMemory::from_ranges_with_files(regions).unwrap())
 }
 
-/// Address, length and whether the device writes: one descriptor.
+/// One descriptor: address, length and whether the device writes.
 pub(crate) type Buffer = (u64, u32, bool);
 
-/// One split ring of the guest's.
+/// One split ring of the guest.
 pub(crate) struct Ring {
     memory: Arc<GuestMemory>,
     index: u16,
@@ -109,13 +109,13 @@ impl Ring {
         }
     }
 
-    /// As a driver does it after a reset: rings zeroed, same eventfds.
+    /// Zeroes the rings, as a driver does after a reset; the eventfds stay.
     pub(crate) fn clear(&mut self) {
         let zeroes = [0; 0x1_0000];
         let start = GuestAddress(self.addresses.descriptor);
         self.memory.write_slice(&zeroes, start).unwrap();
         (self.next, self.available, self.used) = (0, 0, 0);
-        // Nothing may be pending from before.
+        // No event from before may be pending.
         let _ = (self.kick.read(), self.call.read());
     }
 
@@ -136,8 +136,8 @@ impl Ring {
         self.memory.read_obj(GuestAddress(address)).unwrap()
     }
 
-    /// Makes a chain available and kicks. Gives the head. At most `SIZE`
-    /// descriptors are under way at once; the caller sees to that.
+    /// Makes a chain available and kicks; returns the head. At most `SIZE` descriptors may be in
+    /// flight at once; the caller ensures that.
     pub(crate) fn add(&mut self, chain: &[Buffer]) -> u16 {
         let head = self.next;
         for (position, &(address, len, writable)) in chain.iter().enumerate() {
@@ -157,7 +157,7 @@ impl Ring {
         head
     }
 
-    /// Writes an avail index, whatever it is, and kicks.
+    /// Writes any avail index and kicks.
     pub(crate) fn publish(&mut self, available: u16) {
         let address = GuestAddress(self.addresses.driver + 2);
         let release = std::sync::atomic::Ordering::SeqCst;
@@ -165,7 +165,7 @@ impl Ring {
         self.kick.write(1).unwrap();
     }
 
-    /// Head and written length of the next chain that came back.
+    /// Head and written length of the next used chain.
     pub(crate) fn take(&mut self) -> Option<(u32, u32)> {
         let address = GuestAddress(self.addresses.device + 2);
         let acquire = std::sync::atomic::Ordering::Acquire;
@@ -201,7 +201,7 @@ impl GuestNic {
         nic
     }
 
-    /// As after a reset of the device.
+    /// Restarts both queues, as after a reset of the device.
     pub(crate) fn restart(&mut self) {
         self.receive.clear();
         self.transmit.clear();
@@ -247,8 +247,8 @@ impl Loopback for GuestNic {
     fn receive(&mut self) -> Option<Vec<u8>> {
         loop {
             if let Some((head, written)) = self.receive.take() {
-                // The ring is always full, so that descriptors come around in
-                // order and one and the same buffer belongs to each.
+                // The ring is always full, so descriptors come around in order, and each always has
+                // the same buffer.
                 let buffer = HIGH + u64::from(head) * u64::from(BUFFER);
                 let mut packet = vec![0; usize::try_from(written).unwrap()];
                 self.memory

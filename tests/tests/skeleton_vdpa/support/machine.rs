@@ -1,5 +1,5 @@
-//! A vDPA backend with everything around it that a machine has, except a guest:
-//! memory, rings, and an event loop that turns while a test waits.
+//! A vDPA backend with all parts of a machine except a guest: memory, rings, and an event loop that
+//! runs while a test waits.
 
 use std::error::Error;
 use std::os::fd::BorrowedFd;
@@ -15,13 +15,13 @@ use vm_memory::{Bytes as _, GuestAddress};
 use super::guest::{self, Buffer, GuestNic, HIGH, RAM_END, REGION, Ring, readable};
 use super::nic::{CONTROL, PATIENCE};
 
-/// Where a control command is put, and behind it its ack byte.
+/// The place of a control command, and of its ack byte.
 pub(crate) const COMMAND: u64 = HIGH + REGION / 2;
 pub(crate) const ACK: u64 = HIGH + REGION / 2 + 0x1_0000;
-/// What an ack byte is before the device writes it.
+/// An ack byte before the device writes it.
 const NO_ACK: u8 = 0xaa;
 
-/// The device as `--vdpa path=…` has it.
+/// The device's options, as in `--vdpa path=…`.
 pub(crate) fn options(device: &SimDevice) -> VdpaOptions {
     VdpaOptions {
         id: device.name().to_owned(),
@@ -45,7 +45,7 @@ pub(crate) struct Machine {
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) nic: GuestNic,
     pub(crate) control: Ring,
-    /// What the guest's driver accepts.
+    /// The features that the guest's driver accepts.
     pub(crate) features: u64,
     events: Vec<Event>,
 }
@@ -59,7 +59,7 @@ impl Machine {
         Self::on(options, &guest::memory())
     }
 
-    /// A machine on memory that another one may have, too.
+    /// A machine on memory that another machine may share.
     pub(crate) fn on(options: &VdpaOptions, memory: &Arc<GuestMemory>) -> Self {
         let mut backend = VdpaBackend::open(options, Arc::clone(memory), RAM_END).unwrap();
         let nic = GuestNic::new(memory);
@@ -75,8 +75,7 @@ impl Machine {
         }
     }
 
-    /// The queues as the guest's driver programs them: the control queue only
-    /// if it is negotiated.
+    /// The queues as the guest's driver programs them: the control queue only if it is negotiated.
     pub(crate) fn activation(&self) -> Activation {
         let mut activation = self.nic.activation(self.features);
         if self.features & 1 << 17 != 0 {
@@ -85,7 +84,7 @@ impl Machine {
         activation
     }
 
-    /// Starts the device as a driver does it, with empty rings.
+    /// Starts the device as a driver does, with empty rings.
     pub(crate) fn start(&mut self) {
         self.nic.restart();
         self.control.clear();
@@ -101,13 +100,13 @@ impl Machine {
         mac
     }
 
-    /// One turn of the event loop; waits for an event at most `limit`.
+    /// Runs the event loop once; waits for an event at most `limit`.
     pub(crate) fn turn(&mut self, limit: Duration) -> Outcome {
         let fds: Vec<BorrowedFd<'_>> = self
             .events
             .iter()
-            // SAFETY: a descriptor without its owner can be borrowed in no
-            // other way. `backend` keeps it open for its life, which is longer.
+            // SAFETY: a descriptor without its owner cannot be borrowed in any other way. `backend`
+            // keeps it open for its life, which is longer.
             .map(|event| unsafe { BorrowedFd::borrow_raw(event.fd) })
             .collect();
         let ready = readable(&fds, limit);
@@ -120,8 +119,8 @@ impl Machine {
         outcome
     }
 
-    /// Turns the event loop until the control ring has a used chain: its head
-    /// and length, and whether the device needs a reset.
+    /// Runs the event loop until the control ring has a used chain: its head and length, and
+    /// whether the device needs a reset.
     pub(crate) fn answer(&mut self) -> Option<(u32, u32, bool)> {
         let begin = Instant::now();
         let mut needs_reset = false;
@@ -141,8 +140,8 @@ impl Machine {
         }
     }
 
-    /// Sends a chain of the guest's to the control queue; gives the ack byte
-    /// and the length that the used ring says.
+    /// Sends a chain of the guest to the control queue; returns the ack byte and the length in the
+    /// used ring.
     pub(crate) fn send_control(&mut self, chain: &[Buffer]) -> (u8, u32) {
         self.memory.write_obj(NO_ACK, GuestAddress(ACK)).unwrap();
         let head = self.control.add(chain);

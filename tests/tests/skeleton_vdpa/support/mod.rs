@@ -1,5 +1,5 @@
-//! What the tests of this target share: the simulator in a known mode, frames
-//! to send, and two network drivers in userspace.
+//! Shared by the tests of this target: the simulator in a known mode, frames to send, and two
+//! network drivers in userspace.
 
 pub(crate) mod frames;
 pub(crate) mod guest;
@@ -9,17 +9,17 @@ pub(crate) mod process;
 
 use lab::sim::{self, Mapping, SimDevice};
 
-/// The address that devices are created with. Without a zero byte: the
-/// simulator's filter compares addresses as C strings (`receive_filter` in
-/// `drivers/vdpa/vdpa_sim/vdpa_sim_net.c`) and looks at nothing behind one.
+/// The address that devices are created with. Without a zero byte: the simulator's filter compares
+/// addresses as C strings (`receive_filter` in `drivers/vdpa/vdpa_sim/vdpa_sim_net.c`) and ignores
+/// bytes after one.
 pub(crate) const MAC: [u8; 6] = [0x02, 0x5e, 0x10, 0x53, 0x11, 0x01];
-/// Another station's.
+/// The address of another station.
 pub(crate) const FOREIGN: [u8; 6] = [0x02, 0x5e, 0x10, 0x53, 0x11, 0x77];
-/// That of a second device.
+/// The address of a second device.
 pub(crate) const SECOND: [u8; 6] = [0x02, 0x5e, 0x10, 0x53, 0x11, 0x02];
 pub(crate) const BROADCAST: [u8; 6] = [0xff; 6];
 
-/// How the simulator comes by itself.
+/// The simulator's default.
 pub(crate) const SHARED: Mapping = Mapping {
     use_va: true,
     batch_mapping: true,
@@ -35,7 +35,7 @@ pub(crate) fn text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Sees to it that the simulator works in this mode. No device may exist.
+/// Loads the simulator in this mode if necessary. No device may exist.
 pub(crate) fn simulator(mapping: Mapping) {
     sim::require_lab().unwrap();
     let parameter = |name: &str| {

@@ -1,5 +1,5 @@
-//! A network driver on the `vdpa` library alone: rings and buffers in memory
-//! of this process, no guest.
+//! A network driver on the `vdpa` library alone: rings and buffers in memory of this process, no
+//! guest.
 //!
 //! ```text
 //!   memory of one Nic, from its IOVA:
@@ -34,7 +34,7 @@ pub(crate) const CONTROL: u16 = 2;
 
 const SIZE: u16 = 32;
 const BUFFER: u64 = 4096;
-/// Receive buffers given to the device; as many more are for sending.
+/// Receive buffers posted to the device; as many more are for sending.
 const BUFFERS: u16 = 16;
 const IOVA: u64 = 0x1000_0000;
 
@@ -85,7 +85,7 @@ impl Queue {
         }
     }
 
-    /// Buffer and length of the next chain that the device is done with.
+    /// Buffer and length of the next completed chain.
     fn take(&mut self) -> Option<(u64, u32)> {
         let used = self.ring.pop_used().unwrap()?;
         Some((self.buffers.remove(&used.head).unwrap(), used.written))
@@ -99,7 +99,7 @@ fn ring(memory: &Arc<SharedBuffer>, number: u64) -> DriverQueue {
     DriverQueue::new(Arc::clone(memory), SIZE, offset, features).unwrap()
 }
 
-/// The driver's memory and queues; lives through the device's states.
+/// The driver's memory and queues; they outlive the device's states.
 pub(crate) struct Nic {
     pub(crate) memory: Arc<SharedBuffer>,
     pub(crate) receive: Queue,
@@ -123,7 +123,7 @@ impl Nic {
         nic
     }
 
-    /// Gives the device all receive buffers.
+    /// Posts all receive buffers to the device.
     fn fill(&mut self) {
         let buffer = |index: u16| 4 * layout().size() + u64::from(index) * BUFFER;
         for index in 0..BUFFERS {
@@ -134,7 +134,7 @@ impl Nic {
         self.idle = (BUFFERS..2 * BUFFERS).map(buffer).collect();
     }
 
-    /// As after a reset of the device: empty rings, all buffers given again.
+    /// Restarts as after a reset of the device: empty rings, all buffers posted again.
     pub(crate) fn restart(&mut self) {
         self.receive = Queue::new(&self.memory, 0);
         self.transmit = Queue::new(&self.memory, 1);
@@ -160,8 +160,8 @@ impl Nic {
         }
     }
 
-    /// Moves both queues of a suspended device to the second pair of rings,
-    /// the buffers that the device has included.
+    /// Moves both queues of a suspended device to the second pair of rings, including the buffers
+    /// that the device has.
     pub(crate) fn switch(&mut self, device: &mut Device) {
         let allowed = [self.memory.range()];
         self.receive.ring = ring(&self.memory, 2);
@@ -178,7 +178,7 @@ impl Nic {
         }
     }
 
-    /// Takes the buffers back that were sent.
+    /// Takes back the sent buffers.
     pub(crate) fn reap(&mut self) {
         while let Some((buffer, written)) = self.transmit.take() {
             assert_eq!(written, 0, "the device wrote into a frame that it sends");
@@ -232,7 +232,7 @@ pub(crate) fn own(path: &Path, wanted: BackendFeatures) -> (Device, Iotlb) {
     Device::open(path).unwrap().own_with(wanted).unwrap()
 }
 
-/// What a guest would be offered.
+/// The features that a guest would be offered.
 pub(crate) fn features(device: &Device) -> u64 {
     let info = device.info();
     pass_through(info.features, info.device_id, Policy::default()).features
@@ -269,7 +269,7 @@ impl Rig {
         }
     }
 
-    /// Resets the device and starts it again with empty rings.
+    /// Resets the device and restarts it with empty rings.
     pub(crate) fn reset(&mut self) {
         self.device.reset().unwrap();
         assert_eq!(self.device.status().unwrap(), 0);

@@ -1,5 +1,5 @@
-//! What this process holds, as the kernel counts it, and how to use it behind
-//! its owner's back.
+//! This process's resources by the kernel's count, and use of a device without its owner's
+//! knowledge.
 
 use std::os::fd::RawFd;
 
@@ -19,8 +19,8 @@ pub(crate) fn pinned() -> u64 {
     1024 * kib.parse::<u64>().unwrap()
 }
 
-/// Suspends or resumes a device that this process has open somewhere: the
-/// kernel does not ask whose descriptor it is.
+/// Suspends or resumes a device that this process has open anywhere: the kernel accepts any
+/// descriptor of it.
 pub(crate) fn behind_the_back(device: &SimDevice, request: Plain) {
     let entries = std::fs::read_dir("/proc/self/fd").unwrap();
     let of_device = entries
@@ -28,9 +28,8 @@ pub(crate) fn behind_the_back(device: &SimDevice, request: Plain) {
         .find(|entry| std::fs::read_link(entry.path()).is_ok_and(|target| target == device.path()));
     let name = of_device.unwrap().file_name();
     let fd: RawFd = name.to_str().unwrap().parse().unwrap();
-    // SAFETY: there is no safe interface to ioctls. The descriptor was open a
-    // moment ago and its owner is not dropped meanwhile; a `Plain` takes no
-    // argument.
+    // SAFETY: there is no safe interface to ioctls. The descriptor was open a moment ago and its
+    // owner is not dropped meanwhile; a `Plain` takes no argument.
     let result = unsafe { libc::ioctl(fd, request.number()) };
     assert_eq!(result, 0);
 }

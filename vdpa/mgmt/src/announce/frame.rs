@@ -1,5 +1,5 @@
-//! The frame: a request of Reverse ARP (RFC 903), which asks nobody for anything that anybody would answer. Switches learn from
-//! its sender address, which is all that it is for; QEMU sends the same (`announce_self`).
+//! The announcement frame: a Reverse ARP request (RFC 903) that no host answers. Its only purpose
+//! is that switches learn from its sender address; QEMU sends the same (`announce_self`).
 
 use crate::link::VlanId;
 use crate::sriov::{Vlan, VlanProtocol};
@@ -9,7 +9,7 @@ const FRAME_MIN: usize = 60;
 
 const ETH_P_RARP: u16 = 0x8035;
 const ETH_P_IP: u16 = 0x0800;
-/// Ethernet, as ARP numbers hardware (RFC 826).
+/// The ARP hardware type of Ethernet (RFC 826).
 const ARPHRD_ETHER: u16 = 1;
 /// "request reverse" (RFC 903).
 const REQUEST_REVERSE: u16 = 3;
@@ -23,7 +23,7 @@ pub(super) struct Tag {
 }
 
 impl Tag {
-    /// As a bridge puts it on.
+    /// The tag that a bridge adds.
     pub(super) fn of(vlan: VlanId) -> Self {
         Self {
             ether_type: VlanProtocol::Dot1Q.ether_type(),
@@ -31,7 +31,7 @@ impl Tag {
         }
     }
 
-    /// As a NIC puts it on a virtual function's frames; none if it puts on none.
+    /// The tag that a NIC adds to a virtual function's frames; `None` if it adds none.
     pub(super) fn of_function(vlan: Vlan) -> Option<Self> {
         (vlan.id() != 0).then(|| Self {
             ether_type: vlan.protocol().ether_type(),
@@ -40,7 +40,7 @@ impl Tag {
     }
 }
 
-/// Who asks for the protocol address of `mac`, and is it: to all, with this tag.
+/// A broadcast request for the protocol address of `mac`, from `mac` itself, with this tag.
 pub(super) fn reverse_arp(mac: [u8; 6], tag: Option<Tag>) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend(mac);
@@ -51,10 +51,10 @@ pub(super) fn reverse_arp(mac: [u8; 6], tag: Option<Tag>) -> Vec<u8> {
     for word in [ETH_P_RARP, ARPHRD_ETHER, ETH_P_IP] {
         frame.extend(word.to_be_bytes());
     }
-    // The lengths of the addresses of both kinds.
+    // The address lengths of both kinds.
     frame.extend([6, 4]);
     frame.extend(REQUEST_REVERSE.to_be_bytes());
-    // Sender and target; the protocol addresses are what nobody knows.
+    // Sender and target; the protocol addresses are unknown.
     for _ in 0..2 {
         frame.extend(mac);
         frame.extend([0; 4]);
@@ -74,7 +74,7 @@ mod tests {
     fn a_frame_is_what_rfc_903_says() {
         #[rustfmt::skip]
         let expected = [
-            // Ethernet: to all, from the guest, Reverse ARP.
+            // Ethernet: broadcast, from the guest, Reverse ARP.
             0xff, 0xff, 0xff, 0xff, 0xff, 0xff,  0x52, 0x54, 0, 0x12, 0x34, 0x56,  0x80, 0x35,
             // ar$hrd, ar$pro, ar$hln, ar$pln, ar$op.
             0, 1,  8, 0,  6,  4,  0, 3,

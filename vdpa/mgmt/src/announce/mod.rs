@@ -1,16 +1,20 @@
-//! What the host says in the place of a guest that has come and cannot announce itself: where its address is now.
+//! Announces the new place of a guest's address, on behalf of a guest that has arrived and cannot
+//! announce itself.
 //!
 //! ```text
 //!   vDPA device ─> its function ─> its place
-//!     representor on a bridge   the bridge learns the address ─> a frame out of each other port that forwards
-//!     legacy mode               a frame out of the physical function's interface: the NIC's switch passes it on
-//!     neither                   an error: the network learns of the guest with the guest's own first frame
+//!     representor on a bridge   the bridge learns the address
+//!                               ─> a frame out of each other port that forwards
+//!     legacy mode               a frame out of the physical function's interface:
+//!                               the NIC's switch passes it on
+//!     neither                   an error: the network learns from the guest's own first frame
 //! ```
 //!
-//! The frame does not go out of the bridge itself: that is in the VLANs of its ports only where somebody has put it there, and its
-//! ports would flood the guest with its own address. A tag is put on as the port or the NIC would do it.
+//! The frame is not sent on the bridge interface itself. That interface is in the VLANs of its
+//! ports only if configured so, and its ports would flood the guest with its own address. The tag
+//! is that of the port or the NIC.
 //!
-//! Owns who is told and how. Must not know why a guest has come, nor whether its driver can announce it.
+//! This module selects the receivers and the frame. Its callers decide when to announce a guest.
 
 mod frame;
 mod socket;
@@ -28,16 +32,16 @@ use super::link::{Link, Links, PortVlan, VlanId};
 use super::pci::{Address, Pci};
 use super::sriov;
 
-/// Where network interfaces are in sysfs.
+/// The directory of network interfaces in sysfs.
 const INTERFACES: &str = "/sys/class/net";
 
-/// Frames that tell a network where an address is.
+/// Frames that announce the place of an address to a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
     frames: Vec<Frame>,
 }
 
-/// A frame and the interface that it goes out of.
+/// A frame and its outgoing interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Frame {
     /// The interface's index.
@@ -58,13 +62,13 @@ impl Frame {
 }
 
 impl Announcement {
-    /// Finds out what has to be told that `mac` is behind the vDPA device of this name, and has the bridge learn it. Nothing is
-    /// sent yet.
+    /// Collects the frames that announce `mac` behind the vDPA device of this name, and makes the
+    /// bridge learn the address. Sends nothing yet.
     ///
     /// # Errors
-    /// `Unusable`: there is nothing that could be told. Or the kernel did not answer, or refused.
+    /// `Unusable`: nothing can be announced. Or the kernel did not answer, or refused.
     pub fn prepare(device: &str, mac: [u8; 6]) -> Result<Self, Error> {
-        // A group's, or none.
+        // A group address, or none.
         if mac[0] & 1 != 0 || mac == [0; 6] {
             let mac = error::mac(mac);
             return Err(nowhere(format!(
@@ -82,15 +86,15 @@ impl Announcement {
         Ok(Self { frames })
     }
 
-    /// The interfaces that frames go out of.
+    /// The outgoing interfaces of the frames.
     pub fn interfaces(&self) -> impl Iterator<Item = &str> {
         self.frames.iter().map(|frame| frame.interface.as_str())
     }
 
-    /// Sends each frame once, also if one of them fails.
+    /// Sends each frame once, even if one of them fails.
     ///
     /// # Errors
-    /// `Failed` for the first one that could not be sent.
+    /// `Failed` for the first frame that could not be sent.
     pub fn send(&self) -> Result<(), Error> {
         let mut failed = None;
         for frame in &self.frames {
@@ -105,12 +109,12 @@ impl Announcement {
     }
 }
 
-/// There is nothing that could be told.
+/// Nothing can be announced.
 fn nowhere(message: String) -> Error {
     Error::new(ErrorKind::Unusable, message)
 }
 
-/// Where the function is connected that this management device is.
+/// The place where the function of this management device is connected.
 fn place(links: &Links, mgmtdev: &MgmtDeviceName) -> Result<Place, Error> {
     let none = || {
         nowhere(format!(
@@ -149,7 +153,7 @@ fn place(links: &Links, mgmtdev: &MgmtDeviceName) -> Result<Place, Error> {
     }
 }
 
-/// Has a port's bridge learn the address, and says what goes out of its other ports.
+/// Makes a port's bridge learn the address, and returns the frames for its other ports.
 fn from_bridge(links: &Links, port: &Link, mac: [u8; 6]) -> Result<Vec<Frame>, Error> {
     let master = port.master.map(|index| links.link_at(index)).transpose()?;
     let bridge = master.filter(Link::is_bridge);
@@ -187,7 +191,8 @@ fn from_bridge(links: &Links, port: &Link, mac: [u8; 6]) -> Result<Vec<Frame>, E
         .collect())
 }
 
-/// The tag with which frames of this VLAN leave by a port that is in these; none if they do not leave by it.
+/// The tag of frames of this VLAN that leave through a port with the VLANs `of_port`; `None` if
+/// they do not leave through it.
 fn tag(vlan: Option<VlanId>, of_port: &[PortVlan]) -> Option<Option<Tag>> {
     let Some(vlan) = vlan else {
         return Some(None);
@@ -196,13 +201,14 @@ fn tag(vlan: Option<VlanId>, of_port: &[PortVlan]) -> Option<Option<Tag>> {
     Some((!there.untagged).then(|| Tag::of(vlan)))
 }
 
-/// Whether a port of a bridge lets frames out: a spanning tree may have closed it, and who is behind it would learn a way that is
-/// none. `BR_STATE_FORWARDING` (include/uapi/linux/if_bridge.h).
+/// Whether a bridge's port forwards frames. A spanning tree may have blocked it, and hosts behind
+/// it would learn a path that does not exist. `BR_STATE_FORWARDING`
+/// (include/uapi/linux/if_bridge.h).
 fn forwards(port: &Path) -> bool {
     fs::read_to_string(port.join("brport/state")).is_ok_and(|state| state.trim() == "3")
 }
 
-/// What goes out of a physical function for a virtual one of it.
+/// The frame from a physical function for one of its virtual functions.
 fn from_physical(links: &Links, physical: &str, number: u32, mac: [u8; 6]) -> Result<Frame, Error> {
     let index = links.link(physical)?.index;
     let functions = sriov::Links::from(links.clone()).link(physical)?;

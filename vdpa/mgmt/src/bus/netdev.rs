@@ -1,8 +1,9 @@
-//! The network interface of a device that `virtio_vdpa` drives, in sysfs:
+//! Finds the network interface of a device that `virtio_vdpa` drives, in sysfs:
 //! `virtioN/net/INTERFACE/ifindex` below the device that makes its memory accesses.
 //!
-//! `virtio_vdpa` makes the virtio device a child of that one (`dma_dev`, drivers/virtio/virtio_vdpa.c): the vDPA device itself
-//! for software devices, for those of NICs the parent, such as the PCI function.
+//! `virtio_vdpa` makes the virtio device a child of that one (`dma_dev`,
+//! drivers/virtio/virtio_vdpa.c). For software devices that is the vDPA device itself, for those of
+//! NICs the parent, such as the PCI function.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -12,10 +13,10 @@ use super::Bus;
 use crate::error::Error;
 use crate::sysfs::names;
 
-/// Where a device's network interface is.
+/// The location of a device's network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Netdev {
-    /// There is none: no virtio device, or no network driver for it yet.
+    /// No interface: there is no virtio device, or no network driver for it yet.
     None,
     /// In the network namespace that this sysfs shows.
     Here {
@@ -29,7 +30,7 @@ pub enum Netdev {
 }
 
 impl Bus {
-    /// Where the network interface of the device called `name` is.
+    /// Finds the network interface of the device called `name`.
     ///
     /// # Errors
     /// As [`Bus::device`].
@@ -45,18 +46,18 @@ impl Bus {
         {
             virtio = virtio_devices(parent)?;
         }
-        // Of several vDPA devices on one function nothing tells whose it is.
+        // With several vDPA devices on one function the owner of each is unknown.
         if let [virtio] = &virtio[..] {
             let net = virtio.join("net");
             if !net.is_dir() {
                 return Ok(Netdev::None);
             }
-            // The directory stays when its interface goes to another namespace.
+            // The directory stays when its interface moves to another namespace.
             let mut found = Netdev::Elsewhere;
             for name in names(&net)? {
                 let path = net.join(&name).join("ifindex");
                 let index = match fs::read_to_string(&path) {
-                    // It was renamed, moved or removed since.
+                    // The interface was renamed, moved or removed meanwhile.
                     Err(error) if is_gone(&error) => continue,
                     text => text.map_err(Error::read(&path))?,
                 };
@@ -70,7 +71,7 @@ impl Bus {
     }
 }
 
-/// The virtio devices that are children of this one.
+/// The virtio devices that are children of this device.
 fn virtio_devices(directory: &Path) -> Result<Vec<PathBuf>, Error> {
     let names = names(directory)?.into_iter();
     Ok(names

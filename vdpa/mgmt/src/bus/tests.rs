@@ -18,7 +18,7 @@ impl Sysfs {
         symlink(format!("../../drivers/{driver}"), device.join("driver")).unwrap();
     }
 
-    /// A driver that notes what it is told, and changes nothing.
+    /// A driver whose files record writes and change nothing.
     fn driver(&self, driver: &str) {
         let driver = self.0.join("bus/vdpa/drivers").join(driver);
         fs::create_dir_all(&driver).unwrap();
@@ -82,7 +82,7 @@ fn only_the_kernels_spelling_of_a_number_counts() {
 #[test]
 fn a_device_goes_from_driver_to_driver() {
     let sysfs = Sysfs::new("bind");
-    // It has no character device, so nobody can hold it.
+    // It has no character device, so no process can hold it.
     sysfs.add("a", "virtio_vdpa", "virtio0");
     sysfs.driver("virtio_vdpa");
     let bus = Bus::at(&sysfs.0);
@@ -127,7 +127,7 @@ fn network_interfaces_are_found_where_they_are() {
     assert_eq!(kind(bus.netdev("../a")), ErrorKind::BadName);
     let net = sysfs.0.join("bus/vdpa/devices/a/virtio3/net");
     fs::create_dir_all(net.join("eth7")).unwrap();
-    // Without a number it is about to come or go.
+    // Without a number the interface is being added or removed.
     assert_eq!(bus.netdev("a").unwrap(), Netdev::Elsewhere);
     for (text, index) in [("9\n", Some(9)), ("", None), ("x", None), ("-1", None)] {
         fs::write(net.join("eth7/ifindex"), text).unwrap();
@@ -159,7 +159,7 @@ fn network_interfaces_of_a_nics_devices_are_the_functions_children() {
         index: 3,
     };
     assert_eq!(bus.netdev("a").unwrap(), here);
-    // Whose is it then?
+    // A second virtio device makes the owner unknown.
     fs::create_dir_all(function.join("virtio9/net")).unwrap();
     assert_eq!(bus.netdev("a").unwrap(), Netdev::None);
 }

@@ -41,7 +41,7 @@ fn device() -> Message {
             number32(VDPA_ATTR_DEV_VENDOR_ID, 0x15b3),
             number32(VDPA_ATTR_DEV_MAX_VQS, 3),
             number16(VDPA_ATTR_DEV_MAX_VQ_SIZE, 256),
-            // Of a kernel to come.
+            // An attribute of a future kernel.
             value(999, b"new"),
         ],
     )
@@ -194,7 +194,7 @@ fn attributes_cut_anywhere_are_errors_or_fewer() {
                 attributes: whole.attributes[..length].to_vec(),
                 ..whole.clone()
             };
-            // Only what is left of a list can be read, never beyond.
+            // A read stays within the rest of the list.
             let _ = (VdpaDevice::of(&cut), DeviceConfig::of(&cut));
             let _ = (VendorStats::of(&cut), MgmtDevice::of(&cut));
             let _ = family::number(std::slice::from_ref(&cut), "vdpa");
@@ -208,7 +208,7 @@ proptest! {
         mut attributes in prop::collection::vec(any::<u8>(), 0..200),
         kinds in prop::collection::vec(1_u8..40, 0..20),
     ) {
-        // Lists whose lengths are right, and whose types are known.
+        // Lists with correct lengths and known types.
         let mut framed = Vec::new();
         for kind in kinds {
             let end = attributes.len().min(usize::from(kind) % 10);

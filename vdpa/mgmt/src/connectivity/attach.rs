@@ -1,4 +1,4 @@
-//! The steps that connect a function, each in the record before it is made.
+//! The steps that connect a function, each recorded before it is done.
 
 use super::Connectivity;
 use super::detach::{Attaching, Note};
@@ -12,26 +12,29 @@ use crate::link::{Link, Links, PortVlan, VlanId};
 use crate::sriov::{Vlan, VlanProtocol};
 
 impl Connectivity {
-    /// Connects what is at this place. What is so already is left as it is; the record has the rest.
+    /// Connects the function at this place. Settings that are correct already stay unchanged; the
+    /// record has the changes.
     ///
-    /// A representor that was up already is in the bridge's default VLAN for a moment: one that was just made is down.
+    /// A representor that was up already is in the bridge's default VLAN for a moment; a new one is
+    /// down.
     ///
     /// # Errors
-    /// Before anything is changed: [`ConnectivityError::NoBridge`], [`ConnectivityError::NotABridge`],
-    /// [`ConnectivityError::BridgeDown`], [`ConnectivityError::NoVlanFiltering`],
-    /// [`ConnectivityError::OtherMaster`], [`ConnectivityError::VlanWithoutBridge`],
-    /// [`ConnectivityError::LegacyMode`]. If a step fails, those before it are undone and its error
-    /// is returned, below [`ConnectivityError::NotTakenBack`] if the undoing fails.
+    /// Before anything is changed: [`ConnectivityError::NoBridge`],
+    /// [`ConnectivityError::NotABridge`], [`ConnectivityError::BridgeDown`],
+    /// [`ConnectivityError::NoVlanFiltering`], [`ConnectivityError::OtherMaster`],
+    /// [`ConnectivityError::VlanWithoutBridge`], [`ConnectivityError::LegacyMode`]. If a step
+    /// fails, those before it are undone and its error is returned. If that roll-back fails too,
+    /// the error is below [`ConnectivityError::NotTakenBack`].
     pub fn attach(&self, links: &Links, place: &Place) -> Result<Attached, ConnectivityError> {
         attach(links, self, place, &mut |_| Ok(()))
     }
 
-    /// As [`Self::attach`], and hands the record to `note` each time before something is changed that is
-    /// new in it, so that another process can undo what this one was killed in; and after something was
-    /// undone.
+    /// As [`Self::attach`], and passes the record to `note` before each new change, and after each
+    /// undone one. So another process can undo the changes if this one is killed.
     ///
     /// # Errors
-    /// As [`Self::attach`], and [`ConnectivityError::NotNoted`] if `note` fails, which nothing is changed after.
+    /// As [`Self::attach`]; or [`ConnectivityError::NotNoted`] if `note` fails, after which nothing
+    /// more is changed.
     pub(crate) fn attach_noting(
         &self,
         links: &Links,
@@ -41,7 +44,7 @@ impl Connectivity {
         attach(links, self, place, note)
     }
 
-    /// Whether there is such a bridge, fit for that; nothing is changed.
+    /// Checks that the bridge exists and is suitable; nothing is changed.
     ///
     /// # Errors
     /// As [`Self::attach`] for bridges.
@@ -59,7 +62,7 @@ pub(super) fn attach(
     let mut attaching;
     let outcome = match place {
         Place::Link(link) => {
-            // As it is now.
+            // Read its current state.
             let link = kernel.link_at(link.index)?;
             let bridge = bridge(kernel, wanted, &link)?;
             attaching = Attaching::new(kernel, Attached::of(Subject::of(&link)), note);
@@ -94,7 +97,7 @@ pub(super) fn attach(
     }
 }
 
-/// The bridge that is asked for, if it is fit for that link.
+/// The requested bridge, if it is suitable for that link.
 fn bridge(
     kernel: &impl Kernel,
     wanted: &Connectivity,
@@ -121,7 +124,7 @@ fn bridge(
     Ok(Some(bridge))
 }
 
-/// The bridge that is asked for, if it is one, up, and looks at VLANs where one is asked for.
+/// The requested bridge, if it is one, is up, and filters VLANs when one is requested.
 fn fit(kernel: &impl Kernel, wanted: &Connectivity) -> Result<Option<Link>, ConnectivityError> {
     let Some(name) = &wanted.bridge else {
         return Ok(None);
@@ -187,7 +190,7 @@ impl<K: Kernel> Attaching<'_, K> {
         self.change(Change::Up, |kernel| kernel.set_up(link))
     }
 
-    /// Puts a port into this VLAN, and takes it out of all others: mostly the bridge's default one.
+    /// Adds a port to this VLAN, and removes it from all others: usually the bridge's default one.
     fn enter_vlan(
         &mut self,
         link: &Link,

@@ -1,4 +1,4 @@
-//! The way back: each change of a record undone while it is still as it was made, the last one first.
+//! Undoes the changes of a record, the last one first, each only while it is still unchanged.
 
 use std::io;
 
@@ -13,18 +13,18 @@ use vdpa::causes::in_one_line;
 
 type Undone = Result<Option<LeftAlone>, ConnectivityError>;
 
-/// Who keeps the record.
+/// Stores the record.
 pub(super) type Note<'a> = &'a mut dyn FnMut(&Attached) -> io::Result<()>;
 
-/// A connection whose changes are being made or undone.
+/// A connection whose changes are being done or undone.
 pub(super) struct Attaching<'a, K> {
     pub(super) kernel: &'a K,
     pub(super) attached: Attached,
     name: String,
     note: Note<'a>,
-    /// What was not undone, because it is no longer as it was made.
+    /// Changes that were not undone, because others have changed the setting since.
     left_alone: Vec<LeftAlone>,
-    /// What was changed is gone, and with it all that there was to undo.
+    /// The interface or function no longer exists, so there is nothing to undo.
     gone: bool,
 }
 
@@ -56,9 +56,9 @@ impl<'a, K: Kernel> Attaching<'a, K> {
         })
     }
 
-    /// Undoes what was done before this error.
+    /// Undoes the changes before this error.
     pub(super) fn roll_back_after(&mut self, error: ConnectivityError) -> ConnectivityError {
-        // What others changed meanwhile is theirs.
+        // Changes by others meanwhile stay.
         match self.take_back() {
             Err(ConnectivityError::NotUndone { link, problems }) => {
                 ConnectivityError::NotTakenBack {
@@ -74,7 +74,7 @@ impl<'a, K: Kernel> Attaching<'a, K> {
     fn undo_one(&self, change: &Change) -> Undone {
         match &self.attached.subject {
             Subject::Link { index, .. } => {
-                // As it is after the step before.
+                // The state after the step before.
                 let link = self.kernel.link_at(*index)?;
                 if self.attached.subject.is(&link) {
                     undo(self.kernel, &link, change, &self.attached.changes)
@@ -123,7 +123,7 @@ impl Attached {
     /// A second call does nothing.
     ///
     /// # Errors
-    /// [`ConnectivityError::NotUndone`] if something failed; the rest is undone all the same.
+    /// [`ConnectivityError::NotUndone`] if a step failed; the others are undone nevertheless.
     pub fn detach(&self, links: &Links) -> Result<Vec<LeftAlone>, ConnectivityError> {
         detach(links, self, boot().as_deref())
     }
@@ -170,7 +170,7 @@ fn undo(kernel: &impl Kernel, link: &Link, change: &Change, all: &[Change]) -> U
                 now,
             })),
         },
-        // VLANs of another bridge are not those that were changed; a port that left has none.
+        // VLANs of another bridge are not the changed ones; a port that left its bridge has none.
         Change::VlanAdded { bridge, .. } | Change::VlanRemoved { bridge, .. }
             if link.master != Some(*bridge) =>
         {
@@ -193,7 +193,7 @@ fn undo(kernel: &impl Kernel, link: &Link, change: &Change, all: &[Change]) -> U
     }
 }
 
-/// Takes a port out of the VLAN that it was put into, or makes it there what it was.
+/// Removes a port from the VLAN that it was added to, or restores its former state there.
 fn leave_vlan(
     kernel: &impl Kernel,
     link: &Link,
@@ -205,7 +205,7 @@ fn leave_vlan(
     if now == before {
         return Ok(None);
     }
-    // It may be the VLAN of untagged frames no longer: the former one was put back before.
+    // The VLAN may no longer be the one of untagged frames: the former one was restored before.
     match (now, before) {
         (Some(now), None) if now.untagged == after.untagged => {
             kernel.remove_vlan(link, after.vlan)?;
@@ -223,7 +223,8 @@ fn leave_vlan(
     Ok(None)
 }
 
-/// Frames without a tag are in this VLAN again, if the port is still in it and they are in no other.
+/// Makes this VLAN that of untagged frames again, if the port is still in it and they have no other
+/// one.
 fn make_pvid_again(
     kernel: &impl Kernel,
     link: &Link,
@@ -239,7 +240,7 @@ fn make_pvid_again(
     Ok(())
 }
 
-/// Puts a port back into a VLAN that it was taken out of.
+/// Restores a VLAN that the port was removed from.
 fn put_back(kernel: &impl Kernel, link: &Link, before: PortVlan, all: &[Change]) -> Undone {
     let now = kernel.vlans(link)?;
     let left_alone = Some(LeftAlone::Vlan {
@@ -249,7 +250,7 @@ fn put_back(kernel: &impl Kernel, link: &Link, before: PortVlan, all: &[Change])
     if let Some(now) = now.iter().find(|one| one.vlan == before.vlan) {
         return Ok(left_alone.filter(|_| *now != before));
     }
-    // It would take untagged frames from a VLAN that somebody chose since.
+    // Restoring it would take untagged frames from a VLAN that was chosen since.
     let ours = all.iter().any(|change| match change {
         Change::VlanAdded { after, .. } => now.iter().any(|one| one.pvid && one.vlan == after.vlan),
         _ => false,
@@ -281,13 +282,13 @@ fn undo_function(kernel: &impl Kernel, physical: &str, number: u32, change: &Cha
         }
         _ => {}
     }
-    // A driver that did not tell had none.
+    // A driver that reports no VLAN had none.
     let before = match before {
         Some(before) => Vlan::try_from(*before)?,
         None => Vlan::NONE,
     };
     match kernel.set_function_vlan(physical, number, before) {
-        // A driver that tells no VLAN and has no such setting did not make it either.
+        // A driver that reports no VLAN and lacks the setting did not change it either.
         Err(error) if error.kind() == ErrorKind::NotSupported && now.is_none() => Ok(None),
         set => Ok(set.map(|()| None)?),
     }

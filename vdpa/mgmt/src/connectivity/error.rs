@@ -1,52 +1,52 @@
-//! What can go wrong with connecting a function, and what the user can do about it.
+//! Errors of connecting a function, with the remedy for the user.
 
 use crate::error::Error;
 use crate::link::VlanId;
 use crate::pci::Address;
 
-/// Why a function could not be connected, or its connection not taken back.
+/// Why a function could not be connected, or its connection not undone.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectivityError {
-    /// There is no such bridge here.
+    /// There is no such bridge in this network namespace.
     #[error("there is no bridge {0}; `ip link add {0} type bridge` makes it")]
     NoBridge(String),
-    /// The interface of that name is no bridge of Linux.
+    /// The interface of that name is not a Linux bridge.
     #[error("{name} is no bridge of Linux (it is {}); `ip link show type bridge` lists them", kind.as_deref().unwrap_or("a NIC's interface"))]
     NotABridge {
         /// Its name.
         name: String,
-        /// What it is.
+        /// Its kind.
         kind: Option<String>,
     },
-    /// Nothing passes a bridge that is down.
+    /// A bridge that is down forwards nothing.
     #[error("the bridge {0} is down, so nothing would pass it; `ip link set {0} up`")]
     BridgeDown(String),
-    /// The bridge does not look at VLANs.
+    /// The bridge does not filter VLANs.
     #[error(
         "the bridge {bridge} ignores VLANs, so VLAN {vlan} would be no limit; `ip link set {bridge} type bridge vlan_filtering 1` mends that"
     )]
     NoVlanFiltering {
         /// The bridge.
         bridge: String,
-        /// The VLAN that was asked for.
+        /// The requested VLAN.
         vlan: VlanId,
     },
-    /// The interface belongs to something else.
+    /// The interface is a port of another master.
     #[error(
         "{link} is a port of {master} already; if nobody needs that, `ip link set {link} nomaster`"
     )]
     OtherMaster {
         /// The interface.
         link: String,
-        /// What it is a port of.
+        /// Its master.
         master: String,
     },
-    /// A VLAN of a representor is one of its bridge.
+    /// A representor needs a bridge for a VLAN.
     #[error("{link} can be in VLAN {vlan} only as a port of a bridge: give `bridge=NAME` too")]
     VlanWithoutBridge {
         /// The interface.
         link: String,
-        /// The VLAN that was asked for.
+        /// The requested VLAN.
         vlan: VlanId,
     },
     /// There is no representor that could be a port of a bridge.
@@ -58,10 +58,10 @@ pub enum ConnectivityError {
         physical: String,
         /// The virtual function's number.
         number: u32,
-        /// What was asked for: `bridge` or `mtu`.
+        /// The unsupported setting: `bridge` or `mtu`.
         what: &'static str,
     },
-    /// The interface is on no switch.
+    /// The interface is not a port of a NIC's switch.
     #[error(
         "{interface} is no port of a NIC's switch, so nothing represents its functions: `devlink dev eswitch show` tells the NIC's mode, which must be switchdev"
     )]
@@ -100,26 +100,26 @@ pub enum ConnectivityError {
     /// A request to the kernel failed, or sysfs could not be read.
     #[error(transparent)]
     Mgmt(#[from] Error),
-    /// The record of what is about to be done could not be kept.
+    /// The record of the next change could not be stored.
     #[error("cannot keep the record of what is changed")]
     NotNoted(#[source] std::io::Error),
-    /// It failed, and what was done before could not be undone.
+    /// A change failed, and so did the roll-back of the changes before it.
     #[error("{link} is not as it was before: {problems}")]
     NotTakenBack {
         /// The interface.
         link: String,
-        /// What failed of the undoing.
+        /// The failures of the roll-back.
         problems: String,
-        /// Why it was to be undone.
+        /// The reason for the roll-back.
         #[source]
         source: Box<ConnectivityError>,
     },
-    /// Some of it could not be undone. The record still describes it: it can be tried again.
+    /// Some changes could not be undone. The record still describes them: a retry is possible.
     #[error("not all that was changed of {link} could be undone: {problems}")]
     NotUndone {
         /// The interface.
         link: String,
-        /// What failed.
+        /// The failures.
         problems: String,
     },
 }

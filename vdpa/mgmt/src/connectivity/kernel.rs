@@ -1,10 +1,11 @@
-//! What is asked of the kernel to connect a function: a trait, so that every failure can be tried without a NIC.
+//! The kernel requests that connect a function: a trait, so that tests can let every request fail
+//! without a NIC.
 
 use crate::error::Error;
 use crate::link::{Link, Links, PortVlan, VlanId};
 use crate::sriov::{self, Setting, Vlan};
 
-/// Requests to the kernel. Each does what the method of [`Links`] of that name does.
+/// Requests to the kernel. Each does the same as the method of [`Links`] of that name.
 pub(super) trait Kernel {
     fn link(&self, name: &str) -> Result<Link, Error>;
     fn link_at(&self, index: u32) -> Result<Link, Error>;
@@ -16,7 +17,7 @@ pub(super) trait Kernel {
     fn clear_master(&self, link: &Link) -> Result<(), Error>;
     fn add_vlan(&self, link: &Link, vlan: PortVlan) -> Result<(), Error>;
     fn remove_vlan(&self, link: &Link, vlan: VlanId) -> Result<(), Error>;
-    /// The VLAN that the NIC puts a virtual function into; none if its driver does not tell.
+    /// The VLAN that the NIC assigns to a virtual function; none if its driver does not report it.
     fn function_vlan(&self, physical: &str, number: u32) -> Result<Option<Vlan>, Error>;
     fn set_function_vlan(&self, physical: &str, number: u32, vlan: Vlan) -> Result<(), Error>;
 }

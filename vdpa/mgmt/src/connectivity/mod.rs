@@ -1,22 +1,23 @@
-//! What connects a function of a NIC with a network: its representor on a bridge, in a VLAN.
+//! Connects a function of a NIC to a network: its representor on a bridge, in a VLAN.
 //!
-//! In switchdev mode a virtual function or subfunction reaches nothing before its representor is up and attached. In legacy
-//! mode there is no representor: the NIC's own switch connects its functions, and a VLAN is a setting of the
-//! virtual function.
+//! In switchdev mode a virtual function or subfunction reaches nothing before its representor is up
+//! and attached. In legacy mode there is no representor: the NIC's own switch connects its
+//! functions, and the VLAN is a setting of the virtual function.
 //!
 //! ```text
-//!   Connectivity "bridge=br0,vlan=100"     Place: the representor, or a virtual function in legacy mode
+//!   Connectivity "bridge=br0,vlan=100"     Place: the representor, or a VF in legacy mode
 //!        └──────────────┬───────────────────────┘
-//!   attach: bridge fit? ──> MTU ──> master ──> VLAN in, others out ──> up ──> Attached (a record, serde)
+//!   attach: bridge fit? ──> MTU ──> master ──> VLAN in, others out ──> up ──> Attached (a record)
 //!                            └─────────┴─────────────┴─fails───────────┘
 //!                                      v
 //!   Attached::detach, here or in another process: down ──> VLANs ──> master ──> MTU
-//!        what others changed since is left alone, and said
+//!        changes that others have overridden stay, and are reported
 //! ```
 //!
-//! Each change is in the record before it is made, and is undone only while what it made is still there; so a change of
-//! unknown outcome is undone as well, and a record can be used twice. Owns the record and the
-//! order of steps. Must not know how a request looks ([`super::link`], [`super::sriov`]), nor devlink.
+//! Each change is recorded before it is done, and undone only while its effect is unchanged. So a
+//! change of unknown outcome is undone as well, and a record can be used twice. This module owns
+//! the record (a serde type) and the order of steps. The requests are in [`super::link`] and
+//! [`super::sriov`]; devlink is not used.
 
 mod attach;
 mod detach;
@@ -32,14 +33,14 @@ pub use record::{Attached, Change, FunctionVlan, LeftAlone};
 
 use super::link::VlanId;
 
-/// How a function is to be connected. Written as `bridge=br0,vlan=100,mtu=9000`, each at most once.
+/// How to connect a function. Written as `bridge=br0,vlan=100,mtu=9000`, each at most once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Connectivity {
-    /// The bridge of Linux that the representor becomes a port of.
+    /// The Linux bridge that gets the representor as a port.
     pub bridge: Option<String>,
-    /// The VLAN that the function is in, without seeing tags.
+    /// The VLAN of the function, which itself sees no tags.
     pub vlan: Option<VlanId>,
-    /// The representor's MTU, in bytes. That of the function itself is set where that is made.
+    /// The representor's MTU, in bytes. The function's own MTU is set when it is created.
     pub mtu: Option<u32>,
 }
 

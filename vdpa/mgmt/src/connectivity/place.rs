@@ -1,15 +1,17 @@
-//! Where a function of a NIC is connected: its representor, or itself in legacy mode.
+//! The place where a function of a NIC is connected: its representor, or the function itself in
+//! legacy mode.
 
 use super::error::ConnectivityError;
 use crate::link::{Link, Links, PhysPortName};
 use crate::pci::{Address, Pci};
 
-/// Where a function is connected.
+/// The place where a function is connected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// An interface on this side: a representor of switchdev mode, or any other that can be a bridge's port.
+    /// A host-side interface: a representor of switchdev mode, or any other that can be a bridge's
+    /// port.
     Link(Link),
-    /// A virtual function of a NIC in legacy mode, which has no interface on this side.
+    /// A virtual function of a NIC in legacy mode, which has no host-side interface.
     VirtualFunction {
         /// The network interface of its physical function.
         physical: String,
@@ -19,11 +21,11 @@ pub enum Place {
 }
 
 impl Place {
-    /// Where the virtual function at this PCI address is connected.
+    /// The place of the virtual function at this PCI address.
     ///
     /// # Errors
-    /// [`ConnectivityError::NotVirtual`], [`ConnectivityError::NoInterface`] if its physical function has none here,
-    /// or another one.
+    /// [`ConnectivityError::NotVirtual`], [`ConnectivityError::NoInterface`] if its physical
+    /// function has none here, or another one.
     pub fn of_virtual_function(
         links: &Links,
         pci: &Pci,
@@ -41,7 +43,7 @@ impl Place {
             physical: interface.clone(),
             number,
         };
-        // More than a port can be called after: then nothing represents it.
+        // No port name has such a number, so the function has no representor.
         let Ok(vf) = u16::try_from(number) else {
             return Ok(in_legacy_mode());
         };
@@ -60,7 +62,7 @@ impl Place {
     }
 }
 
-/// The interface that represents a port of the switch that this interface is on too.
+/// The interface that represents a port of the same switch as `physical`.
 ///
 /// # Errors
 /// [`ConnectivityError::NotSwitchdev`], [`ConnectivityError::NoRepresentor`],

@@ -1,6 +1,7 @@
-//! The record of what was changed to connect a function, for its undoing by anybody and at any later time.
+//! The record of the changes that connected a function. Any process can undo them later.
 //!
-//! It is kept in files between processes, so nothing in it is trusted: whatever it says is compared with what is there.
+//! The record is kept in files between processes, so it is untrusted: its content is compared with
+//! the current state.
 
 use std::fmt;
 
@@ -10,19 +11,20 @@ use crate::error::Error;
 use crate::link::{Link, PortVlan, VlanId};
 use crate::sriov::{Vlan, VlanProtocol};
 
-/// What was changed to connect a function. It describes this boot of the machine and the network namespace in which it was
-/// made.
+/// The changes that connected a function. The record holds for this boot of the machine and for the
+/// network namespace in which it was created.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
-    /// The kernel's number of this boot (`/proc/sys/kernel/random/boot_id`); after another one nothing is left to undo.
+    /// The kernel's id of this boot (`/proc/sys/kernel/random/boot_id`); after another boot nothing
+    /// is left to undo.
     pub(super) boot: Option<String>,
-    /// What was changed.
+    /// The interface or function that was changed.
     pub(super) subject: Subject,
-    /// In the order in which it was done.
+    /// The changes, in order.
     pub(super) changes: Vec<Change>,
 }
 
-/// Which interface or function was changed.
+/// The interface or function that a record is about.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Subject {
     Link {
@@ -47,7 +49,8 @@ impl Subject {
         }
     }
 
-    /// Whether a link with the same index is the same one: udev may have renamed a port of a NIC, but not another interface.
+    /// Whether a link with the same index is the same one: udev may have renamed a port of a NIC,
+    /// but not another interface.
     pub(super) fn is(&self, link: &Link) -> bool {
         match self {
             Self::Link {
@@ -80,46 +83,46 @@ impl fmt::Display for Subject {
 pub enum Change {
     /// Another MTU, in bytes.
     Mtu {
-        /// As it was.
+        /// The former MTU.
         before: u32,
-        /// As it was made.
+        /// The new MTU.
         after: u32,
     },
-    /// It became a port of this bridge, and was one of none before.
+    /// It became a port of this bridge, and had no master before.
     Bridge {
         /// The bridge's index.
         index: u32,
     },
-    /// It came into a VLAN of this bridge.
+    /// It was added to a VLAN of this bridge.
     VlanAdded {
         /// The bridge's index.
         bridge: u32,
-        /// As it was in that VLAN before, if it was.
+        /// Its former state in that VLAN, if it was in it.
         before: Option<PortVlan>,
-        /// As it is in it.
+        /// Its new state in that VLAN.
         after: PortVlan,
-        /// The VLAN of frames without a tag before, which is that no longer.
+        /// The former VLAN of untagged frames, which the change replaced.
         former_pvid: Option<PortVlan>,
     },
-    /// It was taken out of a VLAN of this bridge.
+    /// It was removed from a VLAN of this bridge.
     VlanRemoved {
         /// The bridge's index.
         bridge: u32,
-        /// As it was in it.
+        /// Its former state in that VLAN.
         before: PortVlan,
     },
     /// It was set up.
     Up,
-    /// The NIC puts the virtual function into another VLAN.
+    /// The NIC assigns another VLAN to the virtual function.
     FunctionVlan {
-        /// As it was; none if the driver did not tell.
+        /// The former VLAN; none if the driver did not report it.
         before: Option<FunctionVlan>,
-        /// As it was made.
+        /// The new VLAN.
         after: FunctionVlan,
     },
 }
 
-/// A virtual function's VLAN as it is kept.
+/// A virtual function's VLAN in the record's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FunctionVlan {
     id: u16,
@@ -128,7 +131,7 @@ pub struct FunctionVlan {
 }
 
 impl From<Vlan> for FunctionVlan {
-    /// Without a VLAN drivers tell any protocol, or none.
+    /// Without a VLAN drivers report any protocol, or none.
     fn from(vlan: Vlan) -> Self {
         let vlan = if vlan.id() == 0 { Vlan::NONE } else { vlan };
         Self {
@@ -147,10 +150,10 @@ impl TryFrom<FunctionVlan> for Vlan {
     }
 }
 
-/// What was not undone, because it is no longer as it was made.
+/// A change that was not undone, because others have changed the setting since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LeftAlone {
-    /// It is gone, or the machine was booted since: there is nothing to undo.
+    /// The interface is gone, or the machine was rebooted: there is nothing to undo.
     Gone(String),
     /// It has another MTU.
     Mtu {
@@ -159,21 +162,21 @@ pub enum LeftAlone {
         /// The MTU now, in bytes.
         now: u32,
     },
-    /// It is a port of something else.
+    /// It is a port of another master.
     Master {
         /// The interface.
         link: String,
-        /// The index of that.
+        /// The index of that master.
         now: u32,
     },
-    /// It is in a VLAN in another way.
+    /// Its state in a VLAN is different.
     Vlan {
         /// The interface.
         link: String,
         /// The VLAN.
         vlan: VlanId,
     },
-    /// The NIC puts it into another VLAN.
+    /// The NIC assigns another VLAN to it.
     FunctionVlan {
         /// The interface of the physical function.
         physical: String,
@@ -221,13 +224,13 @@ impl Attached {
         }
     }
 
-    /// What was changed, in the order in which it was done. Empty if all was so already.
+    /// The changes, in order. Empty if nothing had to be changed.
     #[must_use]
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
 
-    /// The interface that was attached; none for a virtual function in legacy mode.
+    /// The attached interface; none for a virtual function in legacy mode.
     #[must_use]
     pub fn interface(&self) -> Option<&str> {
         match &self.subject {
@@ -237,7 +240,7 @@ impl Attached {
     }
 }
 
-/// The kernel's number of this boot.
+/// The kernel's id of this boot.
 pub(super) fn boot() -> Option<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(text.trim().to_owned())

@@ -1,4 +1,4 @@
-//! A kernel in memory that fails at any request, so that each way back is tried.
+//! Tests with a kernel in memory that fails at any request, so that each roll-back is tried.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::cell::{Cell, RefCell};
@@ -19,7 +19,7 @@ const BRIDGE: u32 = 2;
 const OTHER_BRIDGE: u32 = 3;
 const PORT: u32 = 8;
 
-/// Without anybody who keeps the record meanwhile.
+/// Attaches without storing the record.
 fn attach(
     kernel: &impl Kernel,
     wanted: &Connectivity,
@@ -53,18 +53,18 @@ fn vlan(number: u16) -> VlanId {
 #[derive(Debug, Clone, PartialEq)]
 struct State {
     links: Vec<Link>,
-    /// Of the port.
+    /// The VLANs of the port.
     vlans: Vec<PortVlan>,
     function: Option<Vlan>,
 }
 
-/// Requests that change something are counted; one of them may fail, or all after that too.
+/// Counts requests that change something. One of them may fail, or all later ones too.
 struct Fake {
     state: RefCell<State>,
     requests: Cell<usize>,
     fail_at: Option<usize>,
     and_all_after: bool,
-    /// The one that fails is carried out all the same: its answer was lost.
+    /// The failing request is carried out nevertheless: its answer was lost.
     but_done: bool,
 }
 
@@ -200,7 +200,7 @@ fn wanted() -> Connectivity {
     "bridge=br0,vlan=100,mtu=9000".parse().unwrap()
 }
 
-/// Every way in which the port may be before.
+/// Every possible former state of the port.
 fn beginnings() -> Vec<Fake> {
     let changes: [fn(&mut State); 6] = [
         |_| {},
@@ -244,7 +244,7 @@ fn attached_it_is_as_wanted_and_detached_as_before() {
             assert_eq!((port.mtu, port.master), (9000, Some(BRIDGE)));
             assert_eq!(state.vlans, [PortVlan::access(vlan(100))]);
         }
-        // Later, in another process, which reads it from a file.
+        // Later, in another process, which reads the record from a file.
         let kept = postcard::to_stdvec(&attached).unwrap();
         let read: Attached = postcard::from_bytes(&kept).unwrap();
         assert_eq!(read, attached);
@@ -333,7 +333,7 @@ fn what_others_changed_since_is_left_alone() {
     assert_eq!(state.vlans, [PortVlan::access(vlan(100))]);
     drop(state);
 
-    // Another VLAN for untagged frames, and another use of ours.
+    // Another VLAN for untagged frames, and another state in the recorded VLAN.
     let fake = beginnings().remove(3);
     let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
     let chosen = vec![
@@ -368,7 +368,7 @@ fn another_interface_of_the_same_index_is_not_touched() {
         assert_eq!(detach(&fake, &attached, boot().as_deref()).unwrap(), gone);
         assert_eq!(*fake.state.borrow(), state);
     }
-    // After another boot the same index and name mean nothing.
+    // After another boot the same index and name have no meaning.
     let fake = Fake::new();
     let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
     let gone = [LeftAlone::Gone("rep0".into())];
@@ -441,7 +441,7 @@ fn in_legacy_mode_the_vlan_is_the_virtual_functions() {
         assert_eq!(detach(&fake, &attached, boot().as_deref()).unwrap(), []);
         assert_eq!(fake.state.borrow().function, former.or(Some(Vlan::NONE)));
     }
-    // As netdevsim tells it.
+    // As netdevsim reports it.
     fake.state.borrow_mut().function = Vlan::told(0, 0, 0);
     let attached = attach(&fake, &"vlan=100".parse().unwrap(), &place).unwrap();
     for _ in 0..2 {
@@ -537,7 +537,7 @@ proptest! {
         }
     }
 
-    /// A record from a damaged file: whatever it says, nothing panics.
+    /// For any content of a damaged record nothing panics.
     #[test]
     fn any_record_does_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
         let fake = Fake::new();
@@ -567,7 +567,7 @@ fn each_change_is_noted_before_it_is_made() {
             assert_eq!(noted[..], changes[..=count]);
         }
     }
-    // What cannot be noted is not done, and what was done before is undone.
+    // A change that cannot be recorded is not made, and earlier ones are undone.
     for fake in beginnings() {
         let before = fake.state.borrow().clone();
         let mut count = 0;
@@ -578,7 +578,7 @@ fn each_change_is_noted_before_it_is_made() {
                 _ => Ok(()),
             }
         });
-        // Those before it were undone, which is noted, too.
+        // Those before it were undone, which is recorded too.
         if count >= 2 {
             let error = refused.unwrap_err();
             assert!(matches!(error, ConnectivityError::NotNoted(_)), "{error}");

@@ -1,4 +1,4 @@
-//! A connectivity in words: `bridge=br0,vlan=100,mtu=9000`.
+//! Parses and prints a connectivity: `bridge=br0,vlan=100,mtu=9000`.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,15 +1,16 @@
-//! A vDPA network device as an interface in a container's network namespace, and back.
+//! Moves a vDPA network device into a container's network namespace as an interface, and back.
 //!
 //! ```text
-//!   vhost_vdpa ──bind virtio_vdpa──> its interface comes ──> address and MTU ──> moved, named ──> up
-//!       ^                                  └──────────────────────┴────────────────┴─fails──┐
-//!       └────── the old driver again: unbinding ends the interface wherever it is <─────────┘
+//!   vhost_vdpa ──bind virtio_vdpa──> interface ──> address and MTU ──> moved, named ──> up
+//!       ^                                └────────────────┴──────────────────┴─fails──┐
+//!       └────── the old driver again: unbinding ends the interface wherever it is <───┘
 //! ```
 //!
-//! The way back is [`super::bus::Bus::bind`] with `vhost_vdpa`: Linux ends the interface in whatever namespace it is,
-//! up or down. A namespace that ends does not end it: the kernel moves it to the initial namespace, down, under its name or,
-//! where that is taken, as `devN` (`default_device_exit_net`, net/core/dev.c). Owns the order
-//! of steps. Must not know containers, nor who made the namespace.
+//! The way back is [`super::bus::Bus::bind`] with `vhost_vdpa`: Linux deletes the interface in
+//! whatever namespace it is, up or down. Deleting a namespace does not delete it. The kernel moves
+//! it to the initial namespace, down, under its name or, if that is taken, as `devN`
+//! (`default_device_exit_net`, net/core/dev.c). This module owns the order of steps. It does not
+//! depend on containers or on the namespace's origin.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,32 +19,33 @@ use super::bus::{Bus, Netdev};
 use super::error::{self, Error, ErrorKind, existing};
 use super::link::{Link, Links, Namespace};
 
-/// The bus driver that makes a network interface of a device.
+/// The bus driver that creates a network interface for a device.
 pub const VIRTIO_VDPA: &str = "virtio_vdpa";
 
-/// How long the interface may take to come: where `virtio_net` is not loaded, udev loads it then.
+/// Maximum time for the interface to appear: if `virtio_net` is not loaded, udev loads it then.
 const NETDEV_LIMIT: Duration = Duration::from_secs(10);
 
-/// How often sysfs is looked at meanwhile.
+/// Interval between reads of sysfs meanwhile.
 const NETDEV_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How the interface is to be in the namespace.
+/// The settings of the interface in the namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Its name there; none keeps the one that it has.
+    /// Its name there; `None` keeps its current one.
     pub link_name: Option<String>,
     /// The Ethernet address that the device must have: a check that it is the right one.
     pub mac: Option<[u8; 6]>,
-    /// Its MTU, in bytes; none keeps that of the device.
+    /// Its MTU, in bytes; `None` keeps that of the device.
     pub mtu: Option<u32>,
 }
 
-/// Gives the vDPA device called `name` to the namespace as a network interface, which is up then, and returns that. To be called in the initial
-/// network namespace, where its interface comes up.
+/// Moves the vDPA device called `name` into the namespace as a network interface, sets that up, and
+/// returns it. To be called in the initial network namespace, where its interface appears.
 ///
 /// # Errors
-/// [`Error`]. Nothing has changed if the namespace or the name there does not fit, or if a process
-/// has the device open. Else the device has its former driver again, or `NotUndone` says why not.
+/// [`Error`]. Nothing has changed if the namespace or the name there is unsuitable, or if a process
+/// has the device open. Otherwise the device has its former driver again, or `NotUndone` has the
+/// reason why not.
 pub fn give(
     bus: &Bus,
     name: &str,
@@ -90,7 +92,7 @@ pub fn give(
     let undone = if is_bound {
         steps.undo(&here)
     } else {
-        // The interface ends with the driver, wherever it is.
+        // The interface disappears with the driver, wherever it is.
         match &before.driver {
             Some(driver) => bus.bind(name, driver).map(drop),
             None => bus.unbind(name).map(drop),
@@ -111,7 +113,7 @@ fn unusable(message: String) -> Error {
     Error::new(ErrorKind::Unusable, message)
 }
 
-/// What is done with the interface, and how it was.
+/// The steps on the interface, and its former state.
 struct Steps<'a> {
     links: &'a Links,
     there: &'a Links,
@@ -148,11 +150,11 @@ impl Steps<'_> {
             .move_to(&link, namespace, settings.link_name.as_deref())?;
         self.moved = Some(moved.clone());
         self.there.set_up(&moved)?;
-        // As it is now: up, and perhaps with a carrier.
+        // Its current state: up, and perhaps with a carrier.
         self.there.link_at(moved.index)
     }
 
-    /// Makes the interface what it was, of a device that had the driver before.
+    /// Restores the interface of a device that had the driver before.
     fn undo(&self, here: &Namespace) -> Result<(), Error> {
         let Some(was) = &self.was else {
             return Ok(());
@@ -171,7 +173,7 @@ impl Steps<'_> {
     }
 }
 
-/// Waits for the interface of a device that was just bound, and returns its index.
+/// Waits for the interface of a newly bound device, and returns its index.
 fn wait(bus: &Bus, name: &str) -> Result<u32, Error> {
     let deadline = Instant::now() + NETDEV_LIMIT;
     loop {

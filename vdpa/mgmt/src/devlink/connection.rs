@@ -1,4 +1,4 @@
-//! The way to the family `devlink` and back, for the requests of the other files.
+//! The connection to the family `devlink`, for the requests of the other files.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::netlink::error::{CallError, Refusal};
 use crate::netlink::family::{self, Description, Family};
 use crate::netlink::message::Message;
 
-/// How long an answer is waited for, unless something else is asked for. Drivers change the mode of an
-/// eswitch, and reload, in tens of seconds.
+/// Default time to wait for an answer. Drivers take tens of seconds to change the mode of an
+/// eswitch, and to reload.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 static DEVLINK: Description = Description {
@@ -30,15 +30,15 @@ static DEVLINK: Description = Description {
     },
 };
 
-/// A connection to the kernel's devlink, to the instances of this network namespace. All its requests
-/// go through one thread, one after the other.
+/// A connection to the kernel's devlink, to the instances of this network namespace. One thread
+/// sends all its requests, one after the other.
 #[derive(Debug)]
 pub struct Devlink {
     pub(super) family: Family,
 }
 
 impl Devlink {
-    /// Connects; answers are waited for [`PATIENCE`].
+    /// Connects; waits for each answer up to [`PATIENCE`].
     ///
     /// # Errors
     /// `NoDevlink` if the kernel has no devlink, `Failed` without netlink.
@@ -46,7 +46,7 @@ impl Devlink {
         Self::with_patience(PATIENCE)
     }
 
-    /// Connects; answers are waited for this long.
+    /// Connects; waits for each answer up to `patience`.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -57,17 +57,17 @@ impl Devlink {
 }
 
 impl family::Operation for Operation<'_> {
-    /// A refusal with its remedy. Looks up the cause of an errno that the kernel uses for several
-    /// causes.
+    /// The error for a refusal, with its remedy. Finds the cause if the kernel uses one errno for
+    /// several.
     fn refused(&self, family: &Family, refusal: Refusal) -> Error {
         let Some(handle) = self.handle() else {
             return refused(self, refusal);
         };
         let error = refused(self, refusal.clone());
         match error.kind() {
-            // Or the whole instance is not there.
+            // Or the whole instance does not exist.
             ErrorKind::NotFound if !exists(family, handle) => no_instance(handle, refusal),
-            // Ports are added, and nodes made, in switchdev mode only.
+            // Ports are added, and nodes created, in switchdev mode only.
             ErrorKind::NotSupported | ErrorKind::Refused
                 if self.needs_switchdev() && is_legacy(family, handle) =>
             {

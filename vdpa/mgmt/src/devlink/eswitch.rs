@@ -1,4 +1,4 @@
-//! The switch in a NIC: in legacy mode it forwards by MAC and VLAN as the NIC likes, in switchdev mode
+//! The switch in a NIC. In legacy mode the NIC forwards by MAC and VLAN itself. In switchdev mode
 //! each port has a representor that the kernel's networking steers.
 
 use netlink_packet_core::DefaultNla;
@@ -14,17 +14,18 @@ use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, value};
 
 numbered! {
-    /// How the switch is steered.
+    /// The mode of the switch.
     EswitchMode: u16, "mode" {
-        /// By the NIC.
+        /// The NIC forwards by itself.
         Legacy = 0 "legacy",
-        /// By the kernel, through representors.
+        /// The kernel steers it, through representors.
         Switchdev = 1 "switchdev",
     }
 }
 
 numbered! {
-    /// How much of each frame's headers a virtual function hands to the switch with the descriptor.
+    /// The part of each frame's headers that a virtual function passes to the switch with the
+    /// descriptor.
     InlineMode: u8, "mode" {
         /// Nothing.
         None = 0 "none",
@@ -47,13 +48,13 @@ numbered! {
     }
 }
 
-/// The modes of an eswitch: as they are, where None is what its driver does not have; and as they are to
-/// be, where None is left as it is.
+/// The modes of an eswitch. As its state, `None` is a mode that its driver does not have; as
+/// settings, `None` leaves a mode unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Eswitch {
-    /// How it is steered.
+    /// Its mode.
     pub mode: Option<EswitchMode>,
-    /// What virtual functions hand over.
+    /// The headers that virtual functions pass.
     pub inline_mode: Option<InlineMode>,
     /// Whether it encapsulates.
     pub encap_mode: Option<EncapMode>,
@@ -99,8 +100,9 @@ impl Devlink {
             .get(&operation, commands, handle.attributes(), Eswitch::of)
     }
 
-    /// Changes modes of an instance's eswitch. Between legacy and switchdev the driver takes away and makes
-    /// anew what hangs on the switch: representors, and with some drivers virtual functions' links.
+    /// Changes modes of an instance's eswitch. A change between legacy and switchdev makes the
+    /// driver delete and recreate dependent objects: representors, and with some drivers virtual
+    /// functions' links.
     ///
     /// # Errors
     /// `Invalid` if there is nothing to change; `NotSupported`, `NotPermitted`, `NotFound`, or

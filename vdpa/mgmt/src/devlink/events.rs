@@ -1,7 +1,7 @@
-//! What happens to instances, as the kernel tells everybody (multicast group `config`).
+//! Events of instances, from the kernel's multicast group `config`.
 //!
-//! The queue is the socket's receive buffer, so it is bounded by the kernel (net.core.rmem_default);
-//! what does not fit is lost, and said to be.
+//! The queue is the socket's receive buffer, so the kernel bounds it (net.core.rmem_default).
+//! Events that do not fit are lost, and the loss is reported.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,31 +25,31 @@ use crate::netlink::family;
 use crate::netlink::message::{Message, Protocol};
 use crate::netlink::socket::Socket;
 
-/// What happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// An instance came, or changed.
+    /// An instance was added or changed.
     Instance(Instance),
-    /// An instance went.
+    /// An instance was removed.
     InstanceGone(Handle),
-    /// A port came, or it or its function changed.
+    /// A port was added, or it or its function changed.
     Port(Box<Port>),
-    /// A port went.
+    /// A port was removed.
     PortGone(PortHandle),
-    /// A parameter came, or its value changed.
+    /// A parameter was added, or its value changed.
     Param(Param),
-    /// A parameter went.
+    /// A parameter was removed.
     ParamGone(Param),
-    /// A rate came, or changed.
+    /// A rate was added or changed.
     Rate(Rate),
-    /// A rate went.
+    /// A rate was removed.
     RateGone(Rate),
-    /// What a health reporter watches failed, or was mended.
+    /// A health reporter found a failure, or recovered from it.
     Health(HealthReporter),
 }
 
 impl Event {
-    /// None for what is not told here: regions, traps, line cards and what newer kernels have.
+    /// `None` for unsupported events: regions, traps, line cards and those of newer kernels.
     pub(super) fn of(message: &Message) -> Result<Option<Self>, Malformed> {
         let attributes = || Attributes::parse(&message.attributes);
         Ok(Some(match message.command() {
@@ -67,12 +67,12 @@ impl Event {
     }
 }
 
-/// What comes out of the stream.
+/// An item of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// Something happened.
+    /// An event occurred.
     Event(Event),
-    /// More happened than fits into the socket: list again what is of interest.
+    /// More events occurred than fit into the socket: list the objects again.
     Lost,
 }
 
@@ -81,12 +81,12 @@ pub enum Notice {
 pub struct Events {
     socket: Socket,
     family: u16,
-    /// The rest of the datagram that was read last.
+    /// The rest of the last datagram.
     pending: VecDeque<Message>,
 }
 
 impl Events {
-    /// Opens the stream. It needs no right.
+    /// Opens the stream. It needs no privilege.
     ///
     /// # Errors
     /// As [`Devlink::open`].
@@ -105,7 +105,7 @@ impl Events {
         })
     }
 
-    /// Waits for the next event. `None` when nothing of any kind came for this long; `None` as the limit
+    /// Waits for the next event. `None` if no message arrived for this long; `None` as the limit
     /// waits forever.
     ///
     /// # Errors
@@ -137,8 +137,8 @@ impl Events {
 }
 
 impl AsFd for Events {
-    /// For waiting together with other things: readable when a message is there. Call [`Self::next`] with
-    /// a limit of zero until there is none: one datagram may hold several.
+    /// For waiting together with other descriptors: readable when a message is there. Call
+    /// [`Self::next`] with a limit of zero until there is none: one datagram may hold several.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -1,4 +1,4 @@
-//! What devlink calls things: an instance is a device on its bus, a port a number in an instance.
+//! Names of devlink objects: an instance is a device on its bus, a port a number in an instance.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,7 +25,7 @@ impl Handle {
     /// The device called `device` on this bus of sysfs.
     ///
     /// # Errors
-    /// `BadName` for what no directory of sysfs can be called.
+    /// `BadName` for an impossible name of a sysfs directory.
     pub fn new(bus: &str, device: &str) -> Result<Self, Error> {
         if !is_name(bus) || !is_name(device) {
             return Err(bad_instance(&format!("{bus}/{device}")));
@@ -104,7 +104,7 @@ pub struct PortHandle {
 }
 
 impl PortHandle {
-    /// The instance that has it.
+    /// The instance of the port.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
@@ -159,7 +159,7 @@ impl fmt::Display for PortHandle {
     }
 }
 
-/// A port's number in decimal. `parse` alone would take a sign.
+/// Parses a port's number in decimal. `parse` alone would accept a sign.
 pub(super) fn port_index(text: &str) -> Option<u32> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok())?
@@ -170,8 +170,8 @@ pub(super) fn port_index(text: &str) -> Option<u32> {
 pub struct NestedDevlink {
     /// The instance.
     pub handle: Handle,
-    /// The network namespace that it is in, by this one's number for it; None if it is this one. −1 for
-    /// one that this namespace has no number for.
+    /// Its network namespace, as this namespace's number for it; `None` if it is this one. −1 if
+    /// this namespace has no number for it.
     pub namespace: Option<i32>,
 }
 

@@ -1,4 +1,4 @@
-//! Health reporters: parts of a driver that watch a part of the device, and mend it.
+//! Health reporters: parts of a driver that watch a part of the device, and recover it.
 
 use super::connection::Devlink;
 use super::handle::Handle;
@@ -12,37 +12,37 @@ use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, string, value};
 
 numbered! {
-    /// How something is.
+    /// The state of a watched part.
     HealthState: u8, "state" {
         /// It works.
         Healthy = 0 "healthy",
-        /// It failed, and is not mended.
+        /// It failed, and has not recovered.
         Error = 1 "error",
     }
 }
 
-/// A health reporter (`DEVLINK_CMD_HEALTH_REPORTER_GET`). None is what it does not have.
+/// A health reporter (`DEVLINK_CMD_HEALTH_REPORTER_GET`). `None` is a field that it does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthReporter {
-    /// The instance that has it.
+    /// The instance of the reporter.
     pub handle: Handle,
-    /// The port that it watches, if it is one port's.
+    /// The port that it watches, if it belongs to a port.
     pub port_index: Option<u32>,
     /// Its name, such as `fw_fatal`, `tx`, `vnic`.
     pub name: String,
-    /// How what it watches is.
+    /// The state of the watched part.
     pub state: HealthState,
-    /// How often that failed.
+    /// Number of failures.
     pub error_count: u64,
-    /// How often it was mended.
+    /// Number of recoveries.
     pub recover_count: u64,
-    /// How long after a recovery the next one begins by itself at the earliest, in milliseconds.
+    /// Minimum time between a recovery and the next automatic one, in milliseconds.
     pub graceful_period: Option<u64>,
-    /// Whether it is mended without being asked.
+    /// Whether it recovers automatically.
     pub auto_recover: Option<bool>,
-    /// Whether the device's state is kept at the first failure.
+    /// Whether the device's state is dumped at the first failure.
     pub auto_dump: Option<bool>,
-    /// When that was, in nanoseconds since 1970.
+    /// The time of that dump, in nanoseconds since 1970.
     pub dump_time: Option<u64>,
 }
 
@@ -66,7 +66,7 @@ impl HealthReporter {
     }
 }
 
-/// What is asked with, and what answers.
+/// The command of a request, and that of its answers.
 const GET: (u8, u8) = (
     DEVLINK_CMD_HEALTH_REPORTER_GET,
     DEVLINK_CMD_HEALTH_REPORTER_GET,
@@ -83,10 +83,10 @@ impl Devlink {
             .dump(&operation, GET, Vec::new(), HealthReporter::of)
     }
 
-    /// Has a reporter mend what it watches. What works already is left alone.
+    /// Makes a reporter recover its part of the device. A healthy part stays unchanged.
     ///
     /// # Errors
-    /// `NotSupported` if the reporter can't, `NotPermitted`, `NotFound`, or another one.
+    /// `NotSupported` if the reporter cannot, `NotPermitted`, `NotFound`, or another one.
     pub fn recover(
         &self,
         handle: &Handle,

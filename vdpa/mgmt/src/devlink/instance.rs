@@ -1,4 +1,4 @@
-//! Instances: a NIC's function or a subfunction, with what its driver says of itself.
+//! Instances: a NIC's function or a subfunction, with its driver's description.
 
 use super::connection::Devlink;
 use super::handle::{Handle, NestedDevlink};
@@ -15,11 +15,11 @@ use crate::netlink::message::Message;
 pub struct Instance {
     /// Its name.
     pub handle: Handle,
-    /// Whether its last reload failed, which leaves it without ports and most else.
+    /// Whether its last reload failed, which leaves it without ports and most other objects.
     pub reload_failed: bool,
-    /// How often it was reloaded from here.
+    /// Number of its reloads from this host.
     pub reloads: Vec<ReloadStat>,
-    /// How often it was reloaded by another host that shares the NIC.
+    /// Number of its reloads from another host that shares the NIC.
     pub remote_reloads: Vec<ReloadStat>,
     /// Instances that belong to it.
     pub nested: Vec<NestedDevlink>,
@@ -45,7 +45,7 @@ impl Instance {
     }
 }
 
-/// What a driver says of its device (`DEVLINK_CMD_INFO_GET`).
+/// A driver's description of its device (`DEVLINK_CMD_INFO_GET`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Info {
     /// The instance.
@@ -56,9 +56,9 @@ pub struct Info {
     pub serial_number: Option<String>,
     /// The board's serial number.
     pub board_serial_number: Option<String>,
-    /// What can't change: `board.id`, `asic.rev`, …: name and value, in the driver's order.
+    /// Fixed properties: `board.id`, `asic.rev`, …: name and value, in the driver's order.
     pub fixed: Vec<(String, String)>,
-    /// Versions that run: `fw`, `fw.mgmt`, ….
+    /// Running versions: `fw`, `fw.mgmt`, ….
     pub running: Vec<(String, String)>,
     /// Versions on flash, which run after the next activation.
     pub stored: Vec<(String, String)>,
@@ -92,7 +92,7 @@ impl Info {
     }
 }
 
-/// What is asked with, and what answers.
+/// The command of a request, and that of its answers.
 const GET: (u8, u8) = (DEVLINK_CMD_GET, DEVLINK_CMD_NEW);
 const INFO: (u8, u8) = (DEVLINK_CMD_INFO_GET, DEVLINK_CMD_INFO_GET);
 
@@ -119,7 +119,7 @@ impl Devlink {
             .get(&operation, GET, handle.attributes(), Instance::of)
     }
 
-    /// What the driver of an instance says of it.
+    /// The driver's description of an instance.
     ///
     /// # Errors
     /// `NotFound`, or another one.

@@ -1,9 +1,9 @@
 //! The kernel's enumerations, which newer kernels extend.
 //!
-//! Owns the way from a number to a variant and back. It must not know which attribute has it.
+//! A macro defines the conversion between a number and a variant; the attribute does not matter.
 
-/// Defines an enumeration: each variant with the kernel's number and its name for users. A number
-/// that is not listed becomes `Other`, which users see as `$what` and the number.
+/// Defines an enumeration: each variant with the kernel's number and its name for users. An unknown
+/// number becomes `Other`, which users see as `$what` and the number.
 macro_rules! numbered {
     (
         $(#[$meta:meta])*

@@ -97,7 +97,7 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// Whether drivers do it in switchdev mode only.
+    /// Whether drivers support it in switchdev mode only.
     pub(super) fn needs_switchdev(&self) -> bool {
         matches!(
             self,
@@ -105,7 +105,7 @@ impl<'a> Operation<'a> {
         )
     }
 
-    /// The port that it is about, which must be there already.
+    /// The existing port that it is about.
     pub(super) fn port(&self) -> Option<&'a PortHandle> {
         match self {
             Self::ShowPort(port) | Self::DeletePort(port) | Self::SetFunction { port, .. } => {
@@ -137,7 +137,8 @@ pub(super) fn refused(operation: &Operation<'_>, source: Refusal) -> Error {
             Kind::NotFound,
             format!("there is no rate node {object}; `bellhop port function rate show` lists them"),
         ),
-        // The kernel says the same of an instance and of its port; `connection.rs` tells them apart.
+        // The kernel returns the same errno for an instance and for its port; `connection.rs`
+        // distinguishes them.
         (libc::ENODEV, _) => match (operation.port(), operation.handle()) {
             (Some(port), _) => (
                 Kind::NotFound,
@@ -191,7 +192,7 @@ pub(super) fn no_instance(handle: &Handle, source: Refusal) -> Error {
     Error::new(ErrorKind::NotFound, message).because(source)
 }
 
-/// The eswitch of the instance does not switch.
+/// The eswitch of the instance is in legacy mode.
 pub(super) fn not_switchdev(operation: &Operation<'_>, handle: &Handle, source: Refusal) -> Error {
     let message = format!(
         "cannot {operation}: its eswitch is in legacy mode; switch it over first with `devlink dev \
@@ -200,7 +201,7 @@ pub(super) fn not_switchdev(operation: &Operation<'_>, handle: &Handle, source: 
     Error::new(ErrorKind::Refused, message).because(source)
 }
 
-/// Values that cannot be sent.
+/// The values cannot be sent.
 pub(super) fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Invalid, message)
 }

@@ -1,5 +1,5 @@
-//! Parameters of instances: `enable_vnet`, `max_macs`, …, each of a type of its own and with values
-//! in one or more configuration modes.
+//! Parameters of instances: `enable_vnet`, `max_macs`, …, each with its own type and with values in
+//! one or more configuration modes.
 
 use std::fmt;
 
@@ -16,13 +16,13 @@ use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, string, value};
 
 numbered! {
-    /// When a value comes into force.
+    /// The time at which a value takes effect.
     Cmode: u8, "mode" {
         /// At once.
         Runtime = 0 "runtime",
         /// At the next reload.
         Driverinit = 1 "driverinit",
-        /// After the next start of the NIC; it is kept in its own memory.
+        /// After the next start of the NIC, which stores it in its own memory.
         Permanent = 2 "permanent",
     }
 }
@@ -46,7 +46,7 @@ pub enum ParamValue {
     Other {
         /// The type's number.
         kind: u8,
-        /// The value as it came.
+        /// The raw value.
         value: Vec<u8>,
     },
 }
@@ -124,7 +124,7 @@ impl fmt::Display for ParamValue {
     }
 }
 
-/// What values of a type are, as part of a sentence.
+/// The values of a type, as part of a sentence.
 fn name_of_type(kind: u8) -> &'static str {
     match kind {
         NLA_U8 => "a u8",
@@ -144,7 +144,7 @@ pub struct Param {
     pub handle: Handle,
     /// Its name.
     pub name: String,
-    /// Whether all drivers call it so.
+    /// Whether all drivers use this name.
     pub generic: bool,
     /// The number of its type (`NLA_U8`, …).
     kind: u8,
@@ -180,7 +180,7 @@ impl Param {
         values.find(|one| one.0 == cmode).map(|one| &one.1)
     }
 
-    /// Fails if it can't have this value.
+    /// Fails if the parameter cannot have this value.
     pub(super) fn check(&self, cmode: Cmode, value: &ParamValue) -> Result<(), Error> {
         let Self { handle, name, .. } = self;
         let problem = if value.kind() != self.kind {
@@ -196,7 +196,7 @@ impl Param {
     }
 }
 
-/// What is asked with, and what answers.
+/// The command of a request, and that of its answers.
 const GET: (u8, u8) = (DEVLINK_CMD_PARAM_GET, DEVLINK_CMD_PARAM_GET);
 
 impl Devlink {
@@ -212,15 +212,15 @@ impl Devlink {
     /// One parameter.
     ///
     /// # Errors
-    /// `NoParam` if the driver has no such one, `NotFound`, or another one.
+    /// `NoParam` if the driver has no such parameter, `NotFound`, or another one.
     pub fn param(&self, handle: &Handle, name: &str) -> Result<Param, Error> {
         let operation = Operation::ShowParam { handle, name };
         self.family
             .get(&operation, GET, named(handle, name)?, Param::of)
     }
 
-    /// Sets a parameter. Its type is asked for first: the kernel would take a number of another size
-    /// for a mistake that it does not explain.
+    /// Sets a parameter. Reads its type first: the kernel would reject a number of another size
+    /// without an explanation.
     ///
     /// # Errors
     /// `Unusable`, `Invalid` before it is sent; `NoParam`, `NotPermitted`, `NotFound`, or another

@@ -1,4 +1,5 @@
-//! Ports: what faces a cable, or a PCI function of the host or of another one.
+//! Ports of a NIC's switch. A port leads to a cable, or to a PCI function of this host or another
+//! one.
 
 use std::str::FromStr;
 
@@ -10,44 +11,44 @@ use crate::netlink::attributes::{Attributes, Bitfield32};
 use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
-/// A port (`DEVLINK_CMD_PORT_GET`). None is what the driver does not tell.
+/// A port (`DEVLINK_CMD_PORT_GET`). `None` is a field that the driver does not report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
     /// Its name.
     pub handle: PortHandle,
-    /// What it carries.
+    /// Its network type.
     pub port_type: Option<PortType>,
-    /// What it is to carry after the next change, if it is another one.
+    /// Its network type after the next change, if different.
     pub desired_type: Option<PortType>,
-    /// Its network interface in this network namespace: of an eswitch port, the representor.
+    /// Its network interface in this network namespace; for an eswitch port, the representor.
     pub netdev: Option<Netdev>,
     /// Its InfiniBand device.
     pub ibdev: Option<String>,
-    /// What it is.
+    /// Its flavour.
     pub flavour: Option<Flavour>,
-    /// Whether its lanes can become ports of their own.
+    /// Whether its lanes can become separate ports.
     pub splittable: Option<bool>,
     /// Its lanes.
     pub lanes: Option<u32>,
-    /// The function that it leads to.
+    /// The function behind it.
     pub function: Option<PortFunction>,
 }
 
 /// A port's network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Netdev {
-    /// Its index, if the kernel tells.
+    /// Its index, if the kernel reports it.
     pub index: Option<u32>,
     /// Its name.
     pub name: String,
 }
 
 numbered! {
-    /// What a port carries.
+    /// The network type of a port.
     PortType: u16, "type" {
-        /// Nothing yet.
+        /// Not set yet.
         NotSet = 0 "notset",
-        /// What it finds.
+        /// Detected automatically.
         Auto = 1 "auto",
         /// Ethernet.
         Ethernet = 2 "eth",
@@ -56,7 +57,7 @@ numbered! {
     }
 }
 
-/// What a port is.
+/// The flavour of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
     /// It has a cable.
@@ -69,19 +70,19 @@ pub enum Flavour {
     PciPf(PciNumbers),
     /// It leads to a virtual function.
     PciVf {
-        /// Where that is.
+        /// The location of the function.
         pci: PciNumbers,
         /// Its number.
         vfnum: u16,
     },
     /// It leads to a subfunction.
     PciSf {
-        /// Where that is.
+        /// The location of the function.
         pci: PciNumbers,
         /// Its number.
         sfnum: u32,
     },
-    /// It is no device's.
+    /// It belongs to no device.
     Virtual,
     /// It is in the switch, and not used.
     Unused,
@@ -89,51 +90,53 @@ pub enum Flavour {
     Other(u16),
 }
 
-/// The place of a port on the outside. None is what the driver does not tell.
+/// The location of a port on the front panel. `None` is a field that the driver does not report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FrontPanel {
     /// Its number.
     pub number: Option<u32>,
-    /// The port that it is a part of.
+    /// The port that it was split from.
     pub split_group: Option<u32>,
-    /// Which part.
+    /// The number of this part.
     pub split_subport: Option<u32>,
 }
 
-/// Where a PCI function is.
+/// The location of a PCI function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PciNumbers {
-    /// The number of the PCI controller; 0 is the host that has the eswitch. None with kernels before 5.10.
+    /// The number of the PCI controller; 0 is the host that has the eswitch. `None` on kernels
+    /// before 5.10.
     pub controller: Option<u32>,
     /// The number of the physical function.
     pub pfnum: u16,
-    /// Whether it is another host's. None for subfunctions with kernels that do not tell.
+    /// Whether it belongs to another host. `None` for subfunctions on kernels that do not report
+    /// it.
     pub external: Option<bool>,
 }
 
-/// What a port leads to. None is what the driver does not tell.
+/// The function behind a port. `None` is a field that the driver does not report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortFunction {
     /// Its address, of at most 32 bytes; zero if it has none yet.
     pub hw_addr: Option<Vec<u8>>,
-    /// What was asked for.
+    /// The requested state.
     pub state: Option<FunctionState>,
-    /// What it is.
+    /// The actual state.
     pub opstate: Option<FunctionOpstate>,
-    /// What it may do.
+    /// Its capabilities.
     pub capabilities: Capabilities,
-    /// How many event queues it may have.
+    /// Maximum number of event queues.
     pub max_io_eqs: Option<u32>,
     /// Its own instance.
     pub devlink: Option<NestedDevlink>,
 }
 
 numbered! {
-    /// Whether a function is to be in use.
+    /// The requested state of a function.
     FunctionState: u8, "state" {
         /// It is being set up.
         Inactive = 0 "inactive",
-        /// Its driver may have it.
+        /// A driver may use it.
         Active = 1 "active",
     }
 }
@@ -155,17 +158,17 @@ impl FromStr for FunctionState {
 }
 
 numbered! {
-    /// Whether a driver has a function.
+    /// Whether a driver uses a function.
     FunctionOpstate: u8, "state" {
-        /// No driver has it: it can be deleted.
+        /// No driver uses it: it can be deleted.
         Detached = 0 "detached",
-        /// A driver has it.
+        /// A driver uses it.
         Attached = 1 "attached",
     }
 }
 
-/// What a function may do: as it is, where None is what its driver does not have; and as it is to be,
-/// where None is left as it is.
+/// The capabilities of a function. As its state, `None` is one that its driver does not have; as
+/// settings, `None` leaves one unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// RDMA over Converged Ethernet, for which the NIC keeps memory.
@@ -174,7 +177,7 @@ pub struct Capabilities {
     pub migratable: Option<bool>,
     /// Encryption of IPsec; virtual functions only.
     pub ipsec_crypto: Option<bool>,
-    /// All of IPsec; virtual functions only.
+    /// Complete IPsec offload; virtual functions only.
     pub ipsec_packet: Option<bool>,
 }
 
@@ -190,7 +193,7 @@ impl Capabilities {
         }
     }
 
-    /// None if there is nothing to set.
+    /// `None` if there is nothing to set.
     pub(super) fn flags(self) -> Option<Bitfield32> {
         let all = [
             self.roce,

@@ -1,11 +1,11 @@
-//! Requests about ports: shown, added, deleted, and what their functions are to be.
+//! Requests about ports: show, add, delete, and set their functions.
 //!
-//! The life of a subfunction, of which the first two arrows are requests of this file:
+//! The life of a subfunction, in which this file has the requests of the first two arrows:
 //!
 //! ```text
-//!   (none) ── add ──> inactive, detached ── active ──> active, detached ──(its driver)──> active, attached
-//!     ^                     │    ^                                                             │
-//!     └────── delete ───────┘    └──────────────────────── inactive ───────────────────────────┘
+//!   (none) ─ add ──> inactive, detached ─ active ──> active, detached ─(driver)─> active, attached
+//!     ^                     │    ^                                                        │
+//!     └────── delete ───────┘    └────────────────────── inactive ────────────────────────┘
 //! ```
 
 use netlink_packet_core::DefaultNla;
@@ -21,11 +21,12 @@ use crate::netlink::message::{nested_flagged, value};
 /// A subfunction's port, to be added (`flavour pcisf`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NewSubfunction {
-    /// The physical function that it is a part of: of pci/0000:06:00.0 it is 0.
+    /// The number of its physical function; pci/0000:06:00.0 has 0.
     pub pfnum: u16,
-    /// Its number, which the user chooses. Drivers that choose one themselves take none; mlx5 needs it.
+    /// Its number, chosen by the user. Drivers that choose one themselves accept none; mlx5 needs
+    /// it.
     pub sfnum: Option<u32>,
-    /// The PCI controller, where the eswitch serves several hosts.
+    /// The PCI controller, if the eswitch serves several hosts.
     pub controller: Option<u32>,
     /// The new port's index. Drivers choose it themselves.
     pub port_index: Option<u32>,
@@ -50,21 +51,21 @@ impl NewSubfunction {
     }
 }
 
-/// What a port's function is to be. None is left as it is.
+/// The settings of a port's function. `None` leaves one unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FunctionSettings {
     /// Its address.
     pub hw_addr: Option<[u8; 6]>,
-    /// What it may do.
+    /// Its capabilities.
     pub capabilities: Capabilities,
-    /// How many event queues it may have.
+    /// Maximum number of event queues.
     pub max_io_eqs: Option<u32>,
-    /// Whether it is to be in use.
+    /// The requested state.
     pub state: Option<FunctionState>,
 }
 
 impl From<FunctionState> for FunctionSettings {
-    /// The state alone.
+    /// Sets the state alone.
     fn from(state: FunctionState) -> Self {
         Self {
             state: Some(state),
@@ -74,9 +75,9 @@ impl From<FunctionState> for FunctionSettings {
 }
 
 impl FunctionSettings {
-    /// The requests that make it, one after the other: what each is about, and the attributes in
-    /// DEVLINK_ATTR_PORT_FUNCTION. A driver may refuse settings of a function that is active, so the state
-    /// comes last, by itself.
+    /// The requests for these settings, one after the other: the subject of each, and the
+    /// attributes in DEVLINK_ATTR_PORT_FUNCTION. A driver may refuse settings of an active
+    /// function, so the state comes last, in a separate request.
     pub(super) fn requests(&self) -> Result<Vec<(&'static str, Vec<DefaultNla>)>, Error> {
         let mut settings = Vec::new();
         let mut names = Vec::new();
@@ -118,7 +119,7 @@ impl FunctionSettings {
     }
 }
 
-/// What is asked with, and what answers.
+/// The command of a request, and that of its answers.
 const GET: (u8, u8) = (DEVLINK_CMD_PORT_GET, DEVLINK_CMD_PORT_NEW);
 const NEW: (u8, u8) = (DEVLINK_CMD_PORT_NEW, DEVLINK_CMD_PORT_NEW);
 
@@ -137,7 +138,7 @@ impl Devlink {
     /// # Errors
     /// `NotFound`, or another one.
     pub fn ports_of(&self, handle: &Handle) -> Result<Vec<Port>, Error> {
-        // Kernels before 6.6 do not choose, and none says that there is no such instance.
+        // Kernels before 6.6 do not filter by instance, and none reports a missing instance.
         self.instance(handle)?;
         let operation = Operation::Show {
             what: "ports",
@@ -164,7 +165,7 @@ impl Devlink {
     ///
     /// # Errors
     /// `NameTaken`, `Refused`, `NotSupported`, `NotPermitted`, `NotFound`, or another one. After
-    /// `NoAnswer` with `sent` and after `Malformed` it may exist all the same.
+    /// `NoAnswer` with `sent` and after `Malformed` the port may exist nevertheless.
     pub fn add_port(&self, handle: &Handle, subfunction: &NewSubfunction) -> Result<Port, Error> {
         let operation = Operation::AddPort {
             handle,
@@ -174,7 +175,8 @@ impl Devlink {
         self.family.get(&operation, NEW, attributes, Port::of)
     }
 
-    /// Deletes a port that was added, and its subfunction. A driver that has it loses it first.
+    /// Deletes an added port, and its subfunction. A driver that uses the subfunction is unbound
+    /// first.
     ///
     /// # Errors
     /// `NotFound`, `NotSupported`, `NotPermitted`, or another one.
@@ -184,8 +186,8 @@ impl Devlink {
         self.family.change(&operation, command, port.attributes())
     }
 
-    /// Sets what a port's function is to be: first everything else, then its state. If the state is
-    /// refused, the other settings stay.
+    /// Applies settings to a port's function: first everything else, then its state. If the state
+    /// is refused, the other settings stay.
     ///
     /// # Errors
     /// `Invalid` before anything is sent; `NotSupported`, `NotPermitted`, `NotFound`, or another

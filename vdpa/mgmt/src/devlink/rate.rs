@@ -1,4 +1,4 @@
-//! Rates: what functions may send, each by itself (a leaf) and in groups (nodes).
+//! Rates: limits on what functions send, individually (a leaf) and in groups (nodes).
 
 use netlink_packet_core::DefaultNla;
 
@@ -16,20 +16,20 @@ use crate::netlink::message::{Message, string, value};
 const DEVLINK_RATE_TYPE_LEAF: u16 = 0;
 const DEVLINK_RATE_TYPE_NODE: u16 = 1;
 
-/// The rate of something (`DEVLINK_CMD_RATE_GET`).
+/// The rate of an object (`DEVLINK_CMD_RATE_GET`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rate {
-    /// What has it.
+    /// The object.
     pub object: RateObject,
-    /// What it is sure to get, in bytes per second; 0 is nothing.
+    /// Guaranteed rate in bytes per second; 0 is no guarantee.
     pub tx_share: u64,
-    /// What it gets at most, in bytes per second; 0 is no limit.
+    /// Maximum rate in bytes per second; 0 is no limit.
     pub tx_max: u64,
-    /// Those of higher priority send first (kernel 6.3 and later).
+    /// Objects of higher priority send first (kernel 6.3 and later).
     pub tx_priority: Option<u32>,
-    /// Its part among those of the same priority (kernel 6.3 and later).
+    /// Its share among objects of the same priority (kernel 6.3 and later).
     pub tx_weight: Option<u32>,
-    /// The node that it is in.
+    /// The node that contains it.
     pub parent: Option<String>,
 }
 
@@ -58,27 +58,27 @@ impl Rate {
     }
 }
 
-/// What a rate is to be. None is left as it is.
+/// The settings of a rate. `None` leaves one unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RateSettings {
-    /// What it is sure to get, in bytes per second; 0 is nothing.
+    /// Guaranteed rate in bytes per second; 0 is no guarantee.
     pub tx_share: Option<u64>,
-    /// What it gets at most, in bytes per second; 0 is no limit.
+    /// Maximum rate in bytes per second; 0 is no limit.
     pub tx_max: Option<u64>,
     /// Its priority.
     pub tx_priority: Option<u32>,
     /// Its weight.
     pub tx_weight: Option<u32>,
-    /// Where it is to be.
+    /// Its parent.
     pub parent: Option<RateParent>,
 }
 
-/// Where a rate is to be.
+/// The parent of a rate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RateParent {
-    /// In no node.
+    /// No node.
     None,
-    /// In the node of this name, of the same instance.
+    /// The node of this name, of the same instance.
     Node(String),
 }
 
@@ -113,7 +113,7 @@ impl RateSettings {
     }
 }
 
-/// What is asked with, and what answers.
+/// The command of a request, and that of its answers.
 const GET: (u8, u8) = (DEVLINK_CMD_RATE_GET, DEVLINK_CMD_RATE_NEW);
 
 impl Devlink {
@@ -149,8 +149,8 @@ impl Devlink {
             .change(&operation, DEVLINK_CMD_RATE_NEW, attributes)
     }
 
-    /// Changes the rate of a function or a node. Drivers take what is given one by one: what comes before a
-    /// refusal stays.
+    /// Changes the rate of a function or a node. Drivers apply the settings one by one: those
+    /// before a refusal stay.
     ///
     /// # Errors
     /// `Invalid` before anything is sent; `NotFound`, `NotSupported`, `NotPermitted`, or another
@@ -166,10 +166,10 @@ impl Devlink {
             .change(&operation, DEVLINK_CMD_RATE_SET, attributes)
     }
 
-    /// Deletes a node that nothing is in.
+    /// Deletes an empty node.
     ///
     /// # Errors
-    /// `NotFound`, `Refused` if something is in it, `NotPermitted`, or another one.
+    /// `NotFound`, `Refused` if the node is not empty, `NotPermitted`, or another one.
     pub fn delete_rate(&self, node: &NodeName) -> Result<(), Error> {
         let object = RateObject::Node(node.clone());
         let attributes = object.attributes();

@@ -13,7 +13,7 @@ use crate::netlink::attributes::Attributes;
 use crate::netlink::error::Malformed;
 use crate::netlink::message::string;
 
-/// What has a rate: `pci/0000:06:00.0/1`, a port; `pci/0000:06:00.0/group1`, a node.
+/// An object with a rate: `pci/0000:06:00.0/1`, a port; `pci/0000:06:00.0/group1`, a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RateObject {
     /// A function, by its port.
@@ -45,7 +45,7 @@ impl NodeName {
         })
     }
 
-    /// The instance that has it.
+    /// The instance of the node.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
@@ -84,7 +84,7 @@ impl fmt::Display for NodeName {
 }
 
 impl RateObject {
-    /// The instance that has it.
+    /// The instance of the object.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         match self {

@@ -1,5 +1,5 @@
-//! Reloading: a driver takes all of its instance down and makes it anew, with parameters of the
-//! configuration mode driverinit as they were set meanwhile.
+//! Reloads: a driver takes its whole instance down and recreates it, with the parameters set in
+//! configuration mode driverinit.
 
 use super::connection::Devlink;
 use super::handle::Handle;
@@ -12,33 +12,33 @@ use crate::netlink::error::Malformed;
 use crate::netlink::message::{Message, value};
 
 numbered! {
-    /// What a reload does.
+    /// The effect of a reload.
     ReloadAction: u8, "action" {
-        /// The driver's own part is made anew.
+        /// The driver's own part is recreated.
         DriverReinit = 1 "driver_reinit",
-        /// Firmware that was stored comes into force.
+        /// Stored firmware is activated.
         FwActivate = 2 "fw_activate",
     }
 }
 
 numbered! {
-    /// How far a reload may go.
+    /// The limit of a reload.
     ReloadLimit: u8, "limit" {
-        /// As far as it takes.
+        /// No limit.
         Unspecified = 0 "unspecified",
-        /// No reset, and links stay up.
+        /// No reset; links stay up.
         NoReset = 1 "no_reset",
     }
 }
 
-/// How often an action was done.
+/// The number of reloads with an action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReloadStat {
     /// The action.
     pub action: ReloadAction,
-    /// How far it was allowed to go.
+    /// The limit.
     pub limit: ReloadLimit,
-    /// How often.
+    /// The number.
     pub count: u32,
 }
 
@@ -68,7 +68,7 @@ pub(super) fn reload_stats(
     Ok(found)
 }
 
-/// The actions that a reload did: a bit for each, in struct nla_bitfield32 (u32 value, u32 selector).
+/// The actions of a reload: a bit for each, in struct nla_bitfield32 (u32 value, u32 selector).
 pub(super) fn performed(message: &Message) -> Result<Vec<ReloadAction>, Malformed> {
     let attributes = Attributes::parse(&message.attributes)?;
     let Some(actions) = attributes.bitfield32(DEVLINK_ATTR_RELOAD_ACTIONS_PERFORMED)? else {
@@ -80,11 +80,11 @@ pub(super) fn performed(message: &Message) -> Result<Vec<ReloadAction>, Malforme
 }
 
 impl Devlink {
-    /// Reloads an instance, and returns all actions that the driver did for it.
+    /// Reloads an instance, and returns all actions that the driver performed.
     ///
     /// # Errors
     /// `NotSupported`, `NotPermitted`, `NotFound`, or another one. After a failure the instance may
-    /// be down: [`Instance::reload_failed`](super::Instance) tells.
+    /// be down: [`Instance::reload_failed`](super::Instance) shows it.
     pub fn reload(
         &self,
         handle: &Handle,

@@ -41,7 +41,7 @@ fn nic() -> Handle {
     "pci/0000:06:00.0".parse().unwrap()
 }
 
-/// The message about the NIC with these attributes after its handle.
+/// A message about the NIC with these attributes after its handle.
 fn about(command: u8, attributes: &[DefaultNla]) -> Message {
     message(command, &[nic().attributes(), attributes.to_vec()].concat())
 }
@@ -59,14 +59,14 @@ fn subfunction() -> Message {
         value(DEVLINK_PORT_FUNCTION_ATTR_HW_ADDR, &[2, 0, 0, 0, 0, 1]),
         n8(DEVLINK_PORT_FN_ATTR_STATE, 1),
         n8(DEVLINK_PORT_FN_ATTR_OPSTATE, 1),
-        // RoCE off, the others not known.
+        // RoCE off, the others unknown.
         n64(
             DEVLINK_PORT_FN_ATTR_CAPS,
             u64::from_ne_bytes([0, 0, 0, 0, 1, 0, 0, 0]),
         ),
         nested,
         n32(DEVLINK_PORT_FN_ATTR_MAX_IO_EQS, 16),
-        // Of a kernel to come.
+        // An attribute of a future kernel.
         string(99, "new"),
     ];
     about(
@@ -243,7 +243,7 @@ fn all() -> Vec<Message> {
     ]
 }
 
-/// Every decoder, whatever the message is about.
+/// Runs every decoder on any message.
 fn decode(message: &Message) {
     decode_anything(message);
     let list = std::slice::from_ref(message);
@@ -487,7 +487,7 @@ fn events_are_told_apart() {
     ));
     let failed = of(DEVLINK_CMD_HEALTH_REPORTER_RECOVER, health());
     assert!(matches!(failed, Some(Event::Health(_))));
-    // A trap, and a command of a kernel to come.
+    // A trap, and a command of a future kernel.
     assert_eq!(of(63, instance()), None);
     assert_eq!(of(250, instance()), None);
 }
@@ -559,7 +559,7 @@ fn attributes_cut_anywhere_are_errors_or_fewer() {
 
 #[test]
 fn wrong_sizes_are_errors() {
-    // Each attribute of a message in its turn gets another length than its type has.
+    // Each attribute of a message in turn gets a wrong length for its type.
     for (whole, of) in [
         (
             subfunction(),
@@ -597,7 +597,7 @@ fn wrong_sizes_are_errors() {
 #[test]
 fn deep_nests_are_not_followed() {
     let mut deep = n32(DEVLINK_ATTR_NESTED_DEVLINK, 1);
-    // As deep as a length of 16 bits allows.
+    // As deep as a 16-bit length allows.
     for kind in std::iter::repeat_n(
         [
             DEVLINK_ATTR_PARAM,

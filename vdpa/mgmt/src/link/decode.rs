@@ -1,5 +1,5 @@
-//! From RTM_NEWLINK to a [`Link`]. Everything is bounds-checked; what is odd but harmless (an address of another
-//! length, an empty name of a port) is left out, so that one interface never hides the others.
+//! Decodes RTM_NEWLINK into a [`Link`], with bounds checks. Odd but harmless values (an address of
+//! another length, an empty port name) are left out, so that one interface never hides the others.
 
 use super::Link;
 use super::uapi::*;
@@ -7,7 +7,8 @@ use crate::netlink::attributes::{Attributes, text};
 use crate::netlink::error::Malformed;
 use crate::netlink::message::Message;
 
-/// `ifi_index` of `struct ifinfomsg`: family u8, padding u8, type u16, index i32, flags u32, change u32.
+/// `ifi_index` of `struct ifinfomsg`: family u8, padding u8, type u16, index i32, flags u32, change
+/// u32.
 pub(crate) fn index(message: &Message) -> Result<u32, Malformed> {
     word(&message.header, 4)
         .and_then(|index| i32::try_from(index).ok())
@@ -67,7 +68,7 @@ impl Link {
         Ok(link)
     }
 
-    /// Reads IFLA_LINKINFO: the kind, and what that kind tells of itself.
+    /// Reads IFLA_LINKINFO: the kind, and the data of that kind.
     fn information(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
         let information = Attributes::parse(bytes)?;
         self.kind = information.string(IFLA_INFO_KIND);

@@ -1,8 +1,9 @@
-//! What a bridge knows of addresses: that one is behind this port.
+//! Makes a bridge learn that an address is behind one of its ports.
 //!
 //! ```text
 //!   bridge fdb replace MAC dev PORT master dynamic use [vlan VLAN]
-//!     RTM_NEWNEIGH ── struct ndmsg (12 bytes: family u8, padding u8 and u16, index i32, state u16, flags u8, type u8)
+//!     RTM_NEWNEIGH ── struct ndmsg (12 bytes: family u8, padding u8 and u16, index i32,
+//!                     state u16, flags u8, type u8)
 //!                     NDA_LLADDR, NDA_VLAN
 //! ```
 
@@ -10,11 +11,12 @@ use super::VlanId;
 use super::uapi::*;
 use crate::netlink::message::{Mode, Request, value};
 
-/// Has the bridge of the port with this index learn an address there, as from a frame that came in by it.
+/// Makes the bridge of the port with this index learn an address there, as from a received frame.
 ///
-/// NTF_USE is that (`br_fdb_update`): an entry that points elsewhere is moved, one that is new ages as others do, and what somebody
-/// has set stays as set: without it a static entry would become one that ages. NUD_REACHABLE is what the kernel
-/// wants of an entry that is neither permanent nor static.
+/// NTF_USE does that (`br_fdb_update`). An entry for another port is moved, and a new one ages as
+/// usual. An entry set by an administrator keeps its state; without the flag a static entry would
+/// become one that ages. The kernel requires NUD_REACHABLE for an entry that is neither permanent
+/// nor static.
 pub(super) fn learn(port: u32, mac: [u8; 6], vlan: Option<VlanId>) -> Request {
     let mut header = vec![AF_BRIDGE, 0, 0, 0];
     header.extend(port.to_ne_bytes());
@@ -35,7 +37,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
-    /// What `bridge fdb replace` sends, but for NLM_F_CREATE and NLM_F_REPLACE, which the kernel does not look at with NTF_USE.
+    /// The request equals that of `bridge fdb replace`, except for NLM_F_CREATE and NLM_F_REPLACE,
+    /// which the kernel ignores with NTF_USE.
     #[test]
     #[cfg(target_endian = "little")]
     fn a_request_is_laid_out_as_the_kernel_reads_it() {
@@ -43,7 +46,8 @@ mod tests {
         let vlan = VlanId::try_from(100).unwrap();
         #[rustfmt::skip]
         let mut expected = vec![
-            // struct nlmsghdr: length, RTM_NEWNEIGH, NLM_F_REQUEST | NLM_F_ACK, sequence number, port.
+            // struct nlmsghdr: length, RTM_NEWNEIGH, NLM_F_REQUEST | NLM_F_ACK, sequence number,
+            // port.
             48, 0, 0, 0,  28, 0,  5, 0,  9, 0, 0, 0,  0, 0, 0, 0,
             // struct ndmsg: AF_BRIDGE, index, NUD_REACHABLE, NTF_MASTER | NTF_USE.
             7, 0, 0, 0,  0x21, 0x43, 0, 0,  2, 0,  5,  0,

@@ -26,23 +26,24 @@ pub(crate) const TEXTS: Texts = Texts {
     holder: "Something holds the kernel's lock of network interfaces; its log (`dmesg`) may say what",
 };
 
-/// A connection to the network interfaces of one network namespace. All its requests go through one thread,
-/// one after the other; clones share it.
+/// A connection to the network interfaces of one network namespace. One thread sends all its
+/// requests, one after the other; clones share it.
 #[derive(Debug, Clone)]
 pub struct Links {
     worker: Arc<Worker>,
-    /// Which namespace it is, for sentences.
+    /// The namespace, for messages.
     place: Arc<str>,
 }
 
-/// Which interface a request is about.
+/// The interface of a request.
 enum Which<'a> {
     Index(u32),
     Name(&'a str),
 }
 
 impl Links {
-    /// Connects to the interfaces of the caller's network namespace; answers are waited for [`DEFAULT_PATIENCE`].
+    /// Connects to the interfaces of the caller's network namespace; waits for each answer up to
+    /// [`DEFAULT_PATIENCE`].
     ///
     /// # Errors
     /// `Failed` without netlink.
@@ -50,7 +51,7 @@ impl Links {
         Self::with_patience(DEFAULT_PATIENCE)
     }
 
-    /// Connects; answers are waited for this long.
+    /// Connects; waits for each answer up to `patience`.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -59,10 +60,11 @@ impl Links {
         Ok(Self::of(worker, "this network namespace"))
     }
 
-    /// Connects to the interfaces of another network namespace. Only the connection's thread enters it.
+    /// Connects to the interfaces of another network namespace. Only the connection's thread enters
+    /// it.
     ///
     /// # Errors
-    /// `Failed` if it cannot be entered, or as [`Self::open`].
+    /// `Failed` if the namespace cannot be entered, or as [`Self::open`].
     pub fn in_namespace(namespace: &Namespace) -> Result<Self, Error> {
         let entered = namespace.duplicate()?;
         let worker =
@@ -103,7 +105,7 @@ impl Links {
         Ok(links)
     }
 
-    /// The interface that is called so, by its name or an alternative one.
+    /// The interface with this name, also an alternative one.
     ///
     /// # Errors
     /// `BadName`, `NotFound`, or another one.
@@ -143,7 +145,7 @@ impl Links {
         only(&answer, Link::of).map_err(Error::malformed(&operation))
     }
 
-    /// Sets it up.
+    /// Sets the interface up.
     ///
     /// # Errors
     /// `NotFound`, `NotPermitted`, `Refused`, or another one.
@@ -153,7 +155,7 @@ impl Links {
         self.change(link, text, RTM_SETLINK, header, Vec::new())
     }
 
-    /// Sets it down.
+    /// Sets the interface down.
     ///
     /// # Errors
     /// As [`Self::set_up`].
@@ -163,7 +165,7 @@ impl Links {
         self.change(link, text, RTM_SETLINK, header, Vec::new())
     }
 
-    /// Sets its MTU, in bytes.
+    /// Sets the interface's MTU, in bytes.
     ///
     /// # Errors
     /// As [`Self::set_up`].
@@ -176,7 +178,7 @@ impl Links {
         )
     }
 
-    /// Makes it a port of `master`, such as a bridge. It leaves what it was a port of.
+    /// Makes the interface a port of `master`, such as a bridge. It leaves its former master.
     ///
     /// # Errors
     /// As [`Self::set_up`].
@@ -186,7 +188,7 @@ impl Links {
         self.set(link, text, attributes)
     }
 
-    /// Makes it a port of nothing.
+    /// Removes the interface from its master.
     ///
     /// # Errors
     /// As [`Self::set_up`].
@@ -196,7 +198,7 @@ impl Links {
         self.set(link, text, attributes)
     }
 
-    /// Gives it another name.
+    /// Renames the interface.
     ///
     /// # Errors
     /// `BadName`, `NameTaken`, or as [`Self::set_up`].
@@ -210,11 +212,12 @@ impl Links {
         self.set_named(link, &operation, attributes)
     }
 
-    /// Moves it into a network namespace, where it has this name; none keeps the one it has. The kernel sets it down.
-    /// The interface is returned as it is there.
+    /// Moves the interface to a network namespace, under this name; `None` keeps its name. The
+    /// kernel sets it down. Returns the interface in its new namespace.
     ///
     /// # Errors
-    /// `BadName`; `NameTaken` if the name is another interface's there; or as [`Self::in_namespace`] and [`Self::set_up`].
+    /// `BadName`; `NameTaken` if another interface there has the name; or as [`Self::in_namespace`]
+    /// and [`Self::set_up`].
     pub fn move_to(
         &self,
         link: &Link,
@@ -232,7 +235,7 @@ impl Links {
             new_name_in: Some(&there.place),
             ..Operation::new(text, Some(&link.name))
         };
-        // The kernel moves first and renames then, so a name that is taken would be found out too late.
+        // The kernel moves first and then renames, so it would detect a taken name too late.
         if existing(there.link(name))?.is_some() {
             return Err(operation.name_taken(&there.place));
         }
@@ -245,15 +248,15 @@ impl Links {
         let moved = self.set_named(link, &operation, attributes);
         let unknown = ErrorKind::NoAnswer { sent: true };
         if moved.as_ref().is_err_and(|error| error.kind() == unknown) {
-            // The kernel looks at the descriptor once it has its lock. Until then its number must not become that of
-            // another namespace; when that is, nobody says, so it stays open.
+            // The kernel reads the descriptor once it has its lock. Until then its number must not
+            // be reused for another namespace. That time is unknown, so it stays open.
             std::mem::forget(descriptor);
         }
         moved?;
         there.link(name)
     }
 
-    /// The VLANs that a port of a bridge is in, by number. None if it is no such port.
+    /// The VLANs of a bridge's port, by number. Empty if the interface is not such a port.
     ///
     /// # Errors
     /// [`Error`].
@@ -262,7 +265,7 @@ impl Links {
         Ok(all.into_iter().next().unwrap_or_default())
     }
 
-    /// The VLANs that each of these ports is in, by one question.
+    /// The VLANs of each of these ports, by one request.
     ///
     /// # Errors
     /// [`Error`].
@@ -270,7 +273,7 @@ impl Links {
         let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
         let text = format!("show the VLANs of {}", names.join(", "));
         let operation = Operation::new(text, None);
-        // The kernel knows no request about one port.
+        // The kernel has no request for one port.
         let attributes = vec![filter(RTEXT_FILTER_BRVLAN_COMPRESSED)];
         let header = header(AF_BRIDGE, 0, 0, 0);
         let answer = self.ask(&operation, RTM_GETLINK, header, Mode::Dump, attributes)?;
@@ -279,8 +282,9 @@ impl Links {
             .map_err(Error::malformed(&operation))
     }
 
-    /// Has a bridge learn that an address is behind this port of it, in this VLAN, as from a frame that came in by the port: what
-    /// it knew of the address before is forgotten. A bridge that looks at no VLANs has none.
+    /// Makes a bridge learn that an address is behind this port, in this VLAN, as from a received
+    /// frame. The bridge forgets the address's former port. A bridge without VLAN filtering has no
+    /// VLANs.
     ///
     /// # Errors
     /// As [`Self::set_up`].
@@ -291,7 +295,8 @@ impl Links {
         self.send(&operation, request).map(drop)
     }
 
-    /// Puts a port of a bridge into a VLAN. If it is the VLAN of frames without a tag, another one is that no longer.
+    /// Adds a port of a bridge to a VLAN. If that becomes the VLAN of untagged frames, it replaces
+    /// the former one.
     ///
     /// # Errors
     /// As [`Self::set_up`].
@@ -301,7 +306,7 @@ impl Links {
         self.change(link, text, RTM_SETLINK, header, vec![vlan.attribute()])
     }
 
-    /// Takes a port of a bridge out of a VLAN.
+    /// Removes a port of a bridge from a VLAN.
     ///
     /// # Errors
     /// As [`Self::set_up`].
@@ -368,12 +373,12 @@ impl Links {
         })
     }
 
-    /// Sends any request of rtnetlink's about links.
+    /// Sends any rtnetlink request about links.
     pub(crate) fn call(&self, request: Request) -> Result<Answer, CallError> {
         self.worker.call(request)
     }
 
-    /// How long an answer is waited for.
+    /// Maximum time to wait for an answer.
     pub(crate) fn patience(&self) -> Duration {
         self.worker.patience()
     }
@@ -385,7 +390,7 @@ pub(super) struct Operation<'a> {
     pub(super) text: String,
     /// The interface that it is about.
     pub(super) link: Option<&'a str>,
-    /// Where that gets another name.
+    /// The namespace in which the interface gets a new name.
     pub(super) new_name_in: Option<&'a str>,
 }
 
@@ -418,7 +423,7 @@ impl<'a> Operation<'a> {
                     "there is no network interface {name} in {place}; `ip link` lists them there"
                 ),
             ),
-            // Taken since it was looked at, or the old name is.
+            // Taken since the check, or the old name is.
             (libc::EEXIST, _, Some(place)) => return self.name_taken(place),
             _ => (ErrorKind::Refused, format!("cannot {self}")),
         };
@@ -436,7 +441,8 @@ fn filter(mask: u32) -> DefaultNla {
     value(IFLA_EXT_MASK, &mask.to_ne_bytes())
 }
 
-/// `struct ifinfomsg`: family u8, padding u8, type u16 (0: any), index i32, flags u32, and which flags to change u32.
+/// `struct ifinfomsg`: family u8, padding u8, type u16 (0: any), index i32, flags u32, and a mask
+/// of the flags to change u32.
 pub(crate) fn header(family: u8, index: u32, flags: u32, change: u32) -> Vec<u8> {
     let mut header = vec![family, 0, 0, 0];
     for number in [index, flags, change] {
@@ -445,7 +451,8 @@ pub(crate) fn header(family: u8, index: u32, flags: u32, change: u32) -> Vec<u8>
     header
 }
 
-/// Whether an interface can have this name (`dev_valid_name` of net/core/dev.c; no control characters either).
+/// Whether an interface can have this name (`dev_valid_name` of net/core/dev.c; no control
+/// characters either).
 pub(crate) fn is_interface_name(text: &str) -> bool {
     text.len() <= NAME_MAX && is_any_name(text)
 }
@@ -458,7 +465,7 @@ fn is_any_name(text: &str) -> bool {
 }
 
 fn check_interface_name(name: &str) -> Result<(), Error> {
-    // The kernel would put a number for this.
+    // The kernel would replace it by a number.
     if is_interface_name(name) && !name.contains('%') {
         return Ok(());
     }
@@ -491,8 +498,8 @@ pub(crate) fn only<T>(
     }
 }
 
-/// The VLANs of one port in an answer about all. A port with an own switch (of a NIC) comes twice, the second time
-/// without VLANs.
+/// The VLANs of one port in an answer about all. A port with its own switch (of a NIC) comes twice,
+/// the second time without VLANs.
 pub(super) fn vlans_of(answer: &Answer, index: u32) -> Result<Vec<PortVlan>, Malformed> {
     let mut vlans: Vec<PortVlan> = Vec::new();
     for message in &answer.messages {

@@ -1,7 +1,8 @@
-//! Network namespaces, by the names that `ip netns` gives them or by a process in them.
+//! Network namespaces, by their `ip netns` names or by a process in them.
 //!
-//! Owns the open file that stands for one. A thread enters it, never the caller's: a namespace belongs to a thread for good,
-//! and what else runs on it would be elsewhere without knowing.
+//! A value owns the open file of a namespace. Only a dedicated thread enters it, never the
+//! caller's. A thread stays in its namespace for good, so other work on it would silently run in
+//! the wrong namespace.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -15,7 +16,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::error::{Error, ErrorKind};
 use crate::name::is_name;
 
-/// Where `ip netns` keeps them.
+/// The directory of `ip netns`.
 const NAMED: &str = "/run/netns";
 
 /// A network namespace, which lives at least as long as this value.
@@ -26,7 +27,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// The namespace that this text names: an absolute path, a name of `ip netns`, or a process ID.
+    /// The namespace for an absolute path, a name of `ip netns`, or a process ID.
     ///
     /// # Errors
     /// [`Error`].
@@ -43,7 +44,7 @@ impl Namespace {
         }
     }
 
-    /// The namespace that `ip netns` calls so.
+    /// The namespace with this `ip netns` name.
     ///
     /// # Errors
     /// `BadName`, `NotFound`, `Unusable` or `Failed`.
@@ -68,7 +69,7 @@ impl Namespace {
         })
     }
 
-    /// The namespace that this process is in.
+    /// The namespace of this process.
     ///
     /// # Errors
     /// `NotFound` or `Failed`.
@@ -101,7 +102,7 @@ impl Namespace {
     }
 
     fn open(path: &Path, name: &str) -> Result<Self, Error> {
-        // A FIFO of that name must not hold the caller.
+        // A FIFO of that name must not block the caller.
         let mut options = OpenOptions::new();
         let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let file = file.map_err(|source| cannot_open(path, source))?;
@@ -119,7 +120,7 @@ impl Namespace {
         })
     }
 
-    /// What it was found by.
+    /// The text by which it was found.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -140,7 +141,7 @@ impl Namespace {
         Ok(number(self)? == number(other)?)
     }
 
-    /// A second handle of it.
+    /// A second handle to it.
     pub(super) fn duplicate(&self) -> Result<Self, Error> {
         let file = self.file.try_clone();
         Ok(Self {
@@ -149,7 +150,7 @@ impl Namespace {
         })
     }
 
-    /// Takes the calling thread into it, for good.
+    /// Moves the calling thread into it, for good.
     pub(super) fn enter(&self) -> Result<(), Error> {
         let kind = Some(LinkNameSpaceType::Network);
         move_into_link_name_space(self.file.as_fd(), kind).map_err(|errno| {
@@ -179,19 +180,19 @@ fn cannot_open(path: &Path, source: io::Error) -> Error {
     Error::new(ErrorKind::Failed, message).because(source)
 }
 
-/// Whether a file could not be opened because there is none.
+/// Whether a file could not be opened because it does not exist.
 fn is_absent(error: &Error) -> bool {
     error
         .io()
         .is_some_and(|source| source.kind() == io::ErrorKind::NotFound)
 }
 
-/// Asks what kind of namespace a file is (NS_GET_NSTYPE of include/uapi/linux/nsfs.h); other files do not know that
-/// request.
+/// Whether a file is a network namespace (NS_GET_NSTYPE of include/uapi/linux/nsfs.h); other files
+/// do not support that request.
 fn is_network_namespace(file: &File) -> bool {
-    // SAFETY: rustix has no such call. The descriptor is open for the whole call; the request has no argument, so the
-    // kernel reads and writes no memory of this process. A device of another kind that knows the number is excluded
-    // by the file system's type, which is asked first.
+    // SAFETY: rustix has no such call. The descriptor is open for the whole call; the request has
+    // no argument, so the kernel accesses no memory of this process. The file system's type,
+    // checked first, excludes another kind of device that supports the number.
     let kind = || unsafe { libc::ioctl(file.as_raw_fd(), libc::NS_GET_NSTYPE) };
     let is_namespace =
         rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type == libc::NSFS_MAGIC);

@@ -1,4 +1,4 @@
-//! The names that Linux gives to the ports of a NIC's switch (net/devlink/port.c,
+//! Linux's names for the ports of a NIC's switch (net/devlink/port.c,
 //! `__devlink_port_phys_port_name_get`).
 
 use std::fmt;
@@ -6,17 +6,17 @@ use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind};
 
-/// What a port of a NIC's switch leads to.
+/// The peer of a port of a NIC's switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PhysPortName {
-    /// The NIC's own port, `p0`; one of several on one cable, `p0s1`.
+    /// The NIC's own port, `p0`; a part of a split port, `p0s1`.
     Physical {
         /// Its number.
         port: u32,
         /// Its part, if it was split.
         split: Option<u32>,
     },
-    /// A physical function, `pf0`. Of another host's processor on this NIC, `c1pf0`.
+    /// A physical function, `pf0`; that of another host's processor on this NIC, `c1pf0`.
     PhysicalFunction {
         /// The other host's number on this NIC.
         controller: Option<u32>,
@@ -38,7 +38,7 @@ pub enum PhysPortName {
         controller: Option<u32>,
         /// The number of its physical function.
         pf: u16,
-        /// The number that it was given when it was made.
+        /// Its number, set at creation.
         sf: u32,
     },
 }
@@ -86,7 +86,7 @@ impl PhysPortName {
     }
 }
 
-/// The number that the text begins with, in the kernel's spelling, and what comes after it.
+/// The leading number of the text, in the kernel's spelling, and the rest.
 fn leading_number(text: &str) -> Option<(u32, &str)> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit())

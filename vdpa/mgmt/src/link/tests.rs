@@ -27,7 +27,7 @@ fn answer(messages: Vec<Message>) -> Answer {
     }
 }
 
-/// A bridge's description as the kernel lays it out.
+/// A bridge's description in the kernel's layout.
 fn bridge() -> Message {
     let data = [
         value(1, &200_u32.to_ne_bytes()),
@@ -50,7 +50,7 @@ fn bridge() -> Message {
                 IFLA_PROP_LIST | 0x8000,
                 &[string(IFLA_ALT_IFNAME, "a-bridge-with-a-long-name")],
             ),
-            // Of a kernel to come.
+            // An attribute of a future kernel.
             value(999, &[1]),
         ],
     )
@@ -65,7 +65,7 @@ fn port() -> Message {
             string(IFLA_IFNAME, "enp1s0npf0vf1"),
             value(IFLA_MTU, &1500_u32.to_ne_bytes()),
             value(IFLA_MASTER, &7_u32.to_ne_bytes()),
-            // An address of Infiniband.
+            // An Infiniband address.
             value(IFLA_ADDRESS, &[1; 20]),
             string(IFLA_PHYS_PORT_NAME, "pf0vf1"),
             value(IFLA_PHYS_SWITCH_ID, &[1, 2, 3]),

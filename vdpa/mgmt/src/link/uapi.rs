@@ -1,9 +1,10 @@
-//! Numbers of rtnetlink's links (include/uapi/linux/rtnetlink.h, if_link.h, if_bridge.h, if.h; Linux 6.12).
+//! Numbers of rtnetlink's links (include/uapi/linux/rtnetlink.h, if_link.h, if_bridge.h, if.h;
+//! Linux 6.12).
 
 pub(crate) const RTM_NEWLINK: u16 = 16;
 pub(crate) const RTM_GETLINK: u16 = 18;
 pub(crate) const RTM_SETLINK: u16 = 19;
-/// Of family AF_BRIDGE: takes VLANs from a port.
+/// Of family AF_BRIDGE: removes VLANs from a port.
 pub(super) const RTM_DELLINK: u16 = 17;
 
 /// Of family AF_BRIDGE: an address behind a port (include/uapi/linux/neighbour.h).
@@ -15,11 +16,11 @@ pub(super) const AF_BRIDGE: u8 = 7;
 pub(super) const IFF_UP: u32 = 1;
 pub(super) const IFF_LOWER_UP: u32 = 1 << 16;
 
-/// In `ndm_state`: it is neither permanent nor static.
+/// In `ndm_state`: the entry is neither permanent nor static.
 pub(super) const NUD_REACHABLE: u16 = 2;
-/// In `ndm_flags`: as if it had just been used.
+/// In `ndm_flags`: as if the entry had just been used.
 pub(super) const NTF_USE: u8 = 1;
-/// In `ndm_flags`: of the bridge, not of the port itself.
+/// In `ndm_flags`: the entry is the bridge's, not the port's.
 pub(super) const NTF_MASTER: u8 = 1 << 2;
 pub(super) const NDA_LLADDR: u16 = 2;
 pub(super) const NDA_VLAN: u16 = 5;

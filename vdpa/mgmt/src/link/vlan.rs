@@ -67,19 +67,19 @@ impl fmt::Display for VlanId {
     }
 }
 
-/// A VLAN that a port of a bridge is in.
+/// A VLAN of a bridge's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortVlan {
     /// Its number.
     pub vlan: VlanId,
-    /// Whether frames that come without a tag are in this VLAN. At most one of a port is that.
+    /// Whether untagged frames that arrive are in this VLAN. At most one of a port is.
     pub pvid: bool,
-    /// Whether frames leave without a tag.
+    /// Whether frames leave untagged.
     pub untagged: bool,
 }
 
 impl PortVlan {
-    /// The only VLAN of a port whose neighbour knows nothing of VLANs.
+    /// The only VLAN of a port whose neighbour does not use VLANs.
     #[must_use]
     pub fn access(vlan: VlanId) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl PortVlan {
         }
     }
 
-    /// The attribute that puts a port into it, or takes it out.
+    /// The attribute that adds a port to it, or removes it.
     pub(super) fn attribute(self) -> DefaultNla {
         let flags = if self.pvid { BRIDGE_VLAN_INFO_PVID } else { 0 }
             | if self.untagged {
@@ -111,13 +111,14 @@ impl PortVlan {
     }
 }
 
-/// Reads the VLANs of one message of AF_BRIDGE, where neighbours with equal flags may be told as the first and the
-/// last of a range.
+/// Reads the VLANs of one AF_BRIDGE message, in which adjacent VLANs with equal flags may form a
+/// range: its first and its last.
 pub(super) fn of_message(attributes: &[u8]) -> Result<Vec<PortVlan>, Malformed> {
     let mut found: Vec<PortVlan> = Vec::new();
     for list in Attributes::parse(attributes)?.each(IFLA_AF_SPEC) {
         let mut begun: Option<(u16, u16)> = None;
-        // Ranges of all VLANs are at most 4094 attributes of 8 bytes; Attributes has its own limit.
+        // Ranges of all VLANs are at most 4094 attributes of 8 bytes; Attributes has a separate
+        // limit.
         let kind = IFLA_BRIDGE_VLAN_INFO;
         for bytes in Attributes::parse(list)?.each(kind) {
             let (flags, number) = match bytes {

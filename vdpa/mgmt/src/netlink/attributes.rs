@@ -1,7 +1,7 @@
-//! Attributes of an answer, checked: `struct nlattr` in a row, each aligned to four bytes.
+//! Attributes of an answer, checked: consecutive `struct nlattr`, each aligned to four bytes.
 //!
-//! Unknown attributes are ignored, so that newer kernels are understood. One that comes
-//! twice counts the last time, as in the kernel's own parser.
+//! Unknown attributes are ignored, for compatibility with newer kernels. Of a repeated attribute
+//! the last one counts, as in the kernel's own parser.
 
 use netlink_packet_core::{NlasIterator, parse_mac, parse_u8, parse_u16, parse_u32, parse_u64};
 
@@ -10,20 +10,20 @@ use super::error::Malformed;
 /// Size of `struct nlattr`.
 const NLA_HDRLEN: usize = 4;
 
-/// More attributes than any message of the kernel's has; a port that is in every second VLAN has the most.
+/// More attributes than any kernel message has; a port in every second VLAN has the most.
 const ATTRIBUTES_MAX: usize = 4096;
 
-/// `struct nla_bitfield32` (include/uapi/linux/netlink.h): 8 bytes of the machine's byte order.
+/// `struct nla_bitfield32` (include/uapi/linux/netlink.h): 8 bytes in the machine's byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bitfield32 {
     /// The flags.
     pub(crate) value: u32,
-    /// Those that count.
+    /// The mask of valid flags.
     pub(crate) selector: u32,
 }
 
 impl Bitfield32 {
-    /// On the wire.
+    /// Its encoding.
     pub(crate) fn bytes(self) -> Vec<u8> {
         [self.value.to_ne_bytes(), self.selector.to_ne_bytes()].concat()
     }
@@ -36,7 +36,7 @@ pub(crate) struct Attributes<'a> {
 }
 
 impl<'a> Attributes<'a> {
-    /// Checks lengths; values are checked when they are asked for.
+    /// Checks lengths; each getter checks its value.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let mut list = Vec::new();
         for attribute in NlasIterator::new(bytes) {
@@ -46,19 +46,19 @@ impl<'a> Attributes<'a> {
                 return Err(Malformed::new("attributes", "there are too many"));
             }
             let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
-            // Of all that is left of the list. The length was checked.
+            // The slice covers the rest of the list. The length was checked.
             let rest = attribute.into_inner();
             list.push((kind, rest.get(NLA_HDRLEN..length).unwrap_or_default()));
         }
         Ok(Self { list })
     }
 
-    /// All of them in their order: type and value.
+    /// All attributes in order: type and value.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u16, &'a [u8])> {
         self.list.iter().copied()
     }
 
-    /// The values of all attributes of a type, in their order.
+    /// The values of all attributes of a type, in order.
     pub(crate) fn each(&self, kind: u16) -> impl Iterator<Item = &'a [u8]> {
         self.iter()
             .filter(move |one| one.0 == kind)
@@ -85,7 +85,7 @@ impl<'a> Attributes<'a> {
         self.number(kind, parse_u64)
     }
 
-    /// A number of 8 bits that is on or off.
+    /// An 8-bit number that is on or off.
     pub(crate) fn flag(&self, kind: u16) -> Result<Option<bool>, Malformed> {
         Ok(self.u8(kind)?.map(|flag| flag != 0))
     }
@@ -107,23 +107,23 @@ impl<'a> Attributes<'a> {
             .map_err(|error| Malformed::attribute(kind, error.to_string()))
     }
 
-    /// The value as it came.
+    /// The raw value.
     pub(crate) fn bytes(&self, kind: u16) -> Option<&'a [u8]> {
         self.find(kind)
     }
 
-    /// Whether it is there: a flag has no value.
+    /// Whether the attribute is present: a flag has no value.
     pub(crate) fn has(&self, kind: u16) -> bool {
         self.find(kind).is_some()
     }
 
-    /// The attributes in an attribute. Callers name each level that they go into, so none is deeper
-    /// than they know.
+    /// The attributes nested in an attribute. Callers name each level that they enter, so the depth
+    /// is limited.
     pub(crate) fn nested(&self, kind: u16) -> Result<Option<Self>, Malformed> {
         self.find(kind).map(Self::parse).transpose()
     }
 
-    /// Attributes in an attribute that the message must have.
+    /// The nested attributes of one that the message must have.
     pub(crate) fn needed_nested(&self, kind: u16) -> Result<Self, Malformed> {
         needed(kind, self.nested(kind)?)
     }
@@ -137,7 +137,7 @@ impl<'a> Attributes<'a> {
         needed(kind, self.string(kind).filter(|text| !text.is_empty()))
     }
 
-    /// `struct nla_bitfield32`: flags, and which of them count.
+    /// `struct nla_bitfield32`: flags, and the mask of valid ones.
     pub(crate) fn bitfield32(&self, kind: u16) -> Result<Option<Bitfield32>, Malformed> {
         let Some(bytes) = self.u64(kind)?.map(u64::to_ne_bytes) else {
             return Ok(None);
@@ -165,13 +165,13 @@ impl<'a> Attributes<'a> {
     }
 }
 
-/// What the message must have.
+/// Fails if the message lacks the attribute.
 pub(crate) fn needed<T>(kind: u16, found: Option<T>) -> Result<T, Malformed> {
     found.ok_or_else(|| Malformed::attribute(kind, "it is missing"))
 }
 
-/// A string up to its NUL. Bytes that are no UTF-8 are replaced: a device with such a name
-/// must not hide all others.
+/// A string up to its NUL. Bytes that are not UTF-8 are replaced: a device with such a name must
+/// not hide all others.
 pub(crate) fn text(value: &[u8]) -> String {
     let end = value.iter().position(|&byte| byte == 0);
     let value = value.get(..end.unwrap_or(value.len())).unwrap_or_default();

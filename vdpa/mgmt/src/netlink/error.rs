@@ -24,8 +24,8 @@ impl Malformed {
     }
 }
 
-/// The kernel's refusal of a request, in its own words where it has some
-/// (extended acknowledgement).
+/// The kernel's refusal of a request, with its own explanation if it has one (extended
+/// acknowledgement).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub(super) errno: i32,
@@ -77,7 +77,7 @@ pub(crate) enum CallError {
     Socket(#[source] io::Error),
     #[error("dump interrupted")]
     Interrupted,
-    /// Nothing came in time. `sent` tells whether the kernel may still do it.
+    /// No answer came in time. `sent` is true if the kernel may still carry the request out.
     #[error("no answer in time")]
     Timeout { sent: bool },
 }

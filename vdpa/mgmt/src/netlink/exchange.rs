@@ -1,4 +1,4 @@
-//! From datagrams to a complete answer, without I/O.
+//! Assembles datagrams into a complete answer, without I/O.
 //!
 //! ```text
 //!             a message                       an acknowledgement (NLMSG_ERROR 0)
@@ -8,9 +8,9 @@
 //!         any: NLM_F_DUMP_INTR on a message, then NLMSG_DONE ────────────────> interrupted
 //! ```
 //!
-//! Messages of another sequence number belong to an exchange that was given up, and are
-//! skipped. Whatever is shorter than it says is an error: an answer in half would
-//! look like fewer devices.
+//! Messages with another sequence number belong to an abandoned exchange, and are skipped. A
+//! message shorter than its declared length is an error: half an answer would look like fewer
+//! devices.
 
 use netlink_packet_core::{
     NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP_INTR, NetlinkBuffer, NetlinkMessage, NetlinkPayload,
@@ -27,24 +27,24 @@ const NLMSG_HDRLEN: usize = 16;
 /// `NLMSGERR_ATTR_MSG` (include/uapi/linux/netlink.h): the kernel's explanation.
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
-/// The longest explanation that is kept, in characters. The kernel's own limit for
-/// formatted ones is 80.
+/// Maximum length of a stored explanation, in characters. The kernel's own limit for formatted ones
+/// is 80.
 const EXPLANATION_MAX: usize = 512;
 
-/// Messages of one answer: more devices than a machine can have.
+/// Maximum messages of one answer: more devices than a machine can have.
 const MESSAGES_MAX: usize = 1 << 16;
 
 /// The kernel's range of errno values (MAX_ERRNO).
 const ERRNO_MAX: i32 = 4095;
 
-/// What is known after a datagram.
+/// The state after a datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// More datagrams are to come.
+    /// More datagrams will follow.
     Waiting,
     /// The answer is complete; take it with [`Exchange::answer`].
     Complete,
-    /// The answer is complete and inconsistent: what it lists changed meanwhile.
+    /// The answer is complete and inconsistent: the listed objects changed meanwhile.
     Interrupted,
 }
 
@@ -53,11 +53,11 @@ pub(crate) enum Progress {
 pub(crate) struct Answer {
     /// Its messages in the kernel's order.
     pub(crate) messages: Vec<Message>,
-    /// What the kernel says although it reports success.
+    /// The kernel's warning with a reported success.
     pub(crate) warning: Option<String>,
 }
 
-/// One request's answer, as far as it has come.
+/// One request's answer, as far as it has arrived.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     sequence: u32,
@@ -78,7 +78,7 @@ impl Exchange {
         }
     }
 
-    /// Takes a datagram of the kernel's.
+    /// Takes a datagram of the kernel.
     pub(crate) fn feed(&mut self, datagram: &[u8]) -> Result<Progress, CallError> {
         let mut rest = datagram;
         while !rest.is_empty() {
@@ -93,7 +93,7 @@ impl Exchange {
         Ok(Progress::Waiting)
     }
 
-    /// What has come.
+    /// The messages that have arrived.
     pub(crate) fn answer(self) -> Answer {
         self.answer
     }
@@ -141,7 +141,7 @@ impl Exchange {
     }
 }
 
-/// Takes the first message off a datagram.
+/// Takes the first message from a datagram.
 fn split<'a>(rest: &mut &'a [u8]) -> Result<(NetlinkBuffer<&'a [u8]>, &'a [u8]), Malformed> {
     let header = NetlinkBuffer::new_checked(*rest)
         .map_err(|error| Malformed::new("message", error.to_string()))?;
@@ -154,8 +154,8 @@ fn split<'a>(rest: &mut &'a [u8]) -> Result<(NetlinkBuffer<&'a [u8]>, &'a [u8]),
     Ok((header, message))
 }
 
-/// The messages of a datagram that answers nothing: a multicast group's. What is not a message of a
-/// family's is left out.
+/// The messages of a multicast group's datagram, which is no answer. Messages that belong to no
+/// family are left out.
 pub(crate) fn notifications(
     datagram: &[u8],
     protocol: Protocol,
@@ -173,7 +173,7 @@ pub(crate) fn notifications(
     Ok(messages)
 }
 
-/// What follows the request that an NLMSG_ERROR repeats: its header alone if capped.
+/// The part after the request that an NLMSG_ERROR repeats: only its header if capped.
 fn after_request(repeated: &[u8], flags: u16) -> &[u8] {
     let length = match NetlinkBuffer::new(repeated) {
         _ if flags & NLM_F_CAPPED != 0 || repeated.len() < NLMSG_HDRLEN => NLMSG_HDRLEN,
@@ -183,7 +183,7 @@ fn after_request(repeated: &[u8], flags: u16) -> &[u8] {
     repeated.get(aligned..).unwrap_or_default()
 }
 
-/// Zero is success, perhaps with a warning; a negative errno a refusal.
+/// Zero is success, perhaps with a warning; a negative errno is a refusal.
 fn check(code: i32, flags: u16, attributes: &[u8]) -> Result<Option<String>, CallError> {
     let explanation = match flags & NLM_F_ACK_TLVS {
         0 => None,
@@ -199,8 +199,8 @@ fn check(code: i32, flags: u16, attributes: &[u8]) -> Result<Option<String>, Cal
     Err(Refusal { errno, explanation }.into())
 }
 
-/// The text among an error's attributes. A malformed list has none: the error counts more
-/// than its explanation.
+/// The text among an error's attributes. A malformed list has none: the error matters more than its
+/// explanation.
 fn explanation(attributes: &[u8]) -> Option<String> {
     let found = NlasIterator::new(attributes)
         .map_while(Result::ok)

@@ -1,7 +1,8 @@
-//! Families of generic netlink, and their controller: from a family's name to its number, which
+//! Families of generic netlink, and their controller. It maps a family's name to its number, which
 //! changes each time its module is loaded (include/uapi/linux/genetlink.h).
 //!
-//! Owns the requests to a family and the way back from their answers. It must not know any family.
+//! This module sends requests to a family and decodes their answers. It has no code for a
+//! particular family.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -28,33 +29,33 @@ const CTRL_ATTR_MCAST_GRP_NAME: u16 = 1;
 const CTRL_ATTR_MCAST_GRP_ID: u16 = 2;
 const CTRL_VERSION: u8 = 1;
 
-/// A family as this program knows it.
+/// A family's description in this program.
 #[derive(Debug)]
 pub(crate) struct Description {
     pub(crate) name: &'static str,
     pub(crate) version: u8,
     pub(crate) texts: Texts,
-    /// The error where the kernel does not have it.
+    /// The error if the kernel lacks the family.
     pub(crate) absent: fn() -> Error,
 }
 
-/// A request to a family, as errors name it.
+/// A request to a family, for error messages.
 pub(crate) trait Operation: fmt::Display {
     /// The error when the kernel refuses it.
     fn refused(&self, family: &Family, refusal: Refusal) -> Error;
 }
 
-/// A connection to a family. All its requests go through one thread, one after the other.
+/// A connection to a family. One thread sends all its requests, one after the other.
 #[derive(Debug)]
 pub(crate) struct Family {
     description: &'static Description,
     worker: Worker,
-    /// Another one after the family's module was loaded again.
+    /// Changes when the family's module is reloaded.
     number: AtomicU16,
 }
 
 impl Family {
-    /// Connects; answers are waited for this long.
+    /// Connects; waits for each answer up to `patience`.
     ///
     /// # Errors
     /// The kernel does not have the family, or there is no netlink.
@@ -72,7 +73,7 @@ impl Family {
         Ok(family)
     }
 
-    /// Asks the controller about the family; its number is remembered.
+    /// Queries the controller about the family, and stores its number.
     pub(crate) fn resolve(&self, operation: &impl Operation) -> Result<Answer, Error> {
         let name = self.description.name;
         let answer = match self.worker.call(request(name)) {
@@ -86,7 +87,7 @@ impl Family {
         Ok(answer)
     }
 
-    /// The family's number, as it was last.
+    /// The family's last known number.
     pub(crate) fn number(&self) -> u16 {
         self.number.load(Ordering::Relaxed)
     }
@@ -106,7 +107,7 @@ impl Family {
     ) -> Result<Answer, Error> {
         let mut request = self.request(command, mode, attributes);
         let outcome = match self.worker.call(request.clone()) {
-            // A number that no family has.
+            // No family has this number any more.
             Err(CallError::Refused(refusal)) if refusal.errno() == libc::ENOENT => {
                 self.resolve(operation)?;
                 if self.number() == request.message_type {
@@ -124,7 +125,7 @@ impl Family {
         Ok(answer)
     }
 
-    /// Has something changed.
+    /// Sends a request that changes something.
     pub(crate) fn change(
         &self,
         operation: &impl Operation,
@@ -135,7 +136,7 @@ impl Family {
             .map(drop)
     }
 
-    /// All that a dump lists.
+    /// All objects of a dump.
     pub(crate) fn dump<T>(
         &self,
         operation: &impl Operation,
@@ -147,7 +148,7 @@ impl Family {
         read(&messages.messages, answer, of).map_err(Error::malformed(operation))
     }
 
-    /// The one object that a request is about.
+    /// The one object of a request.
     pub(crate) fn get<T>(
         &self,
         operation: &impl Operation,
@@ -159,7 +160,7 @@ impl Family {
         one(&messages.messages, answer, of).map_err(Error::malformed(operation))
     }
 
-    /// Sends a request in aid of another one: without its errors' texts.
+    /// Sends an auxiliary request for another one, without its error texts.
     pub(crate) fn ask(
         &self,
         command: u8,
@@ -177,7 +178,7 @@ impl Family {
     }
 }
 
-/// All objects in an answer, which messages with this command hold.
+/// All objects in an answer, from the messages with this command.
 pub(crate) fn read<T>(
     answer: &[Message],
     command: u8,
@@ -203,7 +204,7 @@ pub(crate) fn one<T>(
     }
 }
 
-/// Asks for the number of the family called `name`.
+/// The request for the number of the family called `name`.
 fn request(name: &str) -> Request {
     let attributes = vec![string(CTRL_ATTR_FAMILY_NAME, name)];
     Request::generic(
@@ -223,7 +224,7 @@ pub(crate) fn number(answer: &[Message], name: &str) -> Result<u16, Malformed> {
 /// The number of one of the family's multicast groups in the answer.
 pub(crate) fn group(answer: &[Message], name: &str, group: &str) -> Result<u32, Malformed> {
     let groups = description(answer, name)?.needed_nested(CTRL_ATTR_MCAST_GROUPS)?;
-    // Each is in an attribute whose type is its position.
+    // Each group is in an attribute whose type is its position.
     for (_, value) in groups.iter() {
         let found = Attributes::parse(value)?;
         if found.string(CTRL_ATTR_MCAST_GRP_NAME).as_deref() == Some(group) {

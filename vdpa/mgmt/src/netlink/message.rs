@@ -12,12 +12,12 @@ use netlink_packet_core::{
 
 use super::error::Malformed;
 
-/// Which netlink protocol is spoken, and with it the size of the header of its messages.
+/// The netlink protocol, which sets the size of the header of its messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
     /// Generic netlink: `struct genlmsghdr`.
     Generic,
-    /// rtnetlink, as far as it is about links: `struct ifinfomsg`.
+    /// rtnetlink, for links only: `struct ifinfomsg`.
     Route,
 }
 
@@ -31,7 +31,7 @@ impl Protocol {
     }
 }
 
-/// What an answer to a request looks like.
+/// The form of an answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Any number of messages, then an acknowledgement.
@@ -48,12 +48,12 @@ pub(crate) struct Request {
     /// The header before the attributes, of [`Protocol::header_length`] bytes.
     pub(crate) header: Vec<u8>,
     pub(crate) mode: Mode,
-    /// In the order in which they are sent.
+    /// In the order of sending.
     pub(crate) attributes: Vec<DefaultNla>,
 }
 
 impl Request {
-    /// A request to a family of generic netlink: its number, a command, its version.
+    /// A request to a generic netlink family: its number, a command, its version.
     pub(crate) fn generic(
         family: u16,
         command: u8,
@@ -69,7 +69,7 @@ impl Request {
         }
     }
 
-    /// The request on the wire.
+    /// The encoded request.
     pub(crate) fn bytes(&self, sequence: u32) -> Vec<u8> {
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST
@@ -105,25 +105,25 @@ impl NetlinkSerializable for Outgoing<'_> {
     }
 }
 
-/// A message of an answer, its attributes not yet looked at.
+/// A message of an answer, with raw attributes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Message {
     /// `nlmsg_type`: in generic netlink the family's number.
     pub(crate) message_type: u16,
     /// The header before the attributes.
     pub(crate) header: Vec<u8>,
-    /// Attributes as they came.
+    /// Raw attributes.
     pub(crate) attributes: Vec<u8>,
 }
 
 impl Message {
-    /// The command of a message of generic netlink: the first byte of its header.
+    /// The command of a generic netlink message: the first byte of its header.
     pub(crate) fn command(&self) -> u8 {
         self.header.first().copied().unwrap_or_default()
     }
 }
 
-/// A message of an answer whose header is still with its attributes.
+/// A message of an answer with header and attributes still together.
 #[derive(Debug)]
 pub(super) struct Incoming {
     message_type: u16,
@@ -131,7 +131,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// Takes it apart.
+    /// Splits it into header and attributes.
     pub(super) fn message(mut self, protocol: Protocol) -> Result<Message, Malformed> {
         let length = protocol.header_length();
         if self.payload.len() < length {
@@ -157,25 +157,25 @@ impl NetlinkDeserializable for Incoming {
     }
 }
 
-/// A string attribute, with the NUL that the kernel relies on.
+/// A string attribute, with the NUL that the kernel requires.
 pub(crate) fn string(kind: u16, text: &str) -> DefaultNla {
     let mut value = text.as_bytes().to_vec();
     value.push(0);
     DefaultNla::new(kind, value)
 }
 
-/// An attribute with a value of the machine's byte order.
+/// An attribute with a value in the machine's byte order.
 pub(crate) fn value(kind: u16, bytes: &[u8]) -> DefaultNla {
     DefaultNla::new(kind, bytes.to_vec())
 }
 
-/// Attributes in an attribute, marked as such, as devlink demands.
+/// Nested attributes with the flag NLA_F_NESTED, as devlink requires.
 pub(crate) fn nested_flagged(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
     nested(kind | NLA_F_NESTED, attributes)
 }
 
-/// Attributes in an attribute. For links the kernel takes this one with and without NLA_F_NESTED, which
-/// iproute2 does not set for links either.
+/// Nested attributes without the flag. For links the kernel accepts both; iproute2 does not set
+/// NLA_F_NESTED for links either.
 pub(crate) fn nested(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
     let mut bytes = vec![0; attributes.buffer_len()];
     attributes.emit(&mut bytes);

@@ -1,4 +1,4 @@
-//! A netlink socket that talks to the kernel alone.
+//! A netlink socket for exchanges with the kernel only.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,11 +13,11 @@ use rustix::net::{
 
 use super::message::Protocol;
 
-/// The largest datagram. The kernel puts at most 32 KiB into one part of a dump; the description of
-/// one link with all its virtual functions, a list of at most 64 KiB, is longer.
+/// Maximum size of a datagram. The kernel puts at most 32 KiB into one part of a dump. The
+/// description of one link with all its virtual functions is longer: a list of at most 64 KiB.
 const DATAGRAM_MAX: usize = 128 * 1024;
 
-/// A netlink socket, bound to a port of the kernel's choice.
+/// A netlink socket, bound to a port that the kernel chooses.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -25,7 +25,7 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Opens one. `patience` is how long one datagram may take.
+    /// Opens a socket. `patience` is the maximum time for one datagram.
     pub(super) fn open(protocol: Protocol, patience: Duration) -> io::Result<Self> {
         let socket = Self::bound(protocol)?;
         // Explanations with errors, which then do not repeat the whole request.
@@ -35,7 +35,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Opens one that only listens to a multicast group.
+    /// Opens a socket that only listens to a multicast group.
     pub(crate) fn listen(protocol: Protocol, group: u32) -> io::Result<Self> {
         let socket = Self::bound(protocol)?;
         let group = libc::c_int::try_from(group).map_err(io::Error::other)?;
@@ -61,15 +61,15 @@ impl Socket {
         })
     }
 
-    /// How long one datagram may take; `None` is for ever. Zero does not wait.
+    /// Sets the maximum time for one datagram; `None` is forever. Zero does not wait.
     pub(crate) fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
-        // Zero would be for ever to the kernel.
+        // The kernel interprets zero as forever.
         let patience = patience.map(|patience| patience.max(Duration::from_micros(1)));
         Ok(set_socket_timeout(&self.fd, Timeout::Recv, patience)?)
     }
 
-    /// Sends a request. The kernel carries it out in this call: it may sleep
-    /// uninterruptibly as long as the vDPA lock is held or a device in use.
+    /// Sends a request. The kernel carries it out in this call: it may sleep uninterruptibly while
+    /// the vDPA lock is held or a device is in use.
     pub(super) fn send(&self, message: &[u8]) -> io::Result<()> {
         let kernel = SocketAddrNetlink::new(0, 0);
         let sent = retry(|| sendto(&self.fd, message, SendFlags::empty(), &kernel))?;
@@ -82,12 +82,11 @@ impl Socket {
         Ok(())
     }
 
-    /// Sets an option of netlink's, which is a number.
+    /// Sets a numeric netlink option.
     fn set_option(&self, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
         let size = libc::socklen_t::try_from(size_of_val(&value)).map_err(io::Error::other)?;
-        // SAFETY: rustix has no netlink options, so the call is made directly. The descriptor
-        // is open during the call, and the pointer and size describe `value`, which the kernel
-        // only reads.
+        // SAFETY: rustix has no netlink options, hence the direct call. The descriptor is open
+        // during the call. The pointer and size describe `value`, which the kernel only reads.
         let result = unsafe {
             libc::setsockopt(
                 self.fd.as_raw_fd(),
@@ -103,7 +102,7 @@ impl Socket {
         }
     }
 
-    /// The next datagram of the kernel's. Those of other processes are dropped: any may
+    /// The next datagram from the kernel. Those of other processes are dropped: any process may
     /// send to this socket.
     pub(crate) fn receive(&mut self) -> io::Result<&[u8]> {
         loop {

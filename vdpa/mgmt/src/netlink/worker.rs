@@ -1,8 +1,8 @@
-//! The thread on which netlink requests are sent.
+//! The thread that sends netlink requests.
 //!
-//! The kernel carries a request out inside `sendto`. A vDPA command sleeps there
-//! uninterruptibly while another one holds the lock, and `dev del` as long as the device's
-//! file is open, so the caller waits elsewhere and for a limited time:
+//! The kernel carries a request out inside `sendto`. A vDPA command sleeps there uninterruptibly
+//! while another one holds the lock, and `dev del` while the device's file is open. So the caller
+//! waits elsewhere, for a limited time:
 //!
 //! ```text
 //!   queued ──(thread takes it)──> sent ──(answer)──> answered
@@ -10,8 +10,8 @@
 //!                            sent + caller gives up: outcome unknown
 //! ```
 //!
-//! The thread ends when its [`Worker`] is dropped and the request under way, if there is
-//! one, has returned.
+//! The thread ends when its [`Worker`] is dropped and the current request, if there is one, has
+//! returned.
 
 use std::io;
 use std::sync::Arc;
@@ -26,19 +26,19 @@ use super::message::{Mode, Protocol, Request};
 use super::socket::Socket;
 use crate::error::Error;
 
-/// How often an inconsistent dump is tried again.
+/// Maximum attempts for an inconsistent dump.
 const DUMP_ATTEMPTS: u32 = 16;
 
 type Outcome = Result<Answer, CallError>;
 
 struct Job {
     request: Request,
-    /// Set by who comes first: the thread when it begins, the caller when it gives up.
+    /// Set by the first of both: the thread when it begins, the caller when it gives up.
     taken: Arc<AtomicBool>,
     answer: mpsc::SyncSender<Outcome>,
 }
 
-/// The thread, from outside.
+/// The handle of the thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
     jobs: mpsc::Sender<Job>,
@@ -46,13 +46,13 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts the thread, which opens a socket. `patience` is how long a call waits.
+    /// Starts the thread, which opens a socket. `patience` is the maximum time for a call.
     pub(crate) fn start(protocol: Protocol, patience: Duration) -> Result<Self, Error> {
         Self::start_after(protocol, patience, || Ok(()))
     }
 
-    /// The same; before anything else the thread does this, such as entering a network namespace, in which all its
-    /// sockets are then.
+    /// As [`Self::start`], but the thread first runs `prepare`, for instance to enter a network
+    /// namespace for all its sockets.
     pub(crate) fn start_after(
         protocol: Protocol,
         patience: Duration,
@@ -83,7 +83,7 @@ impl Worker {
                 };
                 for job in queue {
                     if !job.taken.swap(true, Ordering::AcqRel) {
-                        // The caller may have given up: nobody listens then.
+                        // The caller may have given up, and then receives nothing.
                         let _ = job.answer.send(link.call(&job.request));
                     }
                 }
@@ -93,7 +93,7 @@ impl Worker {
         Ok(Self { jobs, patience })
     }
 
-    /// How long a call waits.
+    /// Maximum time for a call.
     pub(crate) fn patience(&self) -> Duration {
         self.patience
     }
@@ -124,10 +124,10 @@ fn ended() -> io::Error {
     io::Error::other("the netlink thread has ended")
 }
 
-/// The thread's own.
+/// The thread's state.
 struct Link {
     protocol: Protocol,
-    /// None after an exchange went wrong: what the socket still holds is unknown.
+    /// `None` after a failed exchange: the socket's remaining content is unknown.
     socket: Option<Socket>,
     patience: Duration,
     sequence: u32,
@@ -139,7 +139,7 @@ impl Link {
             match self.attempt(request) {
                 Ok(Some(answer)) => return Ok(answer),
                 Ok(None) => {}
-                // Lost to a full receive buffer. Asking again is harmless for a dump only.
+                // Lost to a full receive buffer. Only a dump may be repeated safely.
                 Err(CallError::Socket(error))
                     if error.raw_os_error() == Some(libc::ENOBUFS)
                         && request.mode == Mode::Dump => {}
@@ -170,7 +170,7 @@ impl Link {
                 Ok(Progress::Complete) => break Ok(Some(exchange.answer())),
                 Ok(Progress::Interrupted) => break Ok(None),
                 Err(error @ CallError::Refused(_)) => break Err(error),
-                // The socket goes: the rest of this answer is in it.
+                // Drop the socket: the rest of this answer is in it.
                 Err(error) => return Err(error),
             }
         };

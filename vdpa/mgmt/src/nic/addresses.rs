@@ -1,12 +1,13 @@
-//! Which network interfaces have an IP address.
+//! Finds the network interfaces that have an IP address.
 //!
 //! ```text
-//!   RTM_GETADDR, dump of all families ──> RTM_NEWADDR: struct ifaddrmsg (8 bytes: family u8, prefix
-//!                                         length u8, flags u8, scope u8, index u32), attributes
+//!   RTM_GETADDR, dump of all families ──> RTM_NEWADDR: struct ifaddrmsg (8 bytes: family u8,
+//!                                         prefix length u8, flags u8, scope u8, index u32),
+//!                                         attributes
 //! ```
 //!
-//! Only the index is looked at. The header of links is 16 bytes long, so the first attribute, which
-//! each address has, is read as a part of the header.
+//! Only the index is read. The header of links is 16 bytes long, so the first attribute, which each
+//! address has, is parsed as a part of the header.
 
 use std::collections::HashSet;
 use std::io;
@@ -53,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_loopback_interface_has_one_or_there_is_none() {
-        // Index 0 is no interface's. What there is depends on the machine.
+        // No interface has index 0. The others depend on the machine.
         let found = interfaces_with_one(Duration::from_secs(10)).unwrap();
         assert!(!found.contains(&0));
     }

@@ -1,8 +1,8 @@
-//! Which virtual function nobody uses.
+//! Chooses a free virtual function.
 //!
-//! Free is one without a vDPA device, that no program has through vfio-pci, and whose network interface
-//! is here, down, without an address and in no bridge or bond. One whose driver shows no interface here
-//! may have it in another network namespace, so it is not free.
+//! A free function has no vDPA device, and no program has it through vfio-pci. Its network
+//! interface is in this namespace, down, without an address and in no bridge or bond. If the driver
+//! shows no interface here, that may be in another network namespace, so the function is not free.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::taken::{Taken, TakenBecause};
 use crate::error::existing;
 use crate::pci::Function;
 
-/// Where network interfaces are in sysfs.
+/// The directory of network interfaces in sysfs.
 const INTERFACES: &str = "/sys/class/net";
 
 /// The flag of an interface that is up (IFF_UP).
@@ -24,10 +24,10 @@ const IFF_UP: u32 = 1;
 const WITHOUT_INTERFACE: [&str; 2] = ["vp-vdpa", "vfio-pci"];
 
 impl Nics {
-    /// The first virtual function of `physical` that nobody uses, by number.
+    /// The first free virtual function of `physical`, by number.
     ///
     /// # Errors
-    /// [`NicError::NoneFree`] with a reason for each, or what the kernel says.
+    /// [`NicError::NoneFree`] with a reason for each, or the kernel's error.
     pub(super) fn choose(&self, physical: &Function) -> Result<(u32, Function), NicError> {
         let mut taken = Vec::new();
         for one in self.look_at(physical) {
@@ -42,7 +42,7 @@ impl Nics {
         })
     }
 
-    /// A virtual function of `physical` that somebody uses, if there is one.
+    /// A virtual function of `physical` that is in use, if there is one.
     pub(super) fn used(&self, physical: &Function) -> Result<Option<Taken>, NicError> {
         for one in self.look_at(physical) {
             if let (.., Some(user)) = one? {
@@ -52,14 +52,14 @@ impl Nics {
         Ok(None)
     }
 
-    /// The virtual functions of `physical` that are there, each with its number and its user.
+    /// The existing virtual functions of `physical`, each with its number and its user.
     fn look_at(
         &self,
         physical: &Function,
     ) -> impl Iterator<Item = Result<(u32, Function, Option<Taken>), NicError>> {
         let all = physical.virtual_functions.iter();
         all.filter_map(|&(virtual_function, address)| {
-            // None if it is gone meanwhile.
+            // `None` if it vanished meanwhile.
             let function = match existing(self.pci.function(address)).transpose()? {
                 Ok(function) => function,
                 Err(error) => return Some(Err(error.into())),
@@ -76,7 +76,7 @@ impl Nics {
         })
     }
 
-    /// Why a function is not free; none if it is.
+    /// Why a function is not free; `None` if it is.
     fn taken(&self, function: &Function) -> Result<Option<TakenBecause>, NicError> {
         if let Some(name) = function.vdpa_devices.first() {
             return Ok(Some(TakenBecause::VdpaDevice(name.clone())));
@@ -93,7 +93,7 @@ impl Nics {
         let addressed = addresses::interfaces_with_one(self.patience)?;
         for interface in &function.netdevs {
             let directory = Path::new(INTERFACES).join(interface);
-            // An interface that is gone meanwhile has none of these.
+            // An interface that vanished meanwhile has none of these.
             let flags = text(&directory, "flags");
             let flags = flags.strip_prefix("0x").unwrap_or_default();
             if u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & IFF_UP != 0) {

@@ -1,4 +1,4 @@
-//! The last phase: the function is connected, through its representor or its settings.
+//! The last phase: connects the function, through its representor or its settings.
 
 use std::fs;
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::devlink::{Devlink, PortHandle};
 use crate::link::Links;
 use crate::pci::Address;
 
-/// Where network interfaces are in sysfs.
+/// The directory of network interfaces in sysfs.
 const INTERFACES: &str = "/sys/class/net";
 
-/// What is connected.
+/// The function to connect.
 pub(super) enum Subject {
     /// The virtual function at this address.
     VirtualFunction(Address),
@@ -24,14 +24,14 @@ pub(super) enum Subject {
 }
 
 impl Nics {
-    /// Whether there is what is to be connected with.
+    /// Checks that the bridge of a connection exists and is suitable.
     pub(super) fn check_connectivity(&self, wanted: &Connectivity) -> Result<(), NicError> {
         Ok(wanted.check(&Links::open()?)?)
     }
 }
 
 impl Making<'_> {
-    /// Connects it, if that is asked for.
+    /// Connects the function, if requested.
     pub(super) fn connect(
         &mut self,
         wanted: Option<&Connectivity>,
@@ -75,8 +75,9 @@ impl Making<'_> {
     }
 }
 
-/// Whether a port of a bridge forwards, or nothing is known that will make it. A bridge hears of a carrier up to a second
-/// after the port is up. Without a carrier, and with a spanning tree, which takes its time, it is not waited for.
+/// Whether a port of a bridge forwards, or need not be waited for. A bridge notices a carrier up to
+/// a second after the port is up. There is no wait without a carrier, or with a spanning tree,
+/// which takes long.
 fn forwards(port: &Path) -> bool {
     let is = |file: &str, expected: &str| {
         fs::read_to_string(port.join(file)).is_ok_and(|text| text.trim() == expected)
@@ -95,7 +96,7 @@ mod tests {
         let port = std::env::temp_dir().join(format!("bellhop-port-{}", std::process::id()));
         fs::create_dir_all(port.join("brport/bridge/bridge")).unwrap();
         let put = |file: &str, text: &str| fs::write(port.join(file), text).unwrap();
-        // Without anything to read it is not one.
+        // Without these files there is nothing to wait for.
         assert!(forwards(&port));
         put("carrier", "1\n");
         put("brport/state", "0\n");

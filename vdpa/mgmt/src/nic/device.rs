@@ -1,4 +1,4 @@
-//! From a management device to `/dev/vhost-vdpa-N`.
+//! Adds a vDPA device to a management device, up to `/dev/vhost-vdpa-N`.
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 
@@ -12,7 +12,7 @@ use crate::journal::Outcome;
 use crate::{ErrorKind, MgmtDeviceName, NewDevice, connection};
 
 impl Nics {
-    /// Fails for a management device that does not make network devices.
+    /// Fails for a management device that does not support network devices.
     pub(super) fn check_network(&self, name: &MgmtDeviceName) -> Result<(), NicError> {
         let mgmtdev = self.connection.mgmt_device(name)?;
         if mgmtdev.supports(VIRTIO_ID_NET) {
@@ -33,7 +33,7 @@ impl Nics {
 }
 
 impl Making<'_> {
-    /// Waits for a management device, which its driver makes by itself.
+    /// Waits for a management device, which its driver creates by itself.
     pub(super) fn await_mgmt_device(&mut self, name: &MgmtDeviceName) -> Result<(), NicError> {
         let what = name.to_string();
         self.phase(Phase::AwaitMgmtDevice, &what, |making| {
@@ -45,8 +45,8 @@ impl Making<'_> {
         })
     }
 
-    /// Adds the device that is asked for, and waits for its character device. If the function `has_address` already, it
-    /// is added without one where the management device takes none.
+    /// Adds the requested device, and waits for its character device. If the function `has_address`
+    /// already and the management device refuses one, the device is added without it.
     pub(super) fn add_device_with_address(
         &mut self,
         request: &NicRequest,
@@ -81,7 +81,8 @@ impl Making<'_> {
         })
     }
 
-    /// Another bus driver may have been quicker; the device is for guests.
+    /// Waits for the character device. Another bus driver may have been first; the device is for
+    /// guests, so it is rebound.
     fn await_character_device(&mut self, name: &str) -> Result<(), NicError> {
         self.phase(Phase::AwaitCharacterDevice, name, |making| {
             let nics = making.nics;
@@ -97,7 +98,7 @@ impl Making<'_> {
     }
 }
 
-/// Whether all that is wrong is that the management device takes no address.
+/// Whether the only problem is that the management device refuses an address.
 fn takes_no_mac(error: &NicError) -> bool {
     matches!(error, NicError::Mgmt(error) if connection::takes_no_mac(error))
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a NIC's making and removal, and what the user can do about it.
+//! Errors of creating and removing a NIC, with the remedy for the user.
 
 use std::fmt;
 use std::io;
@@ -16,22 +16,22 @@ use crate::pci::Address;
 /// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NicError {
-    /// A request to the kernel, or a file of sysfs.
+    /// A request to the kernel, or a file of sysfs, failed.
     #[error(transparent)]
     Mgmt(#[from] Error),
-    /// A connection.
+    /// Connecting failed.
     #[error(transparent)]
     Connectivity(Box<ConnectivityError>),
-    /// An owner that no record can hold.
+    /// No record can hold this owner.
     #[error(transparent)]
     Owner(#[from] BadOwner),
-    /// What it is to be made of is not there.
+    /// The source of the NIC does not exist.
     #[error(
         "{0:?} is neither a network interface, nor a PCI function, nor a devlink instance, nor a management device: \
          `ip link`, `bellhop vf show`, `bellhop port show` and `bellhop mgmtdev show` list what there is"
     )]
     NoOrigin(String),
-    /// An interface that is on no PCI function.
+    /// The interface is not on a PCI function.
     #[error(
         "{0} is no interface of a NIC with virtual functions or subfunctions; name one, or a management device \
          (`bellhop mgmtdev show`)"
@@ -40,7 +40,7 @@ pub enum NicError {
     /// The name is taken.
     #[error("there is a vDPA device {0} already; `bellhop dev show {0}` shows what it is")]
     NameTaken(String),
-    /// There is a record of that name.
+    /// There is a record with that name.
     #[error(
         "there is a NIC {0} already; `bellhop nic list` shows it, `bellhop nic delete {0}` takes it away"
     )]
@@ -51,19 +51,19 @@ pub enum NicError {
          interface's namespace"
     )]
     NoInterface(Address),
-    /// A function was asked for, of something that has none of that kind.
+    /// The source does not have the requested kind of function.
     #[error("{0} has no {1}: leave the kind out, or name a NIC that has")]
     NoSuchKind(String, &'static str),
-    /// Something that only a NIC with virtual functions can do.
+    /// Only a NIC with virtual functions supports the setting.
     #[error("{from} makes devices that have no {what} to be set: leave that out")]
     NoSettings {
-        /// What the NIC was to be made of.
+        /// The source of the NIC.
         from: String,
-        /// What was asked for.
+        /// The requested setting.
         what: &'static str,
     },
-    /// Subfunctions are made in switchdev mode only. The mode is not changed here, for links of
-    /// virtual functions go down meanwhile.
+    /// Subfunctions are created in switchdev mode only. The mode is not changed here, because links
+    /// of virtual functions would go down meanwhile.
     #[error(
         "{0} makes subfunctions only in switchdev mode: `devlink dev eswitch set {0} mode switchdev` (links of its functions go down \
          meanwhile), or ask for a virtual function"
@@ -79,15 +79,15 @@ pub enum NicError {
     /// All numbers of subfunctions are taken.
     #[error("{0} has no number left for a subfunction")]
     NoSfnum(Handle),
-    /// The answer about a port tells nothing of its subfunction.
+    /// The answer about a port has no subfunction.
     #[error(
         "the port {0} has no subfunction any more; somebody else changes this NIC at the same time"
     )]
     NoSubfunction(PortHandle),
-    /// A subfunction whose device is elsewhere.
+    /// The subfunction's device is in another network namespace.
     #[error("the device of the port {0} is in another network namespace")]
     Elsewhere(PortHandle),
-    /// It cannot make network devices.
+    /// The management device does not support network devices.
     #[error("{0} does not make network devices; `bellhop mgmtdev show` tells what each makes")]
     NotNetwork(String),
     /// All virtual functions are used.
@@ -95,10 +95,10 @@ pub enum NicError {
     NoneFree {
         /// The physical function.
         physical: Address,
-        /// Why each is not.
+        /// The reason for each.
         taken: Vec<Taken>,
     },
-    /// Zero virtual functions were asked for.
+    /// Zero virtual functions were requested.
     #[error("0 virtual functions are too few to choose one of")]
     NoCount,
     /// No vDPA driver is known for a function.
@@ -116,18 +116,18 @@ pub enum NicError {
     /// A bus driver other than vhost_vdpa has the device.
     #[error("{0} has no character device; `bellhop bind {0} vhost_vdpa` gives it one")]
     NoCharacterDevice(String),
-    /// Something that the kernel does by itself was not done in time.
+    /// The kernel did not finish its own work in time.
     #[error("{what} did not come in {} s; the kernel's log (`dmesg`) may say why", patience.as_secs())]
     NotInTime {
-        /// What was waited for.
+        /// The awaited event.
         what: String,
-        /// How long.
+        /// The time limit.
         patience: Duration,
     },
-    /// Whoever watches wants it to end.
+    /// The observer interrupted the operation.
     #[error("interrupted")]
     Interrupted,
-    /// The record could not be kept.
+    /// The record could not be stored.
     #[error("cannot keep the record of what was done")]
     Record(#[source] io::Error),
 }
@@ -139,13 +139,13 @@ impl From<ConnectivityError> for NicError {
     }
 }
 
-/// All of them in one line.
+/// Joins them in one line.
 pub(super) fn joined(all: &[impl fmt::Display]) -> String {
     let all: Vec<String> = all.iter().map(ToString::to_string).collect();
     all.join("; ")
 }
 
-/// The same after this text; nothing if there are none.
+/// The same after this text; empty if there are none.
 fn listed(before: &str, all: &[impl fmt::Display]) -> String {
     if all.is_empty() {
         String::new()
@@ -161,7 +161,7 @@ pub struct NotUndone {
     pub step: Step,
     /// The command that undoes it by hand.
     pub by_hand: String,
-    /// Why it was not; none if that was not tried, because a later one must be undone first.
+    /// The reason; `None` if it was not tried, because a later step must be undone first.
     pub error: Option<NicError>,
 }
 
@@ -175,7 +175,7 @@ impl fmt::Display for NotUndone {
     }
 }
 
-/// Why a NIC was not made.
+/// Why a NIC was not created.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot make {name}: it was not possible to {phase}{}",
@@ -184,22 +184,22 @@ impl fmt::Display for NotUndone {
 pub struct MakeError {
     /// The NIC.
     pub name: String,
-    /// What failed.
+    /// The phase that failed.
     pub phase: Phase,
-    /// Why.
+    /// The reason.
     #[source]
     pub source: Box<NicError>,
-    /// What was done before and could not be undone, the last step first.
+    /// Earlier steps that could not be undone, the last one first.
     pub not_undone: Vec<NotUndone>,
 }
 
 /// Why a NIC was not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
-    /// Somebody has it open; nothing was touched.
+    /// A process has the device open; nothing was changed.
     #[error(transparent)]
     InUse(Error),
-    /// It was given to this machine or a container; nothing was touched.
+    /// The device is in use by this machine or a container; nothing was changed.
     #[error(
         "{name} is bound to {driver}, so this machine or a container uses it: \
          `bellhop bind {name} vhost_vdpa` takes it back"
@@ -210,12 +210,12 @@ pub enum RemoveError {
         /// The bus driver that has its device.
         driver: String,
     },
-    /// Something could not be undone. It is still in the record.
+    /// Some steps could not be undone. They are still in the record.
     #[error("{name} is not removed completely. Not undone: {}", joined(not_undone))]
     Incomplete {
         /// The NIC.
         name: String,
-        /// What could not be undone, the last step first.
+        /// These steps, the last one first.
         not_undone: Vec<NotUndone>,
     },
 }

@@ -1,4 +1,4 @@
-//! Making and removing: the phases in their order.
+//! Creating and removing a NIC: the phases in order.
 
 use super::connect::Subject;
 use super::error::{MakeError, NicError, RemoveError};
@@ -13,12 +13,12 @@ use crate::bus::Bus;
 use crate::error::existing;
 
 impl Nics {
-    /// Makes a NIC: everything from what `request` names to a vDPA device behind
-    /// `/dev/vhost-vdpa-N`. `others` are the NICs that were made before and still are there, so that
-    /// virtual functions that were counted for one of them go with the last one.
+    /// Creates a NIC: everything from the source in `request` to a vDPA device behind
+    /// `/dev/vhost-vdpa-N`. `others` are the existing NICs. If virtual functions were created for
+    /// one of them, the last NIC removes them.
     ///
     /// # Errors
-    /// [`MakeError`], with what failed and what could not be undone, after everything else was.
+    /// [`MakeError`], with the failed phase. All other steps were undone, except those it lists.
     pub fn make(
         &self,
         request: &NicRequest,
@@ -33,22 +33,23 @@ impl Nics {
     }
 
     /// Checks that the host has the NIC, of this kind, and the bridge that `request` names. Does
-    /// not look for a free function.
+    /// not search for a free function.
     ///
     /// # Errors
-    /// [`NicError`] with the one that is missing.
+    /// [`NicError`] for the missing object.
     pub fn check_source(&self, request: &NicRequest) -> Result<(), NicError> {
         self.plan(self.find(&request.from)?, &request.from, request.kind)?;
         let wanted = request.connectivity.as_ref();
         wanted.map_or(Ok(()), |wanted| self.check_connectivity(wanted))
     }
 
-    /// Takes a NIC back: undoes its steps, the last one first. What others have changed since is
-    /// left as it is, and said to the observer.
+    /// Removes a NIC: undoes its steps, the last one first. Settings that others have changed since
+    /// stay, and the observer is notified.
     ///
     /// # Errors
-    /// [`RemoveError::InUse`] or [`RemoveError::NotForGuests`] before anything is touched;
-    /// [`RemoveError::Incomplete`] with what could not be undone: it is still in the record.
+    /// [`RemoveError::InUse`] or [`RemoveError::NotForGuests`] before anything is changed;
+    /// [`RemoveError::Incomplete`] with the steps that could not be undone: they are still in the
+    /// record.
     pub fn remove(&self, nic: &MadeNic, observer: &mut dyn Observer) -> Result<(), RemoveError> {
         self.check_removable(nic)?;
         let not_undone = Making::new(self, nic.clone(), &[], observer).remove();
@@ -78,7 +79,7 @@ impl Nics {
         }
         device.check_unused().map_err(RemoveError::InUse)?;
         match device.driver {
-            // A NIC in the making is not in use yet.
+            // An unfinished NIC is not in use yet.
             Some(driver) if driver != VHOST_DRIVER && nic.state() != State::Making => {
                 Err(RemoveError::NotForGuests {
                     name: device.name,
@@ -115,9 +116,9 @@ impl Making<'_> {
 }
 
 impl Nics {
-    /// Whether it can be done, as far as that can be known before anything is touched.
+    /// Checks whether the NIC can be created, as far as that is known before any change.
     pub(super) fn check(&self, request: &NicRequest, others: &[MadeNic]) -> Result<Plan, NicError> {
-        // Values that no device can have, whatever it is made on.
+        // Reject values that are impossible on any management device.
         if let Ok(any) = "any".parse() {
             request.device(any)?;
         }

@@ -1,4 +1,5 @@
-//! A NIC that is being made or removed: phases in order, each step in the journal before it is done, and the way back.
+//! Creates or removes a NIC: phases in order, each step in the journal before it is done, and the
+//! roll-back.
 
 use super::error::{MakeError, NicError, NotUndone};
 use super::nics::Nics;
@@ -11,11 +12,11 @@ use crate::connectivity::{Connectivity, Place};
 use crate::journal::{Journal, Moment, Outcome};
 use crate::link::Links;
 
-/// A NIC that is being made or removed.
+/// A NIC that is being created or removed.
 pub(super) struct Making<'a> {
     pub(super) nics: &'a Nics,
     pub(super) others: &'a [MadeNic],
-    /// The phase that is under way: what fails, fails in it.
+    /// The current phase, to which errors belong.
     pub(super) phase: Phase,
     nic: MadeNic,
     observer: &'a mut dyn Observer,
@@ -61,7 +62,7 @@ impl<'a> Making<'a> {
         Journal::step(self, step, || act(nics))
     }
 
-    /// Says more about the step that was done last.
+    /// Replaces the last step by one with more data.
     pub(super) fn replace_last(&mut self, step: Step) -> Result<(), NicError> {
         self.steps().pop();
         self.steps().push(step);
@@ -91,7 +92,7 @@ impl<'a> Making<'a> {
         })
     }
 
-    /// Waits for something that the kernel does.
+    /// Waits for the kernel's own work.
     pub(super) fn wait<T>(
         &mut self,
         what: &str,
@@ -121,7 +122,7 @@ impl<'a> Making<'a> {
         self.observer.progress(&Progress { name, activity });
     }
 
-    /// Reports the phase, and fails if the making is interrupted.
+    /// Reports the phase, and fails if the observer interrupts.
     fn tell(&mut self, activity: Activity<'_>) -> Result<(), NicError> {
         self.say(activity);
         if self.observer.interrupted() {
@@ -135,7 +136,7 @@ impl<'a> Making<'a> {
         self.nic.steps().last()
     }
 
-    /// All steps are done: the record says so.
+    /// Records that all steps are done.
     pub(super) fn finish(&mut self) -> Result<MadeNic, NicError> {
         self.nic.set_state(State::Made);
         self.phase = Phase::Connect;
@@ -143,7 +144,7 @@ impl<'a> Making<'a> {
         Ok(self.nic.clone())
     }
 
-    /// Undoes what was done before this error.
+    /// Undoes the steps before this error.
     pub(super) fn roll_back_after(mut self, error: NicError) -> MakeError {
         MakeError {
             not_undone: self.remove(),
@@ -153,7 +154,7 @@ impl<'a> Making<'a> {
         }
     }
 
-    /// Undoes all steps. What could not be undone stays in the record.
+    /// Undoes all steps. Those that could not be undone stay in the record.
     pub(super) fn remove(&mut self) -> Vec<NotUndone> {
         self.nic.set_state(State::Removing);
         let not_undone = self.roll_back().into_iter();
@@ -203,7 +204,8 @@ impl Journal for Making<'_> {
     }
 
     fn keeps_those_before(step: &Step) -> bool {
-        // A device that cannot be deleted keeps what it was made on, and so does a subfunction that is still active.
+        // A device that cannot be deleted keeps the steps before it, and so does a subfunction that
+        // is still active.
         matches!(step, Step::AddDevice { .. } | Step::ActivatePort { .. })
     }
 }

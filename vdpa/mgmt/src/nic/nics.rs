@@ -1,4 +1,4 @@
-//! The NICs of this machine, and the connections to the kernel that they need.
+//! The NICs of this machine, and the kernel connections for them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use crate::Connection;
 use crate::bus::Bus;
 use crate::pci::Pci;
 
-/// How long each thing is waited for that the kernel does by itself, unless something else is asked
-/// for. Functions of real NICs take seconds to start.
+/// Default maximum time for each of the kernel's own operations. Functions of real NICs take
+/// seconds to start.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(30);
 
-/// The bus driver through which guests have devices.
+/// The bus driver for devices of guests.
 pub(super) const VHOST_DRIVER: &str = "vhost_vdpa";
 
-/// The machine's NICs, to make vDPA devices on.
+/// The machine's NICs, on which vDPA devices are created.
 #[derive(Debug)]
 pub struct Nics {
     pub(super) connection: Connection,
@@ -26,7 +26,7 @@ pub struct Nics {
 }
 
 impl Nics {
-    /// Connects to the kernel; what it does by itself is waited for [`DEFAULT_PATIENCE`].
+    /// Connects to the kernel; waits for each of its own operations up to [`DEFAULT_PATIENCE`].
     ///
     /// # Errors
     /// As [`Connection::open`].
@@ -34,7 +34,7 @@ impl Nics {
         Self::with_patience(DEFAULT_PATIENCE)
     }
 
-    /// Connects to the kernel; what it does by itself is waited for this long.
+    /// Connects to the kernel; waits for each of its own operations up to `patience`.
     ///
     /// # Errors
     /// As [`Connection::open`].
@@ -47,7 +47,7 @@ impl Nics {
         })
     }
 
-    /// The NIC's `/dev/vhost-vdpa-N` as it is now; it changes when the device is bound anew.
+    /// The NIC's current `/dev/vhost-vdpa-N`; it changes when the device is rebound.
     ///
     /// # Errors
     /// [`NicError::Mgmt`]; [`NicError::NoCharacterDevice`] while another bus driver has it.

@@ -1,54 +1,54 @@
-//! Who watches a NIC being made or removed: keeps the record, shows progress, may interrupt.
+//! The observer of creating or removing a NIC: stores the record, shows progress, may interrupt.
 
 use std::io;
 
 use super::phase::Phase;
 use super::record::MadeNic;
 
-/// What goes on.
+/// A current activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity<'a> {
-    /// A phase begins: this is done, to or with the named thing.
+    /// A phase begins, on the named object.
     Begin(Phase, &'a str),
-    /// A phase is done.
+    /// A phase is finished.
     End(Phase),
-    /// The kernel is waited for.
+    /// Waits for the kernel.
     Wait(&'a str),
-    /// A step is undone.
+    /// Undoes a step.
     Undo(&'a str),
-    /// Something is left as others have changed it, or because they use it, and why.
+    /// Leaves a setting unchanged, because others have changed it or use it; with the reason.
     Leave(&'a str),
 }
 
-/// What goes on with which NIC.
+/// The activity on a NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress<'a> {
     /// The NIC's name.
     pub name: &'a str,
-    /// What goes on.
+    /// The activity.
     pub activity: Activity<'a>,
 }
 
-/// Who watches.
+/// An observer.
 pub trait Observer {
-    /// Keeps the record. It must be in a safe place when this returns: what comes next is not done
-    /// before. A record without steps need not be kept.
+    /// Stores the record. It must be in a safe place when this returns: the next step is done only
+    /// afterwards. A record without steps need not be kept.
     ///
     /// # Errors
-    /// What the place says; nothing more is done then, and what was done is undone.
+    /// The record could not be stored; nothing more is done then, and earlier steps are undone.
     fn keep(&mut self, nic: &MadeNic) -> io::Result<()>;
 
-    /// Hears what goes on.
+    /// Receives the progress.
     fn progress(&mut self, _progress: &Progress<'_>) {}
 
-    /// Whether to stop and undo what was done. It is asked when a phase begins, when it is done, and
-    /// while something is waited for; not while steps are undone.
+    /// Whether to stop and undo the steps. It is called when a phase begins, when it is finished,
+    /// and during waits; not during undoing.
     fn interrupted(&mut self) -> bool {
         false
     }
 }
 
-/// Keeps no record and shows nothing: for NICs that live no longer than their process.
+/// Stores no record and shows nothing: for NICs that live no longer than their process.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -1,4 +1,4 @@
-//! What a NIC is made of, found by what a user calls it.
+//! Finds the source of a NIC by the user's name for it.
 
 use super::error::NicError;
 use super::nics::Nics;
@@ -9,18 +9,18 @@ use crate::error::{Error, ErrorKind, existing};
 use crate::link::Links;
 use crate::pci::{Address, Function};
 
-/// What a NIC is made of.
+/// The source of a NIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// A management device, which makes devices itself.
+    /// A management device that creates devices by itself.
     MgmtDevice(MgmtDeviceName),
-    /// A physical function of the PCI bus. It may have a devlink instance, too.
+    /// A PCI physical function. It may have a devlink instance, too.
     Physical(Box<Function>),
     /// A NIC that is known by its devlink instance only.
     Instance(Handle),
 }
 
-/// What is to be made on what.
+/// The function to create, and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Plan {
     MgmtDevice(MgmtDeviceName),
@@ -29,14 +29,14 @@ pub(super) enum Plan {
 }
 
 impl Nics {
-    /// Finds what a text names: `pci/0000:01:00.0` or that address alone, a network interface, a management
-    /// device, or a devlink instance such as `pci/0000:01:00.0`.
+    /// Finds the object for a text: `pci/0000:01:00.0` or that address alone, a network interface,
+    /// a management device, or a devlink instance such as `pci/0000:01:00.0`.
     ///
-    /// A physical function that can have virtual ones is taken for that, even if it is a management
-    /// device as well; a virtual function only if it is one.
+    /// A physical function with SR-IOV counts as such, even if it is a management device as well. A
+    /// virtual function is found only if it is a management device.
     ///
     /// # Errors
-    /// [`NicError::NoOrigin`], [`NicError::NotPci`], or what the kernel says.
+    /// [`NicError::NoOrigin`], [`NicError::NotPci`], or the kernel's error.
     pub fn find(&self, text: &str) -> Result<Origin, NicError> {
         if let Ok(address) = text.parse::<Address>() {
             return self.physical(address);
@@ -76,7 +76,7 @@ impl Nics {
         Ok(Origin::Physical(Box::new(function)))
     }
 
-    /// What of an origin a NIC is to be made on.
+    /// Selects the function of a source for a NIC.
     pub(super) fn plan(&self, origin: Origin, text: &str, kind: Kind) -> Result<Plan, NicError> {
         let none = |what| Err(NicError::NoSuchKind(text.to_owned(), what));
         match (origin, kind) {
@@ -127,7 +127,7 @@ fn devlink() -> Result<Option<Devlink>, Error> {
     }
 }
 
-/// Whether there is such a devlink instance here.
+/// Whether this network namespace has such a devlink instance.
 fn has_instance(handle: &Handle) -> Result<bool, Error> {
     let Some(devlink) = devlink()? else {
         return Ok(false);
@@ -135,12 +135,12 @@ fn has_instance(handle: &Handle) -> Result<bool, Error> {
     Ok(existing(devlink.instance(handle))?.is_some())
 }
 
-/// What a function's devlink instance is called.
+/// The name of a function's devlink instance.
 fn instance_of(address: Address) -> Option<Handle> {
     Handle::new("pci", &address.to_string()).ok()
 }
 
-/// Whether a NIC's switch has representors. What has no devlink, or no such switch, has not.
+/// Whether a NIC's switch has representors. A NIC without devlink or such a switch has none.
 pub(super) fn is_switchdev(handle: &Handle) -> Result<bool, Error> {
     let Some(devlink) = devlink()? else {
         return Ok(false);

@@ -1,37 +1,37 @@
-//! The parts of making a NIC, as progress and errors name them.
+//! The phases of creating a NIC, for progress and errors.
 
 use std::fmt;
 
-/// A part of making a NIC. Not each leaves a [`super::Step`]: looking and waiting need no undoing.
+/// A phase of creating a NIC. Some leave no [`super::Step`]: a check or a wait needs no undoing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// Looking whether it can be done, before anything is touched.
+    /// Checks that it can be done, before any change.
     Check,
-    /// Giving a physical function its virtual functions.
+    /// Creates the virtual functions of a physical function.
     CountVirtualFunctions,
-    /// Looking for a free virtual function.
+    /// Searches for a free virtual function.
     ChooseVirtualFunction,
-    /// Address, VLAN and rates of the virtual function.
+    /// Sets address, VLAN and rates of the virtual function.
     SetVirtualFunction,
-    /// A driver that is a vDPA parent.
+    /// Binds a driver that is a vDPA parent.
     BindFunction,
-    /// Waiting for the management device.
+    /// Waits for the management device.
     AwaitMgmtDevice,
-    /// Adding the port of a subfunction.
+    /// Adds the port of a subfunction.
     AddPort,
-    /// Address and rates of the subfunction.
+    /// Sets address and rates of the subfunction.
     ConfigurePort,
-    /// Making the subfunction active.
+    /// Activates the subfunction.
     ActivatePort,
-    /// Waiting for the subfunction's own device.
+    /// Waits for the subfunction's own device.
     AwaitSubfunction,
-    /// Having the subfunction make vDPA devices: a parameter, and a reload.
+    /// Makes the subfunction support vDPA devices: a parameter, and a reload.
     EnableVnet,
-    /// Adding the vDPA device.
+    /// Adds the vDPA device.
     AddDevice,
-    /// Waiting for `/dev/vhost-vdpa-N`.
+    /// Waits for `/dev/vhost-vdpa-N`.
     AwaitCharacterDevice,
-    /// Connecting the function.
+    /// Connects the function.
     Connect,
 }
 

@@ -1,4 +1,4 @@
-//! The steps that making a NIC would take, without taking any.
+//! The steps of creating a NIC, without doing any.
 
 use std::fmt;
 
@@ -15,12 +15,12 @@ use crate::MgmtDeviceName;
 use crate::devlink::Handle;
 use crate::pci::Address;
 
-/// A step that would be taken.
+/// A planned step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedStep {
-    /// What would be done.
+    /// The phase.
     pub phase: Phase,
-    /// To or with what.
+    /// The object of the phase.
     pub what: String,
 }
 
@@ -30,16 +30,16 @@ impl fmt::Display for PlannedStep {
     }
 }
 
-/// What the vDPA device would be made on.
+/// The base of the planned vDPA device.
 enum Base {
     MgmtDevice(MgmtDeviceName),
     VirtualFunction {
         physical: Address,
-        /// How many virtual functions the NIC would get first.
+        /// The number of virtual functions to create first.
         count: Option<u32>,
-        /// The virtual function, if there is one to choose already.
+        /// The virtual function, if it can be chosen already.
         chosen: Option<(u32, Address)>,
-        /// The driver that it would get.
+        /// The driver to bind.
         driver: Option<&'static str>,
     },
     Subfunction {
@@ -49,10 +49,10 @@ enum Base {
 }
 
 impl Nics {
-    /// The steps that [`Nics::make`] would take, as far as they can be known before the first.
+    /// The steps of [`Nics::make`], as far as they are known before the first.
     ///
     /// # Errors
-    /// Why it cannot be made.
+    /// The reason why it cannot be created.
     pub fn plan_steps(
         &self,
         request: &NicRequest,
@@ -135,7 +135,7 @@ fn steps(request: &NicRequest, base: &Base) -> Vec<PlannedStep> {
     if let Some(connectivity) = &request.connectivity {
         add(Phase::Connect, connectivity.to_string());
     }
-    // The words of a setting begin with a space.
+    // The text of a setting begins with a space.
     for step in &mut steps {
         step.what = step.what.trim().to_owned();
     }

@@ -1,4 +1,4 @@
-//! The record of a NIC: what another process needs to take it back.
+//! The record of a NIC: the data that another process needs to remove it.
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -13,20 +13,20 @@ pub(super) const VERSION: u32 = 1;
 /// More steps than any NIC has.
 const STEPS_MAX: usize = 32;
 
-/// How far a NIC is.
+/// The progress of a NIC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     /// Its steps are being done, or were when the process that did them ended.
     Making,
-    /// It is there.
+    /// It is complete.
     Made,
     /// Its steps are being undone, or were when the process that did that ended or failed.
     Removing,
 }
 
-/// A NIC and the steps that made it. It is checked when it is read: another version, a name that
-/// no device can have, and more than is known here are refused.
+/// A NIC and its steps. Reading checks the record: another version, an impossible device name, and
+/// unknown fields are rejected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MadeNic {
     version: u32,
@@ -51,38 +51,38 @@ impl MadeNic {
         }
     }
 
-    /// Its name, which is the vDPA device's.
+    /// Its name, which is also the vDPA device's.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it was made of, as it was asked for.
+    /// Its source, as requested.
     #[must_use]
     pub fn from(&self) -> &str {
         &self.from
     }
 
-    /// The owner's own name for itself. None: `bellhop nic create` made it.
+    /// The owner's own name for itself. `None`: created by `bellhop nic create`.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
     }
 
-    /// How far it is.
+    /// Its progress.
     #[must_use]
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// What was done, in that order. The last step may not have been done if its state is
-    /// not [`State::Made`].
+    /// Its steps, in order. The last one may not have been done if its state is not
+    /// [`State::Made`].
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// The management device that its vDPA device is on, if it came so far.
+    /// The management device of its vDPA device, if that was added.
     #[must_use]
     pub fn mgmtdev(&self) -> Option<&MgmtDeviceName> {
         self.steps.iter().find_map(|step| match step {
@@ -99,7 +99,7 @@ impl MadeNic {
         &mut self.steps
     }
 
-    /// It is connected so: a step, if anything was changed for that.
+    /// Stores the connection: a step, if anything was changed for it.
     pub(super) fn set_connection(&mut self, attached: &Attached) {
         self.steps
             .retain(|step| !matches!(step, Step::Connect { .. }));
@@ -110,7 +110,7 @@ impl MadeNic {
     }
 }
 
-/// Why a record cannot be used.
+/// The reason why a record is unusable.
 #[derive(Debug, thiserror::Error)]
 enum BadRecord {
     #[error("it has version {0}, and this program knows version {VERSION}")]
@@ -162,15 +162,15 @@ impl<'de> Deserialize<'de> for MadeNic {
     }
 }
 
-/// The longest owner, in bytes.
+/// Maximum length of an owner, in bytes.
 const OWNER_MAX: usize = 256;
 
-/// What cannot stand for an owner.
+/// The text is no valid owner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("an owner has 1 to {OWNER_MAX} bytes without control characters")]
 pub struct BadOwner;
 
-/// Fails for what cannot stand for an owner.
+/// Fails for an invalid owner.
 pub(super) fn check_owner(owner: &str) -> Result<(), BadOwner> {
     let fits = (1..=OWNER_MAX).contains(&owner.len());
     if fits && !owner.contains(char::is_control) {

@@ -1,34 +1,34 @@
-//! What a NIC is to be like.
+//! The request for a NIC.
 
 use crate::connectivity::Connectivity;
 use crate::sriov::Rates;
 use crate::{Error, MgmtDeviceName, NewDevice};
 
-/// What a vDPA device is made on.
+/// The base of a vDPA device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Kind {
-    /// What the origin has: a management device as it is; of a NIC in switchdev mode a subfunction, of another one a
-    /// virtual function.
+    /// Depends on the source: a management device itself; a subfunction of a NIC in switchdev mode;
+    /// a virtual function of another NIC.
     #[default]
     Auto,
     /// A virtual function of a NIC (SR-IOV).
     VirtualFunction,
-    /// A subfunction of a NIC that is in switchdev mode.
+    /// A subfunction of a NIC in switchdev mode.
     Subfunction,
 }
 
-/// A NIC to be made. What is `None` is as the hardware or the kernel chooses.
+/// A NIC to create. For a field that is `None` the hardware or the kernel chooses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicRequest {
-    /// Its name, which becomes the vDPA device's.
+    /// Its name, also for the vDPA device.
     pub name: String,
-    /// What it is made of: a physical function by its address (`pci/0000:01:00.0`) or by its network
-    /// interface, a NIC by its devlink handle, or a management device that makes devices itself
+    /// Its source: a physical function by its address (`pci/0000:01:00.0`) or network interface, a
+    /// NIC by its devlink handle, or a management device that creates devices itself
     /// (`vdpasim_net`).
     pub from: String,
-    /// Whom it is made for: goes into its record, for that one to know it by. Up to 256 bytes.
+    /// Its owner, stored in the record so that the owner recognises it. Up to 256 bytes.
     pub owner: Option<String>,
-    /// What the device is made on.
+    /// The base of the device.
     pub kind: Kind,
     /// Its address.
     pub mac: Option<[u8; 6]>,
@@ -38,17 +38,17 @@ pub struct NicRequest {
     pub max_vqp: Option<u16>,
     /// Its virtio feature bits.
     pub device_features: Option<u64>,
-    /// What it is connected with.
+    /// Its connection.
     pub connectivity: Option<Connectivity>,
-    /// Limits of what it sends.
+    /// Limits on its transmit rate.
     pub rates: Option<Rates>,
-    /// How many virtual functions the NIC gets if it has none; as many as it can have, but at most
-    /// eight, if this is `None`.
+    /// The number of virtual functions to create if the NIC has none. `None`: as many as possible,
+    /// but at most eight.
     pub virtual_functions: Option<u32>,
 }
 
 impl NicRequest {
-    /// A NIC with everything as the hardware or the kernel chooses.
+    /// A NIC for which the hardware or the kernel chooses everything.
     #[must_use]
     pub fn new(name: impl Into<String>, from: impl Into<String>) -> Self {
         Self {
@@ -66,10 +66,10 @@ impl NicRequest {
         }
     }
 
-    /// The vDPA device that is to be added.
+    /// The vDPA device to add.
     ///
     /// # Errors
-    /// `Invalid` for values that no device can have.
+    /// `Invalid` for impossible values.
     pub fn device(&self, mgmtdev: MgmtDeviceName) -> Result<NewDevice, Error> {
         let device = NewDevice::new(&self.name, mgmtdev)?.mac(self.mac)?;
         let device = device.mtu(self.mtu)?.max_vqp(self.max_vqp)?;

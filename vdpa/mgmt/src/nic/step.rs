@@ -1,4 +1,4 @@
-//! Steps from a NIC to a device, as data: what was done, and what is needed to undo it.
+//! The steps from a NIC to a device, as data: each with everything needed to undo it.
 
 use std::fmt;
 
@@ -12,38 +12,38 @@ use crate::error::{self, Error};
 use crate::pci::Address;
 use crate::sriov::{Rates, Setting, VirtualFunction};
 
-/// A step that was begun, and what is needed to undo it.
+/// A step that was begun, with the data needed to undo it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Step {
-    /// A physical function without virtual functions got some. NICs on the same physical
-    /// function each have this step, and the last one to go undoes it.
+    /// Virtual functions of a physical function that had none were created. NICs on the same
+    /// physical function each have this step, and the last one to be removed undoes it.
     CountVirtualFunctions {
         /// The physical function.
         physical: Address,
-        /// How many it got.
+        /// Their number.
         count: u32,
     },
-    /// Settings of a virtual function were made through its physical one.
+    /// Settings of a virtual function were changed through its physical one.
     SetVirtualFunction {
         /// The physical function.
         physical: Address,
         /// The virtual function's number.
         virtual_function: u32,
-        /// As they are now.
+        /// The new settings.
         settings: Settings,
-        /// As they were, as far as the driver told.
+        /// The former settings, as far as the driver reported them.
         former: Settings,
     },
-    /// A function got a driver that is a vDPA parent.
+    /// A driver that is a vDPA parent was bound to a function.
     BindFunction {
         /// The function.
         function: Address,
         /// The driver.
         driver: String,
-        /// The driver that it had.
+        /// The former driver.
         former_driver: Option<String>,
-        /// The only driver that might take it, if somebody had said so.
+        /// The former driver override, if there was one.
         former_override: Option<String>,
     },
     /// The port of a new subfunction was added.
@@ -52,30 +52,30 @@ pub enum Step {
         handle: Handle,
         /// The number of its physical function.
         pfnum: u16,
-        /// The subfunction's number, which nobody had.
+        /// The subfunction's number, which was free.
         sfnum: u32,
-        /// The port; none until the driver has told it.
+        /// The port; `None` until the driver has reported it.
         port: Option<PortHandle>,
     },
-    /// The subfunction behind the port was made active.
+    /// The subfunction behind the port was activated.
     ActivatePort {
         /// The port.
         port: PortHandle,
     },
     /// The vDPA device was added. It has the NIC's name.
     AddDevice {
-        /// On this management device.
+        /// Its management device.
         mgmtdev: MgmtDeviceName,
     },
     /// The function was connected.
     Connect {
-        /// What was changed for that.
+        /// The changes for that.
         attached: Attached,
     },
 }
 
 impl fmt::Display for Step {
-    /// What was done, as a part of a sentence.
+    /// The step, as a part of a sentence.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CountVirtualFunctions { physical, count } => {
@@ -148,7 +148,7 @@ impl Step {
         }
     }
 
-    /// The phase that does it, and what that does it to or with.
+    /// The phase of the step, and its object.
     pub(super) fn phase(&self) -> (Phase, String) {
         match self {
             Self::CountVirtualFunctions { physical, .. } => {
@@ -176,18 +176,18 @@ impl Step {
     }
 }
 
-/// Settings of a virtual function in a record. None is what is not set, or not known.
+/// Settings of a virtual function in a record. `None` is a setting that is not set, or unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// The address.
     pub mac: Option<[u8; 6]>,
-    /// Limits of what it sends: least and greatest, in Mbit/s.
+    /// Limits on its transmit rate: minimum and maximum, in Mbit/s.
     pub rates: Option<(u32, u32)>,
 }
 
 impl Settings {
-    /// Those of this list that a record has: address and rates.
+    /// The settings of this list that a record has: address and rates.
     pub(super) fn of(settings: &[Setting]) -> Self {
         let mut all = Self::default();
         for setting in settings {
@@ -203,7 +203,7 @@ impl Settings {
         all
     }
 
-    /// Of these kinds of settings, what a driver says now.
+    /// The driver's current values for these kinds of settings.
     pub(super) fn former(settings: &[Setting], now: &VirtualFunction) -> Self {
         let known: Vec<Setting> = settings
             .iter()
@@ -212,15 +212,15 @@ impl Settings {
         Self::of(&known)
     }
 
-    /// Of these former settings, those to go back to: where `now` is as it was `set`. And whether
-    /// others have changed something since.
+    /// The former settings to restore: those whose value `now` is still the one `set`. And whether
+    /// others have changed one since.
     pub(super) fn where_still(&self, now: &Self, set: &Self) -> (Self, bool) {
         let (mac, mac_changed) = still(self.mac, now.mac, set.mac);
         let (rates, rates_changed) = still(self.rates, now.rates, set.rates);
         (Self { mac, rates }, mac_changed || rates_changed)
     }
 
-    /// As they are sent.
+    /// The settings to send.
     pub(super) fn list(&self) -> Result<Vec<Setting>, Error> {
         let mut list = Vec::new();
         list.extend(self.mac.map(Setting::Mac));
@@ -231,7 +231,7 @@ impl Settings {
     }
 }
 
-/// What to go back to, and whether others have changed it.
+/// The value to restore, and whether others have changed it.
 fn still<T: PartialEq>(former: Option<T>, now: Option<T>, set: Option<T>) -> (Option<T>, bool) {
     match set {
         None => (None, false),
@@ -241,7 +241,7 @@ fn still<T: PartialEq>(former: Option<T>, now: Option<T>, set: Option<T>) -> (Op
 }
 
 impl fmt::Display for Settings {
-    /// In the words of `bellhop vf set`, with a space before each.
+    /// In the syntax of `bellhop vf set`, with a space before each.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(mac) = self.mac {
             write!(f, " mac {}", error::mac(mac))?;

@@ -1,13 +1,13 @@
-//! Records of NICs, one file each, so that another process can take a NIC back.
+//! Records of NICs, one file each, so that another process can remove a NIC.
 //!
 //! ```text
-//!   /run/bellhop/nics/   0700   lock           held by who makes or removes
+//!   /run/bellhop/nics/   0700   lock           held by the process that creates or removes
 //!                               NAME.json 0600 written as NAME.json.new, then renamed
 //! ```
 //!
-//! `/run` is gone after a reboot, and so are the NICs. Whoever may write here says what root will undo, so
-//! the directory must be the user's own, and no link is followed. Owns the directory; must not know
-//! what the steps mean.
+//! A reboot clears `/run`, and the NICs with it. A record decides what root will undo. So the
+//! directory must be the user's own, and no link is followed. This module owns the directory; it
+//! does not interpret the steps.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -23,28 +23,28 @@ use super::record::{MadeNic, VERSION};
 use crate::Error;
 use crate::new_device::check_name;
 
-/// Where records are unless something else is asked for.
+/// The default directory of records.
 const DIRECTORY: &str = "/run/bellhop/nics";
 
 /// The end of a record's name.
 const SUFFIX: &str = ".json";
 
-/// A longer file is no record of ours, in bytes.
+/// Maximum size of a record, in bytes.
 const RECORD_MAX: u64 = 64 * 1024;
 
-/// How long another process is waited for.
+/// Maximum time to wait for another process.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Why records could not be read or kept.
+/// Why records could not be read or stored.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A name that no NIC can have.
+    /// No NIC can have this name.
     #[error(transparent)]
     Name(#[from] Error),
     /// There is no record of that name.
     #[error("there is no record of a NIC {0}; `bellhop nic list` lists them")]
     NoNic(String),
-    /// Another process makes or removes a NIC for too long.
+    /// Another process has been creating or removing a NIC for too long.
     #[error(
         "another process is making or removing a NIC and did not end in {} s (it holds {})",
         PATIENCE.as_secs(),
@@ -57,10 +57,10 @@ pub enum StoreError {
         .0.display()
     )]
     NotOwn(PathBuf),
-    /// The caller may not do that.
+    /// The caller lacks the right.
     #[error("no permission for the records in {}: run this as root", path.display())]
     NotPermitted {
-        /// What was used.
+        /// The path of the access.
         path: PathBuf,
         /// The kernel's answer.
         #[source]
@@ -86,12 +86,12 @@ pub enum StoreError {
         /// Its version.
         version: u64,
     },
-    /// A record that makes no sense.
+    /// A record cannot be decoded.
     #[error("{} is no record of a NIC", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         #[source]
         source: serde_json::Error,
     },
@@ -104,7 +104,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// The records in `/run/bellhop/nics`, which is made if it is not there.
+    /// The records in `/run/bellhop/nics`, which is created if it does not exist.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -112,10 +112,10 @@ impl Store {
         Self::open(Path::new(DIRECTORY))
     }
 
-    /// The records in this directory, which is made with mode 0700 if it is not there.
+    /// The records in this directory, which is created with mode 0700 if it does not exist.
     ///
     /// # Errors
-    /// [`StoreError::NotOwn`] for a directory of somebody else's, [`StoreError::NotPermitted`],
+    /// [`StoreError::NotOwn`] for a directory of another user, [`StoreError::NotPermitted`],
     /// [`StoreError::File`].
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let error = |source| file_error(directory, source);
@@ -127,7 +127,7 @@ impl Store {
                 .map_err(error)?;
         }
         match DirBuilder::new().mode(0o700).create(directory) {
-            // Whatever the umask was.
+            // Independently of the umask.
             Ok(()) => fs::set_permissions(directory, Permissions::from_mode(0o700)),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
             Err(error) => Err(error),
@@ -150,7 +150,7 @@ impl Store {
         })
     }
 
-    /// All records, by name. Who reads them while a NIC is made sees it as far as it is.
+    /// All records, by name. An unfinished NIC appears with its steps so far.
     ///
     /// # Errors
     /// [`StoreError::Malformed`], [`StoreError::Version`] or [`StoreError::File`] of the first that
@@ -168,7 +168,7 @@ impl Store {
         for name in names {
             match self.nic(&name) {
                 Ok(nic) => nics.push(nic),
-                // Gone meanwhile.
+                // It was removed meanwhile.
                 Err(StoreError::NoNic(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -219,8 +219,8 @@ impl Store {
         }
     }
 
-    /// Keeps other processes from making and removing NICs, until the answer is dropped. Another
-    /// process that does is waited for.
+    /// Locks out other processes that create and remove NICs, until the result is dropped. Waits
+    /// for another process that holds the lock.
     ///
     /// # Errors
     /// [`StoreError::Busy`], [`StoreError::File`], [`StoreError::NotPermitted`].
@@ -248,8 +248,8 @@ impl Store {
         })
     }
 
-    /// Takes away what a process that was killed while it wrote has left. Only who has the lock writes, and
-    /// what cannot be removed is in nobody's way but its own record's, which says so.
+    /// Removes files left by a process that was killed while it wrote. Only the holder of the lock
+    /// writes. A file that cannot be removed affects only its own record, whose write reports it.
     fn remove_leftovers(&self) {
         let unfinished = format!("{SUFFIX}.new");
         for entry in fs::read_dir(&self.directory)
@@ -268,7 +268,7 @@ impl Store {
         Ok(self.directory.join(format!("{name}{SUFFIX}")))
     }
 
-    /// Writes a record, or takes it away if there is nothing to undo any more.
+    /// Writes a record, or removes it if there is nothing left to undo.
     fn keep(&self, nic: &MadeNic) -> Result<(), StoreError> {
         let path = self.path(nic.name())?;
         if nic.steps().is_empty() {
@@ -280,7 +280,7 @@ impl Store {
         let new = self.directory.join(format!("{}{SUFFIX}.new", nic.name()));
         let write = || -> io::Result<()> {
             let text = serde_json::to_vec(nic)?;
-            // Of a process that was killed in between.
+            // Left by a process that was killed in between.
             match fs::remove_file(&new) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -295,7 +295,7 @@ impl Store {
     }
 }
 
-/// The directory of records, which no other process changes meanwhile.
+/// The directory of records, locked against changes by other processes.
 #[derive(Debug)]
 pub struct LockedStore {
     store: Store,

@@ -1,12 +1,12 @@
-//! From a NIC in switchdev mode to a management device on a new subfunction.
+//! Creates a subfunction of a NIC in switchdev mode, up to its management device.
 //!
 //! ```text
-//!   port added (pcisf) ──> address, rates ──> active ──> its device comes (nested devlink)
+//!   port added (pcisf) ──> address, rates ──> active ──> its device appears (nested devlink)
 //!        ──> is it a management device? ──no──> enable_vnet, reload ──> it becomes one
 //! ```
 //!
-//! Address and rates go with the port, parameters with the subfunction, so only the port and its state are
-//! steps to undo.
+//! Address and rates are deleted with the port, parameters with the subfunction. So only the port
+//! and its state are steps to undo.
 
 use super::error::NicError;
 use super::making::Making;
@@ -22,17 +22,17 @@ use crate::devlink::{
 use crate::journal::Outcome;
 use crate::{ErrorKind, MgmtDeviceName};
 
-/// The parameter of an instance that has it make vDPA devices (devlink-params.rst).
+/// The parameter that makes an instance support vDPA devices (devlink-params.rst).
 const ENABLE_VNET: &str = "enable_vnet";
 
 /// Bytes per second of 1 Mbit/s.
 const BYTES_PER_MBIT: u64 = 125_000;
 
-/// How often another number is tried when somebody else was faster.
+/// Maximum attempts with another number, if another process was faster.
 const ATTEMPTS: u32 = 8;
 
 impl Nics {
-    /// Whether a subfunction can be made, as far as that can be known before anything is touched.
+    /// Checks whether a subfunction can be created, as far as that is known before any change.
     pub(super) fn check_subfunction(
         &self,
         request: &NicRequest,
@@ -140,14 +140,14 @@ impl Making<'_> {
     fn activate(&mut self, devlink: &Devlink, port: &PortHandle) -> Result<(), NicError> {
         let step = Step::ActivatePort { port: port.clone() };
         self.step(step, |_| {
-            // Being inactive twice does no harm.
+            // Deactivating it twice does no harm.
             let active = devlink.set_function(port, &FunctionState::Active.into());
             active.map_err(NicError::from).into()
         })
     }
 }
 
-/// The number that the next subfunction gets.
+/// The number for the next subfunction.
 pub(super) fn next_number(handle: &Handle, pfnum: u16) -> Result<u32, NicError> {
     number(&Devlink::open()?, handle, pfnum)
 }
@@ -157,7 +157,7 @@ fn number(devlink: &Devlink, handle: &Handle, pfnum: u16) -> Result<u32, NicErro
     free_number(&ports, pfnum).ok_or_else(|| NicError::NoSfnum(handle.clone()))
 }
 
-/// The lowest number that no subfunction has.
+/// The lowest free number of a subfunction.
 fn free_number(ports: &[Port], pfnum: u16) -> Option<u32> {
     let taken: std::collections::BTreeSet<u32> =
         ports.iter().filter_map(|port| port.sfnum(pfnum)).collect();
@@ -187,7 +187,7 @@ fn configure(devlink: &Devlink, port: &PortHandle, request: &NicRequest) -> Resu
     Ok(())
 }
 
-/// The instance of a port's function, once its driver has it.
+/// The instance of a port's function, once its driver has attached.
 fn attached(port: &Port) -> Result<Option<Handle>, NicError> {
     let Some(function) = &port.function else {
         return Err(NicError::NoSubfunction(port.handle.clone()));
@@ -202,7 +202,7 @@ fn attached(port: &Port) -> Result<Option<Handle>, NicError> {
     }
 }
 
-/// Has an instance make vDPA devices. One without the parameter does without being asked.
+/// Makes an instance support vDPA devices. An instance without the parameter supports them already.
 fn enable_vnet(devlink: &Devlink, instance: &Handle) -> Result<(), NicError> {
     let on = ParamValue::Flag(true);
     if let Err(error) = devlink.param(instance, ENABLE_VNET) {

@@ -11,7 +11,7 @@ pub struct Taken {
     pub virtual_function: u32,
     /// Its address.
     pub address: Address,
-    /// Why it is not.
+    /// The reason.
     pub because: TakenBecause,
 }
 
@@ -20,7 +20,7 @@ pub struct Taken {
 pub enum TakenBecause {
     /// It has a vDPA device.
     VdpaDevice(String),
-    /// It is given to programs.
+    /// Programs use it through vfio-pci.
     Vfio,
     /// Its interface is up.
     Up(String),
@@ -33,7 +33,7 @@ pub enum TakenBecause {
 }
 
 impl Taken {
-    /// Whether that may change by itself, moments after the function has come.
+    /// Whether that may change by itself, moments after the function appeared.
     pub(super) fn may_be_starting(&self) -> bool {
         matches!(self.because, TakenBecause::Hidden(_))
     }

@@ -1,7 +1,7 @@
-//! Undoing one step.
+//! Undoes one step.
 //!
-//! Each step may have been done, or not, or have been undone by somebody else, or have been changed since. So
-//! each looks first: what is not as this step made it is left alone.
+//! Each step may have been done or not, undone by another process, or changed since. So each undo
+//! checks first: a setting that this step did not make stays.
 
 use super::error::{NicError, joined};
 use super::nics::Nics;
@@ -14,7 +14,7 @@ use crate::link;
 use crate::pci::Address;
 use crate::sriov::Links;
 
-/// What is left as it is, and why; none if all is undone.
+/// The objects that stay unchanged, with the reason; `None` if all is undone.
 type Undone = Result<Option<String>, NicError>;
 
 impl Nics {
@@ -54,7 +54,7 @@ impl Nics {
         }
     }
 
-    /// A function that is gone needs no undoing; the driver may let go of an active one a moment later.
+    /// A vanished function needs no undoing; the driver may release an active one a moment later.
     fn deactivate(&self, port: &PortHandle) -> Undone {
         let devlink = Devlink::open()?;
         let now = || existing(devlink.port(port)).map(|port| port?.function);

@@ -1,9 +1,9 @@
-//! From a physical function to a management device on one of its virtual functions.
+//! Prepares a virtual function of a physical function, up to its management device.
 //!
 //! ```text
-//!   none there ──> sriov_numvfs: 0 ──> n      a number that is there is never changed
+//!   none exist ──> sriov_numvfs: 0 ──> n      an existing number is never changed
 //!   free one ──> address, rates through the physical function's interface
-//!            ──> is it a management device already (its driver is a vDPA parent)? ──> as it is
+//!            ──> is it a management device already (its driver is a vDPA parent)? ──> unchanged
 //!                virtio device ──> vp-vdpa
 //! ```
 
@@ -21,18 +21,18 @@ use crate::pci::{Address, Function, no_driver, no_sriov};
 use crate::sriov::{Links, Setting};
 use crate::{ErrorKind, MgmtDeviceName};
 
-/// The driver that makes vDPA devices of virtio functions.
+/// The driver that makes virtio functions vDPA parents.
 const VIRTIO_PARENT: &str = "vp-vdpa";
 
 /// Vendor of virtio devices (virtio 1.3, 4.1.2).
 const VIRTIO_VENDOR: u32 = 0x1af4;
 
-/// How many virtual functions a NIC gets if nobody says.
+/// Default number of virtual functions.
 const COUNT: u32 = 8;
 
 impl Nics {
-    /// Whether a virtual function can become what is asked for, as far as that can be known before anything is
-    /// touched.
+    /// Checks whether a virtual function can fulfil the request, as far as that is known before any
+    /// change.
     pub(super) fn check_virtual_function(
         &self,
         request: &NicRequest,
@@ -57,7 +57,7 @@ impl Nics {
         self.parent(&function).map(drop)
     }
 
-    /// The driver that makes a management device of a function; none if it is one as it is.
+    /// The driver that makes a function a management device; `None` if it is one already.
     pub(super) fn parent(&self, function: &Function) -> Result<Option<&'static str>, NicError> {
         if self.has_mgmt_device(&mgmtdev(function)?)? {
             return Ok(None);
@@ -71,7 +71,7 @@ impl Nics {
         }
     }
 
-    /// The driver that makes a management device of a virtio function; none for other functions.
+    /// The driver that makes a virtio function a management device; `None` for other functions.
     pub(super) fn parent_of_virtio(
         &self,
         function: &Function,
@@ -110,11 +110,11 @@ impl Making<'_> {
         Ok(function.address)
     }
 
-    /// Virtual functions, if there are none.
+    /// Creates virtual functions, if there are none.
     fn count(&mut self, request: &NicRequest, physical: Function) -> Result<Function, NicError> {
         let address = physical.address;
         if !physical.virtual_functions.is_empty() {
-            // Counted for another NIC of ours: the last one takes them away.
+            // Created for another recorded NIC: the last one removes them.
             let step = self.others.iter().flat_map(MadeNic::steps).find(
                 |step| matches!(step, Step::CountVirtualFunctions { physical, .. } if *physical == address),
             );
@@ -136,7 +136,7 @@ impl Making<'_> {
         })
     }
 
-    /// A free virtual function. Their drivers may still be starting.
+    /// Chooses a free virtual function. Their drivers may still be starting.
     fn free(&mut self, physical: &Function) -> Result<(u32, Function), NicError> {
         let nics = self.nics;
         let counted = matches!(self.last_step(), Some(Step::CountVirtualFunctions { .. }));
@@ -156,7 +156,7 @@ impl Making<'_> {
         })
     }
 
-    /// Settings through the physical function. Returns whether the address is set that way.
+    /// Applies settings through the physical function. Returns whether that sets the address.
     fn set(
         &mut self,
         request: &NicRequest,
@@ -192,7 +192,7 @@ impl Making<'_> {
             },
         });
         match set {
-            // The management device may take the address.
+            // The management device may accept the address.
             Err(NicError::Mgmt(error))
                 if error.kind() == ErrorKind::NotSupported
                     && matches!(wanted.as_slice(), [Setting::Mac(_)]) =>
@@ -212,27 +212,27 @@ impl Making<'_> {
         };
         self.step(step, |nics| match nics.pci.bind(function.address, driver) {
             Ok(_) => Outcome::Done(()),
-            // It has tried to put the old driver back, and may not have managed that.
+            // It has tried to restore the old driver, and may have failed.
             Err(error) if error.kind() == ErrorKind::NotUndone => Outcome::Unknown(error.into()),
             Err(error) => Outcome::NotDone(error.into()),
         })
     }
 }
 
-/// The management device that a function is, or becomes.
+/// The management device of a function, existing or future.
 fn mgmtdev(function: &Function) -> Result<MgmtDeviceName, NicError> {
     Ok(format!("pci/{}", function.address).parse()?)
 }
 
 impl NicRequest {
-    /// How many virtual functions a physical function without any gets.
+    /// The number of virtual functions to create on a physical function without any.
     pub(super) fn count(&self, physical: &Function) -> u32 {
         let most = physical.total_vfs.unwrap_or_default();
         self.virtual_functions.unwrap_or(COUNT.min(most))
     }
 }
 
-/// What a virtual function is to be told.
+/// The settings to apply to a virtual function.
 pub(super) fn settings(request: &NicRequest) -> Vec<Setting> {
     let mac = request.mac.map(Setting::Mac);
     mac.into_iter()

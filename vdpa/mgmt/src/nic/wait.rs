@@ -1,16 +1,16 @@
-//! Waiting for what the kernel does by itself: woken by its messages, and looked at again in between,
-//! because not everything that is waited for is announced.
+//! Waits for the kernel's own work. Its messages wake the caller, which also checks in between,
+//! because some events have no message.
 
 use std::time::{Duration, Instant};
 
 use super::error::NicError;
 use crate::uevent::Uevents;
 
-/// How long to wait for a message before looking again.
+/// Maximum time to wait for a message before the next check.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Waits until `look` finds something. `interrupted` is asked each time before it is waited; `begin` is called
-/// once if it must be waited at all.
+/// Waits until `look` finds something. Calls `interrupted` before each wait, and `begin` once if it
+/// must wait at all.
 ///
 /// # Errors
 /// Those of `look`; [`NicError::NotInTime`], [`NicError::Interrupted`].
@@ -21,7 +21,8 @@ pub(super) fn until<T>(
     begin: impl FnOnce(),
     mut look: impl FnMut() -> Result<Option<T>, NicError>,
 ) -> Result<T, NicError> {
-    // Before the first look, so that nothing is missed. Without messages the looking is enough.
+    // Opened before the first check, so that no message is missed. Without messages the checks
+    // suffice.
     let mut messages = Uevents::open().ok();
     if let Some(found) = look()? {
         return Ok(found);

@@ -1,4 +1,4 @@
-//! Where a PCI function is: domain, bus, device and function number.
+//! The address of a PCI function: domain, bus, device and function number.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, ErrorKind};
 use crate::name::as_text;
 
-/// The address of a PCI function, checked, in the kernel's spelling: `0000:01:00.1`. It is read with
-/// and without `pci/` in front of it, also by serde.
+/// The address of a PCI function, checked, in the kernel's spelling: `0000:01:00.1`. Parsing
+/// accepts it with and without the prefix `pci/`, also through serde.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Address {
-    /// Wider than the four digits of most machines where a controller adds domains of its own.
+    /// Wider than the four digits of most machines if a controller adds its own domains.
     domain: u32,
     bus: u8,
     /// 0 to 31.
@@ -25,7 +25,7 @@ pub struct Address {
 as_text!(Address);
 
 impl Address {
-    /// The function's number in its device, 0 to 7: that of physical functions in names of ports.
+    /// The function's number in its device, 0 to 7, which physical functions have in port names.
     #[must_use]
     pub fn function(&self) -> u8 {
         self.function
@@ -70,7 +70,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A number with this many digits. `from_str_radix` alone would take a sign.
+/// A number with this many digits. `from_str_radix` alone would accept a sign.
 fn hexadecimal(digits: &str, shortest: usize, longest: usize) -> Option<u32> {
     let right = (shortest..=longest).contains(&digits.len())
         && digits.bytes().all(|byte| byte.is_ascii_hexdigit());

@@ -1,9 +1,8 @@
-//! From one driver of a PCI function to another.
+//! Rebinds a PCI function to another driver.
 //!
-//! A driver takes the functions that its table of ids has. Others are given to it by
-//! `driver_override`, the name of the only driver that may take the function. So a driver is tried
-//! without an override first, which leaves none behind where none is needed: not after the
-//! way back to the NIC's own driver, for one.
+//! A driver binds to the functions in its id table. Other functions need `driver_override`, the
+//! name of the only driver that may bind to them. So a driver is first tried without an override.
+//! Then no override stays where none is needed, for instance after restoring the NIC's own driver.
 //!
 //! ```text
 //!   unused ──> unbind ──> no override, bind ──> bound
@@ -19,7 +18,7 @@ use crate::name::is_name;
 use crate::sysfs::write;
 
 impl Pci {
-    /// Checks whether [`Pci::bind`] can bind the function, which is returned. Nothing is changed.
+    /// Checks whether [`Pci::bind`] can bind the function, and returns it. Nothing is changed.
     ///
     /// # Errors
     /// `InUse` with the holders, `Unusable`; or as [`Pci::function`].
@@ -34,13 +33,13 @@ impl Pci {
         Ok(function)
     }
 
-    /// Gives the function at `address` to the driver `driver`, and returns it as it is then. Nothing
-    /// happens if it has that driver. vDPA devices on the function go, and so do
-    /// virtual functions if its driver takes them away.
+    /// Binds the function at `address` to the driver `driver`, and returns its new state. Nothing
+    /// happens if it has that driver. vDPA devices on the function are deleted, and so are virtual
+    /// functions if its driver removes them.
     ///
     /// # Errors
-    /// `InUse` with the holders, `Unusable`, `NotPermitted`; `NotUndone` when the old driver was
-    /// tried again; or as [`Pci::function`].
+    /// `InUse` with the holders, `Unusable`, `NotPermitted`; `NotUndone` after an attempt to
+    /// restore the old driver; or as [`Pci::function`].
     pub fn bind(&self, address: Address, driver: &str) -> Result<Function, Error> {
         let function = self.check_bind(address, driver)?;
         if function.driver.as_deref() == Some(driver) {
@@ -62,8 +61,8 @@ impl Pci {
         is_name(driver) && self.drivers.join(driver).is_dir()
     }
 
-    /// Goes back to the driver and the override that the function had before it was bound to `driver`, also if that was
-    /// not finished.
+    /// Restores the driver and the override that the function had before it was bound to `driver`,
+    /// even if that binding was not finished.
     ///
     /// # Errors
     /// As [`Pci::bind`].
@@ -83,7 +82,8 @@ impl Pci {
             }
             None => {}
         }
-        // What the former driver needs was found out by binding it; what was there before is put back.
+        // `bind` has chosen the override that the former driver needs; the former override is
+        // restored here.
         let now = self.function(address)?.driver_override;
         if now.as_deref() != former_override && (now.as_deref() == Some(driver) || now.is_none()) {
             self.set_override(address, former_override.unwrap_or_default())
@@ -95,7 +95,7 @@ impl Pci {
         Ok(())
     }
 
-    /// Takes a function from its driver.
+    /// Unbinds a function from its driver.
     fn unbind(&self, address: Address, driver: &str) -> Result<(), Error> {
         self.tell(driver, "unbind", address).map_err(|source| {
             let message = |_: &_| format!("the driver {driver} does not let go of {address}");
@@ -103,7 +103,7 @@ impl Pci {
         })
     }
 
-    /// Has a driver take a function that has none.
+    /// Binds a driver to a function that has none.
     fn take(&self, address: Address, driver: &str) -> io::Result<()> {
         self.set_override(address, "")?;
         match self.tell(driver, "bind", address) {
@@ -115,7 +115,7 @@ impl Pci {
         }
     }
 
-    /// The driver override and the driver that the function had.
+    /// Restores the driver override and the driver of the function.
     fn put_back(&self, function: &Function) {
         let address = function.address;
         let former = function.driver_override.as_deref().unwrap_or_default();
@@ -125,7 +125,7 @@ impl Pci {
         let Some(old) = &function.driver else {
             return;
         };
-        // An override that came after the driver would keep it from coming back.
+        // A restored override for another driver prevents this one from binding.
         let outcome = match self.tell(old, "bind", address) {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => self
                 .set_override(address, old)
@@ -138,7 +138,7 @@ impl Pci {
         }
     }
 
-    /// Only this driver may take the function; any if the name is empty.
+    /// Makes this the only driver that may bind to the function; any may if the name is empty.
     fn set_override(&self, address: Address, driver: &str) -> io::Result<()> {
         let path = self.directory(address).join("driver_override");
         write(&path, &format!("{driver}\n"))
@@ -156,7 +156,7 @@ pub(crate) fn no_driver(driver: &str) -> Error {
     Error::new(ErrorKind::Unusable, message)
 }
 
-/// The new driver did not take the function, which has its old one again if it can.
+/// The new driver did not bind to the function, which has its old one again if possible.
 fn bind_error(address: Address, driver: &str, now: Option<&str>, source: io::Error) -> Error {
     let now = now.unwrap_or("no driver");
     let message = |_: &_| {

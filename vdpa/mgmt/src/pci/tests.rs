@@ -6,7 +6,7 @@ use super::*;
 const PF: &str = "0000:01:00.0";
 const VF: &str = "0000:01:00.1";
 
-/// A sysfs that notes what is written to it, and changes nothing else.
+/// A sysfs that records writes to it, and changes nothing else.
 pub(crate) struct Sysfs(pub(crate) PathBuf);
 
 impl Sysfs {

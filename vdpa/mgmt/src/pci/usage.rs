@@ -1,9 +1,9 @@
-//! Who uses a PCI function.
+//! Checks whether a PCI function is in use.
 //!
-//! Taking a function from its driver, or the virtual functions from a physical one, makes the kernel
-//! wait in a sleep that no signal ends: `vp-vdpa` and its like until `/dev/vhost-vdpa-N` is closed,
-//! `vfio-pci` until its file is. So this is asked first. Who opens a file between the
-//! question and the act is met by that wait.
+//! Unbinding a function, or deleting the virtual functions of a physical one, may make the kernel
+//! wait in a sleep that no signal ends. `vp-vdpa` and similar drivers wait until
+//! `/dev/vhost-vdpa-N` is closed, `vfio-pci` until its file is. So this check comes first. If a
+//! process opens a file between the check and the action, the kernel still waits.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,13 +15,13 @@ use crate::error::{Error, ErrorKind, existing};
 use crate::sysfs::names;
 use vdpa::device::holder::holders;
 
-/// The driver that gives functions to programs.
+/// The driver that passes functions to programs.
 const VFIO: &str = "vfio-pci";
 
 impl Pci {
-    /// Fails if somebody uses the function, or one of its virtual functions.
+    /// Fails if the function, or one of its virtual functions, is in use.
     ///
-    /// Asking opens vDPA devices for a moment, which resets those that nobody has open.
+    /// The check opens vDPA devices for a moment, which resets those that are not open.
     ///
     /// # Errors
     /// `InUse` with the holders; `Failed`.
@@ -30,10 +30,10 @@ impl Pci {
         self.check_alone(function)
     }
 
-    /// Fails if somebody uses a virtual function of this one.
+    /// Fails if a virtual function of this one is in use.
     pub(crate) fn check_virtual_functions_unused(&self, function: &Function) -> Result<(), Error> {
         for &(_, address) in &function.virtual_functions {
-            // None if it is gone meanwhile.
+            // `None` if it vanished meanwhile.
             if let Some(one) = existing(self.function(address))? {
                 self.check_alone(&one)?;
             }
@@ -68,7 +68,8 @@ impl Pci {
         Ok(())
     }
 
-    /// The files through which programs have the function: its group's, and its own of newer kernels.
+    /// The files through which programs use the function: its group's, and the function's own on
+    /// newer kernels.
     fn vfio_files(&self, function: &Function) -> Result<Vec<PathBuf>, Error> {
         let directory = self.directory(function.address).join("vfio-dev");
         let own = names(&directory)?;

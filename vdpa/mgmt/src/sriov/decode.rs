@@ -1,5 +1,5 @@
-//! From RTM_NEWLINK to a [`Link`]. Everything is bounds-checked; structures may be longer than known
-//! here (of newer kernels), never shorter.
+//! Decodes RTM_NEWLINK into a [`Link`], with bounds checks. Structures may be longer than known
+//! here (on newer kernels), never shorter.
 
 use super::settings::{LinkState, Rates, Vlan};
 use super::uapi::*;
@@ -13,8 +13,8 @@ use crate::netlink::message::Message;
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
 impl Link {
-    /// Reads RTM_NEWLINK: `struct ifinfomsg` (family u8, padding, type u16, index i32, flags, change),
-    /// then attributes.
+    /// Reads RTM_NEWLINK: `struct ifinfomsg` (family u8, padding, type u16, index i32, flags,
+    /// change), then attributes.
     pub(super) fn of(message: &Message) -> Result<Self, Malformed> {
         let index = message
             .header
@@ -52,7 +52,7 @@ fn virtual_function(bytes: &[u8]) -> Result<VirtualFunction, Malformed> {
     let attributes = Attributes::parse(bytes)?;
     let mut index = None;
     let mut found = VirtualFunction::default();
-    // The list is said again, with the protocol, and then counts.
+    // The list repeats the VLAN, with the protocol, and takes precedence.
     let mut vlan_of_list = None;
     for (kind, value) in attributes.iter() {
         let kind = kind & NLA_TYPE_MASK;
@@ -66,7 +66,7 @@ fn virtual_function(bytes: &[u8]) -> Result<VirtualFunction, Malformed> {
                 found.vlan = Vlan::told(vlan, qos, ETH_P_8021Q);
             }
             IFLA_VF_VLAN_LIST => vlan_of_list = vlans(value)?,
-            // Of old kernels, without a least one.
+            // Of old kernels, without a minimum rate.
             IFLA_VF_TX_RATE if found.rates.is_none() => {
                 let max = word(kind, value, 1)?;
                 found.rates = Some(Rates { min: 0, max });
@@ -81,7 +81,7 @@ fn virtual_function(bytes: &[u8]) -> Result<VirtualFunction, Malformed> {
             IFLA_VF_LINK_STATE => found.link_state = LinkState::of(word(kind, value, 1)?),
             _ => continue,
         }
-        // Each structure but the list begins with the number.
+        // Each structure except the list begins with the function's number.
         if kind != IFLA_VF_VLAN_LIST {
             let number = word(kind, value, 0)?;
             if index.is_some_and(|index| index != number) {
@@ -110,7 +110,7 @@ fn vlans(bytes: &[u8]) -> Result<Option<Vlan>, Malformed> {
     Ok(None)
 }
 
-/// A setting that is on, off, or not known to the driver.
+/// A setting that is on, off, or unknown to the driver.
 fn switch(kind: u16, value: &[u8]) -> Result<Option<bool>, Malformed> {
     let setting = word(kind, value, 1)?;
     Ok((setting != SETTING_UNKNOWN).then_some(setting != 0))

@@ -15,22 +15,22 @@ use crate::netlink::error::Refusal;
 use crate::netlink::exchange::Answer;
 use crate::netlink::message::{Mode, Request, nested, string, value};
 
-/// Virtual functions through the kernel's network interfaces, those of this network namespace. All
-/// requests go through one thread, one after the other.
+/// Virtual functions through the kernel's network interfaces, those of this network namespace. One
+/// thread sends all requests, one after the other.
 #[derive(Debug, Clone)]
 pub struct Links {
     connection: link::Links,
 }
 
 impl From<link::Links> for Links {
-    /// Uses a connection that is there.
+    /// Uses an existing connection.
     fn from(connection: link::Links) -> Self {
         Self { connection }
     }
 }
 
 impl Links {
-    /// Connects; answers are waited for [`DEFAULT_PATIENCE`].
+    /// Connects; waits for each answer up to [`DEFAULT_PATIENCE`].
     ///
     /// # Errors
     /// `Failed` without netlink.
@@ -38,7 +38,7 @@ impl Links {
         Self::with_patience(DEFAULT_PATIENCE)
     }
 
-    /// Connects; answers are waited for this long.
+    /// Connects; waits for each answer up to `patience`.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -69,13 +69,13 @@ impl Links {
         link::only(&answer, Link::of).map_err(Error::malformed(&operation))
     }
 
-    /// Sets what a virtual function may do, in this order. If one setting fails, those before it are
-    /// made again as they were; what the driver does not tell can't be.
+    /// Applies settings to a virtual function, in this order. If one fails, those before it are
+    /// restored, except those whose former value the driver does not report.
     ///
     /// # Errors
-    /// `Invalid` before anything is sent; `NotSupported` if the driver has no such setting,
-    /// `NotFound`, `NotPermitted`; `NotUndone` over the failure if something keeps its new value;
-    /// or another one.
+    /// `Invalid` before anything is sent; `NotSupported` if the driver has no such setting;
+    /// `NotFound`, `NotPermitted`, or another one. If a setting keeps its new value, `NotUndone`
+    /// replaces the failure.
     pub fn set(
         &self,
         interface: &str,
@@ -88,8 +88,8 @@ impl Links {
         let link = self.link(interface)?;
         let listed = &link.virtual_functions;
         let now = listed.iter().find(|one| one.index == virtual_function);
-        // A driver that tells nothing may still take something, so then it is asked. How many
-        // there are cannot be known from the link: virtio's says 0 always.
+        // A driver that reports nothing may still accept a setting, so it is tried. The link does
+        // not show the number of functions: virtio's always reports 0.
         let none = || {
             let which = which(listed.len());
             let message =
@@ -112,7 +112,7 @@ impl Links {
         Ok(())
     }
 
-    /// Makes settings as they were, the last one first. Returns what is to be reported.
+    /// Restores settings, the last one first. Returns the error to report.
     fn take_back(
         &self,
         link: &Link,
@@ -149,7 +149,7 @@ impl Links {
             .map(drop)
     }
 
-    /// Asks about the link with this index, or about the one that the attributes name.
+    /// Queries the link with this index, or the one that the attributes name.
     fn call(
         &self,
         operation: &str,

@@ -1,4 +1,4 @@
-//! What a virtual function can be told to be, checked before it is sent.
+//! The settings of a virtual function, checked before they are sent.
 
 use std::fmt;
 
@@ -19,14 +19,14 @@ fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Invalid, message)
 }
 
-/// Which tag a VLAN's frames have.
+/// The tag of a VLAN's frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VlanProtocol {
     /// 802.1Q, the usual one.
     Dot1Q,
     /// 802.1ad, the outer one of two.
     Dot1Ad,
-    /// Another EtherType, which only a driver says.
+    /// Another EtherType, which only a driver reports.
     Other(u16),
 }
 
@@ -58,7 +58,7 @@ impl fmt::Display for VlanProtocol {
     }
 }
 
-/// The VLAN that a NIC puts a virtual function's frames into.
+/// The VLAN that a NIC assigns to a virtual function's frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vlan {
     id: u16,
@@ -97,7 +97,7 @@ impl Vlan {
         Ok(Self { id, qos, protocol })
     }
 
-    /// What a driver says. None if it is out of range.
+    /// A driver's values. `None` if out of range.
     pub(crate) fn told(id: u32, qos: u32, ether_type: u16) -> Option<Self> {
         Some(Self {
             id: u16::try_from(id).ok().filter(|&id| id <= VLAN_MAX + 1)?,
@@ -106,7 +106,7 @@ impl Vlan {
         })
     }
 
-    /// Its number; 0 if there is none.
+    /// Its number; 0 for no VLAN.
     #[must_use]
     pub fn id(&self) -> u16 {
         self.id
@@ -125,17 +125,17 @@ impl Vlan {
     }
 }
 
-/// Limits of what a virtual function sends, in Mbit/s; 0 is none.
+/// Limits on the transmit rate of a virtual function, in Mbit/s; 0 is none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// What it is sure to get.
+    /// Guaranteed rate.
     pub min: u32,
-    /// What it gets at most.
+    /// Maximum rate.
     pub max: u32,
 }
 
 impl Rates {
-    /// Limits that can be kept.
+    /// Valid limits.
     ///
     /// # Errors
     /// `Invalid`.
@@ -198,7 +198,7 @@ pub enum Setting {
     Vlan(Vlan),
     /// Its rates.
     Rates(Rates),
-    /// Whether frames with a sender address that is not its own are dropped.
+    /// Whether frames with a foreign sender address are dropped.
     SpoofCheck(bool),
     /// Its end of the link.
     LinkState(LinkState),
@@ -207,19 +207,19 @@ pub enum Setting {
 }
 
 impl Setting {
-    /// Fails for what no virtual function can have.
+    /// Fails for an impossible setting.
     pub(super) fn check(&self) -> Result<(), Error> {
         match self {
             Self::Mac([first, ..]) if first & 1 != 0 => Err(invalid(
                 "a virtual function cannot have a multicast address",
             )),
-            // Its fields are public.
+            // Checked again, because the fields are public.
             Self::Rates(rates) => Rates::new(rates.min, rates.max).map(drop),
             _ => Ok(()),
         }
     }
 
-    /// The same setting as it is now, if the driver tells.
+    /// The current value of the same setting, if the driver reports it.
     pub(crate) fn former(&self, now: &VirtualFunction) -> Option<Self> {
         match self {
             Self::Mac(_) => now.mac.map(Self::Mac),
@@ -231,7 +231,7 @@ impl Setting {
         }
     }
 
-    /// What it is, as part of a sentence.
+    /// The setting's name, as part of a sentence.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Mac(_) => "MAC address",

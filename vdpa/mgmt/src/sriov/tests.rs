@@ -27,7 +27,7 @@ fn settings() -> Vec<Setting> {
     ]
 }
 
-/// What a driver says of a virtual function with those settings.
+/// A driver's report of a virtual function with those settings.
 fn virtual_function(index: u32) -> DefaultNla {
     let mut attributes: Vec<DefaultNla> = settings()
         .iter()
@@ -37,7 +37,7 @@ fn virtual_function(index: u32) -> DefaultNla {
         numbers(IFLA_VF_VLAN, &[index, 100, 3]),
         numbers(IFLA_VF_TX_RATE, &[index, 20]),
         numbers(IFLA_VF_RSS_QUERY_EN, &[index, SETTING_UNKNOWN]),
-        // Of a kernel to come.
+        // An attribute of a future kernel.
         numbers(999, &[1]),
     ]);
     nested(IFLA_VF_INFO | 0x8000, &attributes)
@@ -149,7 +149,7 @@ fn contradictions_and_gaps_are_malformed() {
     ] {
         assert!(of(&[numbers(kind, &[0])]).is_err(), "{kind}");
     }
-    // Out of range: not known.
+    // Out of range: unknown.
     let odd = of(&[
         numbers(IFLA_VF_VLAN, &[0, 70_000, 0]),
         numbers(IFLA_VF_LINK_STATE, &[0, 9]),
@@ -219,7 +219,7 @@ fn refusals_become_remedies() {
         let error = refused(operation, "enp1s0", true, kernel.clone());
         let text = error.to_string();
         assert!(text.contains(words), "{text}");
-        // The kernel's words are the cause, and said once.
+        // The kernel's explanation is the cause, and appears once.
         assert!(!text.contains("why"), "{text}");
         let source = std::error::Error::source(&error).unwrap();
         assert_eq!(source.to_string(), kernel.to_string());
@@ -256,7 +256,7 @@ fn virtual_functions_are_counted() {
     };
     assert_eq!(refused(physical, 5), ErrorKind::Unusable);
     assert_eq!(refused(virtual_one, 1), ErrorKind::NoSriov);
-    // As many as there are, or only checked: nothing is written.
+    // An unchanged number, or only a check: nothing is written.
     pci.set_virtual_functions(physical, 1).unwrap();
     pci.check_virtual_functions(physical, 3).unwrap();
     assert!(pci.check_virtual_functions(physical, 5).is_err());

@@ -1,4 +1,5 @@
-//! Numbers of rtnetlink about virtual functions (include/uapi/linux/rtnetlink.h, if_link.h, if_ether.h; Linux 6.12).
+//! Numbers of rtnetlink about virtual functions (include/uapi/linux/rtnetlink.h, if_link.h,
+//! if_ether.h; Linux 6.12).
 
 pub(super) const IFLA_VFINFO_LIST: u16 = 22;
 
@@ -30,7 +31,7 @@ pub(super) const IFLA_VF_VLAN_INFO: u16 = 1;
 /// A setting that the driver does not know.
 pub(super) const SETTING_UNKNOWN: u32 = u32::MAX;
 
-/// Room of a hardware address in struct ifla_vf_mac, in bytes.
+/// Size of a hardware address in struct ifla_vf_mac, in bytes.
 pub(super) const MAX_ADDR_LEN: usize = 32;
 
 pub(super) const ETH_P_8021Q: u16 = 0x8100;

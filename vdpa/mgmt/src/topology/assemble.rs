@@ -1,4 +1,4 @@
-//! Puts the tree together: which device is made on what, and where that is.
+//! Assembles the tree: the base of each device, and its place.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -25,7 +25,7 @@ const QUEUES_MAX: u32 = 1 << 16;
 /// Classes of PCI functions: network controllers (drivers/pci, `PCI_BASE_CLASS_NETWORK`).
 const NETWORK_CLASS: &str = "0x02";
 
-/// What something hangs on.
+/// The parent of an object in the tree.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Place {
     Function(Address),
@@ -34,7 +34,7 @@ enum Place {
     Root,
 }
 
-/// A device of the bus, and where it is.
+/// A device of the bus, with its place.
 struct Found {
     device: BusDevice,
     /// Its directory, without links.
@@ -50,7 +50,7 @@ struct Auxiliary {
     function: Address,
 }
 
-/// What was read of a machine, by where it belongs.
+/// The data read from a machine, by place.
 pub(super) struct Assembly<'a> {
     management: &'a Management,
     sysfs: PathBuf,
@@ -63,7 +63,7 @@ pub(super) struct Assembly<'a> {
 }
 
 impl<'a> Assembly<'a> {
-    /// Reads what does not belong to one function.
+    /// Reads the data that does not belong to one function.
     pub(super) fn new(management: &'a Management, root: &Path) -> Result<Self, Error> {
         let sysfs = root.join("sys");
         let pci = Pci::at(&sysfs);
@@ -110,7 +110,7 @@ impl<'a> Assembly<'a> {
         Ok(assembly)
     }
 
-    /// Everything.
+    /// The whole tree.
     pub(super) fn all(mut self) -> Result<Topology, Error> {
         let mut physical_functions = Vec::new();
         for address in self.tops()? {
@@ -155,7 +155,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// The physical functions that the tree has: NICs with SR-IOV, and what has to do with vDPA.
+    /// The physical functions of the tree: NICs with SR-IOV, and functions related to vDPA.
     fn tops(&self) -> Result<BTreeSet<Address>, Error> {
         let mut tops = BTreeSet::new();
         for function in self.pci.physical_functions()? {
@@ -174,13 +174,13 @@ impl<'a> Assembly<'a> {
         });
         let auxiliaries = self.auxiliaries.iter().map(|one| one.function);
         for address in named.chain(found).chain(auxiliaries) {
-            // None if it is gone meanwhile.
+            // `None` if it vanished meanwhile.
             tops.extend(existing(self.top_of(address))?);
         }
         Ok(tops)
     }
 
-    /// The physical function of a virtual one; else the function itself.
+    /// The physical function of a virtual one; otherwise the function itself.
     fn top_of(&self, address: Address) -> Result<Address, Error> {
         let directory = self.pci.directory(address);
         if !directory.is_dir() {
@@ -308,7 +308,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// The nearest thing above a directory that the tree has.
+    /// The nearest object above a directory that the tree has.
     fn place_of(&self, location: &Path) -> Place {
         for name in location
             .ancestors()
@@ -325,7 +325,7 @@ impl<'a> Assembly<'a> {
     }
 }
 
-/// All devices of the bus but those that came after its management was asked.
+/// All devices of the bus, except those that appeared after the query of its management.
 fn devices(bus: &Bus, sysfs: &Path, management: &Management) -> Result<Vec<Found>, Error> {
     let names_on_bus = match bus.names() {
         Ok(names) => names,
@@ -368,8 +368,8 @@ fn devices(bus: &Bus, sysfs: &Path, management: &Management) -> Result<Vec<Found
     Ok(found)
 }
 
-/// Devices of the auxiliary bus on PCI functions: subfunctions, and those that management devices
-/// are on; by name.
+/// Devices of the auxiliary bus on PCI functions: subfunctions, and those of management devices; by
+/// name.
 fn auxiliaries(sysfs: &Path, management: &Management) -> Result<Vec<Auxiliary>, Error> {
     let directory = sysfs.join("bus/auxiliary/devices");
     let named: HashSet<&str> = management
@@ -407,7 +407,7 @@ fn pci_address(name: &MgmtDeviceName) -> Option<Address> {
     }
 }
 
-/// A device number as sysfs writes it: `MAJOR:MINOR`.
+/// A device number in sysfs's form: `MAJOR:MINOR`.
 fn device_number(text: &str) -> Option<u64> {
     let (major, minor) = text.split_once(':')?;
     Some(rustix::fs::makedev(

@@ -1,4 +1,4 @@
-//! Directories of sysfs that come and go while they are read.
+//! Directories of sysfs that appear and vanish while they are read.
 
 use std::fs;
 use std::io;
@@ -7,11 +7,11 @@ use std::path::Path;
 
 use crate::error::{Error, ErrorKind};
 
-/// How often a directory that changes is read before it counts as gone.
+/// Maximum reads of a changing directory before it counts as gone.
 const ATTEMPTS: u32 = 5;
 
-/// Reads what is in a directory, so that the answer is about one and the same: sysfs gives a new
-/// directory a new inode, also under an old name. None if it is gone.
+/// Reads a directory's content so that the result is from one directory: sysfs gives a new
+/// directory a new inode, also under an old name. `None` if it is gone.
 pub(super) fn whole<T>(
     directory: &Path,
     read: impl Fn() -> Result<T, Error>,
@@ -24,7 +24,7 @@ pub(super) fn whole<T>(
         let same = identity(directory) == Some(before);
         match outcome {
             Ok(value) if same => return Ok(Some(value)),
-            // Something in it went, or was asked at its end.
+            // An entry vanished, or was read while it was being removed.
             Err(error) if same && !is_gone(&error) => return Err(error),
             _ => {}
         }
@@ -33,10 +33,10 @@ pub(super) fn whole<T>(
     Ok(None)
 }
 
-/// Tells a directory from a later one of the same name: device and inode.
+/// Distinguishes a directory from a later one of the same name: device and inode.
 pub(super) type Identity = (u64, u64);
 
-/// None if there is no such directory.
+/// `None` if there is no such directory.
 pub(super) fn identity(directory: &Path) -> Option<Identity> {
     let metadata = fs::metadata(directory).ok()?;
     Some((metadata.dev(), metadata.ino()))
@@ -45,7 +45,7 @@ pub(super) fn identity(directory: &Path) -> Option<Identity> {
 fn is_gone(error: &Error) -> bool {
     match error.kind() {
         ErrorKind::NotFound | ErrorKind::NoVdpa => true,
-        // sysfs answers ENODEV for a file whose device is being taken away.
+        // sysfs returns ENODEV for a file whose device is being removed.
         ErrorKind::Failed => error.io().is_some_and(|source| {
             source.kind() == io::ErrorKind::NotFound || source.raw_os_error() == Some(libc::ENODEV)
         }),

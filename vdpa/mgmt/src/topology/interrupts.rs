@@ -1,7 +1,7 @@
 //! Whether interrupts of devices can be posted to a guest's processor.
 //!
-//! Linux does not tell whether one is posted: KVM says it to the IOMMU driver alone. What it tells is what makes
-//! it impossible, and only that is looked for: the parameters of KVM's modules, the capabilities of
+//! Linux does not report posted interrupts: KVM informs only the IOMMU driver. It does show
+//! obstacles, and only those are searched for: the parameters of KVM's modules, the capabilities of
 //! the IOMMUs, the kernel's command line.
 
 use std::fs;
@@ -13,10 +13,11 @@ use crate::sysfs::{attribute, names};
 /// VT-d's capability register: posted interrupts (`cap_pi_support`, drivers/iommu/intel/iommu.h).
 const VTD_POSTED_INTERRUPTS: u64 = 1 << 59;
 
-/// AMD's extended features: guest virtual APIC (`FEATURE_GAM_VAPIC`, drivers/iommu/amd/amd_iommu_types.h).
+/// AMD's extended features: guest virtual APIC (`FEATURE_GAM_VAPIC`,
+/// drivers/iommu/amd/amd_iommu_types.h).
 const AMD_GUEST_VIRTUAL_APIC: u64 = 1 << 21;
 
-/// What of the machine below `root` makes posting impossible for every device on the PCI bus.
+/// The obstacle that makes posting impossible for every PCI device of the machine below `root`.
 pub(super) fn obstacle(root: &Path) -> Option<PostingObstacle> {
     if kvm_does_not_post(&root.join("sys/module")) {
         return Some(PostingObstacle::Kvm);
@@ -24,7 +25,7 @@ pub(super) fn obstacle(root: &Path) -> Option<PostingObstacle> {
     if command_line_forbids(&root.join("proc/cmdline")) {
         return Some(PostingObstacle::CommandLine);
     }
-    // One unit without it is enough: the kernel takes the least of all.
+    // One unit without it is enough: the kernel uses the minimum of all.
     some_iommu_cannot(&root.join("sys/class/iommu")).then_some(PostingObstacle::Iommu)
 }
 
@@ -50,8 +51,8 @@ fn some_iommu_cannot(units: &Path) -> bool {
     names(units).unwrap_or_default().iter().any(|unit| {
         let lacks = |file: &str, bit: u64| {
             let text = attribute(&units.join(unit).join(file)).ok().flatten();
-            // AMD's are two registers, in another order before Linux 6.7: the bit in neither is
-            // what is certain.
+            // AMD's are two registers, in another order before Linux 6.7. Only a bit that is in
+            // neither is certain.
             let registers: Option<Vec<u64>> = text.and_then(|text| {
                 let words = text.split(':');
                 words

@@ -1,4 +1,4 @@
-//! What the kernel's vDPA management says, as the tree needs it.
+//! The answers of the kernel's vDPA management, for the tree.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,8 +13,8 @@ use crate::connection::Connection;
 use crate::device::{MgmtDevice, VdpaDevice};
 use crate::error::{Error, ErrorKind};
 
-/// How long an answer is waited for. Who looks at the tree may well look for the one that keeps the
-/// management waiting.
+/// Maximum time to wait for an answer. A user who inspects the tree may be searching for the
+/// process that blocks the management.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The devices of the vdpa bus.
@@ -42,26 +42,26 @@ pub enum ManagementState {
     Blocked,
 }
 
-/// What the kernel's vDPA management said of a machine.
+/// The answers of the kernel's vDPA management of a machine.
 #[derive(Debug, Clone)]
 pub struct Management {
     pub(super) state: ManagementState,
     pub(super) mgmt_devices: Vec<MgmtDevice>,
     pub(super) devices: HashMap<String, VdpaDevice>,
     pub(super) net: HashMap<String, NetConfig>,
-    /// Devices of the bus that it does not know, with what tells each from a later one of the same
-    /// name. All the others that it did not name came later. None if it said nothing: then there is
-    /// nothing to compare with.
+    /// Devices of the bus that it does not know, each with the identity that distinguishes it from
+    /// a later one of the same name. Other devices missing from its answer appeared later. `None`
+    /// without an answer: then there is nothing to compare with.
     pub(super) unmanaged: Option<HashMap<String, Identity>>,
 }
 
 impl Management {
-    /// Asks.
+    /// Queries the management.
     ///
     /// # Errors
     /// [`Error`].
     pub fn ask(connection: &Connection) -> Result<Self, Error> {
-        // Before the list, so that what the list lacks is unmanaged, and not new.
+        // Before the list, so that a device missing from the list is unmanaged, and not new.
         let on_bus = match Bus::default().names() {
             Ok(names) => names,
             Err(error) if error.kind() == ErrorKind::NoVdpa => Vec::new(),
@@ -82,8 +82,7 @@ impl Management {
         Ok(Self::new(mgmt_devices, devices, configs, on_bus))
     }
 
-    /// Asks the kernel of this machine. One that cannot answer is no error, but a
-    /// [`ManagementState`].
+    /// Queries the kernel of this machine. A missing answer is no error, but a [`ManagementState`].
     ///
     /// # Errors
     /// [`Error`] for any other failure.
@@ -100,7 +99,7 @@ impl Management {
         })
     }
 
-    /// A machine of whose vDPA management nothing is known, but why.
+    /// A machine without an answer of its vDPA management, for this reason.
     #[must_use]
     pub fn silent(state: ManagementState) -> Self {
         Self {
@@ -112,7 +111,7 @@ impl Management {
         }
     }
 
-    /// What was answered; `on_bus` is what was on the bus before.
+    /// Stores the answers; `on_bus` are the devices that were on the bus before.
     pub(super) fn new(
         mgmt_devices: Vec<MgmtDevice>,
         devices: Vec<VdpaDevice>,

@@ -1,8 +1,8 @@
-//! Ports of NICs' switches: which network interface stands for which virtual function or
-//! subfunction.
+//! Ports of NICs' switches: maps network interfaces to the virtual functions or subfunctions that
+//! they represent.
 //!
-//! From `/sys/class/net/*/phys_port_name` and `phys_switch_id` alone. A driver that names its ports otherwise
-//! than the kernel does (`__devlink_port_phys_port_name_get`) has none here.
+//! The only sources are `/sys/class/net/*/phys_port_name` and `phys_switch_id`. Drivers with port
+//! names other than the kernel's (`__devlink_port_phys_port_name_get`) have none here.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::link::PhysPortName;
 use crate::pci::{Address, Pci};
 use crate::sysfs::{attribute, link_name, names};
 
-/// What a port stands for.
+/// The peer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
     /// A virtual function by its number.
@@ -22,8 +22,9 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// What a port of this name stands for, and the number of its physical function. Those of another
-    /// machine's functions stand for nothing here. None for ports of no function: they are no representors.
+    /// The peer of a port with this name, and the number of its physical function. Functions of
+    /// another machine have no peer here. `None` for ports of no function: they are no
+    /// representors.
     fn of(name: PhysPortName) -> Option<(Option<Self>, u16)> {
         let (controller, pf, target) = match name {
             PhysPortName::VirtualFunction { controller, pf, vf } => {
@@ -39,34 +40,34 @@ impl Target {
     }
 }
 
-/// A representor and what it belongs to.
+/// A representor, with its peer.
 #[derive(Debug, Clone)]
 pub(super) struct Port {
     pub(super) target: Option<Target>,
     pub(super) representor: Representor,
     physical_function: u16,
     switch_id: Option<String>,
-    /// The PCI function that its driver made it on.
+    /// The PCI function on which its driver created it.
     function: Option<Address>,
 }
 
-/// All network interfaces of a network namespace that have something to do with switches.
+/// All network interfaces of a network namespace that are related to switches.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ports {
     /// Representors.
     ports: Vec<Port>,
-    /// Switches by the interfaces that are no representors.
+    /// Switches, by the interfaces that are no representors.
     switches: Vec<(String, String)>,
 }
 
 impl Ports {
-    /// Those of the sysfs at `sysfs`.
+    /// Reads the ports from the sysfs at `sysfs`.
     pub(super) fn read(sysfs: &Path, pci: &Pci) -> Result<Self, Error> {
         let interfaces = sysfs.join("class/net");
         let mut found = Self::default();
         for netdev in names(&interfaces)? {
             let directory = interfaces.join(&netdev);
-            // Most drivers have no such names and say so by an error; an interface that is gone is no port.
+            // Most drivers have no such names and return an error; a vanished interface is no port.
             let text = |file: &str| attribute(&directory.join(file)).ok().flatten();
             let Some(switch_id) = text("phys_switch_id") else {
                 continue;
@@ -98,15 +99,15 @@ impl Ports {
         Ok(found)
     }
 
-    /// The switch that one of these interfaces is on.
+    /// The switch of one of these interfaces.
     pub(super) fn switch_of(&self, netdevs: &[String]) -> Option<&str> {
         let mut switches = self.switches.iter();
         let (_, switch_id) = switches.find(|(netdev, _)| netdevs.contains(netdev))?;
         Some(switch_id)
     }
 
-    /// The ports of a physical function: those that its driver made on it, else those on its switch
-    /// with its number.
+    /// The ports of a physical function: those that its driver created on it, otherwise those on
+    /// its switch with its number.
     pub(super) fn of(&self, function: Address, switch_id: Option<&str>) -> Vec<&Port> {
         let ports = self.ports.iter();
         ports

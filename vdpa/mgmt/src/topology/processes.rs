@@ -1,8 +1,8 @@
-//! Who has character devices open, and which pages of them they mapped.
+//! Finds the processes that have character devices open, and the pages of them that are mapped.
 //!
-//! Owns what is read below `/proc`: one look at all processes, however many devices there are. What other
-//! processes say of themselves (names, command lines) is material for display, sized and never obeyed. A process
-//! that ends meanwhile is left out.
+//! This module reads `/proc`: one scan of all processes for any number of devices. Text from other
+//! processes (names, command lines) is for display only: it is limited in size and never acted
+//! upon. A process that exits meanwhile is left out.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
@@ -16,10 +16,10 @@ use serde::Serialize;
 use vdpa::device::holder;
 use vdpa::doorbell::DOORBELL_SIZE;
 
-/// Most bytes of a command line that are read.
+/// Maximum bytes of a command line to read.
 const COMMAND_LINE_MAX: u64 = 64 << 10;
 
-/// Most bytes of a memory map that are read.
+/// Maximum bytes of a memory map to read.
 const MEMORY_MAP_MAX: u64 = 16 << 20;
 
 /// More queues than a device can have.
@@ -65,27 +65,27 @@ pub struct BellhopRun {
 #[derive(Debug, Clone)]
 pub(super) struct Opener {
     pub(super) holder: DeviceHolder,
-    /// Queues whose doorbells it has mapped; none if that may not be read.
+    /// Queues whose doorbells it has mapped; `None` if the map may not be read.
     pub(super) doorbells: Option<BTreeSet<u32>>,
 }
 
-/// What all processes have open.
+/// The device files that all processes have open.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Processes {
     /// By device number (`st_rdev`).
     openers: HashMap<u64, Vec<Opener>>,
-    /// Whether no process was out of sight.
+    /// Whether all processes were visible.
     pub(super) all_seen: bool,
 }
 
-/// The character devices that are looked for: device number and name of the file.
+/// The character devices to find: device number and name of the file.
 pub(super) type Wanted = HashMap<u64, String>;
 
 impl Processes {
-    /// Looks at all processes of the `/proc` at `directory`. A failure hides processes, no more.
+    /// Scans all processes of the `/proc` at `directory`. A failure only hides processes.
     pub(super) fn look(directory: &Path, wanted: &Wanted) -> Self {
         if wanted.is_empty() {
-            // Nobody can be missed.
+            // No holder can be missed.
             return Self {
                 openers: HashMap::new(),
                 all_seen: true,
@@ -103,7 +103,7 @@ impl Processes {
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
             .collect();
         pids.sort_unstable();
-        // Without the first one /proc is mounted so that it hides others' processes.
+        // Without the first process /proc is mounted so that it hides those of other users.
         processes.all_seen &= pids.first() == Some(&1);
         for pid in pids {
             processes.look_at(&directory.join(pid.to_string()), pid, wanted);
@@ -142,14 +142,14 @@ impl Processes {
         }
     }
 
-    /// Who has this device open, by PID.
+    /// The processes that have this device open, by PID.
     pub(super) fn openers(&self, number: u64) -> &[Opener] {
         self.openers.get(&number).map_or(&[], Vec::as_slice)
     }
 }
 
-/// Whether a file is where device files are, or is called as these are: a jailed process may have its own
-/// directory of them.
+/// Whether a file is in the directory of device files, or has the name of one: a jailed process may
+/// have its own directory of them.
 fn may_be_device(target: &Path) -> bool {
     let name = target.file_name().and_then(OsStr::to_str);
     target.starts_with("/dev") || name.is_some_and(|name| name.starts_with("vhost-vdpa-"))
@@ -165,7 +165,7 @@ fn describe(process: &Path, pid: u32, device: &str) -> DeviceHolder {
             .unwrap_or_default(),
         None => command.clone(),
     };
-    // The kernel's mark of a program that was replaced since.
+    // The kernel's suffix for a program that was replaced since.
     let program = program.strip_suffix(" (deleted)").unwrap_or(&program);
     let bellhop = match program {
         "bellhop" => read_capped(&process.join("cmdline"), COMMAND_LINE_MAX)
@@ -180,7 +180,8 @@ fn describe(process: &Path, pid: u32, device: &str) -> DeviceHolder {
     }
 }
 
-/// The machine of a command line, words with a NUL after each, if it is `bellhop [--option …] run …`.
+/// The VM of a command line, arguments each followed by a NUL, if it is
+/// `bellhop [--option …] run …`.
 fn bellhop_run(line: &[u8], device: &str) -> Option<BellhopRun> {
     let words: Vec<String> = line
         .split(|&byte| byte == 0)
@@ -224,8 +225,8 @@ fn id_of(options: &str, device: &str) -> Option<String> {
     (path.file_name()?.to_str()? == device).then(|| value("id").map(str::to_owned))?
 }
 
-/// The pages of an open file that a process has mapped for stores: a page is the doorbell of the queue with
-/// its number.
+/// The pages of an open file that a process has mapped writable: a page is the doorbell of the
+/// queue with its number.
 fn doorbells(process: &Path, file: &Metadata) -> Option<BTreeSet<u32>> {
     let map = read_capped(&process.join("maps"), MEMORY_MAP_MAX)?;
     let page = u64::try_from(DOORBELL_SIZE).ok()?;
@@ -241,8 +242,8 @@ fn doorbells(process: &Path, file: &Metadata) -> Option<BTreeSet<u32>> {
     Some(found)
 }
 
-/// Offset and length in bytes of a line of `/proc/PID/maps`, if it is a shared mapping of this file
-/// that can be stored to: `START-END PERMISSIONS OFFSET MAJOR:MINOR INODE PATH` (proc_pid_maps(5)).
+/// Offset and length in bytes from a line of `/proc/PID/maps`, if it is a shared, writable mapping
+/// of this file: `START-END PERMISSIONS OFFSET MAJOR:MINOR INODE PATH` (proc_pid_maps(5)).
 fn mapping(line: &str, file: &Metadata) -> Option<(u64, u64)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -267,7 +268,7 @@ fn mapping(line: &str, file: &Metadata) -> Option<(u64, u64)> {
     Some((offset, len))
 }
 
-/// A file's content; none if it may not be read or is too long to be what it should be.
+/// A file's content; `None` if it may not be read or is longer than `max`.
 fn read_capped(path: &Path, max: u64) -> Option<Vec<u8>> {
     let mut content = Vec::new();
     let file = File::open(path).ok()?;

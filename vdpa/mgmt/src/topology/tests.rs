@@ -10,11 +10,11 @@ use crate::name::MgmtDeviceName;
 
 const PF: &str = "0000:01:00.0";
 const VF: &str = "0000:01:00.1";
-/// Where subfunctions are.
+/// The path of subfunctions.
 const SF: &str = "devices/pci0000:00/0000:01:00.0/mlx5_core.sf.2";
 
-/// A machine made of files. Its vhost-vdpa devices are `/dev/null`, for that is a character device which
-/// everybody may stat.
+/// A machine made of files. Its vhost-vdpa devices are `/dev/null`, because every user may stat
+/// that character device.
 struct Machine(PathBuf);
 
 impl Machine {
@@ -90,12 +90,12 @@ impl Machine {
         symlink(target, link).unwrap();
     }
 
-    /// A link to another file of the machine.
+    /// Adds a link to another file of the machine.
     fn to(&self, target: &str, link: &str) {
         self.link(self.0.join(target).to_str().unwrap(), link);
     }
 
-    /// A vDPA device in this directory, behind `/dev/vhost-vdpa-7` if it has one.
+    /// Adds a vDPA device in this directory, behind `/dev/vhost-vdpa-7` if it has one.
     fn device(&self, name: &str, parent: &str, driver: &str, entry: &str) {
         let directory = format!("sys/{parent}/{name}");
         self.put(&format!("{directory}/{entry}/dev"), "1:3\n");
@@ -103,7 +103,7 @@ impl Machine {
         self.to(&directory, &format!("sys/bus/vdpa/devices/{name}"));
     }
 
-    /// A process that has `/dev/null` open, and page `queue` of it mapped.
+    /// Adds a process that has `/dev/null` open, and page `queue` of it mapped.
     fn process(&self, pid: u32, command_line: &str, exe: &str, queue: u64) {
         let process = format!("proc/{pid}");
         self.link("/dev/null", &format!("{process}/fd/7"));
@@ -122,7 +122,7 @@ impl Machine {
         self.put(&format!("{process}/maps"), &maps);
     }
 
-    /// What netlink says: the devices with what they are made on.
+    /// The answer of netlink: the devices with their management devices.
     fn managed(&self, devices: &[(&str, &str)], on_bus: &[&str]) -> Management {
         let mut mgmtdevs: Vec<&str> = devices.iter().map(|one| one.1).collect();
         mgmtdevs.dedup();
@@ -303,7 +303,7 @@ fn what_has_no_function_hangs_at_the_root() {
         ),
         ("own", None)
     );
-    // Another device of the same name, which came later.
+    // Another device of the same name, which appeared later.
     let directory = machine.0.join("sys/devices/virtual/own");
     let management = machine.managed(&[("sim0", "vdpasim_net")], &["sim0", "own"]);
     fs::rename(&directory, machine.0.join("earlier")).unwrap();
@@ -342,7 +342,7 @@ fn what_came_or_went_meanwhile_is_missing() {
         &[("old", "vdpasim_net"), ("older", gone)],
         &["old", "older"],
     );
-    // A virtual function that goes.
+    // A virtual function that vanishes.
     fs::remove_dir_all(machine.0.join(format!("sys/devices/pci0000:00/{VF}"))).unwrap();
     let tree = machine.of(&management);
     assert_eq!(tree.devices().count(), 0);
@@ -375,7 +375,7 @@ fn processes_out_of_sight_are_told() {
     assert!(!machine.of(&management).all_processes_seen);
     fs::remove_file(&namespace).unwrap();
     symlink("pid:[4026531836]", &namespace).unwrap();
-    // Others' processes hidden.
+    // Other users' processes are hidden.
     fs::remove_dir_all(machine.0.join("proc/1")).unwrap();
     machine.process(42, "", "/bin/x", 0);
     let tree = machine.of(&management);

@@ -1,6 +1,6 @@
-//! The tree: what a topology consists of, and how it is written for programs.
+//! The tree: the parts of a topology, and their form for programs.
 //!
-//! Knows no file. What is not known is left out of the written form; lists are always there.
+//! This module reads no files. The written form omits unknown values; lists are always present.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Whether there is nothing at all.
+    /// Whether the tree is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.physical_functions.is_empty()
@@ -40,7 +40,7 @@ impl Topology {
             && self.vdpa_devices.is_empty()
     }
 
-    /// All vDPA devices, wherever they hang.
+    /// All vDPA devices, at any place of the tree.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
         let on_functions = self.physical_functions.iter().flat_map(|physical| {
             let virtual_ones = physical.virtual_functions.iter();

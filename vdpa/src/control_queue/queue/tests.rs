@@ -1,4 +1,4 @@
-//! The queue against a model of the device's side.
+//! Tests of the queue against a model of the device's side.
 
 use std::sync::atomic::Ordering;
 
@@ -127,7 +127,7 @@ fn answer_packed(queue: &ControlQueue, entry: u64, descriptors: u64, ack: u8) ->
             command.extend(piece);
         }
     }
-    // What the driver sees of the lap is in the flags that it wrote.
+    // The flags that the driver wrote show which lap it is on.
     let at = place + 16 * entry;
     let flags = queue.memory.load_u16(at + 14, Ordering::Acquire).unwrap();
     let used = if flags & 1 << 7 != 0 { 0x8082 } else { 0x0002 };
@@ -164,7 +164,7 @@ fn commands_go_through_a_packed_ring_after_a_restart() {
             assert_eq!(queue.poll().unwrap(), Some(Answer::Ok));
         }
     }
-    // And back.
+    // Back to a split ring.
     queue.restart(RingFeatures::default()).unwrap();
     assert_eq!(queue.vring_config().base.to_kernel(), 0);
     let mut model = Model::new(&queue);

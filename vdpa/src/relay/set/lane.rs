@@ -1,4 +1,4 @@
-//! One queue with its private memory, its eventfds and the relay it has now.
+//! One queue with its private memory, its eventfds and its current relay.
 
 use std::io;
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use crate::ring::{GuestRing, RingFormat, RingLayout};
 use crate::window::PrivateWindow;
 use crate::{Error, ErrorKind};
 
-/// Largest private ring. More entries than the guest's ring has are of use
-/// where its chains are indirect, which ours are not.
+/// Largest private ring. More entries than the guest's ring has are useful if its chains are
+/// indirect, since the private ring has no indirect tables.
 const PRIVATE_ENTRIES_MAX: u16 = 1024;
 
-/// A queue of the guest's that can be relayed.
+/// A guest's queue that can be relayed.
 #[derive(Debug, Clone)]
 pub struct RelayedQueue {
     /// Index of the queue on the device.
     pub index: u16,
-    /// The guest's ring; all of a device have the same format.
+    /// The guest's ring; all rings of a device have the same format.
     pub ring: GuestRing,
-    /// Signalled by the guest. While the queue is shadowed, the device does not see it: wait for
-    /// [`RelaySet::hints`](super::RelaySet::hints). A guest with a doorbell must get this instead.
+    /// Signalled by the guest. The device does not see it while the queue is shadowed: wait for
+    /// [`RelaySet::hints`](super::RelaySet::hints). A guest with a doorbell must use this instead.
     pub kick: Arc<EventFd>,
     /// Interrupts the guest.
     pub call: Arc<EventFd>,
 }
 
 impl RelayedQueue {
-    /// For `map_err`: the ring of queue `index` is not where a ring of a guest's can be.
+    /// For `map_err`: the ring of queue `index` has no valid place for a guest's ring.
     pub fn refused(index: u16) -> impl FnOnce(Error) -> Error {
         move |source| {
             Error::other(format!("queue {index}: the guest's ring cannot be relayed"))
@@ -70,7 +70,7 @@ impl Mode {
     }
 }
 
-/// One queue with all that it needs to be relayed.
+/// One queue with all resources for relaying.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) queue: RelayedQueue,
@@ -93,8 +93,8 @@ impl Lane {
     ) -> Result<Self, Error> {
         let guest = queue.ring.size();
         let most = maximum.min(PRIVATE_ENTRIES_MAX).max(guest);
-        // The largest power of two that is not above; `guest` is one, or the kernel would
-        // not have taken it.
+        // The largest power of two that is not above `most`. `guest` is one, since the kernel
+        // accepts no other size.
         let entries = most
             .checked_ilog2()
             .map_or(guest, |log| 1 << log)
@@ -127,7 +127,7 @@ impl Lane {
         let no_event = "no eventfd can be made";
         let event = || EventFd::new(EFD_NONBLOCK).map_err(Error::context(no_event));
         let (kick, hint) = (event()?, event()?);
-        // All of it or nothing: a batch that is dropped is rolled back.
+        // All or nothing: dropping the batch rolls it back.
         let read_only = layout.writable_offset();
         let mapped = iotlb.batch(0).and_then(|mut batch| {
             for (offset, len, access) in [
@@ -155,7 +155,7 @@ impl Lane {
         })
     }
 
-    /// Gives the private memory back. The device must not know it any more.
+    /// Frees the private memory. The device must no longer use it.
     pub(super) fn unmap(self, iotlb: &mut Iotlb, window: &mut PrivateWindow) -> Result<(), Error> {
         let iova = self.private.range().first();
         let unmapped = iotlb.batch(0).and_then(|mut batch| {
@@ -164,12 +164,13 @@ impl Lane {
             batch.commit()
         });
         unmapped.map_err(Error::context(NOT_MAPPED))?;
-        // Only now: what is still mapped must not be given to anybody else.
+        // Only now: mapped memory must not be allocated again.
         window.release(iova);
         Ok(())
     }
 
-    /// The ring reached by `strategy`, which stands at `stands`; the device begins at `base`.
+    /// The mode for `strategy`, with the guest's ring at position `stands`; the device begins at
+    /// `base`.
     pub(super) fn make(
         &self,
         strategy: Strategy,
@@ -209,7 +210,7 @@ impl Lane {
         })
     }
 
-    /// What the device is told of the ring in `mode`.
+    /// The description for the device of the ring in `mode`.
     pub(super) fn config<'a>(&'a self, mode: &'a mut Mode, base: VringBase) -> VringConfig<'a> {
         let shadowed = matches!(mode, Mode::Shadowed(_));
         let direct = matches!(mode, Mode::Direct);
@@ -255,13 +256,12 @@ impl Lane {
         self.queue.ring.format() == RingFormat::Packed
     }
 
-    /// Where a device begins in a new ring.
+    /// The position at which a device begins in a new ring.
     pub(super) fn initial_base(&self) -> VringBase {
         VringBase::initial(self.is_packed())
     }
 
-    /// Brings the guest's ring into a state in which a device can take it over;
-    /// gives where.
+    /// Prepares the guest's ring for a device that takes it over; returns the position.
     pub(super) fn settle(&mut self, dirty: &dyn Dirty) -> Result<VringBase, Error> {
         let settled = match self.mode.relay() {
             None => self.queue.ring.used(),
@@ -273,14 +273,15 @@ impl Lane {
         settled.map_err(|source| self.failed(source))
     }
 
-    /// After [`Lane::settle`] or [`Lane::take_over`] failed with `error`: where the next device begins so that it takes again
-    /// what this one has taken and not used, if only that was not known and the guest's ring tells.
+    /// The position for the next device after [`Lane::settle`] or [`Lane::take_over`] failed with
+    /// `error`. That device takes again the chains that this one has taken and not used. Possible
+    /// only if just those chains were unknown and the guest's ring shows order.
     pub(super) fn taken_again(&self, error: Error) -> Result<VringBase, Error> {
         let GuestRing::Split(ring) = &self.queue.ring else {
             return Err(error);
         };
         let uncounted = error.kind() == ErrorKind::InFlightUnknown;
-        // It was seen, whatever the ring still shows.
+        // The relay saw disorder, whatever the ring still shows.
         let disordered = matches!(&self.mode, Mode::Mediated(queue) if queue.is_disordered());
         if !uncounted || disordered || ring.check_order().is_err() {
             return Err(error);
@@ -288,7 +289,8 @@ impl Lane {
         self.queue.ring.used().map_err(|source| self.failed(source))
     }
 
-    /// Reports what a stopped device had used. A queue that is broken, or breaks now, ends anyway.
+    /// Reports the chains that a stopped device used. A queue that is broken, or breaks now, ends
+    /// anyway.
     pub(super) fn last_pass(&mut self, dirty: &dyn Dirty) {
         if self.broken {
             return;
@@ -303,9 +305,9 @@ impl Lane {
         }
     }
 
-    /// Where a direct ring is taken over by a shadow: `stopped` is where the suspended device says
-    /// that it stopped. It must hold nothing. A parent that has no ring state to tell is
-    /// taken to have completed in order.
+    /// The position at which a shadow takes over a direct ring. `stopped` is the position reported
+    /// by the suspended device, which must hold no chain. A parent that reports no ring state is
+    /// assumed to have completed in order.
     pub(super) fn take_over(&self, stopped: Result<VringBase, Error>) -> Result<VringBase, Error> {
         let stands = match (self.is_packed(), stopped) {
             (true, Ok(stopped)) => match stopped.packed_in_flight(self.queue.ring.size()) {
@@ -327,7 +329,7 @@ impl Lane {
         stands.map_err(|source| self.failed(source))
     }
 
-    /// Where the ring may lie: guest RAM and the private memory.
+    /// The memory where the ring may lie: guest RAM and the private memory.
     pub(super) fn allowed(&self) -> Vec<IovaRange> {
         let mut allowed = ram(self.queue.ring.memory());
         allowed.push(self.private.range());
@@ -350,7 +352,7 @@ impl Lane {
 }
 
 /// The device holds chains of a packed ring, whose descriptors it may have overwritten with used
-/// ones of others.
+/// ones of other chains.
 fn packed_in_flight(descriptors: u16) -> Error {
     let message = format!(
         "the device still holds {descriptors} descriptors of its packed ring and may have \
@@ -359,7 +361,7 @@ fn packed_in_flight(descriptors: u16) -> Error {
     Error::new(ErrorKind::InFlightUnknown, message)
 }
 
-/// Signals an eventfd; one whose counter is full is signalled already.
+/// Signals an eventfd; a full counter means that it is signalled already.
 pub(super) fn signal(event: &EventFd) -> io::Result<()> {
     match event.write(1) {
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),

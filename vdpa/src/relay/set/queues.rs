@@ -1,7 +1,5 @@
-//! Queues that come and go while a set is used: one that the guest resets and enables
-//! again, one that gets another interrupt, and all of them when the set is done with.
-//!
-//! It must not know how a queue is relayed.
+//! Changes of queues while a set is in use: a guest resets and enables a queue again, a queue gets
+//! another interrupt, or the set ends. Independent of the relay strategy.
 
 use std::sync::Arc;
 
@@ -16,32 +14,34 @@ use crate::relay::{Dirty, Strategy};
 use crate::window::PrivateWindow;
 
 impl RelaySet {
-    /// How each queue reaches the device, by queue index.
+    /// The strategy of each queue, by queue index.
     pub fn strategies(&self) -> impl Iterator<Item = (u16, Strategy)> {
         let lanes = self.lanes.iter();
         lanes.map(|lane| (lane.queue.index, lane.mode.strategy()))
     }
 
-    /// Interrupts of `queue` go to `call` from now on; it is signalled once. The answer says how the
-    /// queue reaches the device: one that is direct signals its eventfd itself, so the caller
-    /// tells the device. `None`: the queue is not in the set.
+    /// Sets the eventfd for interrupts of `queue` to `call`, and signals it once. Returns the
+    /// strategy of the queue. A direct queue's device signals its eventfd itself, so the caller
+    /// sets it on the device too. `None`: the queue is not in the set.
     pub fn set_call(&mut self, queue: u16, call: Arc<EventFd>) -> Option<Strategy> {
         let mut lanes = self.lanes.iter_mut();
         let lane = lanes.find(|lane| lane.queue.index == queue)?;
         lane.queue.call = call;
-        // An eventfd that can't be written belongs to nobody any more.
+        // An eventfd that cannot be written is no longer in use.
         let _ = signal(&lane.queue.call);
         Some(lane.mode.strategy())
     }
 
-    /// Where a device is to begin in each ring that takes all of them over, by queue index. `device` is
-    /// suspended, or was reset. What relays have is shown to the guest first.
-    /// Where nobody has counted what the device holds, as in a queue in which it took buffers in advance and that has no traffic,
-    /// the guest's split ring has to show that it works in order, and the next device takes them again.
+    /// The position in each ring for a device that takes them all over, by queue index. `device` is
+    /// suspended, or was reset. The relays first show the guest all used chains.
+    ///
+    /// The chains that the device holds may be uncounted, for instance in a queue without traffic
+    /// in which it took buffers in advance. Then the guest's split ring must show that the device
+    /// works in order, and the next device takes them again.
     ///
     /// # Errors
-    /// It is not known what the device holds, and the ring does not tell; see
-    /// [`Relay::settle`](crate::relay::Relay::settle). The relays can go on.
+    /// The chains that the device holds are unknown, and the ring does not show them; see
+    /// [`Relay::settle`](crate::relay::Relay::settle). The relays can continue.
     pub fn bases(
         &mut self,
         device: &Device,
@@ -52,7 +52,7 @@ impl RelaySet {
         lanes
             .map(|lane| {
                 let index = lane.queue.index;
-                // With IN_ORDER the entries from the used index on name what it holds.
+                // With IN_ORDER the entries from the used index on are the chains that it holds.
                 let asked = device.state() == State::Suspended && !in_order;
                 let base = if asked && matches!(lane.mode, Mode::Direct) {
                     lane.take_over(device.vring_base(index))
@@ -64,10 +64,10 @@ impl RelaySet {
             .collect()
     }
 
-    /// Takes a queue from a suspended device and from the set.
+    /// Removes a queue from a suspended device and from the set.
     ///
     /// # Errors
-    /// The device refuses; the queue may be disabled then, and only a reset makes it whole.
+    /// The device refuses; the queue may be disabled then, until the device is reset.
     pub fn remove(
         &mut self,
         queue: u16,
@@ -85,11 +85,11 @@ impl RelaySet {
             .map_err(|source| private_failed(queue, source))
     }
 
-    /// Gives a suspended device a queue, new to it and to the set, that stands at its start.
+    /// Adds a queue at its start to a suspended device and to the set.
     ///
     /// # Errors
-    /// As [`RelaySet::new`], or the device refuses; the queue may be half set up then, and only a
-    /// reset makes it whole.
+    /// As [`RelaySet::new`], or the device refuses; the queue may be half set up then, until the
+    /// device is reset.
     pub fn add(
         &mut self,
         queue: RelayedQueue,
@@ -115,11 +115,11 @@ impl RelaySet {
         Ok(())
     }
 
-    /// The end of the set: shows the guest what the relays still have, and gives all private memory
-    /// back. The device must be reset, or all queues direct.
+    /// Ends the set: shows the guest the remaining used chains, and frees all private memory. The
+    /// device must be reset, or all queues direct.
     ///
     /// # Errors
-    /// What can't be unmapped stays mapped until the device is closed.
+    /// Memory that cannot be unmapped stays mapped until the device is closed.
     pub fn finish(
         mut self,
         dirty: &dyn Dirty,
@@ -132,7 +132,7 @@ impl RelaySet {
         self.dismantle(iotlb, window)
     }
 
-    /// Gives all private memory back.
+    /// Frees all private memory.
     pub(super) fn dismantle(
         self,
         iotlb: &mut Iotlb,
@@ -145,7 +145,7 @@ impl RelaySet {
         result
     }
 
-    /// Adds a queue, direct.
+    /// Adds a direct queue.
     pub(super) fn push(
         &mut self,
         info: &DeviceInfo,
@@ -168,7 +168,7 @@ impl RelaySet {
     }
 }
 
-/// A queue's private memory can't be had, or not be given back.
+/// A queue's private memory cannot be allocated or freed.
 fn private_failed(queue: u16, source: Error) -> Error {
     let message = format!("the private memory of queue {queue} cannot be changed");
     Error::other(message).because(source)

@@ -1,10 +1,8 @@
-//! All interleavings of relay passes with a guest and a device, on a memory
-//! model with store buffers (x86-TSO, in which a store becomes visible after
-//! later loads unless a full fence lies between).
+//! All interleavings of relay passes with a guest and a device, on a memory model with store
+//! buffers (x86-TSO: a store becomes visible after later loads unless a full fence lies between).
 //!
-//! The relay runs through the very table [`PASS`] that the real one runs
-//! through. Guest and device follow virtio 1.3, 2.7.13 and 2.7.14, with
-//! fences of their own:
+//! The relay runs through the same table [`PASS`] as the real one. Guest and device follow virtio
+//! 1.3, 2.7.13 and 2.7.14, with fences of their own:
 //! ```text
 //!   device  given a chain by the guest, when kicked: take it, use it; else ask for kicks,
 //!           fence, look again, sleep until a kick
@@ -12,13 +10,12 @@
 //!   guest   makes a chain available, fence, kicks if asked to; asks for an interrupt, fence,
 //!           looks again, sleeps until an interrupt
 //! ```
-//! **Rule:** when nothing can move any more, all chains are back with the guest.
-//! A relay polls, so a pass that begins after everything else came to rest is
-//! allowed for; but it only does what a pass does: interrupts and kicks that an
-//! earlier pass should have given are not made up for.
+//! **Rule:** when no actor can move, all chains are back with the guest. A relay polls, so the
+//! model includes a pass that begins after everything else came to rest. Such a pass does only the
+//! work of a pass: it does not repeat interrupts and kicks that an earlier pass should have sent.
 //!
-//! What is explored: two chains, with event-idx and with flags. Removing either fence, or
-//! any other step, is shown to lose a kick or an interrupt.
+//! Two chains are explored, with event-idx and with flags. Removing either fence, or any other
+//! step, is shown to lose a kick or an interrupt.
 
 use std::collections::HashSet;
 
@@ -58,7 +55,7 @@ const ACTORS: [Actor; 3] = [Actor::Guest, Actor::Relay, Actor::Device];
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 struct Buffers([Vec<(u8, u8)>; 3]);
 
-/// Where the guest's driver is.
+/// The state of the guest's driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Guest {
     Add,
@@ -120,7 +117,7 @@ impl State {
         self.buffers.0[actor as usize].push((cell as u8, value));
     }
 
-    /// Whoever moved, the pass under way may have missed it.
+    /// Any move may be missed by the current pass.
     fn others_moved(&mut self) {
         (self.quiet, self.rested) = (false, false);
     }
@@ -133,7 +130,7 @@ impl State {
 impl Model {
     fn begin(&self) -> State {
         State {
-            // With flags both sides begin awake: wish 0 is "signal me".
+            // With flags both sides begin awake: value 0 is "signal me".
             cells: [0; CELLS],
             buffers: Buffers::default(),
             kicked: false,
@@ -170,8 +167,7 @@ impl Model {
         wish.wants(self.event_idx, u16::from(old), u16::from(new))
     }
 
-    /// All states that follow by one step of one actor or one store that
-    /// becomes visible.
+    /// All states that follow by one step of one actor, or by one store that becomes visible.
     fn successors(&self, state: &State) -> Vec<State> {
         let mut next = Vec::new();
         for actor in ACTORS {
@@ -326,15 +322,15 @@ impl Model {
         after.step += 1;
         if after.step == self.pass.len() {
             after.step = 0;
-            // A pass that found nothing rests until somebody else moves.
+            // A pass that found no work rests until another actor moves.
             after.rested = after.quiet && after.drained(me);
             after.quiet = true;
         }
         Some(after)
     }
 
-    /// Explores all; gives the number of states and one in which the guest
-    /// waits for ever, if there is any.
+    /// Explores all states; returns their number and one in which the guest waits forever, if there
+    /// is any.
     fn explore(&self) -> (usize, Option<State>) {
         let begin = self.begin();
         let mut seen = HashSet::from([begin.clone()]);
@@ -364,7 +360,7 @@ fn no_interleaving_loses_a_kick_or_an_interrupt() {
     for event_idx in [false, true] {
         let (states, stuck) = explore(&PASS, event_idx);
         assert_eq!(stuck, None, "event-idx {event_idx}");
-        // That it is an exploration at all.
+        // Proves that there was an exploration at all.
         assert!(states > 10_000, "{states}");
     }
 }

@@ -1,5 +1,5 @@
-//! Devices and guests that break every rule: errors, never a panic, a loop
-//! without end or an access outside.
+//! Devices and guests that break every rule: errors, never a panic, an endless loop or an access
+//! outside the memory.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::ring::Violation;
 use crate::ring::split::{DeviceQueue, GuestRing};
 use crate::{Error, ErrorKind};
 
-/// A world with four chains taken by the device.
+/// A world in which the device has taken four chains.
 fn four(how: How) -> World {
     let mut world = World::new(false, false, 0);
     world.change(how).unwrap();
@@ -162,7 +162,7 @@ fn chains_that_break_a_rule_are_refused() {
             len: 2,
         },
     );
-    // The private window is none of the guest's.
+    // The private window does not belong to the guest.
     wrong(
         &[(1 << 40, 1, WRITE, 0)],
         &[],
@@ -200,7 +200,7 @@ fn chains_that_break_a_rule_are_refused() {
         &[],
         Violation::Outside { address, len: 32 },
     );
-    // 256 descriptors, and not one more, the buffers before the table counted.
+    // 256 descriptors and no more, including the buffers before the table.
     let long: Vec<_> = (1..=256).map(|next| (0, 1, NEXT, next)).collect();
     let (before, big) = ((0, 1, NEXT, 1), (0x8000, 16 * 256, INDIRECT, 0));
     wrong(&[before, big], &long, Violation::ChainTooLong);
@@ -237,7 +237,7 @@ fn rings_must_lie_in_guest_memory() {
     );
 }
 
-/// With IN_ORDER one element stands for all before it, and all are reported.
+/// With IN_ORDER one element completes all chains before it, and all are reported.
 #[test]
 fn one_element_stands_for_a_batch() {
     let mut world = World::new(false, false, 65534);
@@ -261,7 +261,7 @@ fn one_element_stands_for_a_batch() {
     for head in heads {
         assert!(world.log.0.borrow().contains(&buffer(head)), "{head}");
     }
-    // An element for a chain further on than the index goes.
+    // An element for a chain beyond the index.
     world.add();
     world.add();
     world.fetch(8);
@@ -274,7 +274,7 @@ fn one_element_stands_for_a_batch() {
     );
 }
 
-/// A write of a few bytes into a ring, by whoever it may be.
+/// Writes a few bytes into a ring, as either side might.
 fn scribble(space: &Space, private: bool, at: u64, bytes: &[u8]) {
     if private {
         let size = layout().size() + MediatedQueue::memory_size(SIZE);
@@ -289,8 +289,8 @@ fn scribble(space: &Space, private: bool, at: u64, bytes: &[u8]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Whatever is written into whichever ring, while chains are in flight, a pass
-    /// ends, and what is reported lies in guest memory.
+    /// With any write to any ring while chains are in flight, a pass ends, and the reported
+    /// addresses lie in guest memory.
     #[test]
     fn nothing_in_memory_breaks_a_relay(
         mediated in any::<bool>(),
@@ -309,7 +309,7 @@ proptest! {
         for (private, at, bytes) in steps {
             scribble(&world.space, private, at, &bytes);
             if pass(&mut world).is_err() {
-                // It must stay harmless to ask again, and to give up.
+                // Another pass, and giving up, must stay harmless.
                 let _ = pass(&mut world);
                 let relay = world.relay.as_mut().unwrap();
                 let _ = relay.finish(&world.log).and_then(|_| relay.settle());

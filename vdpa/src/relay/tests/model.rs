@@ -1,5 +1,5 @@
-//! A guest's driver and a device, both of which touch memory only as the other
-//! side of a ring would, and a world in which they meet through a relay or directly.
+//! Models of a guest's driver and a device, which access memory only as the two sides of a ring. A
+//! world connects them through a relay or directly.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ const TABLES: u64 = 0x8000;
 const BUFFERS: u64 = 0x2_0000;
 const BUFFER: u64 = 0x2000;
 
-/// What was reported as written, as bytes of guest memory.
+/// The memory reported as written, as bytes of guest memory.
 #[derive(Debug, Default)]
 pub(super) struct Log(pub(super) RefCell<BTreeSet<u64>>);
 
@@ -38,7 +38,7 @@ impl Dirty for Log {
     }
 }
 
-/// All memory that a device reaches, by IOVA.
+/// All memory that a device can access, by IOVA.
 #[derive(Debug, Clone)]
 pub(super) struct Space {
     pub(super) guest: Arc<GuestMemory>,
@@ -106,7 +106,7 @@ pub(super) fn layout() -> SplitLayout {
     SplitLayout::new(SIZE).unwrap()
 }
 
-/// The guest's driver: one chain per descriptor, two pieces where indirect.
+/// The guest's driver: one chain per descriptor; indirect chains have two pieces.
 #[derive(Debug)]
 pub(super) struct Guest {
     space: Space,
@@ -120,17 +120,17 @@ pub(super) struct Guest {
     avail: u16,
     used: u16,
     polling: bool,
-    /// Of all descriptors of its buffers: 2 where the device writes.
+    /// A flag in all descriptors of its buffers: 2 if the device writes.
     write: u16,
 }
 
 impl Guest {
-    /// From now on the device reads its buffers.
+    /// Lets the device read the guest's buffers from now on.
     pub(super) fn sends(&mut self) {
         self.write = 0;
     }
 
-    /// Adds a chain of 64 bytes; `true`: the device is to be kicked.
+    /// Adds a chain of 64 bytes; `true`: the device must be kicked.
     fn add(&mut self) -> Option<bool> {
         let head = self.free.pop()?;
         let at = ADDRESSES.descriptor + 16 * u64::from(head);
@@ -176,8 +176,8 @@ impl Guest {
         enabled && self.space.u16(ADDRESSES.device + 2) != self.used
     }
 
-    /// Takes all that is used: each chain once, with the payload that the device
-    /// wrote, and nothing that was not reported before.
+    /// Takes all used chains: each once, with the payload that the device wrote, and only memory
+    /// that was reported before.
     fn take(&mut self, log: &Log, relayed: std::ops::Range<u16>) {
         while self.space.u16(ADDRESSES.device + 2) != self.used {
             let at = ADDRESSES.device + 4 + 8 * u64::from(self.used % SIZE);
@@ -190,7 +190,7 @@ impl Guest {
             assert_eq!(len, if self.write == 0 { 0 } else { 64 });
             let mut payload = [0; 4];
             self.space.read(buffer(head), &mut payload);
-            // The device counts what it completes; see `Device::complete`.
+            // The device's payload depends on the head; see `Device::complete`.
             assert_eq!(u32::from_le_bytes(payload), u32::from(head) ^ 0x5a5a_0000);
             self.space.write(buffer(head), &[0; 4]);
             let past = self.used.wrapping_sub(relayed.start);
@@ -231,8 +231,7 @@ pub(super) fn buffer(head: u16) -> u64 {
     BUFFERS + BUFFER * u64::from(head)
 }
 
-/// A device that looks at its ring when it is kicked and completes what it
-/// holds in any order.
+/// A device that reads its ring when it is kicked and completes held chains in any order.
 #[derive(Debug)]
 pub(super) struct Device {
     space: Space,
@@ -246,7 +245,7 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// Takes chains, up to `most` held; goes to sleep when there are none.
+    /// Takes chains until it holds `most`; sleeps when there are none.
     fn fetch(&mut self, most: usize) {
         if !self.kicked {
             return;
@@ -277,16 +276,16 @@ impl Device {
         }
     }
 
-    /// Writes a chain's buffers, whichever side's descriptors they are in, and
-    /// gives it back; `true`: with an interrupt.
+    /// Writes a chain's buffers, given by either side's descriptors, and returns the chain; `true`:
+    /// with an interrupt.
     pub(super) fn complete(&mut self, which: usize) -> bool {
         if self.held.is_empty() {
             return false;
         }
         let head = self.held.remove(which % self.held.len());
         let first = self.first_buffer(head);
-        // The guest's name for the chain follows from its buffer. A frame that is sent is
-        // marked as well, so that it comes back once.
+        // The guest's number for the chain follows from its buffer. A sent frame is marked as well,
+        // so that it comes back once.
         let owner = u32::try_from((first - BUFFERS) / BUFFER).unwrap();
         self.space
             .write(first, &(owner ^ 0x5a5a_0000).to_le_bytes());
@@ -309,7 +308,7 @@ impl Device {
         self.first_descriptor(head)[12] & 2 != 0
     }
 
-    /// Of a chain's pieces the first.
+    /// The first piece of a chain.
     fn first_descriptor(&self, head: u16) -> [u8; 16] {
         let mut bytes = [0; 16];
         self.space
@@ -335,8 +334,8 @@ impl Device {
         self.space.set_u16(self.ring.device + 2, index);
     }
 
-    /// As vhost-vdpa parents take a ring over while suspended: a base other
-    /// than the one they gave makes them forget what they hold.
+    /// Takes over a ring as vhost-vdpa parents do while suspended: a base other than the reported
+    /// one makes them forget held chains.
     fn switch(&mut self, ring: VringAddresses, base: u16) {
         if base != self.avail {
             self.held.clear();
@@ -347,7 +346,7 @@ impl Device {
     }
 }
 
-/// Guest, device, and what is between them.
+/// Guest, device, and the relay between them.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) space: Space,
@@ -357,12 +356,12 @@ pub(super) struct World {
     pub(super) log: Log,
     event_idx: bool,
     interrupted: bool,
-    /// Used indices from which on a relay saw the elements, and up to which.
+    /// The range of used indices whose elements a relay saw.
     relayed: std::ops::Range<u16>,
 }
 
 impl World {
-    /// Begins direct, with both indices at `start`.
+    /// Begins with a direct queue and both indices at `start`.
     pub(super) fn new(event_idx: bool, indirect: bool, start: u16) -> Self {
         let space = Space::new();
         for at in [ADDRESSES.driver + 2, ADDRESSES.device + 2] {
@@ -414,19 +413,18 @@ impl World {
             .map_or(Strategy::Direct, |relay| relay.strategy())
     }
 
-    /// The steps of `RelaySet::change`, with the model for a device.
+    /// The steps of `RelaySet::change`, with the model as the device.
     pub(super) fn change(&mut self, target: Strategy) -> Result<(), Error> {
         let now = self.strategy();
         if now == target {
             return Ok(());
         }
-        // One spurious signal each way, also after a change that fails: the
-        // relay has drained by then.
+        // One spurious signal each way, also after a failed change: the relay has drained by then.
         self.device.kicked = true;
         self.interrupted = true;
         let ring = self.ring();
         if now == Strategy::Direct {
-            // What was relayed before is taken for unchecked.
+            // Earlier relayed writes count as unchecked.
             self.log.0.borrow_mut().clear();
         }
         if let Some(relay) = &mut self.relay {
@@ -474,7 +472,7 @@ impl World {
     }
 
     pub(super) fn add(&mut self) {
-        // A shadowed device does not hear the guest's kicks; the shadow polls.
+        // A shadowed device does not get the guest's kicks; the shadow polls.
         if self.guest.add() == Some(true) && self.strategy() != Strategy::Shadowed {
             self.device.kicked = true;
         }
@@ -495,7 +493,7 @@ impl World {
         pass.used > 0 || pass.forwarded > 0 || pass.more
     }
 
-    /// Passes until there is nothing to do; what is signalled then.
+    /// Runs passes until there is no work; returns the signals enabled then.
     pub(super) fn come_to_rest(&mut self) -> Signals {
         while self.pass() {}
         let relay = self.relay.as_mut().expect("nothing is relayed");
@@ -530,8 +528,8 @@ impl World {
         self.interrupted |= self.guest.set_interrupts(interrupts);
     }
 
-    /// Everything comes to rest by kicks, interrupts and passes alone; then
-    /// nothing may be left on the way.
+    /// Everything comes to rest by kicks, interrupts and passes alone; afterwards no chain may be
+    /// left.
     pub(super) fn settle(&mut self) {
         self.napi(true);
         for _ in 0..200 {

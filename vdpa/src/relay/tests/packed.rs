@@ -1,5 +1,5 @@
-//! Packed rings: a guest that is our own driver, a device written by the
-//! specification alone, honest and hostile ones of both.
+//! Tests of packed rings: the guest is the library's own driver, the device follows the
+//! specification alone. Honest and hostile ones of both.
 
 mod hostile;
 mod model;

@@ -133,7 +133,7 @@ fn what_is_in_flight_is_named_by_the_avail_ring_after_a_change() {
     world.settle();
 }
 
-/// The two newest chains lie in the private ring where older ones were.
+/// The two newest chains have the places of older ones in the private ring.
 #[test]
 fn a_shadow_hands_chains_over_in_the_order_in_which_they_came() {
     let mut world = World::new(false, false, 65534);
@@ -155,7 +155,8 @@ fn a_shadow_hands_chains_over_in_the_order_in_which_they_came() {
     assert_eq!(world.guest.returned, [2, 0, 1, 3, 4, 5, 6, 7, 8, 9]);
 }
 
-/// Chains that the device took before the mediation, and of which nobody saw anything since, are what is left.
+/// The remaining heads are the chains that the device took before the mediation and that were not
+/// seen since.
 #[test]
 fn what_a_device_holds_of_a_full_ring_is_known() {
     for available in [SIZE, SIZE - 1] {
@@ -164,7 +165,7 @@ fn what_a_device_holds_of_a_full_ring_is_known() {
             world.add();
         }
         world.fetch(usize::from(SIZE));
-        // Out of order, and given to it again.
+        // Out of order, and made available to it again.
         for which in [5, 0, 2] {
             world.complete(which);
         }
@@ -181,7 +182,7 @@ fn what_a_device_holds_of_a_full_ring_is_known() {
             changed.unwrap();
             assert!(world.device.held.is_empty());
         } else {
-            // One head is free since before: it could be held as well.
+            // One head has been free since before: the device could hold it as well.
             let error = changed.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InFlightUnknown, "{error}");
             let text = error.to_string();
@@ -192,8 +193,8 @@ fn what_a_device_holds_of_a_full_ring_is_known() {
     }
 }
 
-/// What the guest gives back to a device that has plenty costs no kick, and goes on
-/// when the device signals.
+/// A buffer that the guest returns to a device with plenty costs no kick, and is forwarded when the
+/// device signals.
 #[test]
 fn a_shadow_asks_for_kicks_only_while_the_device_may_run_out() {
     for event_idx in [false, true] {
@@ -210,13 +211,13 @@ fn a_shadow_asks_for_kicks_only_while_the_device_may_run_out() {
         assert!(world.pass());
         while world.pass() {}
         world.take();
-        // The one that was completed was replaced: plenty again.
+        // The completed chain was replaced: plenty again.
         assert!(!world.add_kicks());
         world.settle();
     }
 }
 
-/// Sent frames are given back with whatever comes next, and nobody is woken for them.
+/// Sent frames are returned with the next event, without a wake-up.
 #[test]
 fn a_shadow_asks_for_used_chains_only_where_somebody_waits_for_them() {
     for event_idx in [false, true] {
@@ -229,12 +230,12 @@ fn a_shadow_asks_for_used_chains_only_where_somebody_waits_for_them() {
         assert_eq!(world.come_to_rest(), Signals::Urgent);
         world.fetch(1);
         assert!(!world.device.complete(0));
-        // The guest sends on: what was used comes back with it.
+        // The guest sends more: the used chains come back with it.
         world.add();
         assert!(world.pass());
         assert_eq!(world.device.used, world.space.u16(ADDRESSES.device + 2));
         assert_eq!(world.come_to_rest(), Signals::Urgent);
-        // It waits for an interrupt from now on: seen by the next look, and then told.
+        // The guest waits for an interrupt from now on: the next pass notices and enables signals.
         world.napi(true);
         world.take();
         assert_eq!(world.come_to_rest(), Signals::All);
@@ -244,7 +245,7 @@ fn a_shadow_asks_for_used_chains_only_where_somebody_waits_for_them() {
     }
 }
 
-/// A guest that polls its ring for room is not kept waiting.
+/// A guest that polls its ring for room does not wait.
 #[test]
 fn a_shadow_asks_for_used_chains_when_it_has_many_or_must_run_empty() {
     for event_idx in [false, true] {
@@ -265,7 +266,7 @@ fn a_shadow_asks_for_used_chains_when_it_has_many_or_must_run_empty() {
     }
 }
 
-/// Whoever polls for what it receives hears of it at once.
+/// A driver that polls for received frames sees them at once.
 #[test]
 fn a_shadow_always_asks_for_chains_that_the_device_writes() {
     for event_idx in [false, true] {

@@ -1,4 +1,5 @@
-//! A model of driver and device that go on between any two reads, judged by what is really in flight.
+//! Tests with a model whose driver and device act between any two reads. The chains really in
+//! flight decide whether an answer is right.
 
 use std::cell::RefCell;
 
@@ -12,12 +13,12 @@ const MASK: u16 = SIZE - 1;
 /// One step of the driver or the device.
 #[derive(Debug, Clone, Copy)]
 enum Act {
-    /// The driver writes an entry with the free head that it picks, unpublished.
+    /// The driver writes an entry with the chosen free head, unpublished.
     Write(usize),
     Publish,
-    /// The driver takes used chains back.
+    /// The driver reclaims used chains.
     Reap,
-    /// The device completes one of those that were published.
+    /// The device completes one of the published chains.
     Complete(usize),
     /// Time passes.
     Idle,
@@ -29,7 +30,7 @@ struct Model {
     avail: [u16; SIZE as usize],
     used: [u16; SIZE as usize],
     available: u16,
-    /// Behind the last entry that is written.
+    /// After the last written entry.
     written: u16,
     completed: u16,
     reaped: u16,
@@ -55,7 +56,7 @@ impl Model {
         .after_a_lap()
     }
 
-    /// Nothing in the rings is from before the beginning.
+    /// Overwrites every entry once, so that all entries are the model's own.
     fn after_a_lap(mut self) -> Self {
         for _ in 0..SIZE {
             self.act(Act::Write(0));
@@ -83,7 +84,7 @@ impl Model {
             }
             Act::Complete(pick) => {
                 let visible = usize::from(self.available.wrapping_sub(self.completed));
-                // Of those that are written the last ones may not be published.
+                // The last written entries may be unpublished.
                 let hidden = usize::from(self.written.wrapping_sub(self.available));
                 let taken = self.given.len() - hidden;
                 assert_eq!(visible, taken);
@@ -98,7 +99,7 @@ impl Model {
         }
     }
 
-    /// Whether entries that nothing was written over name others than the used ring does, with chains in flight.
+    /// Whether entries that were not overwritten differ from the used ring, with chains in flight.
     fn shows_disorder(&self) -> bool {
         let oldest = self.written.wrapping_sub(SIZE);
         let left = self.completed.wrapping_sub(oldest);
@@ -109,14 +110,15 @@ impl Model {
             })
     }
 
-    /// Whether a head is named twice from the used index on: a device that begins there takes it twice.
+    /// Whether a head is named twice from the used index on: a device that begins there takes it
+    /// twice.
     fn repeats(&self) -> bool {
         let mut taken = self.taken_at_used();
         taken.sort_unstable();
         taken.windows(2).any(|two| two[0] == two[1])
     }
 
-    /// Whether a chain before the used index is still in flight, and nothing was written over its entry.
+    /// Whether a chain before the used index is still in flight, and its entry was not overwritten.
     fn shows_hole(&self) -> bool {
         let oldest = self.written.wrapping_sub(SIZE);
         let left = self.completed.wrapping_sub(oldest);
@@ -127,7 +129,7 @@ impl Model {
         })
     }
 
-    /// The heads that a device takes which begins at the used index.
+    /// The heads for a device that begins at the used index.
     fn taken_at_used(&self) -> Vec<u16> {
         let waiting = self.available.wrapping_sub(self.completed);
         (0..waiting)
@@ -142,7 +144,7 @@ impl Model {
     }
 }
 
-/// The model with what happens before each read.
+/// The model with the actions before each read.
 #[derive(Debug)]
 struct Live {
     model: RefCell<Model>,
@@ -163,7 +165,7 @@ impl Live {
         }
     }
 
-    /// The driver takes its time between an entry and its index, but not for ever.
+    /// The driver delays between an entry and its index, but not forever.
     fn check(&self) -> Result<(), Error> {
         let mut waits = 0;
         check(self, Window::whole(SIZE), || {
@@ -216,9 +218,9 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Of a ring that stands still: one whose device works in order always passes, and the next one takes
-    /// exactly what is in flight. One that shows disorder is refused. Of a full ring that passes it is exactly so
-    /// whatever the device did.
+    /// In a ring that stands still, a device that works in order always passes, and the next one
+    /// takes exactly the chains in flight. Visible disorder is refused. A full ring that passes is
+    /// exact, whatever the device did.
     #[test]
     fn a_ring_that_stands_still(
         begin in any::<u16>(),
@@ -243,8 +245,8 @@ proptest! {
         }
     }
 
-    /// A device that works in order passes whatever driver and device do meanwhile, also one whose driver had
-    /// written entries and not published them.
+    /// A device that works in order passes, whatever driver and device do meanwhile. That includes
+    /// a driver that had written entries and not published them.
     #[test]
     fn order_is_never_taken_for_disorder(
         begin in any::<u16>(),
@@ -256,8 +258,8 @@ proptest! {
         prop_assert!(Live::new(model, meanwhile).check().is_ok());
     }
 
-    /// What a device that has stopped did out of order is seen, whatever its driver writes over it meanwhile: the
-    /// first look finds it, or it was written over before.
+    /// The disorder of a stopped device is found, whatever its driver overwrites meanwhile: the
+    /// first look finds it, unless it was overwritten before.
     #[test]
     fn disorder_is_found_though_the_driver_goes_on(
         begin in any::<u16>(),
@@ -276,7 +278,8 @@ proptest! {
     }
 }
 
-/// One chain is used ahead of its turn and made available again at once: nothing but its being there twice shows it.
+/// One chain is used ahead of its turn and made available again at once: only its duplicate shows
+/// it.
 #[test]
 fn a_full_ring_with_a_head_twice_is_disorder() {
     let mut model = Model::new(7, false);
@@ -293,7 +296,7 @@ fn a_full_ring_with_a_head_twice_is_disorder() {
     assert!(Live::new(model, Vec::new()).check().is_err());
 }
 
-/// What another device did before is no matter: its holes were filled when it handed over.
+/// An earlier device's order does not matter: its gaps were filled when it handed over.
 #[test]
 fn only_what_was_completed_since_counts() {
     let mut model = Model::new(7, false);
@@ -309,7 +312,7 @@ fn only_what_was_completed_since_counts() {
         check(&live, Window { size, begin }, || {}).is_ok()
     };
     assert!(since(&model, begin) && !since(&model, begin.wrapping_sub(1)));
-    // What the first one holds is written where the second one takes it.
+    // The first device's chains are written where the second one takes them.
     let held = model.in_flight();
     for (ahead, head) in (0..).zip(held) {
         let position = begin.wrapping_add(ahead);

@@ -1,6 +1,7 @@
-//! The device's side of a packed virtqueue that lies in guest memory.
+//! The device's side of a packed virtqueue in guest memory.
 //!
-//! A chain's buffer id must name no chain that is out. Owns positions and what is in flight.
+//! It tracks positions and the chains in flight. A new chain's buffer id must not be that of a
+//! chain in flight.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{Ordering, fence};
@@ -20,33 +21,33 @@ use super::{
 use crate::Error;
 use crate::device::VringBase;
 
-/// What is known of a chain in flight.
+/// A chain in flight.
 #[derive(Debug, Clone)]
 struct InFlight {
     /// Its descriptors as the driver wrote them. Most chains have one.
     first: Descriptor,
     rest: Vec<Descriptor>,
-    /// Entries that it takes.
+    /// Number of entries that it takes.
     descriptors: u16,
-    /// Which one it was of those that were popped, from 0.
+    /// Its number among the popped chains, from 0.
     sequence: u64,
 }
 
-/// The device's side of a packed virtqueue in guest memory. What each method does is said at
-/// [`DeviceQueue`](super::super::DeviceQueue), unless it is said here.
+/// The device's side of a packed virtqueue in guest memory. Methods without a description here are
+/// described at [`DeviceQueue`](super::super::DeviceQueue).
 #[derive(Debug)]
 pub struct DeviceQueue {
     ring: GuestRing,
     size: u16,
     event_idx: bool,
     in_order: bool,
-    /// Where the next chain will be.
+    /// Position of the next chain.
     next_avail: Position,
-    /// Where the next used descriptor goes.
+    /// Position of the next used descriptor.
     next_used: Position,
     /// By buffer id.
     in_flight: BTreeMap<u16, InFlight>,
-    /// Entries of all of them.
+    /// Entries of all chains in flight.
     entries_in_flight: u16,
     popped: u64,
     pushed: u64,
@@ -55,7 +56,7 @@ pub struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Takes a ring over at `base`, with nothing in flight. `features` as negotiated.
+    /// Takes over a ring at `base`, with nothing in flight. `features` are the negotiated ones.
     ///
     /// # Errors
     /// Such a ring cannot begin at `base`.
@@ -84,7 +85,7 @@ impl DeviceQueue {
         })
     }
 
-    /// Where the device stands now.
+    /// The device's current position.
     pub(crate) fn base(&self) -> VringBase {
         base_of(self.next_avail, self.next_used)
     }
@@ -93,14 +94,14 @@ impl DeviceQueue {
         (self.next_avail.off_wrap(), self.next_used.off_wrap())
     }
 
-    /// Chains that were popped and not given back.
+    /// Chains that were popped and not returned.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
     pub(crate) fn pop(&mut self) -> Result<Option<Chain>, Error> {
-        // Acquire: the chain must not be read before the flags that make it ours.
+        // Acquire: the chain must not be read before the flags that hand it to the device.
         if !self.is_available(Ordering::Acquire)? {
             return Ok(None);
         }
@@ -130,7 +131,7 @@ impl DeviceQueue {
                 }
             };
             if !descriptor.has(DESCRIPTOR_F_NEXT) {
-                // Only the last one's id counts (virtio 1.3, 2.8.6).
+                // Only the last descriptor's id counts (virtio 1.3, 2.8.6).
                 break (first, descriptor.id);
             }
         };
@@ -154,8 +155,8 @@ impl DeviceQueue {
         Ok(Some(Chain { id, pieces }))
     }
 
-    /// The descriptors of an indirect table: one behind the other, and of their
-    /// flags only WRITE counts (virtio 1.3, 2.8.7).
+    /// Reads the descriptors of an indirect table. They are consecutive, and only WRITE counts
+    /// among their flags (virtio 1.3, 2.8.7).
     fn take_table(&self, table: &Descriptor, reader: &mut ChainReader<'_>) -> Result<(), Error> {
         let entries = reader.table(table.address, table.len, table.flags)?;
         for number in 0..u64::from(entries) {
@@ -177,7 +178,7 @@ impl DeviceQueue {
         };
         let mut flags = self.next_used.used_flags();
         if written > 0 {
-            // Says that the length is valid (virtio 1.3, 2.8.4).
+            // Marks the length as valid (virtio 1.3, 2.8.4).
             flags |= DESCRIPTOR_F_WRITE;
         }
         self.ring
@@ -196,8 +197,8 @@ impl DeviceQueue {
         if moved == 0 {
             return Ok(false);
         }
-        // Full fence: the used descriptors must be visible before the driver's
-        // wish is read, or a driver that asks for interrupts in between waits for ever.
+        // Full fence: the used descriptors must be visible before the driver's event suppression is
+        // read. Otherwise a driver that enables interrupts in between waits forever.
         fence(Ordering::SeqCst);
         self.is_wanted(self.next_used, moved)
     }
@@ -211,7 +212,7 @@ impl DeviceQueue {
         self.is_wanted(end, u32::from(in_flight))
     }
 
-    /// Whether the driver wants to hear of the last `moved` entries before `now`.
+    /// Whether the driver wants an event for the last `moved` entries before `now`.
     fn is_wanted(&self, now: Position, moved: u32) -> Result<bool, Error> {
         let at = self.ring.addresses().driver;
         let event: u32 = self
@@ -233,20 +234,20 @@ impl DeviceQueue {
         // Release: the flags make the offset valid.
         self.ring
             .store(area + EVENT_FLAGS, flags, Ordering::Release)?;
-        // Full fence: our wish must be visible before the ring is read, or a
-        // chain made available in between is missed.
+        // Full fence: the new event suppression must be visible before the ring is read, or a chain
+        // made available in between is missed.
         fence(Ordering::SeqCst);
         self.is_available(Ordering::Relaxed)
     }
 
-    /// Writes the chains in flight into the entries from the used position on, in the
-    /// order in which they were popped and as the driver wrote them, available; gives their
-    /// ids in that order. Without it a device that is to begin at the used position would
-    /// find used descriptors of chains that were completed out of order.
+    /// Writes the chains in flight into the entries from the used position on, available. They have
+    /// the order in which they were popped and the driver's content. Returns their ids in that
+    /// order. Otherwise a device that begins at the used position would find used descriptors of
+    /// chains that were completed out of order.
     ///
-    /// The driver does not see it: those entries are the device's until they are used, it
-    /// looks at the flags of the next one only, and by the id alone it knows what comes
-    /// back. No device may work on the ring meanwhile. The queue itself may go on afterwards.
+    /// The driver does not notice. The entries belong to the device until they are used. The driver
+    /// reads only the flags of the next one, and it identifies returned chains by id. No device may
+    /// work on the ring meanwhile. The queue itself may continue afterwards.
     ///
     /// # Errors
     /// Guest memory cannot be written.
@@ -261,7 +262,7 @@ impl DeviceQueue {
                 position = position.advance(1, self.size);
             }
         }
-        // From the last to the first, so that no chain is there before all of it is.
+        // From the last to the first, so that no chain is visible before all of it is written.
         for (position, mut descriptor) in entries.into_iter().rev() {
             descriptor.flags &= !(DESCRIPTOR_F_AVAIL | DESCRIPTOR_F_USED);
             descriptor.flags |= position.available_flags();

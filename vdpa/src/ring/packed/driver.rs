@@ -1,6 +1,6 @@
-//! How a driver reads and writes a packed ring.
+//! The driver's reads and writes of a packed ring.
 //!
-//! Nothing in the ring is ever read back but the used descriptor that is due.
+//! The driver reads only the next used descriptor back from the ring.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
@@ -15,19 +15,19 @@ use super::{
 use crate::Error;
 use crate::device::VringBase;
 
-/// A packed ring and where its driver stands.
+/// A packed ring and its driver's position.
 #[derive(Debug)]
 pub(crate) struct Driver {
     layout: PackedLayout,
-    /// Entries that no chain takes.
+    /// Number of free entries.
     free: u16,
-    /// Buffer ids that name no chain.
+    /// Free buffer ids.
     ids: VecDeque<u16>,
     /// Next entry to make available.
     next_avail: Position,
     /// Entries made available since the last decision about a kick.
     unkicked: u32,
-    /// Where the next used descriptor will be.
+    /// Position of the next used descriptor.
     next_used: Position,
 }
 
@@ -51,7 +51,7 @@ impl Driver {
             unkicked: 0,
             next_used: position,
         };
-        // All entries as if they had been used: zeroes say so before the first lap only.
+        // All entries as if they had been used: zeroes mean that before the first lap only.
         let mut entry = position;
         for _ in 0..size {
             let before = Position {
@@ -75,7 +75,7 @@ impl Driver {
         (self.next_avail.off_wrap(), self.next_used.off_wrap())
     }
 
-    /// Makes a chain available for which there is room.
+    /// Makes a chain available; the caller has checked that there is room.
     pub(crate) fn make_available(
         &mut self,
         memory: &RingMemory,
@@ -96,7 +96,7 @@ impl Driver {
                 flags |= DESCRIPTOR_F_NEXT;
             }
             let bytes = encode(piece, id, 0);
-            // All but the flags.
+            // All of it except the flags.
             memory.write(self.descriptor(position), &bytes[..14])?;
             if position == first {
                 first_flags = flags;
@@ -108,8 +108,8 @@ impl Driver {
             self.unkicked = self.unkicked.saturating_add(1);
         }
         self.next_avail = position;
-        // Release: the whole chain must be there before the flags that make its
-        // first descriptor the device's (virtio 1.3, 2.8.21.1).
+        // Release: the whole chain must be visible before the flags that hand its first descriptor
+        // to the device (virtio 1.3, 2.8.21.1).
         memory.store(self.flags(first), first_flags, Ordering::Release)?;
         Ok(id)
     }
@@ -119,21 +119,22 @@ impl Driver {
         if moved == 0 {
             return Ok(false);
         }
-        // Full fence: our descriptors must be visible before the device's wish
-        // is read, or both sides may go to sleep (virtio 1.3, 2.8.21.3).
+        // Full fence: the descriptors must be visible before the device's event suppression is
+        // read, or both sides may sleep (virtio 1.3, 2.8.21.3).
         fence(Ordering::SeqCst);
         let event = memory.load_u32(self.layout.device_offset, Ordering::Relaxed)?;
         let (size, now) = (self.layout.size, self.next_avail);
         Ok(event_wanted(event, now, moved, size, memory.event_idx))
     }
 
-    /// The next used descriptor. It may stand for all `outstanding` chains.
+    /// The next used descriptor. It may complete all `outstanding` chains.
     pub(crate) fn element(
         &self,
         memory: &RingMemory,
         outstanding: u16,
     ) -> Result<Option<Element>, Error> {
-        // Acquire: the rest of it, and what the device wrote into the buffers, is read after this.
+        // Acquire: the rest of the descriptor, and the buffers that the device wrote, are read
+        // after this.
         if !self.is_used_by(memory, Ordering::Acquire)? {
             return Ok(None);
         }
@@ -148,7 +149,7 @@ impl Driver {
         }))
     }
 
-    /// The chain with the buffer id `id` is back: its entries are free.
+    /// Frees the entries of the returned chain with buffer id `id`.
     pub(crate) fn take_back(&mut self, id: u16, descriptors: u16) {
         self.free += descriptors;
         self.ids.push_back(id);
@@ -168,7 +169,7 @@ impl Driver {
         memory.store(EVENT_FLAGS, flags, Ordering::Release)
     }
 
-    /// Whether the descriptor that is due was used.
+    /// Whether the next descriptor was used.
     pub(crate) fn is_used(&self, memory: &RingMemory) -> Result<bool, Error> {
         self.is_used_by(memory, Ordering::Relaxed)
     }
@@ -183,7 +184,7 @@ impl Driver {
         self.layout.descriptor_offset + DESCRIPTOR_SIZE * u64::from(position.index)
     }
 
-    /// Offset of its flags.
+    /// Offset of a descriptor's flags.
     fn flags(&self, position: Position) -> u64 {
         self.descriptor(position) + DESCRIPTOR_FLAGS
     }

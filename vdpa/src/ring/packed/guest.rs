@@ -1,8 +1,7 @@
-//! A packed ring that lies in guest memory: checked access to its entries, and
-//! where it stands.
+//! A packed ring in guest memory: checked access to its entries, and its position.
 //!
-//! Owns where the areas are, which is checked once; keeps no position. The guest writes all of it
-//! at any moment, so nothing read twice is the same thing.
+//! This module checks the areas once, and keeps no position. The guest may write all of it at any
+//! moment, so a second read may differ from the first.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -18,7 +17,7 @@ use crate::Error;
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::GuestMemory;
 
-/// A descriptor as it stands in guest memory.
+/// A descriptor as it is in guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Descriptor {
     pub(super) address: u64,
@@ -33,7 +32,7 @@ impl Descriptor {
     }
 }
 
-/// How often a ring that moves is read before what it says is believed.
+/// Maximum number of reads of a ring that changes.
 const READINGS: u32 = 64;
 
 /// A packed ring in guest memory.
@@ -49,12 +48,11 @@ impl Deref for GuestRing {
 }
 
 impl GuestRing {
-    /// The ring of `size` entries, 1 to 32768, that the guest put at `addresses`.
-    /// `indirect`: whether INDIRECT_DESC was negotiated.
+    /// The guest's ring of `size` entries, 1 to 32768, at `addresses`. `indirect`: whether
+    /// INDIRECT_DESC was negotiated.
     ///
     /// # Errors
-    /// The size is not possible, or an area is not aligned, not in guest memory or
-    /// overlaps another.
+    /// The size is impossible, or an area is not aligned, not in guest memory or overlaps another.
     pub fn new(
         memory: Arc<GuestMemory>,
         size: u16,
@@ -64,16 +62,17 @@ impl GuestRing {
         Areas::new(memory, size, addresses, RingFormat::Packed, indirect).map(Self)
     }
 
-    /// Where driver and device stand, by the flags in the ring: for a device that was
-    /// reset and could not say it. Right if the device completed chains in the order in which
-    /// it got them, as the entries from `used` to `available` are those chains then.
+    /// The positions of driver and device, from the flags in the ring: for a device that was reset
+    /// and could not report them. Correct if the device completed chains in the order in which it
+    /// got them. Then the chains are the entries from `used` to `available`.
     ///
-    /// The driver may go on meanwhile: flags read while `available` moves make no place of
-    /// their own, so the ring is read again, up to 64 times. `used` is right whatever the driver adds.
+    /// The driver may continue meanwhile. Flags read while `available` moves form no valid
+    /// position, so the ring is read again, up to 64 times. `used` is correct whatever the driver
+    /// adds.
     ///
     /// # Errors
-    /// The ring does not tell. All chains must be of one descriptor,
-    /// which may be indirect.
+    /// The ring does not show its position. All chains must be of one descriptor, which may be
+    /// indirect.
     pub fn standing(&self) -> Result<VringBase, Error> {
         let mut told = self.read_standing();
         for _ in 1..READINGS {
@@ -105,7 +104,7 @@ impl GuestRing {
             // An entry of zeroes looks used in the lap before the first.
             let was_used = lap.is_used(last.flags) && last != Descriptor::default();
             if was_used && first.has(DESCRIPTOR_F_WRITE) && first.id == last.id {
-                // It may be the rest of a chain that was given back: see `standing`.
+                // It may be the rest of a used chain: see `standing`.
                 return Err(Error::other(format!(
                     "entry {index} may be left from a chain of two descriptors that was used before"
                 )));
@@ -114,9 +113,9 @@ impl GuestRing {
         Ok(base_of(available, used))
     }
 
-    /// Whether a device that began at `base` has used anything since: its first used descriptor lies where
-    /// the next one was due, until the driver puts one of the next lap there. A base of a split ring, or
-    /// outside this one, is none of this ring.
+    /// Whether a device that began at `base` has used anything since. Its first used descriptor is
+    /// at the used position of `base`, until the driver overwrites it in the next lap. False for a
+    /// base of a split ring, or one outside this ring.
     ///
     /// # Errors
     /// Guest memory cannot be read.
@@ -134,8 +133,8 @@ impl GuestRing {
         Ok(used.is_used(entry.flags) || bits == next_lap.available_flags())
     }
 
-    /// Buffer ids of the entries from `used` to `available` of a base, which are
-    /// chains of one descriptor each; at most one lap.
+    /// Buffer ids of the entries from `used` to `available` of a base, at most one lap. The entries
+    /// are chains of one descriptor each.
     ///
     /// # Errors
     /// Guest memory cannot be read.
@@ -189,7 +188,7 @@ impl GuestRing {
         body[..4].copy_from_slice(&len.to_le_bytes());
         body[4..].copy_from_slice(&id.to_le_bytes());
         self.write(place + DESCRIPTOR_LENGTH, &body)?;
-        // Release: the flags make all of it the other side's.
+        // Release: the flags hand the whole descriptor to the other side.
         self.store(place + DESCRIPTOR_FLAGS, flags, Ordering::Release)
     }
 }

@@ -1,8 +1,8 @@
-//! Where a packed ring stands, told by the flags of its entries alone.
+//! Finds the position of a packed ring from the flags of its entries alone.
 //!
-//! A device that is reset without having said where it was leaves nothing but the
-//! ring. As long as every chain is one descriptor and chains are completed in order, the
-//! flags of all entries make one of two patterns, in which w is the device's wrap counter:
+//! If a device is reset before it reports its position, only the ring is left. Suppose that every
+//! chain is one descriptor and chains are completed in order. Then the flags of all entries form
+//! one of two patterns, in which w is the device's wrap counter:
 //! ```text
 //!   0            used          available          size
 //!   | used, w    | available, w | used, lap before |      driver and device in one lap
@@ -11,21 +11,22 @@
 //!   | available, | used, w      | available, w     |      the driver is a lap ahead
 //!   |  next lap  |
 //! ```
-//! Any part may be empty, and no two places give the same flags. Every entry is compared.
-//! A chain of several descriptors breaks the pattern or carries NEXT, with one
-//! exception: a last chain of exactly two leaves an entry behind that looks available, with
-//! the id that was used just before it. Where the device would write there, the
-//! ring is refused (`GuestRing::standing`): the memory may be the driver's again. Where it
-//! only reads, drivers that use an id again at once look the same, so it is
-//! taken for available; at worst something is read once more.
+//! Any part may be empty, and no two positions give the same flags. Every entry is compared. A
+//! chain of several descriptors breaks the pattern or carries NEXT, with one exception: a last
+//! chain of exactly two. It leaves an entry behind that looks available, with the id that was used
+//! just before it.
 //!
-//! Pure: must not know where the flags come from.
+//! If the device would write to that entry's buffer, the ring is refused (`GuestRing::standing`):
+//! the memory may be the driver's again. If it only reads, drivers that reuse an id at once look
+//! the same, so the entry counts as available. At worst a buffer is read once more.
+//!
+//! The function is pure: the source of the flags does not matter.
 
 use super::super::guest::DESCRIPTOR_F_NEXT;
 use super::{DESCRIPTOR_F_AVAIL, DESCRIPTOR_F_USED, Position};
 use crate::Error;
 
-/// What an entry is: used or available, in a lap with this wrap counter.
+/// The state of an entry: used or available, in a lap with this wrap counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Entry {
     Used(bool),
@@ -43,11 +44,11 @@ impl Entry {
     }
 }
 
-/// Where the driver adds next, and where the device uses next. The flags must be of
-/// one moment, or read from the first entry to the last while the driver adds: then they
-/// are those of a moment, or of no place.
+/// The driver's position for the next available entry, and the device's for the next used one. The
+/// flags must be of one moment, or read from the first entry to the last while the driver adds. In
+/// the second case they are those of one moment, or of no position.
 pub(super) fn standing(flags: &[u16]) -> Result<(Position, Position), Error> {
-    // Each run of equal entries with its first index.
+    // Each run of equal entries, with its first index.
     let mut runs: [Option<(Entry, u16)>; 3] = [None; 3];
     let mut count = 0;
     let mut last = None;
@@ -72,7 +73,7 @@ pub(super) fn standing(flags: &[u16]) -> Result<(Position, Position), Error> {
     let at = |index, wrap| Position { index, wrap };
     use Entry::{Available, Used};
     let (available, used) = match runs {
-        // All of the last lap, or all of this one.
+        // All entries of the last lap, or all of this one.
         [Some((Used(lap), _)), None, None] => (at(0, !lap), at(0, !lap)),
         [Some((Available(lap), _)), None, None] => (at(0, !lap), at(0, lap)),
         [Some((Used(lap), _)), Some((Used(_), here)), None] => (at(here, lap), at(here, lap)),
@@ -82,7 +83,7 @@ pub(super) fn standing(flags: &[u16]) -> Result<(Position, Position), Error> {
         [Some((Available(lap), _)), Some((Used(before), here)), None] if before != lap => {
             (at(here, lap), at(0, lap))
         }
-        // Full, the driver a lap ahead.
+        // Full, with the driver a lap ahead.
         [Some((Available(lap), _)), Some((Available(_), here)), None] => {
             (at(here, lap), at(here, !lap))
         }
@@ -105,7 +106,7 @@ pub(super) fn standing(flags: &[u16]) -> Result<(Position, Position), Error> {
     Ok((available, used))
 }
 
-/// The flags are not those of a device that works in order, from the entry `index` on.
+/// From the entry `index` on, the flags are not those of a device that works in order.
 fn no_pattern(index: u16) -> Error {
     Error::other(format!(
         "the flags of entry {index} fit no place where an orderly device could stand"

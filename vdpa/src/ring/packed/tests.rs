@@ -1,4 +1,4 @@
-//! Both sides against each other over one memory, and each against a liar.
+//! Tests of both sides against each other over one memory, and of each against a hostile peer.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,8 +21,8 @@ mod driver;
 mod guest;
 mod standing;
 
-/// The driver's ring lies where guest memory begins, so that pieces may lie
-/// anywhere below [`RAM`].
+/// The driver's ring lies at the start of guest memory, so that pieces may lie anywhere below
+/// [`RAM`].
 const RAM: usize = 4 << 20;
 
 fn features(event_idx: bool, in_order: bool) -> RingFeatures {
@@ -58,7 +58,7 @@ fn ram() -> Arc<GuestMemory> {
     Arc::new(GuestMemory::from_ranges_with_files([(GuestAddress(0), RAM, file)]).unwrap())
 }
 
-/// A driver and a device whose memories are copies of each other, by turns.
+/// A driver and a device whose memories are copied to each other in turns.
 struct Pair {
     driver: DriverQueue,
     device: DeviceQueue,
@@ -144,14 +144,13 @@ fn events_by_flags() {
         // Reserved bits do not count.
         assert!(!wanted(0xfff1, event_idx));
     }
-    // off_wrap 0 is of another lap than the first entry, but only with EVENT_IDX
-    // does it count.
+    // off_wrap 0 is of another lap than the first entry, but that counts only with EVENT_IDX.
     assert!(wanted(2, false));
     assert!(!wanted(2, true));
 }
 
 proptest! {
-    /// The comparison of `off_wrap` against places that are counted without laps.
+    /// Compares `off_wrap` with positions that are counted without laps.
     #[test]
     fn events_are_where_they_were_put(
         size in prop_oneof![1u16..20, Just(255), Just(32768)],
@@ -161,7 +160,7 @@ proptest! {
     ) {
         let lap = u64::from(size);
         let (now, moved) = (now + lap, (moved - 1) % lap + 1);
-        // An event is asked for within a lap before and a lap behind.
+        // The event is within a lap before or after.
         let event = now.checked_add_signed(ahead % i64::from(size)).unwrap();
         let position = |place: u64| Position {
             index: u16::try_from(place % lap).unwrap(),
@@ -176,9 +175,8 @@ proptest! {
         prop_assert!(event_wanted(word, position(now), u32::from(size) + 1, size, true));
     }
 
-    /// Chains of any length go there and back in rings of any size; what
-    /// arrives is what was sent, in order, over many laps. Interrupts and kicks
-    /// that are asked for come.
+    /// Chains of any length pass through rings of any size. The chains that arrive are those that
+    /// were sent, in order, over many laps. Interrupts and kicks that a side wants do arrive.
     #[test]
     fn both_sides_agree(
         size in 1u16..20,
@@ -240,7 +238,7 @@ proptest! {
     }
 }
 
-/// Every size, each crossed several times by chains that don't divide it.
+/// Every size, each crossed several times by chains that do not divide it.
 #[test]
 fn all_small_sizes_wrap() {
     for size in (1..=64).chain([255, 256, 257, 1000]) {

@@ -1,12 +1,12 @@
-//! The device's side of a split virtqueue (virtio 1.3, section 2.7) in guest
-//! memory, for a VMM that answers in the device's place.
+//! The device's side of a split virtqueue (virtio 1.3, section 2.7) in guest memory, for a VMM that
+//! acts as the device.
 //!
 //! ```text
 //!   guest's avail ring -- pop --> Chain -- (the device works) -- push_used --> guest's used ring
 //!        position: next_avail                                      position: next_used
 //! ```
-//! It owns the two positions. Each chain popped is pushed once; a caller that
-//! doesn't can only hurt the guest whose ring it is.
+//! It tracks the two positions. Each popped chain must be pushed once; a caller that does not do so
+//! can only hurt the guest that owns the ring.
 
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
@@ -16,7 +16,7 @@ use super::USED_F_NO_NOTIFY;
 use super::guest::{GuestRing, Suppression};
 use crate::Error;
 
-/// The device's side of one of the guest's split rings. What each method does is said at
+/// The device's side of one of the guest's split rings. The methods are described at
 /// [`DeviceQueue`](super::super::DeviceQueue).
 #[derive(Debug)]
 pub struct DeviceQueue {
@@ -24,7 +24,7 @@ pub struct DeviceQueue {
     event_idx: bool,
     next_avail: Wrapping<u16>,
     next_used: Wrapping<u16>,
-    /// What the guest was last shown of `next_used`.
+    /// The last value of `next_used` shown to the guest.
     published: Wrapping<u16>,
     /// `next_used` at the last decision about an interrupt.
     signalled: Wrapping<u16>,
@@ -60,8 +60,8 @@ impl DeviceQueue {
         if avail == self.next_avail {
             return Ok(None);
         }
-        // Chains that the guest has not got back count too: a driver never has
-        // more than the ring's size under way (virtio 1.3, 2.7.13.3.1).
+        // Chains not yet returned to the guest count too: a driver never has more chains in flight
+        // than the ring's size (virtio 1.3, 2.7.13.3.1).
         let ahead = (avail - self.next_used).0;
         let taken = (self.next_avail - self.next_used).0;
         let size = self.ring.size();
@@ -87,8 +87,8 @@ impl DeviceQueue {
             self.ring.set_used_index(self.next_used.0)?;
             self.published = self.next_used;
         }
-        // Full fence: the index must be visible before the guest's wish is
-        // read, or both sides go to sleep (virtio 1.3, 2.7.7.2).
+        // Full fence: the index must be visible before the guest's suppression is read, or both
+        // sides sleep (virtio 1.3, 2.7.7.2).
         fence(Ordering::SeqCst);
         let wish = self.ring.driver_suppression()?;
         let wanted = wish.wants(self.event_idx, self.signalled.0, self.next_used.0);
@@ -97,7 +97,7 @@ impl DeviceQueue {
     }
 
     pub(crate) fn set_notifications(&mut self, enabled: bool) -> Result<bool, Error> {
-        // With event-idx an event that lies behind is as good as none.
+        // With event-idx an event in the past is equivalent to none.
         let event = if enabled {
             self.next_avail
         } else {
@@ -116,7 +116,7 @@ impl DeviceQueue {
         if !enabled {
             return Ok(false);
         }
-        // Full fence: the wish must be visible before the index is read.
+        // Full fence: the suppression must be visible before the index is read.
         fence(Ordering::SeqCst);
         Ok(self.ring.avail_index()? != self.next_avail.0)
     }

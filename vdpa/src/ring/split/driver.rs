@@ -1,4 +1,4 @@
-//! How a driver reads and writes a split ring.
+//! The driver's reads and writes of a split ring.
 
 use std::collections::VecDeque;
 use std::num::Wrapping;
@@ -10,16 +10,16 @@ use super::super::{Direction, Piece, SplitLayout, Violation, no_chain};
 use super::{AVAIL_F_NO_INTERRUPT, Suppression};
 use crate::Error;
 
-/// A split ring and where its driver stands.
+/// A split ring and its driver's position.
 #[derive(Debug)]
 pub(crate) struct Driver {
     layout: SplitLayout,
     in_order: bool,
-    /// Descriptors that are not in any chain; the next to take is in front.
+    /// Descriptors that are in no chain; the next to take is in front.
     free: VecDeque<u16>,
     /// By descriptor: the next one of its chain.
     links: Vec<u16>,
-    /// Next avail entry to write; what the device is told.
+    /// Next avail entry to write; the index that the device sees.
     next_avail: Wrapping<u16>,
     /// `next_avail` at the last decision about a kick.
     kicked: Wrapping<u16>,
@@ -64,7 +64,7 @@ impl Driver {
         (self.next_avail.0, self.next_used.0)
     }
 
-    /// Makes a chain available for which there is room.
+    /// Makes a chain available; the caller has checked that there is room.
     pub(crate) fn make_available(
         &mut self,
         memory: &RingMemory,
@@ -83,8 +83,8 @@ impl Driver {
         let slot = u64::from(self.next_avail.0 % self.layout.size);
         memory.store(self.avail(4 + 2 * slot), head, Ordering::Relaxed)?;
         self.next_avail += 1;
-        // Release: the device must see descriptors and entry before the index
-        // that makes them its own (virtio 1.3, 2.7.13.3).
+        // Release: the device must see descriptors and entry before the index that hands them over
+        // (virtio 1.3, 2.7.13.3).
         memory.store(self.avail(2), self.next_avail.0, Ordering::Release)?;
         Ok(head)
     }
@@ -95,8 +95,8 @@ impl Driver {
             return Ok(false);
         }
         self.kicked = new;
-        // Full fence: our index must be visible before the device's wish is
-        // read, or both sides may go to sleep (virtio 1.3, 2.7.13.4.1).
+        // Full fence: the index must be visible before the device's suppression is read, or both
+        // sides may sleep (virtio 1.3, 2.7.13.4.1).
         fence(Ordering::SeqCst);
         let wish = Suppression {
             flags: memory.load(self.used(0), Ordering::Relaxed)?,
@@ -105,15 +105,15 @@ impl Driver {
         Ok(wish.wants(memory.event_idx, old.0, new.0))
     }
 
-    /// The next used element. The device may have moved the index by `outstanding` at most, of
-    /// which there are never more than entries.
+    /// The next used element. The device may have moved the index by at most `outstanding`, which
+    /// is at most the number of entries.
     pub(crate) fn element(
         &self,
         memory: &RingMemory,
         outstanding: u16,
     ) -> Result<Option<Element>, Error> {
-        // Acquire: the element, and what the device wrote into the buffers,
-        // must not be read before the index (virtio 1.3, 2.7.14).
+        // Acquire: the element, and the buffers that the device wrote, must not be read before the
+        // index (virtio 1.3, 2.7.14).
         let index = memory.load(self.used(2), Ordering::Acquire)?;
         let moved = (Wrapping(index) - self.next_used).0;
         if moved == 0 {
@@ -133,14 +133,14 @@ impl Driver {
         }))
     }
 
-    /// The chain at `head` is back: its descriptors are free.
+    /// Frees the descriptors of the returned chain at `head`.
     pub(crate) fn take_back(&mut self, head: u16, descriptors: u16) {
         let mut index = head;
         for _ in 0..descriptors {
             self.free.push_back(index);
             index = self.links.get(usize::from(index)).copied().unwrap_or(index);
         }
-        // With IN_ORDER behind all others: so they stay in the table's order.
+        // With IN_ORDER after all others, so that they stay in the table's order.
         if !self.in_order {
             self.free.rotate_right(usize::from(descriptors));
         }
@@ -156,8 +156,8 @@ impl Driver {
             let flags = if enabled { 0 } else { AVAIL_F_NO_INTERRUPT };
             return memory.store(self.avail(0), flags, Ordering::Relaxed);
         }
-        // An event far behind is as good as none: the index passes it only
-        // after another full round.
+        // An event far in the past is equivalent to none: the index passes it only after another
+        // full round.
         let behind = Wrapping(u16::from(!enabled));
         let event = (self.next_used - behind).0;
         memory.store(self.used_event(), event, Ordering::Relaxed)
@@ -204,7 +204,7 @@ fn encode(piece: &Piece, next: Option<u16>, flags: u16) -> [u8; 16] {
     bytes
 }
 
-/// An entry of an indirect table (virtio 1.3, 2.7.5.3), with the one behind it.
+/// An entry of an indirect table (virtio 1.3, 2.7.5.3), linked to the next one.
 pub(crate) fn table_entry(piece: &Piece, next: Option<u16>) -> [u8; 16] {
     encode(piece, next, 0)
 }

@@ -1,5 +1,5 @@
-//! A split ring that lies in guest memory: checked access to its fields, and
-//! the walk over a descriptor chain. Keeps no positions.
+//! A split ring in guest memory: checked access to its fields, and the walk of a descriptor chain.
+//! Keeps no positions.
 
 use std::num::Wrapping;
 use std::ops::Deref;
@@ -15,7 +15,7 @@ use crate::Error;
 use crate::device::VringAddresses;
 use crate::memory::GuestMemory;
 
-/// The event fields and flags that one side tells the other to be left alone by.
+/// The event field and flags by which one side suppresses notifications of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Suppression {
     /// `flags` of the avail ring (NO_INTERRUPT) or of the used ring (NO_NOTIFY).
@@ -25,9 +25,8 @@ pub struct Suppression {
 }
 
 impl Suppression {
-    /// Whether a side that asks so wants to hear of the move from `old` to
-    /// `new` (virtio 1.3, 2.7.7 and 2.7.10; `vring_need_event` in
-    /// `include/uapi/linux/virtio_ring.h`).
+    /// Whether a side with this suppression wants a notification for the move from `old` to `new`
+    /// (virtio 1.3, 2.7.7 and 2.7.10; `vring_need_event` in `include/uapi/linux/virtio_ring.h`).
     #[must_use]
     pub fn wants(self, event_idx: bool, old: u16, new: u16) -> bool {
         if event_idx {
@@ -53,12 +52,12 @@ impl Deref for GuestRing {
 }
 
 impl GuestRing {
-    /// The ring of `size` entries that the guest put at `addresses`.
-    /// `indirect`: whether INDIRECT_DESC was negotiated.
+    /// The guest's ring of `size` entries at `addresses`. `indirect`: whether INDIRECT_DESC was
+    /// negotiated.
     ///
     /// # Errors
-    /// An area is not aligned, not in guest memory or
-    /// overlaps another, or the size is no power of two up to 32768.
+    /// An area is not aligned, not in guest memory or overlaps another, or the size is not a power
+    /// of two up to 32768.
     pub fn new(
         memory: Arc<GuestMemory>,
         size: u16,
@@ -84,13 +83,13 @@ impl GuestRing {
         self.load(self.avail_slot(position), Ordering::Relaxed)
     }
 
-    /// Writes an avail entry. Only for entries that the device owns and with the
-    /// device stopped: see [`GuestRing::arrange`].
+    /// Writes an avail entry. Only for entries that the device owns, and while the device is
+    /// stopped: see [`GuestRing::arrange`].
     fn set_avail_entry(&self, position: u16, head: u16) -> Result<(), Error> {
         self.store(self.avail_slot(position), head, Ordering::Relaxed)
     }
 
-    /// How the driver wants interrupts.
+    /// The driver's suppression of interrupts.
     ///
     /// # Errors
     /// Guest memory cannot be accessed.
@@ -102,7 +101,7 @@ impl GuestRing {
         })
     }
 
-    /// How the device's side wants kicks, as the guest sees it.
+    /// The device's suppression of kicks, as the guest sees it.
     ///
     /// # Errors
     /// Guest memory cannot be accessed.
@@ -114,7 +113,7 @@ impl GuestRing {
         })
     }
 
-    /// Tells the guest how the device's side wants kicks.
+    /// Sets the device's suppression of kicks for the guest.
     ///
     /// # Errors
     /// Guest memory cannot be accessed.
@@ -133,7 +132,7 @@ impl GuestRing {
         self.load(self.addresses.device + 2, Ordering::Relaxed)
     }
 
-    /// Publishes the used index. Release: elements and dirty marks before it.
+    /// Publishes the used index. Release: elements and dirty marks come before it.
     ///
     /// # Errors
     /// Guest memory cannot be accessed.
@@ -153,11 +152,10 @@ impl GuestRing {
         self.write(address, &element)
     }
 
-    /// Collects the pieces of the chain that begins at `head`; `pieces` is
-    /// cleared first. Empty pieces are left out. Gives the bytes that the
-    /// device may write.
+    /// Collects the pieces of the chain that begins at `head`; `pieces` is cleared first. Empty
+    /// pieces are left out. Returns the number of bytes that the device may write.
     ///
-    /// Every address is read once, so what is checked is what is given.
+    /// Every address is read once, so the checked values are the returned ones.
     ///
     /// # Errors
     /// The guest broke a rule ([`Error::violation`]).
@@ -188,14 +186,12 @@ impl GuestRing {
         }
     }
 
-    /// Makes the avail entries `from .. from + heads.len()` name `heads`, each
-    /// of which the device had taken and not used. Without it a device that
-    /// completes out of order and then begins anew at `from` would take chains
-    /// twice and others never.
+    /// Makes the avail entries `from .. from + heads.len()` name `heads`, all of them chains that
+    /// the device had taken and not used. Otherwise a device that completes out of order and then
+    /// begins again at `from` would take some chains twice and others never.
     ///
-    /// The driver does not see it: from `from` to its index the entries belong
-    /// to the device, and it writes none of them until they are used. No device
-    /// may work on the ring meanwhile.
+    /// The driver does not notice: the entries between `from` and its index belong to the device,
+    /// and it writes none of them until they are used. No device may work on the ring meanwhile.
     ///
     /// # Errors
     /// Guest memory cannot be accessed.

@@ -1,4 +1,4 @@
-//! The queue against a model device, honest and hostile.
+//! Tests of the queue against a model device, honest and hostile.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::memory::SharedBuffer;
 
 const BASE: u64 = 0x7000_0000;
 
-/// Address, length and whether the device may write, as a descriptor says.
+/// Address, length and whether the device may write, from a descriptor.
 type Descriptor = (u64, u32, bool);
 
 /// A device that reads and writes the ring through its own view of the memory.
@@ -287,7 +287,7 @@ const IN_ORDER: RingFeatures = RingFeatures {
 fn in_order_one_element_stands_for_all_before_it() {
     let (mut queue, mut model) = with(8, IN_ORDER);
     for round in 0..40_000u32 {
-        // Chains of one and two descriptors: they lie in the table's order.
+        // Chains of one and two descriptors, in the table's order.
         let heads = [
             queue.add(&[writes(0x1000, 100)]).unwrap(),
             queue.add(&[reads(0x2000, 1), writes(0x3000, 200)]).unwrap(),
@@ -296,7 +296,7 @@ fn in_order_one_element_stands_for_all_before_it() {
         let first = u16::try_from(round * 4 % 8).unwrap();
         assert_eq!(heads, [first, first + 1, first + 3]);
         while model.take().is_some() {}
-        // The element of the second, in the place of the first; then the third.
+        // The element of the second chain, in the place of the first; then the third.
         model.put_element(u32::from(heads[1]), 7);
         model.set_used_index(model.used.wrapping_add(2));
         assert_eq!(
@@ -338,8 +338,8 @@ fn in_order_a_batch_is_not_larger_than_the_index_says() {
 }
 
 proptest! {
-    /// A device that writes anything anywhere in its ring: no panic, no chain
-    /// given back that was not out, none twice, never more bytes than offered.
+    /// A device that writes anything anywhere in its ring: no panic, no return of a chain that was
+    /// not outstanding, none twice, never more bytes than offered.
     #[test]
     fn survives_any_used_ring(
         (event_idx, in_order) in any::<(bool, bool)>(),
@@ -425,7 +425,7 @@ fn an_indirect_table_takes_one_descriptor() {
     assert_eq!(bytes[12..16], [1, 0, 1, 0]);
     assert_eq!(bytes[28..32], [1, 0, 2, 0]);
     assert_eq!(bytes[44..48], [2, 0, 0, 0]);
-    // What the device may write is what the table has for it.
+    // The table's writable bytes are those that the device may write.
     let mut model = Model {
         memory,
         layout,

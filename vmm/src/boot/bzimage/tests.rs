@@ -1,4 +1,4 @@
-//! Small bzImages, whole, cut and hostile.
+//! Small bzImages, whole, truncated and hostile.
 
 use std::io::Cursor;
 
@@ -17,7 +17,7 @@ fn parse(bytes: &[u8]) -> Result<BzImageKernel, Error> {
     BzImageKernel::parse(&mut Cursor::new(bytes), bytes.len() as u64, LOADABLE)
 }
 
-/// The sample with `bytes` put at `at`.
+/// The sample with `bytes` at `at`.
 fn patched(at: usize, bytes: &[u8]) -> Result<BzImageKernel, Error> {
     let mut image = sample_bzimage();
     image[at..at + bytes.len()].copy_from_slice(bytes);
@@ -101,14 +101,13 @@ fn refuses_hostile_headers() {
         assert!(refused(patched(0x258, &address.to_le_bytes())).contains("it does not fit"));
     }
     assert!(refused(patched(0x260, &[0xff; 4])).contains("it does not fit"));
-    // An init_size that is smaller than the file is not believed.
+    // An init_size below the file's size is ignored.
     let kernel = patched(0x260, &[0; 4]).unwrap();
     assert_eq!(kernel.extent.len, 0x400);
 }
 
 proptest! {
-    /// Whatever is done to the header: no panic, and what is accepted stays
-    /// inside the memory it was given.
+    /// After any change of the header: no panic, and an accepted kernel stays inside its memory.
     #[test]
     fn changed_headers_do_no_harm(
         changes in proptest::collection::vec((0x1f1usize..0x280, any::<u8>()), 1..8)

@@ -1,4 +1,4 @@
-//! Small ELF kernels, whole, cut and hostile.
+//! Small ELF kernels, whole, truncated and hostile.
 
 use std::io::Cursor;
 
@@ -17,7 +17,7 @@ fn parse(bytes: &[u8]) -> Result<ElfKernel, Error> {
     ElfKernel::parse(&mut Cursor::new(bytes), bytes.len() as u64, LOADABLE)
 }
 
-/// The sample with `bytes` put at `at`.
+/// The sample with `bytes` at `at`.
 fn patched(at: usize, bytes: &[u8]) -> Result<ElfKernel, Error> {
     let mut elf = sample_elf();
     elf[at..at + bytes.len()].copy_from_slice(bytes);
@@ -31,7 +31,7 @@ mod load {
     pub(super) const FILESZ: usize = 64 + 32;
     pub(super) const MEMSZ: usize = 64 + 40;
 }
-/// Offset of the size in the file in the second program header (PT_NOTE).
+/// Offset of the file size in the second program header (PT_NOTE).
 const NOTE_FILESZ: usize = 64 + 56 + 32;
 
 #[test]
@@ -77,7 +77,7 @@ fn shrinking_between_check_and_load_is_an_error() {
     let (_, ram) = filled_ram(64 * MIB, 0);
     for len in 0..elf.len() {
         let result = kernel.load(&mut Cursor::new(&elf[..len]), ram.memory());
-        // The content of the one segment is at the end of the sample.
+        // The content of the only segment is at the end of the sample.
         assert!(copy_refused(result).contains("is truncated"));
     }
 }
@@ -97,7 +97,7 @@ fn refuses_hostile_headers() {
     for (at, byte) in [(4, 1), (5, 2), (18, 183)] {
         assert!(refused(patched(at, &[byte])).contains("not for x86-64"));
     }
-    // The segment's place in the file.
+    // The segment's offset in the file.
     for offset in [wrap, huge, u64::MAX.to_le_bytes()] {
         assert!(refused(patched(load::OFFSET, &offset)).contains("is truncated"));
     }
@@ -106,7 +106,7 @@ fn refuses_hostile_headers() {
     for memsz in [wrap, huge, (48 * MIB + 1).to_le_bytes()] {
         assert!(refused(patched(load::MEMSZ, &memsz)).contains("it does not fit"));
     }
-    // Its place in memory: below 1 MiB, beyond RAM, wrapping.
+    // Its address in memory: below 1 MiB, beyond RAM, wrapping.
     assert!(
         refused(patched(load::PADDR, &0x7000_u64.to_le_bytes()))
             .contains("it wants to be loaded at")
@@ -123,7 +123,7 @@ fn refuses_hostile_headers() {
 fn many_segments_cannot_make_more_work_than_memory() {
     let mut elf = sample_elf();
     let segment = elf[64..120].to_vec();
-    // 100 copies of a segment of 40 MiB behind the content.
+    // 100 copies of a segment of 40 MiB after the content.
     let table = elf.len() as u64;
     for _ in 0..100 {
         let at = elf.len();
@@ -161,7 +161,7 @@ fn finds_the_pvh_note_among_others() {
     assert_eq!(find_pvh_note(&notes, 4).unwrap(), None);
     notes.extend(note(b"Xen\0", &entry.to_le_bytes(), 18));
     assert_eq!(find_pvh_note(&notes, 4).unwrap(), Some(entry));
-    // With the kernel's word size, and cut anywhere.
+    // With the kernel's word size, and truncated anywhere.
     let long = note(b"Xen\0", &u64::from(entry).to_le_bytes(), 18);
     assert_eq!(find_pvh_note(&long, 4).unwrap(), Some(entry));
     for len in 0..long.len() {
@@ -204,8 +204,7 @@ proptest! {
         let _ = find_pvh_note(&notes, alignment);
     }
 
-    /// Whatever is done to the headers: no panic, and what is accepted stays
-    /// inside the memory it was given.
+    /// After any change of the headers: no panic, and an accepted kernel stays inside its memory.
     #[test]
     fn changed_headers_do_no_harm(changes in proptest::collection::vec((0usize..256, any::<u8>()), 1..8)) {
         let mut elf = sample_elf();

@@ -8,7 +8,7 @@ use super::super::{BACKLOG, Pumped, Receiver};
 use super::*;
 use crate::event_loop::Ready;
 
-/// A serial port that takes what it is allowed to.
+/// A serial port that accepts a limited number of bytes.
 #[derive(Default)]
 struct Port {
     seen: std::cell::RefCell<Vec<u8>>,
@@ -24,7 +24,7 @@ impl Receiver for Port {
     }
 }
 
-/// A console with all that a machine has of it.
+/// A console with all parts that a machine uses.
 struct Rig {
     screen: SocketScreen,
     input: InputPump,
@@ -60,7 +60,7 @@ impl Rig {
         }
     }
 
-    /// The vmm thread's loop, until nothing more happens.
+    /// Runs the vmm thread's loop until nothing more happens.
     #[track_caller]
     fn turn(&mut self) {
         for _ in 0..10_000 {
@@ -140,7 +140,7 @@ fn both_directions_pass_and_all_is_logged() {
     assert_eq!(read(&mut client, 8), b"before\r\n");
     rig.say(b"login: ");
     assert_eq!(read(&mut client, 7), b"login: ");
-    // No byte means anything to the console itself.
+    // No byte has a meaning for the console itself.
     client.write_all(b"root\x01x\x00\xff\r").unwrap();
     rig.turn();
     assert_eq!(*rig.port.seen.borrow(), b"root\x01x\x00\xff\r");
@@ -163,7 +163,7 @@ fn a_second_client_is_told_and_a_later_one_is_served() {
     assert!(!rig.has_client() && rig.input.is_closed());
     let mut third = rig.connect();
     assert_eq!(read(&mut third, 1), b"x");
-    // Both at once: the one that goes and the one that comes.
+    // Both at once: one that leaves and one that connects.
     drop(third);
     let mut fourth = rig.connect();
     assert_eq!(read(&mut fourth, 1), b"x");
@@ -196,7 +196,7 @@ fn a_client_that_never_reads_stalls_nobody() {
     }
     assert_eq!(rig.logged().len(), 2_000_000);
     assert!(rig.has_client());
-    // It comes back, and is told what it missed.
+    // It returns, and learns how much it missed.
     client.set_nonblocking(true).unwrap();
     let mut seen = Vec::new();
     loop {
@@ -242,7 +242,8 @@ fn a_flood_of_input_waits_for_a_hung_guest() {
         }
     }
     assert_eq!(rig.input.backlog.len(), BACKLOG);
-    // It goes while the guest hangs: nothing spins, and what came is kept as long as nobody else comes.
+    // The client leaves while the guest hangs: nothing spins, and its input is kept until another
+    // client connects.
     drop(client);
     rig.turn();
     while rig.port.seen.borrow().len() < sent {
@@ -269,7 +270,7 @@ fn a_hung_guest_does_not_keep_others_from_its_console() {
     client.write_all(b"new").unwrap();
     rig.turn();
     assert_eq!(rig.input.backlog.len(), BACKLOG);
-    // A reset is a new guest: it does not get what the old one did not take.
+    // A reset starts a new guest: it does not get input that the old one did not read.
     rig.input.reset(&rig.events);
     rig.port.room.set(usize::MAX);
     rig.turn();
@@ -287,11 +288,11 @@ fn a_client_that_only_stopped_writing_still_reads() {
     rig.say(b"bye");
     assert_eq!(read(&mut client, 3), b"bye");
     assert!(rig.has_client());
-    // The first word after it has gone finds out.
+    // The first output after it has left detects this.
     drop(client);
     rig.say(b"anybody?");
     assert!(!rig.has_client());
-    // So does another client before that.
+    // Another client detects it earlier.
     let client = rig.connect();
     client.shutdown(std::net::Shutdown::Write).unwrap();
     rig.turn();
@@ -323,7 +324,7 @@ fn descriptors_and_clients_come_and_go() {
 fn the_end_reaches_log_and_client_but_waits_for_nobody() {
     let mut rig = Rig::new("end", 1 << 20);
     let mut client = rig.connect();
-    // The vmm thread has not seen it when the machine ends.
+    // The vmm thread has not seen this output when the machine ends.
     rig.guest.write_all(&[b'e'; CAPACITY - 1]).unwrap();
     rig.guest.write_all(b".").unwrap();
     let start = Instant::now();
@@ -356,7 +357,7 @@ fn paths_that_cannot_be_are_left_alone() {
     fs::write(at("file"), "mine").unwrap();
     assert!(ConsoleSocket::new(&at("file"), None).is_err());
     assert_eq!(fs::read(at("file")).unwrap(), b"mine");
-    // A log that cannot be leaves no socket behind.
+    // An unusable log leaves no socket behind.
     let refused = ConsoleSocket::new(&at("new"), Some(std::path::Path::new("/dev/null")));
     let error = refused.unwrap_err().to_string();
     assert!(error.contains("console's log"), "{error}");

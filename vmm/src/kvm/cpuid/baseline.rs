@@ -1,31 +1,36 @@
-//! The host's processor cut down to a baseline, so that guests can move between hosts that differ.
+//! Cuts the host's processor down to a baseline, so that guests can move between different hosts.
 //!
-//! Pure functions from the leaves that the host supports to those that a guest of a baseline may know; [`super::guest_cpuid`]
-//! makes a vCPU's of them. Owns the table of what belongs to each level. It must not call the kernel.
+//! Pure functions from the leaves that the host supports to those that a guest of a baseline may
+//! see; [`super::guest_cpuid`] turns them into a vCPU's. Owns the table of the bits of each level.
+//! It must not call the kernel.
 //!
-//! A level is exact: a host that lacks a bit of it is refused by name, and a guest gets no bit beyond. So two hosts of one
-//! vendor that reach a level show the same features, amounts and XCR0, and [`super::compatible::check`] passes both ways. What
-//! says nothing about which instructions may be used is the host's on which the guest was made, and stays so when it moves:
-//! vendor, family, model, stepping, brand, caches.
+//! A level is exact. A host that lacks one of its bits is rejected with the bit's name, and a guest
+//! gets no bit beyond it. So two hosts of one vendor that reach a level show the same features,
+//! sizes and XCR0, and [`super::compatible::check`] passes in both directions. Leaves that do not
+//! affect which instructions are usable come from the host that created the guest, and stay so when
+//! it moves: vendor, family, model, stepping, brand, caches.
 //!
-//! | in it | why |
+//! | included | reason |
 //! |---|---|
-//! | the psABI's level | what programs are compiled for |
-//! | XSAVE's parts of these registers, XSAVEOPT (v3), XSAVEC, XGETBV1 (v4) | how a kernel saves them |
-//! | AES, PCLMULQDQ (v3) | every such processor has them, and TLS without them is slow |
-//! | LM, SYSCALL, NX, RDTSCP; SMEP, FSGSBASE, 1 GiB pages (v3); SMAP (v4) | what a 64-bit kernel uses |
+//! | the psABI's level | compilers target it |
+//! | XSAVE components of these registers, XSAVEOPT (v3), XSAVEC, XGETBV1 (v4) | to save them |
+//! | AES, PCLMULQDQ (v3) | every such processor has them, and TLS is slow without them |
+//! | LM, SYSCALL, NX, RDTSCP; SMEP, FSGSBASE, 1 GiB pages (v3); SMAP (v4) | for 64-bit kernels |
 //! | x2APIC, TSC_ADJUST, ARAT, KVM's clock, IPIs, TLB flushes | KVM emulates them on every host |
 //!
-//! | not in it | why |
+//! | excluded | reason |
 //! |---|---|
 //! | invariant TSC | hosts' TSCs differ; the guest uses kvmclock |
 //! | performance counters | their number and kinds differ |
-//! | SPEC_CTRL, IBPB, SSBD, MD_CLEAR, ARCH_CAPABILITIES and their like | they differ by microcode. The guest's kernel then mitigates without them (retpolines), so whose programs distrust each other is better served by `host` |
-//! | steal time | whether there is one depends on how the host's kernel was built |
-//! | AMD's topology extensions, duplicates of leaf 1 | not on all hosts; the topology is in leaf 0xB |
+//! | SPEC_CTRL, IBPB, SSBD, MD_CLEAR, ARCH_CAPABILITIES and similar | they differ by microcode |
+//! | steal time | its presence depends on the build of the host's kernel |
+//! | AMD topology extensions, duplicates of leaf 1 | not on all hosts; leaf 0xB has the topology |
 //!
-//! Sources: System V ABI, AMD64 supplement 1.0, table 3.1 (levels); Intel SDM volume 2A, CPUID, and volume 1, 13.2 (XSAVE);
-//! AMD APM volume 3, appendix E; `Documentation/virt/kvm/x86/cpuid.rst`.
+//! The guest's kernel then mitigates speculation without those bits (retpolines). Guests whose
+//! programs distrust each other are better served by `host`.
+//!
+//! Sources: System V ABI, AMD64 supplement 1.0, table 3.1 (levels); Intel SDM volume 2A, CPUID, and
+//! volume 1, 13.2 (XSAVE); AMD APM volume 3, appendix E; `Documentation/virt/kvm/x86/cpuid.rst`.
 
 use std::fmt;
 
@@ -42,7 +47,7 @@ struct Bits {
     leaf: u32,
     index: u32,
     register: Register,
-    /// Numbers, and names as in the host's `/proc/cpuinfo` where they are there.
+    /// Bit numbers, and names as in the host's `/proc/cpuinfo` where it lists them.
     bits: &'static [(u32, &'static str)],
 }
 
@@ -196,30 +201,31 @@ const LEVELS: [Bits; 16] = {
     ]
 };
 
-/// The highest leaves that a guest of a baseline is told of.
+/// The highest leaves that a guest of a baseline sees.
 const HIGHEST: u32 = leaf::XSAVE;
 const HIGHEST_WITHOUT_XSAVE: u32 = leaf::TOPOLOGY;
-/// Bits of a linear address; more are of no use without the five-level page tables that no level has.
+/// Bits of a linear address. More are useless without five-level page tables, which no level has.
 const LINEAR_BITS: u32 = 48;
-/// Bytes of an XSAVE area before its parts: x87, SSE and the header (Intel SDM volume 1, 13.4).
+/// Bytes of an XSAVE area before its components: x87, SSE and the header (Intel SDM volume 1,
+/// 13.4).
 const XSAVE_HEAD: u32 = 576;
 /// Leaf 0xD.1, EAX: XSAVEC.
 const XSAVEC: u32 = 1 << 1;
-/// Parts of an XSAVE area whose place has no leaf: x87 and SSE.
+/// Components of an XSAVE area whose position has no leaf: x87 and SSE.
 const XSAVE_FIXED_PARTS: u32 = 2;
 
-/// A feature that a host has not.
+/// A feature that a host lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Missing {
-    /// Its name, as in `/proc/cpuinfo` where it is there.
+    /// Its name as in `/proc/cpuinfo`, where that lists it.
     pub name: &'static str,
     /// CPUID leaf (EAX).
     pub leaf: u32,
     /// Sub-leaf (ECX).
     pub index: u32,
-    /// Where the bit is.
+    /// The register that holds the bit.
     pub register: Register,
-    /// Its number.
+    /// The bit's number.
     pub bit: u32,
 }
 
@@ -244,11 +250,11 @@ fn list(missing: &[Missing]) -> String {
     shown.join(", ")
 }
 
-/// The leaves that `supported`, which is what `KVM_GET_SUPPORTED_CPUID` answered, has for a guest of a baseline whose physical
-/// addresses have `physical_bits` bits; for [`CpuBaseline::Host`] all as they are.
+/// Filters `supported`, the result of `KVM_GET_SUPPORTED_CPUID`, for a guest of `baseline` with
+/// physical addresses of `physical_bits` bits. [`CpuBaseline::Host`] leaves all leaves as they are.
 ///
 /// # Errors
-/// The host does not reach it.
+/// The host does not reach the baseline.
 pub fn show(
     supported: &[kvm_cpuid_entry2],
     baseline: CpuBaseline,
@@ -274,7 +280,7 @@ pub fn show(
     Ok(mask(supported, baseline, physical_bits))
 }
 
-/// The bits of a level that `supported` has not.
+/// The bits of a level that `supported` lacks.
 fn missing(supported: &[kvm_cpuid_entry2], baseline: CpuBaseline) -> Vec<Missing> {
     let of_level = LEVELS.iter().filter(|group| group.from <= baseline);
     let all = of_level.flat_map(|group| {
@@ -315,7 +321,7 @@ fn level(baseline: CpuBaseline, leaf: u32, index: u32, register: Register) -> u3
         .fold(0, |all, (bit, _)| all | 1 << bit)
 }
 
-/// Takes away what does not belong to a level; sets nothing. `baseline` is not [`CpuBaseline::Host`].
+/// Clears all bits outside a level; sets none. `baseline` is not [`CpuBaseline::Host`].
 fn mask(
     supported: &[kvm_cpuid_entry2],
     baseline: CpuBaseline,
@@ -329,7 +335,7 @@ fn mask(
     shown
 }
 
-/// One leaf; `None`: the guest is told nothing of it, which it reads as zeros.
+/// Filters one leaf; `None` hides it, so the guest reads zeros.
 fn mask_leaf(
     mut entry: kvm_cpuid_entry2,
     baseline: CpuBaseline,
@@ -348,7 +354,7 @@ fn mask_leaf(
             };
             entry.eax = entry.eax.min(highest);
         }
-        // Family, sizes and identification are the host's.
+        // Family, sizes and identification come from the host.
         (leaf::FEATURES | leaf::EXTENDED_FEATURES, _) => {
             entry.ecx &= ecx;
             entry.edx &= edx;
@@ -367,7 +373,7 @@ fn mask_leaf(
         }
         (leaf::XSAVE, 1) if eax != 0 => {
             entry.eax &= eax;
-            // IA32_XSS: without XSAVES there is none.
+            // IA32_XSS exists only with XSAVES.
             entry.ecx = 0;
             entry.edx = 0;
         }
@@ -388,8 +394,8 @@ fn mask_leaf(
     Some(entry)
 }
 
-/// Makes the sizes of XSAVE areas those of the parts that are left. KVM keeps those up to date that follow what the guest has
-/// enabled; they begin with x87 and SSE.
+/// Sets the sizes of XSAVE areas to those of the remaining components. KVM updates the sizes that
+/// follow the components the guest has enabled; those begin with x87 and SSE.
 fn resize_xsave(shown: &mut [kvm_cpuid_entry2]) {
     let parts = shown
         .iter()
@@ -407,7 +413,7 @@ fn resize_xsave(shown: &mut [kvm_cpuid_entry2]) {
     }
 }
 
-/// XCR0 that a guest with these leaves can set: which parts of an XSAVE area are its own.
+/// XCR0 that a guest with these leaves can set: the components of its XSAVE area.
 #[must_use]
 pub fn xcr0(shown: &[kvm_cpuid_entry2]) -> u64 {
     let mut leaves = shown.iter();

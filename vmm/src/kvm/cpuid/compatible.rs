@@ -1,10 +1,11 @@
-//! Whether a guest that knows one processor can go on with another one.
+//! Whether a guest that knows one processor can resume on another one.
 //!
-//! A pure comparison of CPUID leaves: what the guest has been told, and what would be told
-//! here. It owns the table of which registers hold features and which hold amounts. It must not call the kernel.
+//! A pure comparison of CPUID leaves: those that the guest sees, and those it would see here. It
+//! owns the table of the registers that hold features and those that hold amounts. It must not call
+//! the kernel.
 //!
-//! More is allowed here than there; less is not. Registers that say nothing about what
-//! instructions may be used (brand, caches, topology) are not compared.
+//! This host may have more than the guest has seen, but not less. Registers that do not affect
+//! which instructions are usable (brand, caches, topology) are not compared.
 //!
 //! Sources: Intel SDM volume 2A, CPUID; AMD APM volume 3, appendix E;
 //! `Documentation/virt/kvm/x86/cpuid.rst` for 0x4000_0001.
@@ -51,14 +52,14 @@ impl fmt::Display for Register {
     }
 }
 
-/// Feature bits that the guest has been told of and that are not there here.
+/// Feature bits that the guest has seen and that are missing here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MissingFeatures {
     /// CPUID leaf (EAX).
     pub leaf: u32,
     /// Sub-leaf (ECX).
     pub index: u32,
-    /// Where the bits are.
+    /// The register that holds the bits.
     pub register: Register,
     /// The bits.
     pub bits: u32,
@@ -86,13 +87,13 @@ fn list(missing: &[MissingFeatures]) -> String {
     shown.join("; ")
 }
 
-/// Registers whose bits are features: leaf, sub-leaf, register, and which of its bits.
+/// Registers whose bits are features: leaf, sub-leaf, register, and a mask of those bits.
 const FEATURES: [(u32, u32, Register, u32); 27] = {
     use Register::{Eax, Ebx, Ecx, Edx};
-    /// What the operating system has enabled, not what there is.
+    /// Enabled by the operating system, so no feature of the processor.
     const OSXSAVE: u32 = 1 << 27;
     const OSPKE: u32 = 1 << 4;
-    /// The local APIC's timer always runs; the rest of leaf 6 is about power.
+    /// The local APIC's timer always runs; the rest of leaf 6 describes power management.
     const ARAT: u32 = 1 << 2;
     [
         (leaf::FEATURES, 0, Ecx, !OSXSAVE),
@@ -126,7 +127,7 @@ const FEATURES: [(u32, u32, Register, u32); 27] = {
     ]
 };
 
-/// Registers of leaf, sub-leaf 0, that hold amounts: register, first bit, number of bits, name.
+/// Registers of sub-leaf 0 that hold amounts: leaf, register, first bit, number of bits, name.
 const AMOUNTS: [(u32, Register, u32, u32, &str); 6] = [
     (
         leaf::ADDRESS_SIZES,
@@ -172,10 +173,10 @@ const AMOUNTS: [(u32, Register, u32, u32, &str); 6] = [
     ),
 ];
 
-/// Whether a guest that was told `saved` can go on where `here` is what it would be told.
+/// Checks that a guest that has seen `saved` can resume on a host that would show it `here`.
 ///
 /// # Errors
-/// The first thing that stands against it; of features, all that are missing.
+/// The first obstacle; for features, all that are missing.
 pub fn check(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Result<(), Error> {
     if saved.len() > kvm_bindings::KVM_MAX_CPUID_ENTRIES {
         let message = format!("{} CPUID leaves are more than KVM takes", saved.len());
@@ -215,7 +216,7 @@ pub fn check(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Result<()
             )));
         }
     }
-    // The first two parts (x87 and SSE) have no choice of their place.
+    // The first two components (x87 and SSE) have a fixed position.
     for part in 2..u64::BITS - 1 {
         let place = |leaves, register| value(leaves, leaf::XSAVE, part, register);
         let moved = [Register::Eax, Register::Ebx]
@@ -230,7 +231,7 @@ pub fn check(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Result<()
     Ok(())
 }
 
-/// The value of a register; 0 where the leaf is missing, which is how a guest reads it.
+/// The value of a register; 0 if the leaf is missing, as a guest reads it.
 pub(crate) fn value(leaves: &[kvm_cpuid_entry2], leaf: u32, index: u32, register: Register) -> u32 {
     leaves
         .iter()
@@ -272,7 +273,7 @@ mod tests {
         more[1].eax = 0;
         more[5].eax = 0x302e;
         check(&processor(), &more).unwrap();
-        // What the operating system sets is no feature.
+        // Bits that the operating system sets are no features.
         let mut running = processor();
         running[1].ecx |= 1 << 27;
         check(&running, &processor()).unwrap();

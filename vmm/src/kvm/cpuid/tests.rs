@@ -18,7 +18,7 @@ fn text(bytes: &[u8; 4]) -> u32 {
     u32::from_le_bytes(*bytes)
 }
 
-/// A made-up Intel processor with garbage where topology belongs.
+/// A fake Intel processor with garbage in the topology leaves.
 fn intel() -> Vec<kvm_cpuid_entry2> {
     vec![
         entry(0, 0, [0x1f, text(b"Genu"), text(b"ntel"), text(b"ineI")]),
@@ -35,7 +35,7 @@ fn intel() -> Vec<kvm_cpuid_entry2> {
     ]
 }
 
-/// A made-up AMD processor with topology extensions.
+/// A fake AMD processor with topology extensions.
 fn amd() -> Vec<kvm_cpuid_entry2> {
     vec![
         entry(0, 0, [0x10, text(b"Auth"), text(b"cAMD"), text(b"enti")]),
@@ -84,8 +84,8 @@ fn every_processor_of_every_size_has_a_consistent_topology() {
                 assert_eq!((threads.eax, threads.ebx, threads.ecx), (0, 1, 0x100));
                 assert_eq!((cores.ebx, cores.ecx), (count.into(), 0x201));
                 assert_eq!((end.eax, end.ebx, end.ecx), (0, 0, 2));
-                // The shift must put all ids of the package into one package
-                // and be no wider than needed.
+                // The shift must put all ids of the package into one package and be no wider than
+                // needed.
                 assert_eq!(id >> cores.eax, 0);
                 assert!(1u32 << cores.eax >= u32::from(count));
                 assert!(cores.eax == 0 || 1u32 << (cores.eax - 1) < u32::from(count));
@@ -112,7 +112,7 @@ fn intel_caches_and_second_topology_leaf() {
     }
     assert_eq!(get(&leaves, 4, 4).eax, 0);
     assert_eq!(get(&leaves, 0x1f, 1).ebx, 3);
-    // Leaves of the other vendor are left alone.
+    // Leaves of the other vendor stay unchanged.
     assert_eq!(get(&leaves, 0x8000_0008, 0).ecx, 0);
     assert!(leaves.iter().all(|entry| entry.function != 0x8000_001e));
 }

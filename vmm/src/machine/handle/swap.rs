@@ -1,11 +1,11 @@
-//! Another vDPA device behind a NIC while the guest runs: what is asked, and what comes back.
+//! Moves a NIC to another vDPA device while the guest runs: the request and its answer.
 //!
 //! ```text
 //!   caller's thread                        vmm thread
-//!   open, map all guest RAM ── Request ──> old stops, new goes on where it stopped
-//!   close what is not used <── answer ───┘ (or the old one goes on)
+//!   open, map all guest RAM ── Request ──> old device stops, new one continues
+//!   close the unused device <── answer ──┘ (or the old one continues)
 //! ```
-//! It must not know how a device takes another one's place.
+//! It must not know how one device continues the rings of another.
 
 use std::path::{Path, PathBuf};
 
@@ -19,19 +19,22 @@ use super::Handle;
 use crate::config::VdpaConfig;
 
 impl Handle {
-    /// Moves the NIC `id` to another vDPA device while the guest's driver goes on: the same PCI
-    /// function, MAC address, control state and rings. The device of `config` is opened and maps all guest RAM
-    /// here, on the caller's thread; the old one is closed here. The guest is asked to announce itself.
+    /// Moves the NIC `id` to another vDPA device while the guest's driver keeps running: PCI
+    /// function, MAC address, control state and rings stay the same. The device of `config` is
+    /// opened and maps all guest RAM here, on the caller's thread; the old device is closed here.
+    /// The guest is asked to announce itself.
     ///
-    /// Of `config` the device, the number of queues and the doorbells count; the rest stays
-    /// as it is, also which device stands by, unless it is this one. With the device that the NIC has nothing changes.
+    /// Only the device, the number of queues and the doorbells of `config` apply; the other
+    /// settings stay. That includes the backup device, unless it is this one. Has no effect if the
+    /// NIC already has the device.
     ///
-    /// While both are open all guest RAM is pinned for both, and counts twice against the limit of locked memory.
-    /// A device that cannot be suspended (vp_vdpa) is reset, so a frame that it was sending may go out twice.
+    /// While both devices are open, both pin all guest RAM, which counts twice against the limit of
+    /// locked memory. A device that cannot be suspended (vp_vdpa) is reset, so a frame that it was
+    /// sending may go out twice.
     ///
     /// # Errors
-    /// [`RequestError`]: there is no such NIC, the device cannot be opened, or does not fit
-    /// (the error tells why). The NIC keeps its old device, and that works, except after
+    /// [`RequestError`]: there is no such NIC, the device cannot be opened, or it does not fit; the
+    /// error gives the reason. The NIC keeps its old device, which works, except after
     /// [`ErrorKind::Lost`](devices::ErrorKind::Lost).
     pub fn swap_nic(&self, id: &str, config: &VdpaConfig) -> Result<NicSwapped, RequestError> {
         let status = match self.nic(id) {
@@ -56,17 +59,17 @@ impl Handle {
         }
         let device = self.open_successor(id, &without_itself(config))?;
         let SwapAnswer { outcome, unused } = self.ask(|answer| Request::Swap { device, answer })?;
-        // Here, because giving pinned memory back takes long.
+        // Dropped here because unpinning memory takes long.
         drop(unused);
         outcome
     }
 
-    /// Opens the device to which the NIC `id` is to move, and maps all guest RAM for it.
+    /// Opens the device to which the NIC `id` is to move and maps all guest RAM for it.
     fn open_successor(&self, id: &str, config: &VdpaConfig) -> Result<Device, RequestError> {
         let memory = self.0.memory.upgrade().ok_or(RequestError::Ended)?;
         let device = open_vdpa(config, &memory, self.0.ram_end)?;
         if device.config.is_none() {
-            // Said here because the machine knows it for a NIC only by that.
+            // Checked here because the machine identifies a NIC by its `config` alone.
             return Err(RequestError::Swap {
                 id: id.to_owned(),
                 source: other_device_type(VIRTIO_ID_NET, device.backend.device_type()),
@@ -75,8 +78,9 @@ impl Handle {
         Ok(device)
     }
 
-    /// Moves the NIC with this name and serial number, whose device has failed, to the device of `config`, which is opened
-    /// here; what is not used any more is closed here. What came of it the NIC says. Not for the vmm thread.
+    /// Moves the NIC with this name and serial number, whose device has failed, to the device of
+    /// `config`. Opens that device and closes the unused one here. The NIC's status shows the
+    /// result. Must not be called on the vmm thread.
     pub(in crate::machine) fn fail_over(&self, id: &str, serial: u64, config: &VdpaConfig) {
         let device = self.open_successor(id, config);
         let unused = self.ask_surely(|answer| Request::FailOver {
@@ -85,15 +89,17 @@ impl Handle {
             device,
             answer,
         });
-        // Here, because giving pinned memory back takes long. A machine that has ended wants no device.
+        // Dropped here because unpinning memory takes long. A machine that has ended needs no
+        // device.
         drop(unused);
     }
 
-    /// Has the vDPA device at `failover` stand by for the NIC `id`, or none: see [`VdpaConfig::failover`]. It is not
-    /// opened before it is needed.
+    /// Sets or clears the backup device at `failover` for the NIC `id`: see
+    /// [`VdpaConfig::failover`]. The backup is opened only when it is needed.
     ///
     /// # Errors
-    /// [`RequestError`]: there is no such NIC; the machine is being moved, or held for another program.
+    /// [`RequestError`]: there is no such NIC; the machine is being moved, or is held for another
+    /// program.
     pub fn set_failover(
         &self,
         id: &str,
@@ -108,7 +114,7 @@ impl Handle {
     }
 }
 
-/// A device does not stand by for itself.
+/// Removes a backup that is the device itself.
 pub(super) fn without_itself(mut config: VdpaConfig) -> VdpaConfig {
     if config.failover.as_deref() == Some(Path::new(&*config.shown_path())) {
         config.failover = None;

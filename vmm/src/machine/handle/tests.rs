@@ -1,4 +1,4 @@
-//! Queue and board without a machine: a thread that answers stands in for it.
+//! Tests of queue and board without a machine: a thread answers in its place.
 
 use std::thread;
 use std::time::Duration;
@@ -95,8 +95,8 @@ fn requests_are_answered_and_bounded() {
     }
     assert!(requests.take().is_empty());
 
-    // Nobody takes them: the one that is too many is refused, the others are told
-    // when the machine goes.
+    // The machine takes no requests. The one in excess is refused; the others fail when the machine
+    // is dropped.
     let asking: Vec<_> = (0..=WAITING_MAX)
         .map(|_| {
             let handle = requests.handle();
@@ -129,7 +129,7 @@ fn the_board_tells_changes_and_the_end() {
     requests.publish_devices(vec![nic("a", 1)], Vec::new());
     let first = handle.status();
     assert_eq!((first.generation, first.run), (1, RunState::Off));
-    // The same again is no change.
+    // An identical status is no change.
     requests.publish_devices(vec![nic("a", 1)], Vec::new());
     assert_eq!(handle.status(), first);
     assert_eq!(handle.nic("a"), Some(nic("a", 1)));
@@ -193,7 +193,7 @@ fn a_nic_that_cannot_be_opened_does_not_trouble_the_machine() {
         assert!(matches!(error, RequestError::Device(_)));
     }
     assert!(requests.take().is_empty());
-    // A handle keeps no memory of a machine that is gone.
+    // A handle does not keep the memory of a dropped machine.
     drop(memory);
     let error = handle.plug_nic(&config("/dev/null")).unwrap_err();
     assert!(matches!(error, RequestError::Ended));
@@ -227,7 +227,7 @@ fn a_failover_without_a_device_is_told_to_the_machine() {
         }
     }
     failover.join().unwrap();
-    // A machine that is gone needs none.
+    // A machine that has ended needs no device.
     let handle = requests.handle();
     drop(requests);
     handle.fail_over("nic", 7, &config("/dev/null"));
@@ -255,19 +255,19 @@ fn what_must_not_be_left_undone_waits_where_others_are_refused() {
             thread::spawn(move || handle.resources().map(drop))
         })
         .collect();
-    // The one that is too many is refused: the queue is full.
+    // The request in excess is refused: the queue is full.
     while !asking.iter().any(thread::JoinHandle::is_finished) {
         thread::yield_now();
     }
     let handle = requests.handle();
     let start = Instant::now();
-    // As after a snapshot: the machine stands still until this is carried out.
+    // As after a snapshot: the machine stays held until this request is carried out.
     let goes_on = thread::spawn(move || handle.ask_surely(go_on));
     let mut went_on = false;
     while !went_on {
         assert!(start.elapsed() < LIMIT && !goes_on.is_finished());
         for request in requests.take() {
-            // Dropped, the others are told that it has ended.
+            // When dropped, the other requests fail with `Ended`.
             if let Request::Act { answer, .. } = request {
                 answer.send(Ok(())).unwrap();
                 went_on = true;
@@ -278,7 +278,7 @@ fn what_must_not_be_left_undone_waits_where_others_are_refused() {
     for thread in asking {
         let _ = thread.join().unwrap();
     }
-    // It does not wait for a machine that is gone.
+    // It does not wait for a dropped machine.
     let handle = requests.handle();
     drop(requests);
     let gone = handle.ask_surely(go_on);

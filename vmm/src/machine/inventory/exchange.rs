@@ -1,7 +1,7 @@
-//! NICs that get another device, because somebody wants it or because their own has failed.
+//! Moves NICs to another device, on request or because their own device has failed.
 //!
-//! Owns the order of what is done in the list and the event loop, and the note of a failover that is under way. It must not know
-//! who opens the other device, nor who closes the old one.
+//! Owns the order of the steps in the list and the event loop, and the record of a failover in
+//! progress. It must not know who opens the new device, nor who closes the old one.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::config::{VdpaConfig, VdpaSource};
 use crate::event_loop::EventLoop;
 use crate::host::numa_warning;
 
-/// What came of [`Inventory::swap`].
+/// The result of [`Inventory::swap`].
 pub(in super::super) struct Exchanged {
     /// How long neither device worked; `None` if no driver was using the old one.
     pub(in super::super) gap: Result<Option<Duration>, RequestError>,
-    /// The old backend, or after a failure the new one.
+    /// The old backend, or the new one after a failure.
     pub(in super::super) unused: Box<dyn Backend>,
 }
 
@@ -36,8 +36,8 @@ impl Exchanged {
 }
 
 impl Inventory {
-    /// Puts another device behind the NIC of the same name, whose driver goes on. What is not
-    /// used any more, the old backend or after a failure the new one, is given back: closing it may take long.
+    /// Puts another device behind the NIC of the same name, whose driver keeps running. Returns the
+    /// unused backend, the old one or, after a failure, the new one: closing it may take long.
     pub(in super::super) fn swap(&mut self, device: Device, events: &EventLoop) -> Exchanged {
         let Device {
             id,
@@ -78,7 +78,7 @@ impl Inventory {
                 if let Some(warning) = &removable.numa_warning {
                     tracing::warn!(%id, "{warning}");
                 }
-                // It may have been changed while the new device was opened.
+                // The backup may have changed while the new device was opened.
                 let failover = removable.stand_by().map(|(_, path)| path.to_owned());
                 removable.config = config;
                 if let DeviceConfig::Nic(nic) = &mut removable.config {
@@ -99,8 +99,9 @@ impl Inventory {
         }
     }
 
-    /// The NIC with this number has failed and has a device that stands by: notes that it is on its way there, and says
-    /// as what that is to be opened, with the NIC's serial number.
+    /// Records the start of a failover of the NIC with this number, which has failed and has a
+    /// backup device. Returns the NIC's serial number and the configuration with which to open the
+    /// backup.
     pub(in super::super) fn begin_failover(&mut self, number: u16) -> Option<(u64, VdpaConfig)> {
         let removable = self.entries.get_mut(&number)?.removable.as_mut()?;
         let (nic, to) = removable.stand_by()?;
@@ -117,21 +118,23 @@ impl Inventory {
         Some((removable.serial, config))
     }
 
-    /// Whether the failover of the NIC with this number is under way.
+    /// Whether the failover of the NIC with this number is in progress.
     pub(in super::super) fn is_failing_over(&self, number: u16) -> bool {
         let entry = self.entries.get(&number);
         let failover = entry.and_then(|entry| entry.removable.as_ref()?.under_way());
         failover.is_some()
     }
 
-    /// The failover of the NIC with this name and serial number, if it is under way still.
+    /// Returns the failover of the NIC with this name and serial number, if it is still in
+    /// progress.
     pub(in super::super) fn fails_over(&self, id: &str, serial: u64) -> Option<&Failover> {
         let removable = self.entry(id)?.removable.as_ref()?;
         let failover = removable.under_way();
         failover.filter(|_| removable.serial == serial)
     }
 
-    /// Notes what came of that. A driver whose device is not replaced hears that it needs a reset.
+    /// Records the result of a failover. If the device is not replaced, the driver is notified that
+    /// it needs a reset.
     pub(in super::super) fn end_failover(&mut self, id: &str, failover: Failover) {
         let Ok(entry) = self.entry_mut(id) else {
             return;
@@ -142,10 +145,10 @@ impl Inventory {
         }
     }
 
-    /// Has the device at this path stand by for the NIC `id`, or none.
+    /// Sets or clears the backup device of the NIC `id`.
     ///
     /// # Errors
-    /// There is no device of this name, it is no NIC, or it is on that device itself.
+    /// There is no device of this name, it is no NIC, or it is already on that device.
     pub(in super::super) fn stand_by(
         &mut self,
         id: &str,

@@ -1,7 +1,7 @@
-//! The devices of a machine that is saved, and those of one that goes on from saved states.
+//! Saves the devices of a machine, and restores them from saved states.
 //!
-//! Owns which state belongs to which device, and that a machine has just the devices that were saved. It must not know what
-//! is in a state.
+//! Owns which state belongs to which device, and the rule that a machine has exactly the devices
+//! that were saved. It must not know the content of a state.
 
 use super::super::error::{RequestError, SnapshotError};
 use super::super::pluggable::PlugState;
@@ -9,10 +9,10 @@ use super::super::saved::SavedDevice;
 use super::Inventory;
 
 impl Inventory {
-    /// Stops all devices and gives their states. The vCPUs are parked.
+    /// Stops all devices and returns their states. The vCPUs are parked.
     ///
     /// # Errors
-    /// One cannot be saved: all go on.
+    /// A device cannot be saved; all devices resume.
     pub(in super::super) fn save(&self) -> Result<Vec<SavedDevice>, RequestError> {
         let mut saved = Vec::with_capacity(self.entries.len());
         for entry in self.entries.values() {
@@ -35,11 +35,11 @@ impl Inventory {
         Ok(saved)
     }
 
-    /// Lets devices that were saved go on where they are. One that cannot shows it to its driver
-    /// (DEVICE_NEEDS_RESET); the others go on.
+    /// Resumes saved devices in place. A device that cannot resume reports DEVICE_NEEDS_RESET to
+    /// its driver; the others resume.
     pub(in super::super) fn restore_in_place(&self, saved: &[SavedDevice]) {
         for SavedDevice { id, state, .. } in saved {
-            // It may have been ejected by its guest before, or not have been running.
+            // Its guest may have ejected it before, or it may not have been running.
             let Some(device) = self.named(id) else {
                 continue;
             };
@@ -56,7 +56,7 @@ impl Inventory {
         }
     }
 
-    /// Whether [`Inventory::restore`] would take these states, as far as that can be said before devices start.
+    /// Checks the states as [`Inventory::restore`] does, as far as possible before devices start.
     ///
     /// # Errors
     /// As [`Inventory::restore`]; nothing has changed.
@@ -76,7 +76,7 @@ impl Inventory {
         Ok(())
     }
 
-    /// Each device has a state among these.
+    /// Checks that each device has a state among these.
     fn all_saved(&self, saved: &[SavedDevice]) -> Result<(), SnapshotError> {
         let mut entries = self.entries.values();
         match entries.find(|entry| saved.iter().all(|device| device.id != entry.id)) {
@@ -85,11 +85,12 @@ impl Inventory {
         }
     }
 
-    /// Puts saved states into the devices of a machine that was just built for them; `again` if that was done before, here or
-    /// by another process, and failed.
+    /// Loads saved states into the devices of a machine that was just built for them. `again` if an
+    /// earlier attempt, here or by another process, failed.
     ///
     /// # Errors
-    /// [`SnapshotError`]: there is a device more or less than were saved, or one does not take its state.
+    /// [`SnapshotError`]: the devices are not exactly those that were saved, or one rejects its
+    /// state.
     pub(in super::super) fn restore(
         &mut self,
         saved: &[SavedDevice],

@@ -1,13 +1,13 @@
-//! The machine that comes: what [`crate::migration::receive`] asks of it.
+//! The machine of an incoming migration, as [`crate::migration::receive`] drives it.
 //!
-//! Owns how a machine is built from what a source says, and when it runs. It must not know the protocol. Everything
-//! comes from another host, so nothing is trusted.
+//! Owns how a machine is built from the source's description, and when it runs. It must not know
+//! the protocol. All input comes from another host and is not trusted.
 //!
 //! ```text
-//!   HELLO ─ prepare ─> built, memory mapped by its devices   (refused before that: another source may come;
-//!                                                             after it, since it does not fit: the process ends)
-//!   state ─ restore ─> vCPUs, board                           devices at rest
-//!   GO    ─ run ─────> devices, vCPUs run, NICs announced
+//!   HELLO ─ prepare ─> built, memory mapped by its devices   refused before: await another source
+//!                                                            refused later, as unfit: process ends
+//!   state ─ restore ─> vCPUs, board; devices stopped
+//!   GO    ─ run ─────> devices and vCPUs run, NICs are announced
 //! ```
 
 use std::fs::File;
@@ -41,7 +41,7 @@ use crate::snapshot::format::Sections;
 use crate::snapshot::memory_image::{MemoryDigest, PageSums};
 use crate::{Error, ErrorKind};
 
-/// A machine that is waited for.
+/// A machine that is expected.
 #[derive(Debug)]
 pub struct Arriving {
     listener: Listener,
@@ -65,16 +65,17 @@ impl Arriving {
         })
     }
 
-    /// For who watches.
+    /// Returns the migration, for observers.
     #[must_use]
     pub fn migration(&self) -> &Migration {
         &self.migration
     }
 
-    /// Waits for a source and takes its machine. It runs, or stands still if it is not settled where it is.
+    /// Waits for a source and takes over its machine. The machine runs, or is held if the guest's
+    /// location is unknown.
     ///
     /// # Errors
-    /// `NotArrived`: it did not come.
+    /// `NotArrived`: no machine arrived.
     pub(in crate::machine) fn receive(
         &self,
         console: Console,
@@ -94,7 +95,7 @@ impl Arriving {
                 .spawn_scoped(scope, || self.cancel_on_stop(stop, &done))
                 .map_err(Error::failed("starting a thread"))?;
             let received = self.take(arrival);
-            // The only failure is a counter at its maximum, which is readable too.
+            // The only possible failure is a counter at its maximum, which is readable too.
             let _ = done.write(1);
             received
         });
@@ -106,7 +107,7 @@ impl Arriving {
         received
     }
 
-    /// Whoever wants the machine to stop wants no machine.
+    /// Cancels the migration when the machine is asked to stop.
     fn cancel_on_stop(&self, stop: &StopHandle, done: &EventFd) {
         let waited = EventLoop::new().and_then(|events| {
             events.add(stop.eventfd().as_raw_fd(), Token::Stop)?;
@@ -144,7 +145,7 @@ impl Arriving {
                 } => tracing::info!(
                     "a source has asked whether its machine could come; waiting for it"
                 ),
-                // Nothing was begun: whoever it was, the source may still come.
+                // Nothing was begun: the real source may still come.
                 Outcome::Source { why, .. }
                     if arrival.console.is_some() && !matches!(why, MigrationError::Cancelled) =>
                 {
@@ -165,15 +166,15 @@ impl Arriving {
     }
 }
 
-/// A machine that is on its way.
+/// A machine that is arriving.
 struct Arrival<'a> {
     arriving: &'a Arriving,
-    /// Until the machine is built.
+    /// Present until the machine is built.
     console: Option<Console>,
     stop: &'a StopHandle,
-    /// Once it is built, and its configuration as the source has it.
+    /// Present once it is built, with the source's configuration.
     machine: Option<(Machine, VmConfig)>,
-    /// The checksums of the memory that has come, where the source compares them.
+    /// The checksums of the received memory, if the source has them compared.
     sums: Option<Arc<PageSums>>,
 }
 
@@ -184,14 +185,14 @@ impl Arrival<'_> {
             .ok_or_else(|| not_arrived(MigrationError::Cancelled))
     }
 
-    /// An attempt takes the console: a second one has none.
+    /// Takes the console: a second attempt has none.
     fn console(&mut self) -> Result<Console, Error> {
         self.console
             .take()
             .ok_or_else(|| not_arrived(MigrationError::Cancelled))
     }
 
-    /// The machine that the source describes, as it would be here.
+    /// Builds the machine that the source describes, with this host's resources.
     fn build(
         &mut self,
         hello: &Hello,
@@ -207,7 +208,7 @@ impl Arrival<'_> {
             hugepages: config.hugepages,
             host_numa_node: config.host_numa_node,
             cpu_affinity: &config.cpu_affinity,
-            // The socket's mode is 0600.
+            // Only processes of this user can connect: the socket's mode is 0600.
             same_user: matches!(config.listen, Endpoint::Unix(_)),
         })?;
         let given = Given {
@@ -225,7 +226,7 @@ impl Arrival<'_> {
         }
     }
 
-    /// What a source may take now.
+    /// Returns how much memory a source may take now.
     fn memory_max(&self) -> Result<MemoryMax, Vec<Refusal>> {
         let config = &self.arriving.config;
         match config.max_memory {
@@ -242,7 +243,7 @@ fn not_arrived(why: MigrationError) -> Error {
     Error::new(ErrorKind::NotArrived, "no machine has come").because(why)
 }
 
-/// For a machine that never runs.
+/// A console for a machine that never runs.
 fn no_console() -> Result<Console, Error> {
     let output = File::options().write(true).open("/dev/null");
     Ok(Console::Terminal(TerminalConsole {
@@ -256,13 +257,14 @@ impl DestinationMachine for Arrival<'_> {
         let document = Document::read(&hello.compat)?;
         let machine = self.build(hello, Self::console)?;
         let ram = RamImage::new(&machine.ram);
-        // Or else the guest finds none of its memory mapped, in the first moments after its standstill.
+        // Otherwise none of the guest's memory is mapped in the first moments after the downtime.
         let ram = match machine.vcpus.pre_fault() {
             Ok(Some(pre_fault)) => ram.mapped_by(pre_fault),
             Ok(None) => ram,
             Err(error) => return Err(vec![compat::unbuildable(&error)]),
         };
-        // While the guest runs: it would wait for a read of all its memory.
+        // Computed while the guest runs: during the downtime, the guest would wait for a read of
+        // all its memory.
         let ram = if document.announces_digest() {
             let sums = Arc::new(PageSums::zeros(ram.len()));
             self.sums = Some(Arc::clone(&sums));
@@ -275,7 +277,8 @@ impl DestinationMachine for Arrival<'_> {
     }
 
     fn try_out(&mut self, hello: &Hello) -> Result<Vec<RamRange>, Vec<Refusal>> {
-        // Who owns an open device owns it until it is closed (VHOST_SET_OWNER, linux/vhost.h).
+        // A device that is open belongs to its owner until it is closed (VHOST_SET_OWNER,
+        // linux/vhost.h).
         let nics = self.arriving.config.vdpa.iter();
         let once = nics.filter(|nic| matches!(nic.source, VdpaSource::Descriptor(_)));
         let refusals: Vec<Refusal> = once
@@ -289,7 +292,7 @@ impl DestinationMachine for Arrival<'_> {
         if !refusals.is_empty() {
             return Err(refusals);
         }
-        // It goes at once, and with it all that it has opened.
+        // Dropped at once, with everything that it opened.
         let machine = self.build(hello, |_| no_console())?;
         Ok(RamImage::new(&machine.ram).ranges())
     }
@@ -308,7 +311,7 @@ impl DestinationMachine for Arrival<'_> {
             return Err("the machine changed while it was moved".into());
         }
         if let Some(digest) = digest {
-            // Before anything here writes to it.
+            // Before this host writes to memory.
             match &self.sums {
                 Some(sums) => digest.compare(&sums.digest())?,
                 None => digest.verify(&machine.ram)?,
@@ -323,7 +326,8 @@ impl DestinationMachine for Arrival<'_> {
 
     fn run(&mut self, _go: Go) -> Result<(), migration::MachineError> {
         if self.stop.is_asked() {
-            // It would end at once, and its guest with it, which is whole at the source.
+            // The machine would end at once, together with the guest, which is intact at the
+            // source.
             return Err("this process was told to end before the guest ran".into());
         }
         let Some((machine, _)) = &mut self.machine else {
@@ -339,7 +343,7 @@ impl DestinationMachine for Arrival<'_> {
 mod tests {
     use super::*;
 
-    /// A source that says what it wants, and no more than that.
+    /// A source that sends its description and nothing else.
     #[test]
     fn a_terabyte_is_refused_before_anything_is_mapped() {
         let socket = std::env::temp_dir().join(format!("bellhop-arrival-{}", std::process::id()));
@@ -368,7 +372,7 @@ mod tests {
                     "devices": [],
                 }),
             };
-            // Had it come as far as KVM, the console or the memory, it would be refused for those.
+            // If it reached KVM, the console or the memory, the refusal would name those.
             for refusals in [
                 arrival.prepare(&hello).unwrap_err(),
                 arrival.try_out(&hello).unwrap_err(),

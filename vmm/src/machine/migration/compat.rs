@@ -1,7 +1,7 @@
-//! What both hosts must have alike, said before a byte of memory goes over.
+//! Checks what both hosts must have alike, before the first byte of memory is sent.
 //!
-//! Owns the document that the source sends and all reasons for which a destination refuses it. It comes from another
-//! host, so nothing in it is trusted. It must not know how it is carried.
+//! Owns the document that the source sends, and all reasons for which a destination refuses it. The
+//! document comes from another host and is not trusted. It must not know how the document is sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,32 +27,34 @@ use crate::snapshot::format::Saved as _;
 use crate::snapshot::memory_image::MemoryDigest;
 use crate::vcpu::{CpuidLeaf, Vcpus};
 
-/// Most devices in a document: the slots of the PCI bus.
+/// Maximum number of devices in a document: the slots of the PCI bus.
 const DEVICES_MAX: usize = devices::pci::SLOTS as usize;
 
-/// What the destination itself has said, which alone decides what is opened here.
+/// The destination's own configuration, which alone decides which files and devices are opened
+/// here.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Here<'a> {
-    /// Its vDPA devices, by the NICs' names.
+    /// Its vDPA devices, by the names of the NICs.
     pub(super) nics: &'a [VdpaConfig],
-    /// What the guest boots from.
+    /// The files from which the guest boots.
     pub(super) kernel: Option<&'a Path>,
     pub(super) initramfs: Option<&'a Path>,
     pub(super) memory_max: MemoryMax,
-    /// Where its memory and vCPUs are placed.
+    /// The placement of its memory and vCPUs.
     pub(super) hugepages: Option<HugePageSize>,
     pub(super) host_numa_node: Option<u16>,
     pub(super) cpu_affinity: &'a CpuAffinity,
-    /// Whether whoever sends is a process of this host and this user, who can read the same files anyway.
+    /// Whether the sender is a process of this user on this host, which can read the same files
+    /// anyway.
     pub(super) same_user: bool,
 }
 
-/// The most guest memory (bytes) that is taken here.
+/// The limit on guest memory here, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MemoryMax {
-    /// Said so.
+    /// Configured.
     Given(u64),
-    /// As much as is free.
+    /// All free memory.
     Free(u64),
 }
 
@@ -76,30 +78,30 @@ impl fmt::Display for MemoryMax {
     }
 }
 
-/// What a machine is made of.
+/// The description of a machine.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Document {
-    /// The versions of what makes up its state, by name.
+    /// The versions of the sections of its state, by name.
     pub(super) state_versions: BTreeMap<String, u32>,
-    /// With the NICs that it has now.
+    /// The configuration, with the current NICs.
     pub(super) config: VmConfig,
-    /// What the guest was told of its first processor.
+    /// The CPUID of the first vCPU, as the guest sees it.
     pub(super) cpuid: Vec<CpuidLeaf>,
     pub(super) devices: Vec<DocumentDevice>,
 }
 
-/// A device, as far as its driver can rely on it.
+/// The properties of a device on which its driver can rely.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DocumentDevice {
     pub(super) id: String,
-    /// The number of its PCI slot.
+    /// The number of the PCI slot.
     pub(super) slot: u8,
     pub(super) relied: Relied,
 }
 
-/// Why not, in the words of [`Refusal`].
+/// Builds a [`Refusal`].
 fn refusal(what: &str, source: String, destination: String, remedy: &str) -> Refusal {
     Refusal {
         what: what.to_owned(),
@@ -110,10 +112,10 @@ fn refusal(what: &str, source: String, destination: String, remedy: &str) -> Ref
 }
 
 impl Document {
-    /// What a source says it has.
+    /// Reads the document of a source.
     ///
     /// # Errors
-    /// It is not understood.
+    /// The document is not understood.
     pub(super) fn read(compat: &Value) -> Result<Self, Vec<Refusal>> {
         Self::deserialize(compat).map_err(|error| {
             vec![refusal(
@@ -125,7 +127,8 @@ impl Document {
         })
     }
 
-    /// Says that the state will hold a digest of the guest's memory. A destination that does not know this name ignores it.
+    /// Announces that the state will hold a digest of guest memory. A destination that does not
+    /// know this name ignores it.
     pub(super) fn announce_digest(&mut self) {
         self.state_versions
             .insert(MemoryDigest::NAME.to_owned(), MemoryDigest::VERSION);
@@ -136,11 +139,12 @@ impl Document {
         self.state_versions.contains_key(MemoryDigest::NAME)
     }
 
-    /// Checks what needs no machine, and gives NICs and boot files their places here. After this the configuration names
-    /// nothing that would be opened for the source's sake.
+    /// Checks everything that needs no machine, and gives NICs and boot files their paths on this
+    /// host. Afterwards the configuration names no file or device that would be opened on the
+    /// source's behalf.
     ///
     /// # Errors
-    /// All reasons that are known by now.
+    /// All reasons that are known at this point.
     pub(super) fn prepare(&mut self, here: &Here<'_>) -> Result<(), Vec<Refusal>> {
         let nics = here.nics;
         let mut refusals = Vec::new();
@@ -168,7 +172,7 @@ impl Document {
                 ));
             }
         }
-        // Of two with one name only the first has got its place here.
+        // Of two NICs with one name, only the first got its path here.
         let mut names = BTreeSet::new();
         for id in self.config.vdpa.iter().map(VdpaConfig::name) {
             if let Some(id) = names.replace(id) {
@@ -188,7 +192,7 @@ impl Document {
                 "unplug them at the source first",
             ));
         }
-        // Which of this host's devices a guest gets is for this host to say.
+        // This host decides which of its devices a guest gets.
         for nic in &self.config.vdpa {
             let id = nic.name();
             if nics.iter().all(|ours| ours.name() != id) {
@@ -219,8 +223,9 @@ impl Document {
         }
     }
 
-    /// How much memory is taken is for this host to say, and so is of what and from where it takes it, and which of its CPUs
-    /// are busy with the guest: a source would tie up what is set aside for others.
+    /// This host decides how much memory it gives, of which kind and from which node, and which of
+    /// its CPUs the guest may occupy. Otherwise a source could tie up resources that are reserved
+    /// for others.
     fn place_memory_and_vcpus(&mut self, here: &Here<'_>, refusals: &mut Vec<Refusal>) {
         let size = self.config.memory.size;
         if size.bytes() > here.memory_max.bytes() {
@@ -247,9 +252,9 @@ impl Document {
         self.config.cpu_affinity = here.cpu_affinity.clone();
     }
 
-    /// The guest's next reboot reads these files into its memory. So a source, whose guest can reboot as it likes, would read
-    /// any file of this host by naming it: none is opened that it has named, now or later, unless it is a process of the same
-    /// user on the same host.
+    /// The guest's next reboot reads these files into its memory. A source, whose guest can reboot
+    /// at will, could read any file of this host by naming it. So a file that a source names is
+    /// never opened, unless the source is a process of the same user on this host.
     fn place_boot_files(&mut self, here: &Here<'_>, refusals: &mut Vec<Refusal>) {
         let theirs = [
             Some(self.config.kernel.clone()),
@@ -303,7 +308,8 @@ impl Document {
         self.config.initramfs = initramfs;
     }
 
-    /// The slot of each device, as far as there are such slots. Two in one slot are found when the machine is built.
+    /// Returns the slot of each device whose slot number is valid. Building the machine detects two
+    /// devices in one slot.
     pub(super) fn slots(&self) -> BTreeMap<String, Slot> {
         let slots = self.devices.iter().filter_map(|device| {
             let slot = Slot::new(device.slot).filter(|slot| *slot != Slot::HOST_BRIDGE)?;
@@ -312,7 +318,7 @@ impl Document {
         slots.collect()
     }
 
-    /// Why the guest cannot resume on the vCPUs and devices that were built for it.
+    /// Returns the reasons for which the guest cannot resume on the vCPUs and devices built for it.
     pub(super) fn compare(&self, vcpus: &Vcpus, inventory: &Inventory) -> Vec<Refusal> {
         let mut refusals = Vec::new();
         if let Err(error) = vcpus.check_cpuid(&self.cpuid) {
@@ -357,7 +363,7 @@ impl Document {
     }
 }
 
-/// What helps, in the words of the command line at the destination.
+/// Returns the remedy, as a command line for the destination.
 fn remedy(error: &devices::Error) -> &'static str {
     match error.kind() {
         devices::ErrorKind::MissingFeatures => {
@@ -370,19 +376,19 @@ fn remedy(error: &devices::Error) -> &'static str {
     }
 }
 
-/// Whether a file that this host has named can be read later. What is no regular file is not opened: that could block, or do
-/// something.
+/// Checks that a file that this host named can be read later. A file that is not regular is not
+/// opened: that could block, or have side effects.
 fn look_at(path: &Path) -> io::Result<()> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is no regular file"));
     }
-    // Whatever it has become meanwhile, nothing is waited for.
+    // The file may have changed since the check: never block.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = File::options().read(true).custom_flags(flags).open(path);
     file.map(drop)
 }
 
-/// The machine cannot be built here.
+/// Reports that the machine cannot be built here.
 pub(super) fn unbuildable(error: &Error) -> Refusal {
     refusal(
         "the machine",
@@ -392,7 +398,7 @@ pub(super) fn unbuildable(error: &Error) -> Refusal {
     )
 }
 
-/// Whether the machine with this configuration can leave.
+/// Checks whether a machine with this configuration can move.
 ///
 /// # Errors
 /// [`NotMovable`].
@@ -403,7 +409,7 @@ pub(super) fn check_movable(config: &VmConfig) -> Result<(), NotMovable> {
     }
 }
 
-/// Whether two configurations describe the same machine, however they are written.
+/// Whether two configurations describe the same machine, regardless of notation.
 pub(super) fn same_machine(one: &VmConfig, other: &VmConfig) -> bool {
     match (serde_json::to_value(one), serde_json::to_value(other)) {
         (Ok(one), Ok(other)) => one == other,
@@ -460,7 +466,7 @@ mod tests {
         vec!["path=/ours/vdpa,id=net0".parse().unwrap()]
     }
 
-    /// A file that can be read.
+    /// Returns a readable file.
     fn ours() -> String {
         concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").to_owned()
     }
@@ -569,7 +575,7 @@ mod tests {
                 }
             }
         }
-        // One that knows none of the devices.
+        // A document that knows none of the devices.
         let mut document = machine(&["/theirs/vdpa"]);
         document
             .state_versions
@@ -603,7 +609,7 @@ mod tests {
                 assert!(refusal.remedy.contains("PATH"), "{refusal}");
             }
         }
-        // What this host names must be there: it would be missed only at the reboot.
+        // A file that this host names must exist: otherwise its absence shows only at the reboot.
         let mut document = machine(&["/theirs/vdpa"]);
         let refusals = document
             .prepare(&here(&nics, "/nonexistent", &ours))
@@ -614,7 +620,7 @@ mod tests {
             .prepare(&here(&nics, "/dev/null", &ours))
             .unwrap_err();
         assert!(refusals[0].destination.contains("regular"), "{refusals:?}");
-        // One that the machine never had.
+        // A file that the machine never had.
         let mut document = machine(&["/theirs/vdpa"]);
         document.config.initramfs = None;
         let refusals = document.prepare(&here(&nics, &ours, &ours)).unwrap_err();
@@ -629,7 +635,7 @@ mod tests {
             same_user: true,
             ..here(&nics, "", "")
         };
-        // They need not even be there.
+        // The files need not even exist.
         document.prepare(&here).unwrap();
         assert_eq!(document.config.kernel, Path::new(KERNEL));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The machine that leaves: what [`crate::migration::send`] asks of it.
+//! The machine of an outgoing migration, as [`crate::migration::send`] drives it.
 //!
 //! Owns the order in which the machine's parts log and stop. It must not know the protocol.
 
@@ -27,13 +27,14 @@ use crate::migration::{
 use crate::snapshot::directory::STATE_FILE_MAX;
 use crate::snapshot::memory_image::MemoryDigest;
 
-/// How long the other host may take to answer a connection.
+/// How long the other host may take to accept a connection.
 pub(super) const CONNECT: Duration = Duration::from_secs(10);
-/// What of the downtime is not memory: devices stop and start, the state goes over and is restored. An assumption, from no
-/// measurement. The forecast rests on it, and the guest is stopped when what is left of its memory fits into the rest of the
-/// downtime that is allowed; `downtime_parts_ms` of a migration says what each part of it really took.
+/// The part of the downtime that is not memory: devices stop and start, and the state is sent and
+/// restored. An assumption, not a measurement. The forecast rests on it. The guest is stopped when
+/// its remaining memory fits into the rest of the allowed downtime. `downtime_parts_ms` of a
+/// migration reports the real time of each part.
 pub(super) const SWITCH: Duration = Duration::from_millis(25);
-/// How long the process of a guest that is gone waits for somebody to read how it went.
+/// How long the process of a guest that has moved waits for a client to read the result.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// A machine of this process that is being sent.
@@ -43,30 +44,33 @@ struct Departure<'a> {
     offer: Offer,
     tracker: Option<DirtyTracker>,
     stopped: Option<Stopped>,
-    /// Whether the destination is to compare all memory.
+    /// Whether the destination compares all memory.
     verify: bool,
     digest: Option<MemoryDigest>,
 }
 
 impl Handle {
-    /// Sends the machine to where a process waits for it ([`Machine::bring_up`](super::super::Machine::bring_up) with
-    /// [`Origin::Migration`](super::super::Origin)). It runs meanwhile. Returns when it is over, with the result in `migration`; if the
-    /// machine has moved, this one ends with [`Exit::Moved`](super::super::Exit::Moved). `tls` is what
-    /// [`load_tls`](super::load_tls) gave.
+    /// Sends the machine to a waiting process
+    /// ([`Machine::bring_up`](super::super::Machine::bring_up) with
+    /// [`Origin::Migration`](super::super::Origin)). The machine runs meanwhile. Returns at the
+    /// end, with the result in `migration`. If the machine has moved, it ends here with
+    /// [`Exit::Moved`](super::super::Exit::Moved). `tls` is the result of
+    /// [`load_tls`](super::load_tls).
     ///
-    /// Blocks for as long as it takes: give it a thread.
+    /// Blocks until the end: give it a thread.
     pub fn migrate(&self, migration: &Migration, config: &SendConfig, tls: Option<&Tls>) {
         let end = self.send(migration, config, tls);
         let moved = end == MigrationEnd::Moved;
         if moved {
-            // Before anybody hears of it: whoever ends the machine then has it end as one that is known to have moved. One
-            // that has ended meanwhile has said that it is not settled.
+            // Before the result is published: a client that then stops the machine sees it end as
+            // moved. A machine that has ended meanwhile has already reported the location as
+            // unknown.
             let _ = self.on_vmm_thread(|machine| machine.leaving.moved());
         }
         migration.finish(end);
         if moved {
             migration.wait_seen(LAST_WORDS);
-            // One that has ended meanwhile is gone too.
+            // A machine that has ended meanwhile needs no departure.
             let _ = self.depart();
         }
     }
@@ -122,11 +126,12 @@ impl Handle {
         }
     }
 
-    /// Says where the guest of a migration that is not settled is: `here`, then it goes on; or not, then this machine
-    /// ends with [`Exit::Moved`](super::super::Exit::Moved). Who says it wrongly has the guest twice, or not at all.
+    /// Resolves a migration whose result is unknown. With `here` the machine resumes, else it ends
+    /// with [`Exit::Moved`](super::super::Exit::Moved). A wrong answer runs the guest twice, or not
+    /// at all.
     ///
     /// # Errors
-    /// [`RequestError`]: nothing stands still for a migration; the devices cannot go on.
+    /// [`RequestError`]: no machine is held for a migration; the devices cannot resume.
     pub fn settle(&self, migration: &Migration, here: bool) -> Result<(), RequestError> {
         if !here {
             return self.depart();
@@ -147,8 +152,8 @@ impl Handle {
         self.on_vmm_thread(Machine::depart)?
     }
 
-    /// Has the vmm thread carry out `step`. Waits also where many requests wait: a machine that stands still must not do so
-    /// for ever because others ask a lot.
+    /// Has the vmm thread carry out `step`. Waits even if the queue is full: under load, a held
+    /// machine must not stay held for ever.
     pub(super) fn on_vmm_thread<T: Send + 'static>(
         &self,
         step: impl FnOnce(&mut Machine) -> T + Send + 'static,
@@ -189,13 +194,13 @@ impl<'a> Departure<'a> {
         })
     }
 
-    /// Has devices record which pages they write, or no longer.
+    /// Starts or stops the recording of the pages that devices write.
     fn log_writes(&self, on: bool) -> Result<(), RequestError> {
         self.handle
             .on_vmm_thread(move |machine| machine.inventory.log_writes(on))?
     }
 
-    /// The machine may change again. One that has ended needs not be told.
+    /// Allows changes to the machine again. A machine that has ended is skipped.
     fn stays(&mut self) {
         let _ = self.handle.on_vmm_thread(Machine::end_migration);
     }
@@ -255,8 +260,8 @@ impl SourceMachine for Departure<'_> {
     }
 
     fn digest_memory(&mut self) -> Result<bool, MachineError> {
-        // From the memory itself, all of it and now: a digest that rested on the dirty log would hide the very pages that the
-        // log has missed.
+        // Computed from all of memory, and now: a digest that used the dirty log would hide the
+        // pages that the log missed.
         if self.verify {
             self.digest = Some(MemoryDigest::of(&self.offer.ram)?);
         }
@@ -279,7 +284,7 @@ impl SourceMachine for Departure<'_> {
     }
 
     fn resume(&mut self) -> Result<(), MachineError> {
-        // A machine that could not be stopped runs already.
+        // A machine that could not be stopped already runs.
         if self.stopped.take().is_some() {
             self.handle.on_vmm_thread(Machine::resume_after_stop)??;
         }
@@ -298,7 +303,8 @@ impl SourceMachine for Departure<'_> {
     }
 }
 
-/// Guest-physical ranges as offsets in the file behind guest RAM; what is no RAM is left out.
+/// Converts guest-physical ranges to offsets in the file behind guest RAM; skips parts that are not
+/// RAM.
 fn in_file(ranges: &[(u64, u64)], slots: &[RamSlot]) -> Vec<Range<u64>> {
     let mut found = Vec::new();
     for &(start, len) in ranges {

@@ -1,11 +1,11 @@
-//! How far a machine is on its way out, and what follows from that for whoever wants something of it meanwhile.
+//! The progress of an outgoing migration, and the requests that each state permits.
 //!
 //! Owns the transitions. It must not know how anything is stopped or sent.
 //!
 //! ```text
 //!          begin              commit, standing still          moved         depart
 //!    No ───────────> Sending ─────────────────────> Committed ────────> Moved ──────> Departed
-//!    ^ │               │ end                          │   │ depart, by somebody's word ^
+//!    ^ │               │ end                          │   │ depart, resolved by a user ^
 //!    │ └── depart, of a machine that came and is held ┼───┴────────────────────────────┘
 //!    └─────────────────┴──────────────────────────────┘ stay
 //! ```
@@ -14,24 +14,25 @@ use crate::Error;
 use crate::machine::end::{self, Exit};
 use crate::machine::error::RequestError;
 
-/// See the module.
+/// The state of an outgoing migration; see the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::machine) enum Leaving {
-    /// It is not being sent. One that has come stands still in this state until it is settled where its guest is.
+    /// Not being sent. A machine that arrived is held in this state until the guest's location is
+    /// known.
     #[default]
     No,
-    /// No device may come or go, and nothing else may save it.
+    /// No device may come or go, and no other operation may save the machine.
     Sending,
-    /// GO may have been sent: its guest may run elsewhere.
+    /// GO may have been sent: the guest may run elsewhere.
     Committed,
-    /// Its guest runs elsewhere, and its process waits for somebody to read that.
+    /// The guest runs elsewhere, and this process waits for a client to read the result.
     Moved,
-    /// Its guest runs elsewhere, and its run is over.
+    /// The guest runs elsewhere, and the run of the machine is over.
     Departed,
 }
 
 impl Leaving {
-    /// It is to be sent.
+    /// Starts sending.
     pub(super) fn begin(&mut self) -> Result<(), RequestError> {
         match self {
             Self::No => {
@@ -44,7 +45,7 @@ impl Leaving {
         }
     }
 
-    /// GO is about to be sent of a machine that stands still for that (`held`).
+    /// GO is about to be sent; the machine must be held for that (`held`).
     pub(super) fn commit(&mut self, held: bool) -> Result<(), RequestError> {
         match self {
             Self::Sending if held => {
@@ -55,18 +56,19 @@ impl Leaving {
         }
     }
 
-    /// Whether the source may have a machine that stands still (`held`) go on, since GO was not sent.
+    /// Whether the source may resume a held machine (`held`), since GO was not sent.
     pub(super) fn may_resume(self, held: bool) -> bool {
         held && self == Self::Sending
     }
 
-    /// Whether somebody may say of a machine that stands still (`held`) that its guest is here. Not while it is being sent:
-    /// the source believes that it stands still. And not after somebody has said that it is elsewhere.
+    /// Whether a user may declare that the guest of a held machine (`held`) is here. Not during
+    /// sending, when the source relies on the machine being held, and not once the guest is
+    /// declared to be elsewhere.
     pub(super) fn may_stay(self, held: bool) -> bool {
         held && matches!(self, Self::No | Self::Committed)
     }
 
-    /// The destination has said that the guest runs there.
+    /// The destination has confirmed that the guest runs there.
     pub(super) fn moved(&mut self) -> Result<(), RequestError> {
         match self {
             Self::Committed => {
@@ -77,7 +79,7 @@ impl Leaving {
         }
     }
 
-    /// The guest runs elsewhere, and nobody has to be told any more.
+    /// The guest runs elsewhere, and no client waits for the result any more.
     pub(super) fn depart(&mut self, held: bool) -> Result<(), RequestError> {
         match self {
             Self::No | Self::Committed | Self::Moved if held => {
@@ -88,15 +90,15 @@ impl Leaving {
         }
     }
 
-    /// It stays.
+    /// The machine stays.
     pub(super) fn end(&mut self) {
         if !matches!(self, Self::Moved | Self::Departed) {
             *self = Self::No;
         }
     }
 
-    /// How its run ended, for those who start machines again that were stopped, have crashed or failed: whatever became of
-    /// this process, they must not start one whose guest may run elsewhere.
+    /// Returns how the run ended, for supervisors that restart stopped, crashed or failed machines.
+    /// However this process ended, they must not restart a machine whose guest may run elsewhere.
     pub(in crate::machine) fn ends(self, run: Result<Exit, Error>) -> Result<Exit, Error> {
         match (self, &run) {
             (Self::No | Self::Sending, _) | (_, Ok(Exit::Moved | Exit::HandedOver)) => run,
@@ -139,7 +141,7 @@ mod tests {
         assert!(leaving.commit(true).is_err());
         leaving.begin().unwrap();
         assert!(matches!(leaving.begin(), Err(RequestError::Migrating)));
-        // It still runs.
+        // The machine still runs.
         assert!(leaving.commit(false).is_err() && leaving == Leaving::Sending);
         leaving.commit(true).unwrap();
         assert!(leaving.commit(true).is_err());
@@ -147,7 +149,7 @@ mod tests {
         assert!(leaving.moved().is_err());
         leaving.depart(true).unwrap();
         assert_eq!(leaving, Leaving::Departed);
-        // By somebody's word, without that of the destination.
+        // Resolved by a user, without confirmation from the destination.
         let mut leaving = Leaving::Committed;
         leaving.depart(true).unwrap();
         assert_eq!(leaving, Leaving::Departed);

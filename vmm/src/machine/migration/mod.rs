@@ -1,20 +1,21 @@
-//! A machine that leaves for another process, or comes from one.
+//! Migration of a machine to another process, and from one.
 //!
-//! Joins the order of a migration ([`crate::migration`]), which knows no machine, with the machine, which knows no
-//! connection. Owns what both ends must have alike (`compat.rs`), how far a machine's leaving is (`leaving.rs`), whether it
-//! could leave (`trial.rs`), the steps of the running machine meanwhile (`requests.rs`), and what is shown of a migration
-//! ([`Migration`]). It must not know the API, nor how the state is saved.
+//! Connects the order of a migration ([`crate::migration`]), which knows no machine, with the
+//! machine, which knows no connection. Owns what both ends must have alike (`compat.rs`), the
+//! progress of an outgoing migration (`leaving.rs`) and the check whether one is possible
+//! (`trial.rs`). Owns also the steps of the running machine (`requests.rs`) and the status of a
+//! migration ([`Migration`]). It must not know the API, nor how the state is saved.
 //!
 //! ```text
-//!   source                                             destination
-//!   Handle::migrate (a thread of its own)              Machine::bring_up(Origin::Migration) (the vmm thread)
-//!      │ Departure ── on_vmm_thread ────> vmm thread      │ Arrival: builds the machine, fills its memory
-//!      v                                                  v
-//!   Moved: Exit::Moved, the process ends               Moved: Machine::run
-//!   Stayed: as before                                  Stayed: no machine
-//!   Unsettled: stands still ── Handle::settle ─┐       Unsettled: stands still ── Handle::settle ─┐
-//!        here: goes on   there: ends  <────────┘            here: goes on   there: ends  <─────────┘
-//!        told to stop: Exit::Unsettled                      told to stop: Exit::Stopped
+//!   source                                         destination
+//!   Handle::migrate (a thread of its own)          Machine::bring_up(Origin::Migration)
+//!      │ Departure ── on_vmm_thread ──> vmm thread    │ Arrival: builds the machine, fills memory
+//!      v                                              v
+//!   Moved: Exit::Moved, the process ends           Moved: Machine::run
+//!   Stayed: as before                              Stayed: no machine
+//!   Unsettled: held ── Handle::settle ─┐           Unsettled: held ── Handle::settle ─┐
+//!        here: resumes  there: ends <──┘                here: resumes  there: ends <──┘
+//!        asked to stop: Exit::Unsettled                 asked to stop: Exit::Stopped
 //! ```
 
 mod arrival;
@@ -42,10 +43,10 @@ use crate::migration::endpoint::Endpoint;
 use crate::migration::progress::Snapshot;
 use crate::migration::tls::{Tls, TlsFiles};
 
-/// What protects a migration to or from `endpoint`: its certificates, loaded.
+/// Loads the certificates that protect a migration to or from `endpoint`.
 ///
 /// # Errors
-/// `BadTls`: there are none where they are needed, or they cannot be used.
+/// `BadTls`: certificates are required and missing, or they cannot be used.
 pub fn load_tls(
     endpoint: &Endpoint,
     files: Option<&TlsFiles>,
@@ -60,7 +61,7 @@ pub fn load_tls(
     }
 }
 
-/// A duration in whole milliseconds, as the API has it.
+/// Converts a duration to whole milliseconds, the unit of the API.
 pub(crate) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -70,15 +71,15 @@ pub(crate) fn milliseconds(duration: Duration) -> u64 {
 pub enum MigrationEnd {
     /// The guest runs at the destination.
     Moved,
-    /// The guest runs at the source, or stood still there before; `why` it did not move.
+    /// The guest is at the source: it runs, or it was held there before. `why` gives the reason.
     Stayed {
         /// The reason and its causes.
         why: String,
     },
-    /// One of the hosts has the guest, and it cannot be known from here which: it stands still here until
-    /// [`Handle::settle`](super::Handle::settle).
+    /// One of the hosts has the guest, but this host cannot determine which. The machine is held
+    /// here until [`Handle::settle`](super::Handle::settle).
     Unsettled {
-        /// What went wrong.
+        /// The cause.
         why: String,
     },
 }
@@ -99,12 +100,12 @@ struct Shared {
     changed: Condvar,
 }
 
-/// A migration, for those who watch and end it. Clones are the same one.
+/// A migration, for those who watch or cancel it. Clones refer to the same migration.
 #[derive(Debug, Clone)]
 pub struct Migration(Arc<Shared>);
 
 impl Migration {
-    /// One that begins.
+    /// Creates the record of a migration that begins.
     #[must_use]
     pub fn new(direction: Direction, peer: Endpoint) -> Self {
         Self(Arc::new(Shared {
@@ -117,43 +118,44 @@ impl Migration {
         }))
     }
 
-    /// Which way it goes.
+    /// Returns the direction.
     #[must_use]
     pub fn direction(&self) -> Direction {
         self.0.direction
     }
 
-    /// Where the other host is, or where it is waited for.
+    /// Returns the address of the other host, or the address on which this host waits for it.
     #[must_use]
     pub fn peer(&self) -> &Endpoint {
         &self.0.peer
     }
 
-    /// How far it is.
+    /// Returns the progress.
     #[must_use]
     pub fn progress(&self) -> Snapshot {
         self.0.monitor.progress.snapshot()
     }
 
-    /// What NICs had been given and had not used when they were stopped to be sent; `None` before, and at the
-    /// destination.
+    /// Returns the buffers that NICs had received and not used when they stopped for the migration.
+    /// `None` before that, and at the destination.
     #[must_use]
     pub fn in_flight(&self) -> Option<InFlight> {
         self.0.in_flight.get().copied()
     }
 
     fn stopped(&self, in_flight: InFlight) {
-        // A machine is stopped once.
+        // A machine is stopped only once.
         let _ = self.0.in_flight.set(in_flight);
     }
 
-    /// How it ended; `None` before.
+    /// Returns the result; `None` before the end.
     #[must_use]
     pub fn end(&self) -> Option<MigrationEnd> {
         self.0.ended.lock().end.clone()
     }
 
-    /// As [`Migration::end`], for somebody who waited for it: the process of a source need not wait any longer to be read.
+    /// As [`Migration::end`], for a caller who waited for the result: it also releases the source's
+    /// process, which waits until the result is read.
     #[must_use]
     pub fn see_end(&self) -> Option<MigrationEnd> {
         let mut ended = self.0.ended.lock();
@@ -162,7 +164,7 @@ impl Migration {
         ended.end.clone()
     }
 
-    /// Asks for its end, until GO. It ends a moment later.
+    /// Cancels the migration, which is possible until GO. It ends a moment later.
     pub fn cancel(&self) {
         self.0.monitor.cancel.cancel();
     }
@@ -171,7 +173,7 @@ impl Migration {
         &self.0.monitor
     }
 
-    /// It is settled where the guest is, or that it is not.
+    /// Records the result: where the guest is, or that this is unknown.
     pub(super) fn finish(&self, end: MigrationEnd) {
         match &end {
             MigrationEnd::Moved => tracing::info!(peer = %self.0.peer, "the migration is done"),
@@ -189,7 +191,7 @@ impl Migration {
         self.0.changed.notify_all();
     }
 
-    /// Waits until somebody has seen the end, at most so long.
+    /// Waits until a client has read the result, for at most `limit`.
     pub(super) fn wait_seen(&self, limit: Duration) {
         let mut ended = self.0.ended.lock();
         let changed = &self.0.changed;

@@ -1,6 +1,6 @@
-//! The steps of a migration that the vmm thread of the running machine carries out.
+//! The steps of a migration that the vmm thread carries out on the running machine.
 //!
-//! It must not know in which order: that is [`crate::migration`]'s.
+//! It must not know their order, which [`crate::migration`] owns.
 
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
@@ -20,31 +20,33 @@ use crate::machine::program::state_versions;
 use crate::machine::saved::SavedMachine;
 use crate::memory::GuestRam;
 
-/// What a machine that leaves gives to the thread that sends it.
+/// The parts that an outgoing machine provides to the sending thread.
 pub(super) struct Offer {
     pub(super) document: Document,
     pub(super) ram: Arc<GuestRam>,
     pub(super) slots: Arc<MemorySlots>,
 }
 
-/// A machine that stands still to be sent.
+/// A machine that is held for sending.
 pub(super) struct Stopped {
     pub(super) saved: SavedMachine,
-    /// Guest-physical address and length of what devices may have written without a mark.
+    /// Guest-physical address and length of the areas that devices may have written without
+    /// logging.
     pub(super) always_dirty: Vec<(u64, u64)>,
     pub(super) in_flight: InFlight,
 }
 
 impl Machine {
-    /// Parks the vCPUs, stops the devices and gives the state.
+    /// Parks the vCPUs, stops the devices and returns the state.
     pub(super) fn stop_to_leave(&mut self) -> Result<Stopped, RequestError> {
         self.unless_held()?;
-        // No vCPU starts a device between this look and its stop; `save` parks them again.
+        // Parked, so that no vCPU starts a device between this look and its stop; `save` parks them
+        // again.
         let running = self.requests.run_state() == RunState::Running;
         if running {
             self.vcpus.pause();
         }
-        // Before the devices stop: they end what they do of their control queues first.
+        // Read before the devices stop: stopping first completes commands of their control queues.
         let in_flight = self.inventory.in_flight(self.ram.memory());
         let always_dirty = self.inventory.always_dirty();
         let saved = self.save(HeldFor::Migration);
@@ -58,7 +60,7 @@ impl Machine {
         })
     }
 
-    /// It stands still, and GO was not sent: everything resumes as it was.
+    /// Resumes a held machine as it was, since GO was not sent.
     pub(super) fn resume_after_stop(&mut self) -> Result<(), RequestError> {
         if !self.leaving.may_resume(self.is_held_for_migration()) {
             return Err(RequestError::Settled);
@@ -66,14 +68,14 @@ impl Machine {
         Ok(self.go_on()?)
     }
 
-    /// It stands still, and its guest is here: everything resumes as it was.
+    /// Resumes a held machine as it was, since its guest is here.
     pub(super) fn stay(&mut self) -> Result<(), RequestError> {
         if !self.leaving.may_stay(self.is_held_for_migration()) {
             return Err(RequestError::Settled);
         }
         self.go_on()?;
         self.end_migration();
-        // It may have come from elsewhere, and its network knows it there.
+        // The machine may have come from another host, where its network still expects it.
         self.announce_all();
         Ok(())
     }
@@ -83,12 +85,12 @@ impl Machine {
         self.leaving.commit(self.is_held_for_migration())
     }
 
-    /// It stands still, and its guest runs elsewhere: the run is over.
+    /// Ends the run of a held machine whose guest runs elsewhere.
     pub(super) fn depart(&mut self) -> Result<(), RequestError> {
         self.leaving.depart(self.is_held_for_migration())
     }
 
-    /// Undoes everything that was done to send the machine; it may change again.
+    /// Undoes all preparations for sending; the machine may change again.
     pub(super) fn end_migration(&mut self) {
         self.set_throttle(0);
         if let Err(error) = self.inventory.log_writes(false) {
@@ -100,7 +102,7 @@ impl Machine {
         self.leaving.end();
     }
 
-    /// The parts of the machine. With `send` it does not change from now on.
+    /// Returns the parts of the machine. With `send`, the machine must not change from now on.
     pub(super) fn offer(&mut self, send: bool) -> Result<Offer, RequestError> {
         self.unless_held()?;
         self.unless_migrating()?;
@@ -117,7 +119,7 @@ impl Machine {
             relied,
         });
         let running = self.requests.run_state() == RunState::Running;
-        // A vCPU says nothing while it runs.
+        // A vCPU reports its CPUID only while it is parked.
         self.vcpus.pause();
         self.unless_crashed()?;
         let cpuid = self.vcpus.cpuid();
@@ -140,7 +142,7 @@ impl Machine {
         })
     }
 
-    /// Nothing, unless the machine is being sent: then it is to stay as it was said to be.
+    /// Fails if the machine is being sent: it must stay as it was described.
     pub(in crate::machine) fn unless_migrating(&self) -> Result<(), RequestError> {
         if self.is_held_for_migration() {
             return Err(RequestError::StandsStill);
@@ -151,7 +153,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Nothing, unless its state is on the way to another host: what happens to it here now would not be seen there.
+    /// Fails if the state is on the way to another host, which would miss a change made here.
     pub(in crate::machine) fn unless_on_the_way(&self) -> Result<(), RequestError> {
         if self.leaving == Leaving::Sending && self.is_held_for_migration() {
             return Err(RequestError::StandsStill);
@@ -159,7 +161,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Holds vCPUs back.
+    /// Throttles the vCPUs.
     pub(super) fn set_throttle(&mut self, percent: u8) {
         if percent == 0 {
             if let Some(throttle) = self.throttle.take() {
@@ -185,7 +187,7 @@ impl Machine {
         }
     }
 
-    /// The throttle's timer says something.
+    /// Handles an event of the throttle's timer.
     pub(in crate::machine) fn throttle_turn(&mut self) {
         if let Some(throttle) = &mut self.throttle {
             let turn = throttle.next();
@@ -194,7 +196,7 @@ impl Machine {
     }
 
     fn run_turn(&self, turn: Turn) {
-        // Who is paused or saved is parked for another reason.
+        // A paused or saved machine is parked for another reason.
         if self.requests.run_state() == RunState::Running {
             match turn {
                 Turn::Hold => self.vcpus.pause(),

@@ -1,6 +1,6 @@
-//! vCPUs that are held back: the last means against a guest that writes faster than its memory goes over.
+//! Throttles vCPUs: the last means against a guest that writes memory faster than it is sent.
 //!
-//! Owns the rhythm. It must not know why they are held back, nor stop or run them itself.
+//! Owns the rhythm. It must not know the reason, and does not stop or run vCPUs itself.
 //!
 //! ```text
 //!   |<------------- 50 ms ------------->|
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::event_loop::Timer;
 
-/// How long one turn takes.
+/// The length of one turn.
 const TURN: Duration = Duration::from_millis(50);
 
 /// Whether vCPUs are to run now.
@@ -23,7 +23,7 @@ pub(in crate::machine) enum Turn {
     Run,
 }
 
-/// A timer that says when vCPUs are to be held and when to run.
+/// A timer that tells when to hold vCPUs and when to run them.
 #[derive(Debug)]
 pub(in crate::machine) struct Throttle {
     timer: Timer,
@@ -32,10 +32,10 @@ pub(in crate::machine) struct Throttle {
 }
 
 impl Throttle {
-    /// For 1 to 99 per cent. It says something at once.
+    /// Creates a throttle of 1 to 99 per cent. Its timer fires at once.
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// The process has no free descriptor.
     pub(in crate::machine) fn new(percent: u8) -> io::Result<Self> {
         let this = Self {
             timer: Timer::new()?,
@@ -46,12 +46,12 @@ impl Throttle {
         Ok(this)
     }
 
-    /// Another share, from the next turn on.
+    /// Sets another percentage, from the next turn on.
     pub(in crate::machine) fn set(&mut self, percent: u8) {
         self.percent = percent.clamp(1, 99);
     }
 
-    /// What is to be done after the timer's event.
+    /// Returns what to do after the timer's event.
     pub(in crate::machine) fn next(&mut self) -> Turn {
         self.timer.take();
         let held = TURN / 100 * u32::from(self.percent);

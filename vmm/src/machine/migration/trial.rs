@@ -1,6 +1,7 @@
-//! Whether a machine could leave, and what that would cost: asked of the destination, and nothing changes on either side.
+//! Asks the destination whether a machine could move and what that would cost; changes neither
+//! side.
 //!
-//! Owns what is found. It must not know how the destination finds out.
+//! Owns the result. It must not know how the destination determines it.
 
 use std::time::{Duration, Instant};
 
@@ -17,20 +18,22 @@ use crate::migration::protocol::Refusal;
 use crate::migration::tls::Tls;
 use crate::migration::{self, MigrationError, RamImage, Timeouts};
 
-/// How long the destination may take to open its devices and map all guest memory for them: less than whoever asks over the
-/// API waits (the node daemon: 90 s), and than a migration does.
+/// How long the destination may take to open its devices and map all guest memory for them. Less
+/// than the timeout of API clients (the node daemon: 90 s) and of a migration.
 const ANSWER: Duration = Duration::from_secs(60);
 
 impl Handle {
-    /// Asks whoever waits at the destination whether it would take the machine, which runs on: the vCPUs rest for a moment,
-    /// since they say only then which CPU the guest was told that it has. The destination builds the machine to find out, with
-    /// its devices, and waits on. `rate` is how fast memory went there the last time, in bytes per
-    /// second on the wire. `tls` is what [`load_tls`](super::load_tls) gave.
+    /// Asks the waiting destination whether it would take the machine, which keeps running. The
+    /// vCPUs pause for a moment, since only a parked vCPU can report its CPUID. The destination
+    /// builds the machine with its devices for the test, and waits again. `rate` is the previous
+    /// transfer rate to that destination, in bytes per second on the wire. `tls` is the result of
+    /// [`load_tls`](super::load_tls).
     ///
     /// Blocks: give it a thread.
     ///
     /// # Errors
-    /// [`RequestError`]: the machine cannot be asked what it is made of, since it is being saved or sent, or has ended.
+    /// [`RequestError`]: the machine cannot be described, since it is being saved or sent, or has
+    /// ended.
     pub fn try_migration(
         &self,
         config: &SendConfig,
@@ -77,13 +80,13 @@ impl Handle {
     }
 }
 
-/// How long so many bytes take at this rate; `None` if none go over.
+/// Returns the time to send `bytes` at this rate; `None` at a rate of 0.
 fn copy_ms(bytes: u64, rate: u64) -> Option<u64> {
     let milliseconds = (u128::from(bytes) * 1000).checked_div(rate.into())?;
     Some(u64::try_from(milliseconds).unwrap_or(u64::MAX))
 }
 
-/// How long the destination took to make ready for it, or what it has against it.
+/// Returns how long the destination took to prepare, or its objections.
 fn ask(
     config: &SendConfig,
     tls: Option<&Tls>,
@@ -117,7 +120,7 @@ fn ask(
     })
 }
 
-/// The command that has a process wait there.
+/// Returns the command that starts a waiting process at the destination.
 fn waiting_at(destination: &Endpoint) -> String {
     let more = match destination {
         Endpoint::Unix(_) => "",
@@ -130,7 +133,7 @@ fn waiting_at(destination: &Endpoint) -> String {
     )
 }
 
-/// A guest that may stand still only for less than devices and state take is never stopped.
+/// A guest whose allowed downtime is less than devices and state take is never stopped.
 fn too_short(downtime_ms: u32) -> Option<MigrationObstacle> {
     let needed = SWITCH.as_millis();
     (u128::from(downtime_ms) < needed).then(|| MigrationObstacle {

@@ -1,6 +1,7 @@
-//! What NICs have been given and have not used at a moment, such as that at which a guest was stopped.
+//! Counts the buffers that NICs have received and not used at one moment, such as the stop of a
+//! guest.
 //!
-//! Owns the count, by what the queues are for. It must not know why somebody counts.
+//! Owns the count, by the role of the queues. It must not know the purpose of the count.
 
 use bellhop_api::machine::InFlight;
 use devices::virtio::backend::QueueRole;
@@ -9,7 +10,7 @@ use vdpa::memory::GuestMemory;
 
 use crate::machine::devices::VIRTIO_ID_NET;
 
-/// Adds a device's. Others than NICs have none.
+/// Adds the buffers of a device. Devices other than NICs add none.
 pub(in crate::machine) fn add(
     count: &mut InFlight,
     device: &VirtioPciDevice,
@@ -32,7 +33,7 @@ fn add_ring(count: &mut InFlight, ring: &RunningRing, memory: &GuestMemory) {
         return;
     }
     if let Some((avail, used)) = super::indices(ring, memory) {
-        // A driver may write what it likes there.
+        // A driver may write any value there.
         let count = avail.wrapping_sub(used).min(ring.addresses.size);
         *kind = kind.saturating_add(count.into());
     }

@@ -1,25 +1,25 @@
-//! Ring watch: what can be said of queues that nobody in this process serves.
+//! Ring watch: observes queues that no thread of this process serves.
 //!
-//! Kicks go to the device and interrupts to the guest without a thread of ours, so there is
-//! nothing to count, and nothing to notice when a queue hangs. But the indices of split rings are in
-//! guest RAM, also of rings that are relayed: two loads per queue and second give
-//! what is in flight, rates, and an alarm for a queue that hangs (`queue.rs` holds the judgement).
+//! Kicks go to the device and interrupts to the guest without a thread of Bellhop. So there is
+//! nothing to count, and a hung queue goes unnoticed. But the indices of split rings are in guest
+//! RAM, including those of relayed rings. Two loads per queue and second give the buffers in
+//! flight, rates, and an alarm for a queue that hangs (`queue.rs` decides).
 //!
 //! ```text
-//!   vCPUs go on ── arm ──> timerfd, 1 s ──> vmm thread: sample ──> board (alarms), log
+//!   vCPUs run ──── arm ───> timerfd, 1 s ──> vmm thread: sample ──> board (alarms), log
 //!   vCPUs park ── disarm ──┘                  │      │
-//!                                guest RAM <──┘      └──> once per alarm, if it was asked for:
+//!                                guest RAM <──┘      └──> once per alarm, if enabled:
 //!                                indices                  kick the device, interrupt the driver
 //! ```
-//! Owns the timer and the samples of each device. It must not know what kind of device has a
-//! queue; that is its role's affair. A sample allocates nothing. Guest memory is hostile:
-//! a ring is read where its driver said it is, through the one guest-memory type, and indices that
-//! cannot be are reported as such.
+//! Owns the timer and the samples of each device. It must not know the type of the device behind a
+//! queue, only the queue's role. A sample allocates nothing. Guest memory is hostile: a ring is
+//! read where its driver placed it, through the one guest-memory type, and impossible indices are
+//! reported.
 //!
-//! The timer runs while vCPUs run: it is the one thing that wakes the vmm thread of an idle machine,
-//! and `ring_watch: "off"` is without it. A packed ring has no indices in memory: its descriptors
-//! say where the driver is, but a device skips those of a chain that it uses, so they do not say
-//! what is in flight. Those are not watched, and the state says so.
+//! The timer runs while vCPUs run. It alone wakes the vmm thread of an idle machine, and
+//! `ring_watch: "off"` disables it. A packed ring has no indices in memory. Its descriptors show
+//! the driver's position. But a device skips the descriptors of a chain that it uses, so they do
+//! not show the buffers in flight. Packed rings are not watched, and the state says so.
 
 pub(super) mod in_flight;
 mod queue;
@@ -39,10 +39,10 @@ use crate::event_loop::Timer;
 /// Time between two samples.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How often the indices are read until they go together.
+/// How often the indices are read until they are consistent.
 const TRIES: u32 = 4;
 
-/// Lets the timer of the samples run, or stops it.
+/// Starts or stops the sampling timer.
 pub(super) fn run(timer: &Timer, on: bool) {
     let period = if on { PERIOD } else { Duration::ZERO };
     if let Err(error) = timer.set(period, period) {
@@ -53,7 +53,7 @@ pub(super) fn run(timer: &Timer, on: bool) {
 /// The watch of one device.
 #[derive(Debug)]
 pub(super) struct DeviceWatch {
-    /// Whether a hung queue is nudged.
+    /// Whether a hung queue is kicked and its driver interrupted.
     rescue: bool,
     /// [`RunningRing::start`] of the last sample.
     start: Option<u64>,
@@ -66,13 +66,13 @@ struct Watched {
     watch: QueueWatch,
     /// It runs now.
     runs: bool,
-    /// What the sample that is being taken has brought; a start and a sample can bring one each.
+    /// The events of the current sample; a start and a sample can cause one each.
     events: [Option<Event>; 2],
 }
 
 impl DeviceWatch {
-    /// For a device with this many queues. A complaint becomes an alarm after `threshold`; then,
-    /// with `rescue`, the queue is nudged once.
+    /// Creates the watch of a device with this many queues. A complaint becomes an alarm after
+    /// `threshold`; with `rescue`, the queue is then kicked and its driver interrupted once.
     pub(super) fn new(queues: usize, threshold: Duration, rescue: bool) -> Self {
         let queue = || Watched {
             watch: QueueWatch::new(threshold),
@@ -86,25 +86,25 @@ impl DeviceWatch {
         }
     }
 
-    /// All queues, in the order of their indices.
+    /// Returns the status of all queues, in the order of their indices.
     pub(super) fn status(&self) -> impl Iterator<Item = WatchStatus> {
         self.queues.iter().map(|queue| queue.watch.status())
     }
 
-    /// What was announced of its queues and is not over.
+    /// Returns the alarms of its queues that are announced and not over.
     pub(super) fn alarms(&self) -> impl Iterator<Item = (u16, Alarm)> {
         let queues = (0..=u16::MAX).zip(&self.queues);
         queues.filter_map(|(index, queue)| Some((index, queue.watch.alarm()?)))
     }
 
-    /// The vCPUs go on after a pause.
+    /// The vCPUs resume after a pause.
     pub(super) fn resume(&mut self, now: Instant) {
         for queue in &mut self.queues {
             queue.watch.resume(now);
         }
     }
 
-    /// Looks at all queues. `true`: an alarm began or ended.
+    /// Samples all queues. Returns `true` if an alarm began or ended.
     pub(super) fn sample(
         &mut self,
         id: &str,
@@ -162,13 +162,13 @@ impl DeviceWatch {
     }
 }
 
-/// Whether a lost kick or interrupt may be the cause.
+/// Whether a lost kick or interrupt may be the cause, so that a kick can help.
 fn worth_a_nudge(event: Event) -> bool {
     matches!(event, Event::Began(Alarm::Stuck | Alarm::DriverStalled))
 }
 
-/// The avail and the used index (virtio 1.3, 2.7.6 and 2.7.8); `None` for a ring outside guest
-/// memory.
+/// Returns the avail and the used index (virtio 1.3, 2.7.6 and 2.7.8); `None` for a ring outside
+/// guest memory.
 fn indices(ring: &RunningRing, memory: &GuestMemory) -> Option<(u16, u16)> {
     let load = |area: u64| {
         let address = GuestAddress(area).checked_add(2)?;
@@ -178,19 +178,19 @@ fn indices(ring: &RunningRing, memory: &GuestMemory) -> Option<(u16, u16)> {
     let mut avail = 0;
     let mut used = load(ring.addresses.device)?;
     for _ in 0..TRIES {
-        // Used first: then no driver that keeps the rules can be behind the device.
+        // Used first: then no conforming driver can be behind the device.
         avail = load(ring.addresses.driver)?;
         if avail.wrapping_sub(used) <= ring.addresses.size {
             return Some((avail, used));
         }
         let later = load(ring.addresses.device)?;
         if later == used {
-            // Nothing moved in between, so they do not go together.
+            // The used index did not move in between, so the indices are inconsistent.
             return Some((avail, used));
         }
         used = later;
     }
-    // A queue so fast that it goes on by its size between two loads.
+    // A queue so fast that it advances by its size between two loads.
     let in_flight = avail.wrapping_sub(used);
     Some((
         avail,

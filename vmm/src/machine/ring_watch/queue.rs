@@ -1,13 +1,13 @@
-//! What the indices of one split ring say, sample by sample.
+//! Judges the indices of one split ring, sample by sample.
 //!
-//! Owns the judgement: indices in, a state and at most one event out. It must not know where
-//! the indices come from, nor what is done about an alarm.
+//! Owns the judgement: it takes indices and returns a state and at most one event. It must not know
+//! where the indices come from, nor how an alarm is handled.
 //!
-//! Each sample is either *good* or holds a *complaint*, by what the queue is for:
+//! Each sample is either *good* or holds a *complaint*, depending on the role of the queue:
 //!
 //! | queue | complaint | when |
 //! |---|---|---|
-//! | request (transmitq, block, control) | `Stuck` | buffers are in flight and the used index stays |
+//! | request (transmitq, block, control) | `Stuck` | buffers are in flight, the used index stays |
 //! | receive | `DriverStalled` | it had buffers, all are used, and the avail index stays |
 //! | every | `Inconsistent` | more is in flight than the ring has entries |
 //!
@@ -20,66 +20,65 @@
 //!     +-------------------------------------------------------------------+
 //!                                                           (event: ended)
 //! ```
-//! The clock starts at the first sample that shows the complaint, so what may have happened between
-//! two samples never counts, and an alarm comes at most two samples late.
+//! The clock starts at the first sample that shows the complaint. So events between two samples
+//! never count, and an alarm comes at most two samples late.
 //!
-//! **What cannot be told.** Buffers in a receive queue wait for something to arrive: a
-//! device that takes none looks the same as an idle one, so that is never `Stuck`. A driver that
-//! does not look at what was used, while others of its buffers are left, looks like an idle one too,
-//! and one whose interface was taken down in the guest is `DriverStalled` when enough has arrived.
-//! If some requests of a queue are never answered but others are, the used index moves and all seems
-//! well until the others are done. Indices have 16 bits: what moves by 65,536 or more between two samples
-//! is counted without the multiples of that.
+//! **Limits.** Buffers in a receive queue wait for frames. A device that stopped taking them looks
+//! the same as an idle one, so a receive queue is never `Stuck`. A driver that ignores used buffers
+//! while others are left looks idle too. A driver whose interface was taken down in the guest is
+//! `DriverStalled` when enough has arrived. If only some requests of a queue are never answered,
+//! the used index moves, and the alarm comes only when the others are done. Indices have 16 bits: a
+//! difference of 65,536 or more between two samples is counted modulo 65,536.
 
 use std::time::{Duration, Instant};
 
 use devices::virtio::backend::QueueRole;
 
-/// What is wrong with a queue, once it was so for the threshold.
+/// The fault of a queue, once it has lasted for the threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Alarm {
-    /// Buffers wait for the device, and it uses none.
+    /// Buffers wait for the device, which uses none.
     Stuck,
-    /// The device has used all receive buffers, and the driver gives it no others.
+    /// The device has used all receive buffers, and the driver posts no others.
     DriverStalled,
     /// The driver's index is further ahead of the device's than the ring has entries.
     Inconsistent,
 }
 
-/// What was seen of a queue last.
+/// The last observation of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WatchState {
-    /// The queue does not run, or was not looked at yet.
+    /// The queue does not run, or has not been sampled yet.
     #[default]
     NotRunning,
     /// It runs, but its indices cannot be read: a packed ring has none in memory.
     Packed,
     /// It runs, but its ring is not in guest memory.
     Unreadable,
-    /// Nothing happened, and nothing had to.
+    /// Nothing happened, and nothing was pending.
     Idle,
     /// Buffers were posted or used.
     Moving,
     /// A complaint that is younger than the threshold.
     Waiting,
-    /// What is wrong. `Inconsistent` shows from the first sample on, without having been announced.
+    /// A fault. `Inconsistent` shows from the first sample on, before it is announced.
     Alarm(Alarm),
 }
 
-/// A queue's watch at its last sample.
+/// The status of a queue at its last sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WatchStatus {
-    /// What was seen.
+    /// The observation.
     pub state: WatchState,
-    /// Buffers that the device has and has not used; `None` where it cannot be told.
+    /// Buffers that the device has and has not used; `None` if unknown.
     pub in_flight: Option<u16>,
     /// Buffers per second that the driver posted, between the last two samples.
     pub posted_per_s: u32,
     /// Buffers per second that the device used, between the last two samples.
     pub completed_per_s: u32,
-    /// Buffers that the driver posted since the device was attached, as far as samples tell.
+    /// Buffers that the driver posted since the device was attached, as sampled.
     pub posted: u64,
-    /// Buffers that the device used, likewise.
+    /// Buffers that the device used, as sampled.
     pub completed: u64,
     /// How long the complaint has lasted; zero without one.
     pub stuck_for: Duration,
@@ -87,12 +86,12 @@ pub struct WatchStatus {
     pub rescues: u64,
 }
 
-/// What a sample brought.
+/// The event of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     /// A complaint has lasted for the threshold.
     Began(Alarm),
-    /// What was announced is over.
+    /// An announced complaint is over.
     Ended {
         alarm: Alarm,
         /// How long it lasted, the threshold included.
@@ -116,21 +115,21 @@ struct Sample {
     used: u16,
 }
 
-/// See the module.
+/// The watch of one queue; see the module.
 #[derive(Debug)]
 pub(super) struct QueueWatch {
     threshold: Duration,
     role: QueueRole,
     size: u16,
     last: Option<Sample>,
-    /// The queue had a buffer at some time.
+    /// The queue had a buffer before.
     had_buffers: bool,
     complaint: Option<Complaint>,
     status: WatchStatus,
 }
 
 impl QueueWatch {
-    /// A queue that does not run.
+    /// Creates the watch of a queue that does not run.
     pub(super) fn new(threshold: Duration) -> Self {
         Self {
             threshold,
@@ -147,13 +146,13 @@ impl QueueWatch {
         self.status
     }
 
-    /// What was announced and is not over.
+    /// Returns the alarm that is announced and not over.
     pub(super) fn alarm(&self) -> Option<Alarm> {
         let announced = self.complaint.filter(|complaint| complaint.announced);
         announced.map(|complaint| complaint.what)
     }
 
-    /// The queue was nudged.
+    /// Counts a kick and interrupt because of an alarm.
     pub(super) fn count_rescue(&mut self) {
         self.status.rescues = self.status.rescues.saturating_add(1);
     }
@@ -166,13 +165,14 @@ impl QueueWatch {
         self.judge(now, None)
     }
 
-    /// A driver has started the queue, which did not run: samples follow.
+    /// A driver has started the queue; samples follow.
     pub(super) fn start(&mut self, role: QueueRole, size: u16) {
         self.role = role;
         self.size = size;
     }
 
-    /// Nobody looked for a while, in which the guest could do nothing: that time does not count.
+    /// Sampling resumes after a pause in which the guest could do nothing: that time does not
+    /// count.
     pub(super) fn resume(&mut self, now: Instant) {
         if let Some(complaint) = &mut self.complaint
             && !complaint.announced
@@ -181,12 +181,12 @@ impl QueueWatch {
         }
     }
 
-    /// The queue's indices, used before avail, so that both are right if the difference is at
-    /// most the ring's size.
+    /// Takes the queue's indices. Used must be read before avail, so that both are right if the
+    /// difference is at most the ring's size.
     pub(super) fn sample(&mut self, now: Instant, avail: u16, used: u16) -> Option<Event> {
         let in_flight = avail.wrapping_sub(used);
         if in_flight > self.size {
-            // Nothing is concluded from what a driver makes up.
+            // An index that the driver made up allows no conclusion.
             self.last = None;
             self.show(WatchState::Alarm(Alarm::Inconsistent), None, (0, 0));
             return self.judge(now, Some(Alarm::Inconsistent));
@@ -230,7 +230,7 @@ impl QueueWatch {
         status.completed_per_s = per_second(completed, time);
     }
 
-    /// The module's diagram.
+    /// Implements the module's diagram.
     fn judge(&mut self, now: Instant, what: Option<Alarm>) -> Option<Event> {
         let mut event = None;
         if let Some(before) = self.complaint
@@ -258,14 +258,14 @@ impl QueueWatch {
         }
         if !complaint.announced && lasted >= self.threshold {
             complaint.announced = true;
-            // A threshold is longer than nothing, so nothing ended with this sample.
+            // The threshold is not zero, so no alarm ended with this sample.
             event = Some(Event::Began(what));
         }
         event
     }
 }
 
-/// Rounded to the nearest; zero for no time.
+/// Rounded to the nearest integer; zero for a zero duration.
 fn per_second(count: u16, time: Duration) -> u32 {
     let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let per_second = (u64::from(count) * 1000 + millis / 2).checked_div(millis);

@@ -46,7 +46,7 @@ fn indices_are_where_the_driver_said() {
         store(&memory, DEVICE, used);
         assert_eq!(indices(&ring(DRIVER, DEVICE), &memory), Some((avail, used)));
     }
-    // Neither a hole, nor the end of RAM or of addresses, nor an odd address.
+    // A hole, the end of RAM, the end of the address space, an odd address.
     for address in [1 << 40, (16 << 20) - 3, u64::MAX, u64::MAX - 1, DRIVER + 1] {
         assert_eq!(
             indices(&ring(address, DEVICE), &memory),

@@ -1,14 +1,14 @@
-//! Where connections come in, which may be anybody's.
+//! Accepts connections, which any peer can open.
 //!
-//! Each that is accepted says its first words on a thread of its own, within a limit of its own: so one that is slow, says
-//! nothing, or has no certificate keeps nobody waiting, and however many of them come, they use up nothing but time. Those for
-//! whom there is no room wait where the kernel keeps them.
+//! Each accepted connection sends its first message on a thread of its own, within a time limit of
+//! its own. So a peer that is slow, silent or without a certificate delays no other, and many of
+//! them cost only time. Connections beyond the limit wait in the kernel's queue.
 //!
 //! ```text
-//!   accept ── asked, 32 at once ──> what it wants ──> answered
-//!                  └── silent, a stranger: closed, and no harm done
+//!   accept ── asked, 32 at once ──> its request ──> answered
+//!                  └── silent or unauthenticated: closed without effect
 //! ```
-//! Owns how many are asked at once. It must not know what they are asked.
+//! Owns the number of connections asked at once. It must not know the question.
 
 use std::io::{self, ErrorKind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,12 +18,12 @@ use std::time::Duration;
 use crate::migration::channel::Halt;
 use crate::migration::error::{MigrationError, Phase};
 
-/// Connections that are asked at once: those of a source, and as many strangers.
+/// Connections asked at once: those of a source, and as many unknown peers.
 const ASKED_MAX: usize = 32;
-/// How long an answer is waited for before the next connection is looked for.
+/// How long to wait for an answer before the next connection is accepted.
 const MOMENT: Duration = Duration::from_millis(10);
 
-/// See the module. Whoever is still being asked when this is dropped is not asked any longer.
+/// See the module. Dropping it ends all pending questions.
 pub(super) struct Door<T> {
     halt: Halt,
     phase: Phase,
@@ -33,7 +33,7 @@ pub(super) struct Door<T> {
 }
 
 impl<T: Send> Door<T> {
-    /// One whose visitors are sent away as soon as `halt` says so; they come in `phase`.
+    /// Creates one whose questions end as soon as `halt` is set; connections arrive in `phase`.
     pub(super) fn new(halt: &Halt, phase: Phase) -> Self {
         let (sender, answers) = channel();
         Self {
@@ -45,12 +45,13 @@ impl<T: Send> Door<T> {
         }
     }
 
-    /// Has the next connection, `number` of those of a migration, if there is one and room for it,
-    /// asked by `ask`, which gives nothing for a stranger and ends soon after its [`Halt`] says so.
-    /// Returns one that has answered, after a short while at most.
+    /// Accepts the next connection, if there is one and room for it, and asks it on a thread by
+    /// `ask`. `number` is its number in the migration. `ask` returns `None` for an unknown peer and
+    /// ends soon after its [`Halt`] is set. Returns an answered connection, after a short while at
+    /// most.
     ///
     /// # Errors
-    /// The kernel gives no connection, or no thread to ask on.
+    /// The kernel provides no connection, or no thread.
     pub(super) fn next<'scope, C: Send + 'scope>(
         &mut self,
         scope: &'scope Scope<'scope, '_>,
@@ -66,7 +67,7 @@ impl<T: Send> Door<T> {
                 Ok(stream) => {
                     let (sender, halt) = (self.sender.clone(), self.halt.clone());
                     let visitor = move || {
-                        // Nobody wants the answer if the door is closed by now.
+                        // The answer is unused if the door is closed by now.
                         let _ = sender.send(ask(stream, &halt));
                     };
                     Builder::new()
@@ -115,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// Waits for a byte, until it is to end.
+    /// Waits for a byte until the halt.
     fn ask(mut stream: UnixStream, halt: &Halt) -> Option<u8> {
         stream.set_read_timeout(Some(MOMENT)).unwrap();
         let mut byte = [0];
@@ -133,7 +134,7 @@ mod tests {
     fn who_says_nothing_keeps_nobody_waiting_and_is_sent_away_when_the_door_closes() {
         let (mut mine, mut theirs): (Vec<_>, Vec<_>) =
             (0..ASKED_MAX).map(|_| UnixStream::pair().unwrap()).unzip();
-        // The one that says something is the last for whom there is room.
+        // The connection that sends a byte is the last one with room.
         mine.last_mut().unwrap().write_all(&[7]).unwrap();
         theirs.reverse();
         let mut accept = || theirs.pop().ok_or_else(|| ErrorKind::WouldBlock.into());
@@ -149,9 +150,9 @@ mod tests {
             }
         });
         assert_eq!(found, 7);
-        // What is asked behind the door goes on.
+        // The caller's halt stays unset.
         halt.check().unwrap();
-        // The others were there until it closed.
+        // The others stayed open until it closed.
         let mut byte = [0];
         assert_eq!(mine[0].read(&mut byte).unwrap(), 0);
     }

@@ -3,13 +3,14 @@
 //! ```text
 //!   Listening ─hello─> Listening ─accept─> Accepted ─receive─> Restoring
 //!       │                  │ refuse            │                   │ ready
-//!       └──────────────────┴── error: the source is in charge ─────┤     (of a TRY the answer is the end)
-//!                                              ════════════════════v══ it may send GO now
+//!       └──────────────────┴── error: the source keeps the guest ──┤   (a TRY ends here)
+//!                                              ════════════════════v══ the source may send GO now
 //!                                                              AwaitingGo ─wait_go─> Go
 //! ```
 //!
-//! Each step takes the state. An error up to [`Restoring`] leaves the source in charge, and it has been told
-//! if it could be. After that it does so only if the source itself says that it goes on.
+//! Each step consumes the state. An error up to [`Restoring`] leaves the guest at the source, which
+//! has been notified if possible. After that the guest stays there only if the source itself
+//! reports so.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -36,16 +37,16 @@ fn end<C: Connection>(
     error
 }
 
-/// What a source wants.
+/// A source's request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Asked {
-    /// Its machine is to come.
+    /// Receive its machine.
     Take(Hello),
-    /// To know whether it could.
+    /// Answer whether it could come.
     Try(Hello),
 }
 
-/// Somebody has connected.
+/// A peer has connected.
 #[derive(Debug)]
 pub struct Listening<C> {
     control: Channel<C>,
@@ -56,15 +57,15 @@ impl<C: Connection> Listening<C> {
         Self { control }
     }
 
-    /// What ends its waits from now on.
+    /// Makes `halt` end all later waits.
     pub(super) fn set_halt(&mut self, halt: &Halt) {
         self.control.set_halt(halt);
     }
 
-    /// Waits for the first words.
+    /// Waits for the first message.
     ///
     /// # Errors
-    /// [`MigrationError`]; the source is in charge.
+    /// [`MigrationError`]; the source owns the guest.
     pub fn hello(mut self) -> Result<(Self, Asked), MigrationError> {
         let phase = Phase::Offer;
         let wait = Wait::AtMost(HELLO_PATIENCE.min(self.control.frame_patience()));
@@ -79,7 +80,7 @@ impl<C: Connection> Listening<C> {
         }
     }
 
-    /// Says why the machine cannot come. Gives the error for this side.
+    /// Sends the reasons why the machine cannot come. Returns the error for this side.
     pub fn refuse(mut self, mut reasons: Vec<Refusal>) -> MigrationError {
         if reasons.is_empty() {
             reasons.push(Refusal {
@@ -96,10 +97,10 @@ impl<C: Connection> Listening<C> {
         }
     }
 
-    /// Says that there is room for it, and for how many connections.
+    /// Accepts the machine, with this number of connections.
     ///
     /// # Errors
-    /// [`MigrationError`]; the source is in charge.
+    /// [`MigrationError`]; the source owns the guest.
     pub fn accept(mut self, connections: u16) -> Result<Accepted<C>, MigrationError> {
         let result = random_session().and_then(|session| {
             let accept = Message::Accept {
@@ -119,7 +120,7 @@ impl<C: Connection> Listening<C> {
     }
 }
 
-/// Over TCP without TLS, this is what keeps other connections out.
+/// Over TCP without TLS, this number keeps other connections out.
 fn random_session() -> Result<Session, MigrationError> {
     let mut session = [0; 16];
     File::open("/dev/urandom")
@@ -128,20 +129,20 @@ fn random_session() -> Result<Session, MigrationError> {
     Ok(Session(session))
 }
 
-/// What a source may fill.
+/// The memory and limits for a source.
 #[derive(Debug)]
 pub struct Room<'a> {
     /// Guest RAM, all zeros.
     pub ram: &'a RamImage,
-    /// Most bytes of pages that all rounds together may write.
+    /// Limit of the page bytes that all rounds together may write.
     pub memory_max: u64,
-    /// Most bytes of the machine's state.
+    /// Limit of the machine's state in bytes.
     pub state_max: u64,
-    /// How far it is.
+    /// The migration's progress.
     pub progress: &'a Progress,
 }
 
-/// There is room; connections are made and memory comes.
+/// The machine was accepted; connections open and memory arrives.
 #[derive(Debug)]
 pub struct Accepted<C> {
     control: Channel<C>,
@@ -150,11 +151,11 @@ pub struct Accepted<C> {
 }
 
 impl<C: Connection> Accepted<C> {
-    /// Waits for the further connections, for `wait` at most, and takes all rounds and then the state.
+    /// Waits up to `wait` for the further connections, and receives all rounds and then the state.
     /// `accept` returns [`WouldBlock`](std::io::ErrorKind::WouldBlock) now and then.
     ///
     /// # Errors
-    /// [`MigrationError`]; the source is in charge, and guest RAM holds anything.
+    /// [`MigrationError`]; the source owns the guest, and the content of guest RAM is undefined.
     pub fn receive(
         mut self,
         accept: &mut dyn FnMut() -> io::Result<C>,
@@ -174,7 +175,8 @@ impl<C: Connection> Accepted<C> {
         }
     }
 
-    /// One thread per connection. When this returns without an error, the last fence of each has come.
+    /// Runs one thread per connection. When this returns without an error, the last fence of each
+    /// has arrived.
     fn memory(
         &mut self,
         accept: &mut dyn FnMut() -> io::Result<C>,
@@ -188,7 +190,7 @@ impl<C: Connection> Accepted<C> {
         let halt = self.control.halt().clone();
         let first_error = Mutex::new(None);
         let failed = |error| {
-            // The others end at their next wait; what they then say is not the cause.
+            // The others fail at their next wait; their errors are not the cause.
             first_error.lock().get_or_insert(error);
             halt.fail();
         };
@@ -201,13 +203,13 @@ impl<C: Connection> Accepted<C> {
         let (part, failed) = (&part, &failed);
         let thread = |index: u16| thread::Builder::new().name(format!("migrate{index}"));
         thread::scope(|scope| {
-            // The first connection is listened to meanwhile: it may bring a CANCEL.
+            // The first connection is read meanwhile: it may bring a CANCEL.
             let control = &mut self.control;
             if let Err(source) = thread(0).spawn_scoped(scope, move || part(control)) {
                 failed(MigrationError::no_thread(source));
             }
             let mut door = Door::new(&halt, Phase::Join);
-            // Numbers of the connections that are there.
+            // Numbers of the open connections.
             let mut joined = vec![0];
             let mut all_join = || {
                 while joined.len() < usize::from(connections) {
@@ -225,7 +227,7 @@ impl<C: Connection> Accepted<C> {
                         join(stream, halt, session, connections, patience)
                     };
                     let next = door.next(scope, accept, missing, asked)?;
-                    // Of two with one number the first is there already.
+                    // Of two connections with one number, the first wins.
                     let next = next.filter(|channel| !joined.contains(&channel.index()));
                     let Some(mut channel) = next else {
                         continue;
@@ -252,7 +254,7 @@ impl<C: Connection> Accepted<C> {
         loop {
             let name = match self.control.receive(phase, wait)? {
                 Message::State(chunk) => {
-                    // It grows with what has come, never with what was announced.
+                    // The buffer grows with the received bytes, not with an announced length.
                     let len = state.len().saturating_add(chunk.len());
                     if u64::try_from(len).unwrap_or(u64::MAX) > max {
                         return Err(MigrationError::TooMuch {
@@ -274,7 +276,7 @@ impl<C: Connection> Accepted<C> {
     }
 }
 
-/// The channel, if its first frame is a JOIN of this migration.
+/// Returns the channel if its first frame is a JOIN of this migration.
 fn join<C: Connection>(
     stream: C,
     halt: &Halt,
@@ -298,7 +300,7 @@ fn join<C: Connection>(
     Some(channel)
 }
 
-/// All of the guest is here.
+/// All memory and the state have arrived.
 #[derive(Debug)]
 pub struct Restoring<C> {
     control: Channel<C>,
@@ -307,21 +309,21 @@ pub struct Restoring<C> {
 }
 
 impl<C: Connection> Restoring<C> {
-    /// The machine's state, as the source has written it.
+    /// The machine's state, as the source wrote it.
     #[must_use]
     pub fn state(&self) -> &[u8] {
         &self.state
     }
 
-    /// It does not go on here.
+    /// Ends the conversation; the guest does not resume here.
     pub fn give_up(self, error: MigrationError) -> MigrationError {
         end(self.control, Phase::Ready, error)
     }
 
-    /// Says READY.
+    /// Sends READY.
     ///
     /// # Errors
-    /// [`MigrationError`]; it is not known whether READY has arrived, nor who is in charge.
+    /// [`MigrationError`]; READY may or may not have arrived, so the owner of the guest is unknown.
     pub fn ready(mut self) -> Result<AwaitingGo<C>, MigrationError> {
         self.control.send_anyway(Phase::Ready, &Message::Ready)?;
         Ok(AwaitingGo {
@@ -339,10 +341,11 @@ pub struct AwaitingGo<C> {
 }
 
 impl<C: Connection> AwaitingGo<C> {
-    /// Waits for GO. It cannot be cancelled from here: the source may have sent it.
+    /// Waits for GO. This wait cannot be cancelled: the source may have sent GO.
     ///
     /// # Errors
-    /// [`MigrationError::PeerCancelled`] or [`MigrationError::PeerFailed`]: the source is in charge. With any other, nobody knows.
+    /// [`MigrationError::PeerCancelled`] or [`MigrationError::PeerFailed`]: the source owns the
+    /// guest. With any other error, the owner is unknown.
     pub fn wait_go(mut self, wait: Duration) -> Result<(Go, Running<C>), MigrationError> {
         let (session, wait) = (self.session, Wait::AtMost(wait));
         self.control.ignore_halt();
@@ -360,18 +363,18 @@ impl<C: Connection> AwaitingGo<C> {
     }
 }
 
-/// The right to run the guest: the source has given it up. Made of a whole GO and of nothing else.
+/// The right to run the guest, which the source has given up. Only a whole GO creates it.
 #[derive(Debug)]
 pub struct Go(());
 
-/// The guest is this host's; the source would like to hear that it runs.
+/// This host owns the guest; the source waits for DONE.
 #[derive(Debug)]
 pub struct Running<C> {
     control: Channel<C>,
 }
 
 impl<C: Connection> Running<C> {
-    /// Says DONE.
+    /// Sends DONE.
     ///
     /// # Errors
     /// [`MigrationError`]; the guest runs nevertheless.
@@ -381,7 +384,7 @@ impl<C: Connection> Running<C> {
             .map(drop)
     }
 
-    /// Says that it does not run.
+    /// Reports that the guest does not run.
     pub fn failed(&mut self, why: &MigrationError) {
         self.control.say_why(Phase::Done, why);
     }

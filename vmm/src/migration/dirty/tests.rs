@@ -1,4 +1,4 @@
-//! Sets of pages against sets of numbers. The tracker is tested where there is KVM:
+//! Sets of pages against sets of numbers. Tests of the tracker need KVM:
 //! `vmm/tests/skeleton_kvm_dirty_log.rs`.
 
 use std::collections::BTreeSet;

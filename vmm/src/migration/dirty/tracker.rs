@@ -1,4 +1,4 @@
-//! The union of everything that knows of writes to guest RAM.
+//! The union of all sources of writes to guest RAM.
 //!
 //! Owns the order of reading and clearing; the sets themselves are [`DirtyPages`], KVM's side is
 //! [`crate::kvm::dirty_log`].
@@ -14,7 +14,7 @@ use crate::Error;
 use crate::kvm::memory_slots::MemorySlots;
 use crate::memory::RamSlot;
 
-/// Collects the pages that were written. While it lives, KVM logs writes to guest RAM; dropping it ends that.
+/// Collects the written pages. While it lives, KVM logs writes to guest RAM; dropping it ends that.
 #[derive(Debug)]
 pub struct DirtyTracker {
     slots: Arc<MemorySlots>,
@@ -23,11 +23,11 @@ pub struct DirtyTracker {
 }
 
 impl DirtyTracker {
-    /// Starts to log. What was written before is not in the first [`DirtyTracker::take`] for certain, and it may say that
-    /// everything was written: send all of RAM after it.
+    /// Starts logging. Earlier writes may be missing from the first [`DirtyTracker::take`], and it
+    /// may report everything as written: send all of RAM after it.
     ///
     /// # Errors
-    /// KVM refused; nothing is logged then.
+    /// KVM refused; nothing is logged.
     pub fn start(
         slots: Arc<MemorySlots>,
         memory: &GuestMemory,
@@ -41,11 +41,11 @@ impl DirtyTracker {
         })
     }
 
-    /// Puts all pages that were written since the last call, and those in `always` (offsets in the file),
-    /// into `into`.
+    /// Adds all pages written since the last call, and those in `always` (offsets in the file), to
+    /// `into`.
     ///
     /// # Errors
-    /// [`Error`]; every page counts as written then, and all of them have been put in.
+    /// [`Error`]; every page then counts as written, and all are in `into`.
     pub fn take(&self, into: &mut DirtyPages, always: &[Range<u64>]) -> Result<(), Error> {
         let taken = self.take_kvm(into).and_then(|()| self.take_userspace(into));
         for range in always {
@@ -67,8 +67,8 @@ impl DirtyTracker {
     fn take_userspace(&self, into: &mut DirtyPages) -> Result<(), Error> {
         for region in self.memory.iter() {
             let first = self.first_page(region.start_addr().raw_value())?;
-            // vm-memory's bitmaps have the processor's pages, 4096 bytes on x86-64. Each word is read and cleared in one atomic
-            // step: a mark that comes in between stays.
+            // vm-memory's bitmaps use the processor's pages, 4096 bytes on x86-64. One atomic step
+            // reads and clears each word: a concurrent mark stays.
             let bitmap = vm_memory::MmapRegion::bitmap(region).get_and_reset();
             into.merge(first, &bitmap);
         }
@@ -89,7 +89,7 @@ impl DirtyTracker {
     }
 }
 
-/// KVM's log could not be switched or read.
+/// The error for a log that could not be switched or read.
 fn no_log(source: Error) -> Error {
     Error::host("the log of the pages that the guest writes is not to be had").because(source)
 }

@@ -1,4 +1,4 @@
-//! Taking numbers and texts off a payload, with every bound checked.
+//! Decoding of numbers and texts from a payload, with every bound checked.
 
 use super::FrameError;
 
@@ -10,12 +10,12 @@ pub(super) struct Bytes<'a> {
 }
 
 impl<'a> Bytes<'a> {
-    /// All of the payload of the message called `name`.
+    /// Starts with the whole payload of the message called `name`.
     pub(super) fn of(name: &'static str, rest: &'a [u8]) -> Self {
         Self { name, rest }
     }
 
-    /// What errors say about this message.
+    /// The error for a defect of this message.
     pub(super) fn bad(&self, problem: &'static str) -> FrameError {
         FrameError::Payload {
             name: self.name,
@@ -48,7 +48,7 @@ impl<'a> Bytes<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A length in two bytes, then so many bytes of text.
+    /// Reads a length of two bytes, then that many bytes of text.
     pub(super) fn text(&mut self, max: usize) -> Result<String, FrameError> {
         let len = usize::from(self.u16()?);
         let (text, rest) = self
@@ -59,18 +59,18 @@ impl<'a> Bytes<'a> {
         self.printable(text, max)
     }
 
-    /// All that is left, as text.
+    /// Reads the rest as text.
     pub(super) fn rest_as_text(&mut self, max: usize) -> Result<String, FrameError> {
         let text = self.rest();
         self.printable(text, max)
     }
 
-    /// All that is left.
+    /// Reads the rest.
     pub(super) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
 
-    /// Nothing may be left.
+    /// Fails if bytes are left.
     pub(super) fn end(&self) -> Result<(), FrameError> {
         if self.rest.is_empty() {
             Ok(())
@@ -79,7 +79,7 @@ impl<'a> Bytes<'a> {
         }
     }
 
-    /// Another host's text comes to logs and terminals: no character in it may steer one.
+    /// The peer's text goes to logs and terminals: no control character in it may reach them.
     fn printable(&self, text: &[u8], max: usize) -> Result<String, FrameError> {
         if text.len() > max {
             return Err(self.bad("has too long a text"));
@@ -92,7 +92,7 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// The beginning of `text`, at most `max` bytes, cut between characters.
+/// The longest prefix of `text` of at most `max` bytes that ends between characters.
 pub(super) fn cut(text: &str, max: usize) -> &str {
     let end = (0..=max.min(text.len()))
         .rev()

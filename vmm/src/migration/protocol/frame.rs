@@ -1,4 +1,4 @@
-//! Frames: the header before each message, and what can be wrong with one.
+//! Frames: the header before each message, and the defects of a frame.
 
 use super::{COMPAT_MAX, FAILED_MAX, REFUSAL_TEXT_MAX, REFUSALS_MAX};
 use super::{RANGES_MAX, RUN_PAGES_MAX, STATE_CHUNK_MAX, ZEROS_MAX};
@@ -7,10 +7,10 @@ use crate::migration::dirty::PAGE_SIZE;
 /// Bytes in a frame's header.
 pub const FRAME_HEADER_LEN: usize = 16;
 
-/// What is wrong with a frame.
+/// The defect of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// No such message.
+    /// An unknown kind of message.
     #[error("a message of the unknown kind {0}")]
     Kind(u16),
     /// Longer than a message of this kind can be.
@@ -23,15 +23,15 @@ pub enum FrameError {
         /// Bytes allowed.
         max: usize,
     },
-    /// Meant for another connection.
+    /// The frame belongs to another connection.
     #[error("a frame of connection {found} came on connection {expected}")]
     Connection {
         /// In the frame.
         found: u16,
-        /// Where it came.
+        /// The connection that carried it.
         expected: u16,
     },
-    /// Not the next one.
+    /// The frame is out of order.
     #[error("frame {found} came in place of frame {expected}")]
     Sequence {
         /// In the frame.
@@ -39,21 +39,21 @@ pub enum FrameError {
         /// The next one.
         expected: u32,
     },
-    /// The CRC does not fit.
+    /// The CRC does not match.
     #[error("{name} was damaged on its way (CRC-32)")]
     Damaged {
         /// The message.
         name: &'static str,
     },
-    /// The payload makes no sense.
+    /// The payload is invalid.
     #[error("{name} {problem}")]
     Payload {
         /// The message.
         name: &'static str,
-        /// What is wrong with it.
+        /// The defect.
         problem: &'static str,
     },
-    /// A HELLO of something else.
+    /// A HELLO with another magic.
     #[error("the other side does not speak Bellhop's migration protocol")]
     Magic,
     /// A HELLO of another version.
@@ -61,16 +61,16 @@ pub enum FrameError {
         "the source speaks version {found} of the migration protocol, this host version {ours}; run the same Bellhop on both"
     )]
     Version {
-        /// The source's.
+        /// The source's version.
         found: u32,
-        /// This one.
+        /// This host's version.
         ours: u32,
     },
 }
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $number:literal, $name:literal, $max:expr;)*) => {
-        /// Which message a frame holds.
+        /// The kind of message in a frame.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(in crate::migration) enum Kind { $($kind,)* }
 
@@ -88,14 +88,14 @@ macro_rules! kinds {
                 }
             }
 
-            /// As the protocol's table calls it.
+            /// Its name in the protocol's table.
             pub(in crate::migration) fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $name,)*
                 }
             }
 
-            /// Most bytes of payload.
+            /// Limit of the payload in bytes.
             pub(in crate::migration) fn max(self) -> usize {
                 match self {
                     $(Self::$kind => $max,)*
@@ -140,10 +140,11 @@ pub struct Header {
 }
 
 impl Header {
-    /// Checks the header of what should be frame number `sequence` of connection `connection`.
+    /// Checks the header that should be frame number `sequence` of connection `connection`.
     ///
     /// # Errors
-    /// [`FrameError::Kind`], [`FrameError::TooLong`], [`FrameError::Connection`] or [`FrameError::Sequence`].
+    /// [`FrameError::Kind`], [`FrameError::TooLong`], [`FrameError::Connection`] or
+    /// [`FrameError::Sequence`].
     pub fn decode(
         header: [u8; FRAME_HEADER_LEN],
         connection: u16,
@@ -183,7 +184,7 @@ impl Header {
         })
     }
 
-    /// Which message it is.
+    /// The kind of message.
     pub(in crate::migration) fn kind(&self) -> Kind {
         self.kind
     }

@@ -10,63 +10,63 @@ use super::{
 };
 use crate::migration::dirty::{PAGE_SIZE, PageRun};
 
-/// What a frame says. The table is in the parent module's documentation.
+/// The content of a frame. The table is in the parent module's documentation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message<'a> {
-    /// Which machine wants to move.
+    /// A machine wants to move.
     Hello(Hello),
-    /// It may, over so many connections.
+    /// The destination accepts it.
     Accept {
-        /// What the other connections say.
+        /// The session that the other connections send.
         session: Session,
-        /// How many, 1 to [`CONNECTIONS_MAX`].
+        /// Number of connections, 1 to [`CONNECTIONS_MAX`].
         connections: u16,
     },
-    /// It may not.
+    /// The destination rejects it.
     Refuse(Vec<Refusal>),
-    /// This connection belongs to that migration and has this number from the next frame on.
+    /// This connection belongs to the session and has this number from the next frame on.
     Join {
         /// From the ACCEPT.
         session: Session,
         /// 1 to 15.
         connection: u16,
     },
-    /// Pages next to each other.
+    /// Consecutive pages.
     Pages {
         /// Offset of the first in the file behind guest RAM, page-aligned.
         offset: u64,
         /// Their content: 1 to [`RUN_PAGES_MAX`] whole pages.
         data: &'a [u8],
     },
-    /// Pages with nothing but zeros, in runs whose ends don't wrap.
+    /// Zero pages, in runs whose ends don't wrap.
     Zeros(Vec<PageRun>),
-    /// All pages of this round that this connection carries have been sent.
+    /// The connection has sent all its pages of this round.
     RoundEnd {
         /// The round, from 1.
         round: u32,
-        /// None follows: the guest stands still.
+        /// No round follows: the guest is stopped.
         last: bool,
     },
     /// A piece of the machine's state.
     State(&'a [u8]),
-    /// That was all of it.
+    /// The state is complete.
     StateEnd {
         /// Bytes of all pieces.
         len: u64,
     },
     /// The destination could run.
     Ready,
-    /// The destination shall run, and the source never again.
+    /// The destination shall run the guest, and the source never again.
     Go(Session),
-    /// The destination runs.
+    /// The guest runs at the destination.
     Done,
-    /// The source's user does not want it any more.
+    /// The source's user has cancelled.
     Cancel,
     /// The sender gave up.
     Failed(String),
     /// The sender is busy elsewhere.
     Alive,
-    /// May this machine move? It does not, yet.
+    /// Asks whether this machine may move. It does not, yet.
     Try(Hello),
 }
 
@@ -92,19 +92,19 @@ impl Message<'_> {
         }
     }
 
-    /// As the protocol's table calls it.
+    /// Its name in the protocol's table.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.kind().name()
     }
 }
 
-/// Writes the whole frame of `message` into `frame`, whose content is thrown away.
+/// Writes the whole frame of `message` into `frame`, whose old content is discarded.
 ///
-/// Texts that are too long are cut; so is a list of reasons.
+/// Truncates texts that are too long, and a list with too many reasons.
 ///
 /// # Errors
-/// [`FrameError::TooLong`]: the message holds more than one can.
+/// [`FrameError::TooLong`]: the message exceeds the limit of its kind.
 pub fn encode_message(
     message: &Message<'_>,
     connection: u16,

@@ -1,4 +1,4 @@
-//! Frames there and back, damaged, cut and forged.
+//! Frames encoded and decoded, damaged, truncated and forged.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -34,7 +34,7 @@ fn refusal() -> Refusal {
     }
 }
 
-/// One of each kind.
+/// One message of each kind.
 fn examples(page: &[u8]) -> Vec<Message<'_>> {
     let session = Session([7; 16]);
     vec![
@@ -75,7 +75,7 @@ fn examples(page: &[u8]) -> Vec<Message<'_>> {
     ]
 }
 
-/// What a receiver does with a whole frame.
+/// Decodes a whole frame as a receiver does.
 fn read(frame: &[u8], connection: u16, sequence: u32) -> Result<String, FrameError> {
     let (header, payload) = frame.split_first_chunk().ok_or(FrameError::Magic)?;
     let header = Header::decode(*header, connection, sequence)?;
@@ -122,7 +122,7 @@ fn every_flipped_byte_and_every_cut_is_seen() {
     }
 }
 
-/// A frame with a right CRC around any payload.
+/// A frame with a valid CRC and any payload.
 fn forge(kind: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = Vec::new();
     frame.extend(kind.to_le_bytes());
@@ -149,7 +149,7 @@ fn payloads_that_are_too_short_or_too_long_are_refused() {
     for (kind, message) in (1..).zip(examples(&page)) {
         let payload = payload_of(&message);
         assert!(read(&forge(kind, &payload), 0, 0).is_ok());
-        // Text and state may end anywhere; all else has one length.
+        // Text and state may end anywhere; every other message has one length.
         let free = matches!(message, Message::State(_) | Message::Failed(_));
         for len in 0..payload.len() {
             let result = read(&forge(kind, payload.get(..len).unwrap()), 0, 0);

@@ -1,4 +1,4 @@
-//! The receiver's side of all rounds. Nothing that comes is believed.
+//! The receiver's side of all rounds. Received data is untrusted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,11 +36,11 @@ impl Budget {
     }
 }
 
-/// Takes the pages of all rounds that one connection carries, until its last ROUND_END.
+/// Receives the pages of all rounds that one connection carries, until its last ROUND_END.
 ///
 /// # Errors
-/// [`MigrationError`]; a page outside RAM, out of place or too much ends it, as does any message that does
-/// not belong here.
+/// [`MigrationError`]: a page outside RAM, on the wrong connection or beyond the budget, or a
+/// message that is not allowed here.
 pub(in crate::migration) fn receive_rounds<C: Connection>(
     ram: &RamImage,
     connections: u16,

@@ -55,13 +55,13 @@ pub(in crate::migration) fn send_round<C: Connection>(
 struct Sender<'a, C> {
     round: &'a Round<'a>,
     channel: &'a mut Channel<C>,
-    /// Runs of zeros that have not been sent.
+    /// Runs of zeros that are not sent yet.
     zeros: Vec<PageRun>,
     buffer: Vec<u8>,
 }
 
 impl<C: Connection> Sender<'_, C> {
-    /// Pages next to each other, within one stripe.
+    /// Sends consecutive pages within one stripe.
     fn run(&mut self, run: PageRun) -> Result<(), MigrationError> {
         let ram = self.round.ram;
         let end = run.offset().saturating_add(run.len()).min(ram.len());
@@ -80,7 +80,7 @@ impl<C: Connection> Sender<'_, C> {
         result
     }
 
-    /// What was read from the page `first` on: pages of zeros apart from the others.
+    /// Sends the content from page `first` on: zero pages separately from the others.
     fn content(&mut self, first: u64, content: &[u8]) -> Result<(), MigrationError> {
         let (pages, _) = content.as_chunks::<4096>();
         let mut page = first;

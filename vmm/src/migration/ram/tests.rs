@@ -84,7 +84,7 @@ fn what_holds_data_is_counted() {
     image.write(0x5000, &[5; 8192]).unwrap();
     image.write(STRIPE, &[5; 4096]).unwrap();
     image.write(SIZE - 4096, &[0; 4096]).unwrap();
-    // Zeros that were written take room as well.
+    // Written zeros use space as well.
     assert_eq!(image.data_bytes(), 4 * 4096);
     assert_eq!(image.len(), SIZE);
 }
@@ -102,7 +102,7 @@ fn each_stripe_has_one_carrier() {
     }
 }
 
-/// An image whose pages are summed as they come, and the memory behind it.
+/// An image whose pages are summed on arrival, and the memory behind it.
 fn summed(size: u64) -> (GuestRam, RamImage, Arc<PageSums>) {
     let ram = GuestRam::new(&Layout::new(size, 40).unwrap(), None).unwrap();
     let sums = Arc::new(PageSums::zeros(size));
@@ -126,7 +126,7 @@ fn sums_of_pages_are_the_digest_of_the_memory() {
     image.write(3 * STRIPE, &[7; 1 << 20]).unwrap();
     image.write(size - PAGE_SIZE, &[1; 4096]).unwrap();
     assert_eq!(sums.digest(), MemoryDigest::of(&ram).unwrap());
-    // Zeros again, some of pages that are zeros already.
+    // Zero again, also pages that are zero already.
     image.write_zeros(3 * STRIPE, STRIPE / 2).unwrap();
     image.write_zeros(0, STRIPE).unwrap();
     assert_eq!(sums.digest(), MemoryDigest::of(&ram).unwrap());
@@ -142,7 +142,7 @@ fn a_page_that_the_log_has_missed_is_found() {
     }
     let digest = MemoryDigest::of(&source).unwrap();
     digest.compare(&sums.digest()).unwrap();
-    // Written behind the log's back, so that no round sends it.
+    // Written without the log, so no round sends it.
     source
         .memory()
         .write_obj(3_u8, GuestAddress(5 * STRIPE + 77))

@@ -1,7 +1,7 @@
 //! One round over all connections at once.
 //!
-//! Owns the threads of a round: one per connection beyond the first. A connection that has sent its part says
-//! ALIVE until the others have, so that the destination can tell slow from dead.
+//! Owns the threads of a round: one per connection beyond the first. A connection that has sent its
+//! part sends ALIVE until the others have, so that the destination can tell slow from dead.
 
 use std::thread;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::migration::error::{MigrationError, Phase};
 use crate::migration::protocol::Message;
 use crate::migration::ram::{Round, send_round};
 
-/// Sends the round, and gives the first error if there is one. All threads have ended then.
+/// Sends the round, and returns the first error. All threads have ended by then.
 pub(super) fn send_everywhere<C: Connection>(
     round: &Round<'_>,
     control: &mut Channel<C>,
@@ -23,7 +23,7 @@ pub(super) fn send_everywhere<C: Connection>(
     let first_error = Mutex::new(None);
     let part = |channel: &mut Channel<C>| {
         if let Err(error) = send_part(round, channel, &fence) {
-            // The others find out at their next wait; what they then say is not the cause.
+            // The others fail at their next wait; their errors are not the cause.
             first_error.lock().get_or_insert(error);
             channel.halt().fail();
         }
@@ -39,7 +39,7 @@ pub(super) fn send_everywhere<C: Connection>(
                 first_error
                     .lock()
                     .get_or_insert(MigrationError::no_thread(source));
-                // It will not come.
+                // It will not arrive.
                 drop(Arrival(&fence));
             }
         }
@@ -56,7 +56,7 @@ fn send_part<C: Connection>(
     let arrival = Arrival(fence);
     send_round(round, channel)?;
     drop(arrival);
-    // After the last ROUND_END nothing but the state may come.
+    // After the last ROUND_END only the state may follow.
     while round.phase == Phase::Copy && !fence.all_within(channel.frame_patience() / 4) {
         let sent = channel.send(round.phase, &Message::Alive)?;
         round.progress.sent(sent, 0, 0);
@@ -78,7 +78,7 @@ impl Fence {
         }
     }
 
-    /// Waits until all have, but not longer; whether they have.
+    /// Waits until all have finished, up to `timeout`. Returns whether they have.
     fn all_within(&self, timeout: Duration) -> bool {
         let mut left = self.left.lock();
         self.changed
@@ -87,7 +87,7 @@ impl Fence {
     }
 }
 
-/// One part, counted when it is dropped: at its end or at a failure.
+/// One part, counted on drop: at its end or at a failure.
 struct Arrival<'a>(&'a Fence);
 
 impl Drop for Arrival<'_> {

@@ -3,13 +3,14 @@
 //! ```text
 //!   Connected ─offer─> Accepted ─join─> Copying ─finish─> Stopped ─wait_ready─> Ready
 //!       │                  │           ^   │ round           │                    │ commit
-//!       │                  │           └───┘                 │                    v   ══════ no way back
-//!       └──────────────────┴─── error: the source goes on ───┘                Committed ─wait_done─> ()
+//!       │                  │           └───┘                 │                    v ══ no way back
+//!       └──────────────────┴─── error: the guest resumes ────┘           Committed ─wait_done─> ()
 //! ```
 //!
-//! Each step takes the state. An error of any step up to `wait_ready` leaves the source in charge: it is a [`Parting`],
-//! of which the destination is told when the guest goes on. An error of `commit` or `wait_done` does not: by then GO may be
-//! under way.
+//! Each step consumes the state. An error of any step up to `wait_ready` leaves the guest at the
+//! source: it is a [`Parting`], and the destination receives the reason after the guest resumes.
+//! After an error of `commit` or `wait_done`, GO may have been sent, so the source must not run the
+//! guest.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -24,18 +25,18 @@ use crate::migration::protocol::{
 };
 use crate::migration::ram::{RamImage, Round};
 
-/// A conversation that ends before GO. The destination has not been told.
+/// A conversation that ends before GO. The destination does not know yet.
 #[derive(Debug)]
 #[must_use]
 pub struct Parting<C> {
-    /// `None`: there is nobody to tell.
+    /// `None`: there is no peer to notify.
     control: Option<Box<Channel<C>>>,
     phase: Phase,
     why: MigrationError,
 }
 
 impl<C: Connection> Parting<C> {
-    /// Nothing has been said yet.
+    /// Nothing has been sent yet.
     pub(super) fn unsaid(why: MigrationError) -> Self {
         Self {
             control: None,
@@ -44,7 +45,8 @@ impl<C: Connection> Parting<C> {
         }
     }
 
-    /// Tells the destination why it ends, in a second at most; gives the destination's reason if it hung up first.
+    /// Sends the reason to the destination, in a second at most. Returns the destination's own
+    /// reason if it hung up first.
     pub fn tell(self) -> MigrationError {
         let Self {
             control,
@@ -68,7 +70,7 @@ fn end<C>(control: Channel<C>, phase: Phase, why: MigrationError) -> Parting<C> 
     }
 }
 
-/// Nothing has been said.
+/// Nothing has been sent.
 #[derive(Debug)]
 pub struct Connected<C> {
     control: Channel<C>,
@@ -79,10 +81,11 @@ impl<C: Connection> Connected<C> {
         Self { control }
     }
 
-    /// Says what would move, and waits for the answer.
+    /// Describes the machine to the destination, and waits for the answer.
     ///
     /// # Errors
-    /// A [`Parting`], because of [`MigrationError::Refused`] or another; the source is in charge.
+    /// A [`Parting`], because of [`MigrationError::Refused`] or another error; the source owns the
+    /// guest.
     pub fn offer(mut self, hello: &Hello, wait: Duration) -> Result<Accepted<C>, Parting<C>> {
         // Cloned once per migration.
         match self.exchange(&Message::Hello(hello.clone()), hello.connections, wait) {
@@ -95,10 +98,10 @@ impl<C: Connection> Connected<C> {
         }
     }
 
-    /// Asks whether it could move, and hangs up. Nothing has changed on either side.
+    /// Asks whether the machine could move, and hangs up. Nothing changes on either side.
     ///
     /// # Errors
-    /// [`MigrationError::Refused`]: it could not; or another, and it is not known.
+    /// [`MigrationError::Refused`] if it could not; any other error leaves the answer unknown.
     pub fn try_out(mut self, hello: &Hello, wait: Duration) -> Result<(), MigrationError> {
         let message = Message::Try(hello.clone());
         match self.exchange(&message, hello.connections, wait) {
@@ -128,7 +131,7 @@ impl<C: Connection> Connected<C> {
     }
 }
 
-/// The destination has made room.
+/// The destination has allocated the resources.
 #[derive(Debug)]
 pub struct Accepted<C> {
     control: Channel<C>,
@@ -137,10 +140,10 @@ pub struct Accepted<C> {
 }
 
 impl<C: Connection> Accepted<C> {
-    /// Makes the further connections.
+    /// Opens the further connections.
     ///
     /// # Errors
-    /// A [`Parting`]; the source is in charge.
+    /// A [`Parting`]; the source owns the guest.
     pub fn join(
         self,
         connect: &mut dyn FnMut() -> io::Result<C>,
@@ -188,7 +191,7 @@ impl<C: Connection> Accepted<C> {
     }
 }
 
-/// Memory goes over.
+/// Memory is being sent.
 #[derive(Debug)]
 pub struct Copying<C> {
     control: Channel<C>,
@@ -198,7 +201,7 @@ pub struct Copying<C> {
 }
 
 impl<C: Connection> Copying<C> {
-    /// From now on the guest stands still: all that is to come up to GO has this time.
+    /// The guest is stopped from now on: everything up to GO must fit into this time.
     pub(super) fn stand_still(&mut self, standstill: Standstill) {
         self.control.end_at(Some(standstill));
         for channel in &mut self.others {
@@ -206,8 +209,8 @@ impl<C: Connection> Copying<C> {
         }
     }
 
-    /// Sends `pages` of `ram` and a fence on each connection. The last round is sent of a guest that stands
-    /// still.
+    /// Sends `pages` of `ram` and a fence on each connection. The guest is stopped during the last
+    /// round.
     ///
     /// # Errors
     /// [`MigrationError`]; end it with [`Copying::give_up`].
@@ -237,7 +240,7 @@ impl<C: Connection> Copying<C> {
     /// Sends the state that `save` writes, at most `max` bytes. The last round must have been sent.
     ///
     /// # Errors
-    /// A [`Parting`]; the source is in charge.
+    /// A [`Parting`]; the source owns the guest.
     pub fn finish(
         mut self,
         max: u64,
@@ -270,7 +273,7 @@ impl<C: Connection> Copying<C> {
         let saved = save(&mut writer);
         let flushed = writer.send_chunk();
         let (written, error) = (writer.written, writer.error.take());
-        // The connection's error first: `save` only saw its shadow.
+        // The connection's error takes precedence: the error of `save` only follows from it.
         if let Some(error) = error {
             return Err(error);
         }
@@ -282,7 +285,7 @@ impl<C: Connection> Copying<C> {
         Ok(())
     }
 
-    /// Ends it.
+    /// Ends the conversation.
     pub fn give_up(self, error: MigrationError) -> Parting<C> {
         let Self { control, .. } = self;
         end(control, Phase::Copy, error)
@@ -343,7 +346,7 @@ impl<C: Connection> Write for StateWriter<'_, C> {
     }
 }
 
-/// The guest stands still and all of it has been sent.
+/// The guest is stopped and everything has been sent.
 #[derive(Debug)]
 pub struct Stopped<C> {
     control: Channel<C>,
@@ -354,7 +357,7 @@ impl<C: Connection> Stopped<C> {
     /// Waits until the destination has restored the state.
     ///
     /// # Errors
-    /// A [`Parting`]; the source is in charge.
+    /// A [`Parting`]; the source owns the guest.
     pub fn wait_ready(mut self, wait: Duration) -> Result<Ready<C>, Parting<C>> {
         let (phase, wait) = (Phase::Ready, Wait::AtMost(wait));
         let ready = |message: Message<'_>| match message {
@@ -379,7 +382,7 @@ pub struct Ready<C> {
 }
 
 impl<C: Connection> Ready<C> {
-    /// The guest stays after all.
+    /// Ends the conversation; the guest stays.
     pub fn give_up(self, error: MigrationError) -> Parting<C> {
         end(self.control, Phase::Ready, error)
     }
@@ -387,9 +390,9 @@ impl<C: Connection> Ready<C> {
     /// Hands the guest over: sends GO. There is no way back from here, cancelled or not.
     ///
     /// # Errors
-    /// [`MigrationError`]; it is not known whether GO has arrived. The source must not run the guest.
+    /// [`MigrationError`]; GO may or may not have arrived. The source must not run the guest.
     pub fn commit(mut self) -> Result<Committed<C>, MigrationError> {
-        // Whatever becomes of it, there is no guest any more that could go on sooner.
+        // In any case, no guest at this host could resume sooner.
         self.control.end_at(None);
         self.control
             .send_anyway(Phase::Go, &Message::Go(self.session))?;
@@ -406,10 +409,10 @@ pub struct Committed<C> {
 }
 
 impl<C: Connection> Committed<C> {
-    /// Waits until the destination says that the guest runs there.
+    /// Waits until the destination reports that the guest runs there.
     ///
     /// # Errors
-    /// [`MigrationError`]; it is not known whether it does. The source must not run the guest.
+    /// [`MigrationError`]; the guest may or may not run there. The source must not run it.
     pub fn wait_done(mut self, wait: Duration) -> Result<(), MigrationError> {
         self.control.ignore_halt();
         let wait = Wait::AtMost(wait);

@@ -1,4 +1,4 @@
-//! One end played by hand, and badly: right frames at the wrong time, forged content, replays, floods.
+//! One end scripted to misbehave: valid frames at the wrong time, forged content, replays, floods.
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
@@ -18,7 +18,7 @@ use crate::migration::protocol::{
     FRAME_HEADER_LEN, Header, Hello, Message, Session, decode_message, encode_message,
 };
 
-/// An end that sends what it likes.
+/// An end that sends any frames.
 pub(super) struct Peer {
     pub(super) stream: UnixStream,
     sent: u32,
@@ -52,7 +52,7 @@ impl Peer {
         let _ = self.stream.write_all(&frame);
     }
 
-    /// The name of what comes next; nothing once the other end has hung up.
+    /// The name of the next message; `None` once the other end has hung up.
     pub(super) fn hear(&mut self) -> Option<&'static str> {
         let mut header = [0; FRAME_HEADER_LEN];
         self.stream.read_exact(&mut header).ok()?;
@@ -77,7 +77,7 @@ impl Peer {
         assert_eq!(self.hear(), Some("ACCEPT"));
     }
 
-    /// As a source that has sent all.
+    /// Acts as a source that has sent everything.
     fn until_ready(&mut self) {
         self.hello();
         self.say(&Message::RoundEnd {
@@ -90,7 +90,7 @@ impl Peer {
     }
 }
 
-/// What becomes of a destination whose source does this.
+/// The outcome of a destination whose source runs `play`.
 fn with_source(play: impl FnOnce(&mut Peer)) -> (Outcome, Guest) {
     let (mine, theirs) = UnixStream::pair().unwrap();
     let mut options = receive_options();
@@ -127,7 +127,7 @@ fn why(outcome: &Outcome) -> &MigrationError {
     }
 }
 
-/// One of each message, each of them right somewhere.
+/// One message of each kind, each of them valid at some point.
 fn one_of_each() -> Vec<Message<'static>> {
     static PAGE: [u8; 4096] = [3; 4096];
     vec![
@@ -182,7 +182,7 @@ fn messages_at_the_wrong_time_end_it() {
             peer.hello();
             peer.say(&message);
             if matches!(message, Message::RoundEnd { .. }) {
-                // Once more is once too often.
+                // Repeat it: the second one is one too many.
                 peer.say(&message);
             }
         });
@@ -258,7 +258,7 @@ fn memory_outside_ram_or_without_end_is_refused() {
         });
         assert!(matches!(why(&outcome), MigrationError::Page { .. }));
     }
-    // A run that goes from one stripe into the next.
+    // A run that crosses from one stripe into the next.
     let (outcome, _) = with_source(|peer| {
         peer.hello();
         peer.say(&Message::Zeros(vec![PageRun {
@@ -279,7 +279,7 @@ fn memory_outside_ram_or_without_end_is_refused() {
         }
     });
     assert!(matches!(why(&outcome), MigrationError::TooMuch { .. }));
-    // Rounds without an end.
+    // Endless rounds.
     let (outcome, _) = with_source(|peer| {
         peer.hello();
         for round in 1..20_000 {
@@ -377,7 +377,7 @@ fn strangers_do_not_take_the_place_of_a_connection() {
     super::check_one_owner(&source, &destination, &left, &arrived);
 }
 
-/// What becomes of a source whose destination does this.
+/// The outcome of a source whose destination runs `play`.
 fn with_destination(play: impl FnOnce(&mut Peer)) -> (Outcome, Guest) {
     let (mine, theirs) = UnixStream::pair().unwrap();
     let mut guest = Guest::running();

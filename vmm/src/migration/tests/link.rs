@@ -1,5 +1,5 @@
-//! A link that breaks, goes silent or changes a byte, at every byte of the exchange in each direction.
-//! Whatever happens: at most one side runs, and what each believes is true.
+//! A link that breaks, goes silent or changes a byte, at every byte of the exchange in each
+//! direction. In every case at most one side runs, and each side's outcome is true.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -16,18 +16,18 @@ use super::{
     Connection, Guest, Monitor, Outcome, check_one_owner, migrate, receive_options, send_options,
 };
 
-/// What happens to the link.
+/// The fault of the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It breaks, and both ends learn of it: a cable, a killed process.
+    /// It breaks, and both ends notice: a cable, a killed process.
     Cut,
-    /// Nothing passes any more, and nobody learns of it.
+    /// Nothing passes any more, and neither end is notified.
     Silence,
     /// One byte changes.
     Flip,
 }
 
-/// Which way the byte goes that it happens at.
+/// The direction of the byte where the fault happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     ToDestination,
@@ -54,7 +54,7 @@ impl Fault {
         })
     }
 
-    /// How many of `count` bytes may still pass that way.
+    /// Number of bytes, of `count`, that may still pass in this direction.
     fn room(&self, way: Way, count: usize) -> usize {
         if self.happened.load(Ordering::SeqCst) && self.kind != Kind::Flip {
             return 0;
@@ -66,7 +66,7 @@ impl Fault {
         count.min(self.at.saturating_sub(passed))
     }
 
-    /// Counts bytes that pass, and changes the one.
+    /// Counts passing bytes, and changes the selected one.
     fn pass(&self, way: Way, bytes: &mut [u8]) {
         let before = self.passed[way as usize].fetch_add(bytes.len(), Ordering::SeqCst);
         if way == self.way
@@ -86,7 +86,7 @@ struct Faulty {
 }
 
 impl Faulty {
-    /// What comes of a call that nothing passes.
+    /// The result of a call that nothing passes.
     fn fail(&self, cut: io::Result<usize>) -> io::Result<usize> {
         self.fault.happened.store(true, Ordering::SeqCst);
         if self.fault.kind == Kind::Silence {
@@ -115,7 +115,7 @@ impl Write for Faulty {
         let room = self.fault.room(Way::ToDestination, bytes.len());
         if room == 0 {
             if self.fault.kind == Kind::Silence {
-                // The kernel takes it, and it is never delivered.
+                // The kernel accepts it and never delivers it.
                 self.fault.happened.store(true, Ordering::SeqCst);
                 return Ok(bytes.len());
             }
@@ -123,7 +123,7 @@ impl Write for Faulty {
         }
         let mut passing = bytes[..room].to_vec();
         self.fault.pass(Way::ToDestination, &mut passing);
-        // They count as passed, so they have to, however slow the other end is.
+        // They count as passed, so they must pass, however slow the other end is.
         let mut rest = &passing[..];
         while !rest.is_empty() {
             match self.stream.write(rest) {
@@ -146,7 +146,8 @@ impl Connection for Faulty {
     }
 }
 
-/// One migration over such a link; gives what both ends believe, and the bytes that passed each way.
+/// One migration over such a link. Returns the outcomes of both ends, and the bytes that passed in
+/// each direction.
 fn run(fault: &Arc<Fault>, connections: u16, patience: Duration) -> (String, [usize; 2]) {
     let (mut source, mut destination) = (Guest::running(), Guest::new());
     source.after_stop = vec![300, 4000];
@@ -181,7 +182,7 @@ fn run(fault: &Arc<Fault>, connections: u16, patience: Duration) -> (String, [us
     )
 }
 
-/// Bytes that pass each way if nothing happens.
+/// Bytes that pass in each direction without a fault.
 fn undisturbed(connections: u16) -> [usize; 2] {
     let fault = Fault::new(Kind::Flip, Way::ToSource, usize::MAX);
     let (ends, passed) = run(&fault, connections, Duration::from_secs(20));
@@ -189,14 +190,14 @@ fn undisturbed(connections: u16) -> [usize; 2] {
     passed
 }
 
-/// All positions near both ends, and some of those in between, where pages are.
+/// All positions near both ends, and some in between, in the pages.
 fn positions(total: usize, edge: usize, step: usize) -> Vec<usize> {
     (0..total)
         .filter(|&at| at < edge || at + edge >= total || at.is_multiple_of(step))
         .collect()
 }
 
-/// Runs all of them on several threads, and counts what the two ends believed.
+/// Runs all of them on several threads, and counts the outcomes of the two ends.
 fn sweep(
     faults: Vec<(Arc<Fault>, u16)>,
     threads: usize,
@@ -235,7 +236,7 @@ const LONG: Duration = Duration::from_secs(20);
 #[test]
 fn a_cut_at_any_byte_leaves_one_owner_or_none() {
     let ends = sweep(faults(Kind::Cut, 1, 260, 61), 4, LONG);
-    // The table in the module's documentation: every row of it was met, and no other.
+    // Every row of the table in the module's documentation occurred, and no other.
     let rows: Vec<&str> = ends.keys().map(String::as_str).collect();
     let all = [
         "source source",

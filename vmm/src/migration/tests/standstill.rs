@@ -1,5 +1,5 @@
-//! How long a guest that stands still waits for the other host: for all of it together, never once per frame, and the guest
-//! goes on before anybody is told why.
+//! How long a stopped guest waits for the peer: one limit for everything, not one per frame. The
+//! guest resumes before the peer receives the reason.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -16,11 +16,11 @@ use super::{Connection, Guest, MigrationError, Monitor, Outcome, Phase, SendOpti
 use crate::migration::channel::{Channel, Halt, Standstill};
 use crate::migration::protocol::{FRAME_HEADER_LEN, Message, Session};
 
-/// What the guest may wait in these tests, and what no machine is too slow for.
+/// The guest's waiting time in these tests, and a time in which every machine finishes.
 const STANDSTILL: Duration = Duration::from_millis(400);
 const SLOW: Duration = Duration::from_secs(8);
 
-/// The source's end of a link that notes whether the guest ran when the reason was sent.
+/// The source's end of a link that records whether the guest ran when the reason was sent.
 struct Noting {
     stream: UnixStream,
     running: Arc<AtomicBool>,
@@ -54,14 +54,14 @@ impl Connection for Noting {
     }
 }
 
-/// How it ended, how long that took, and whether the guest ran each time that the reason was sent.
+/// The outcome, its duration, and whether the guest ran each time that the reason was sent.
 struct Ended {
     outcome: Outcome,
     took: Duration,
     told: Vec<bool>,
 }
 
-/// What becomes of a guest with this state whose destination does this and then hangs up.
+/// Sends a guest with `state` bytes of state to a destination that runs `play` and then hangs up.
 fn send_to(options: &SendOptions, state: usize, play: impl FnOnce(&mut Peer)) -> Ended {
     let (mine, theirs) = UnixStream::pair().unwrap();
     let mut guest = Guest::running();
@@ -158,7 +158,7 @@ fn a_silent_destination_does_not_hold_a_stopped_guest() {
 
 #[test]
 fn a_destination_that_takes_nothing_any_more_does_not_hold_a_stopped_guest() {
-    // More than fits into a socket; nobody takes it.
+    // More than fits into a socket; the peer reads none of it.
     let ended = send_to(&options(), 4 << 20, accept);
     assert!(ended.took < SLOW, "{:?}", ended.took);
     assert!(
@@ -199,7 +199,7 @@ fn a_destination_that_says_it_is_busy_does_not_hold_a_stopped_guest() {
         accept(peer);
         while peer.hear() != Some("STATE_END") {}
         let started = Instant::now();
-        // More often than a read waits, so that none ever does.
+        // More often than a read waits, so that no read ever waits.
         while started.elapsed() < 3 * STANDSTILL {
             peer.say(&Message::Alive);
             thread::sleep(Duration::from_millis(5));
@@ -241,7 +241,7 @@ fn alive_does_not_stretch_a_wait_that_has_an_end() {
 
 #[test]
 fn after_go_the_source_waits_as_long_as_before() {
-    // Much longer than a stopped guest that could still go on would wait.
+    // Much longer than a stopped guest that could still resume would wait.
     let (mine, theirs) = UnixStream::pair().unwrap();
     let mut guest = Guest::running();
     let options = options();
@@ -265,7 +265,7 @@ fn after_go_the_source_waits_as_long_as_before() {
     assert!(!guest.runs());
 }
 
-/// The source reads all of its memory for longer than a stopped guest waits for the other host.
+/// The source reads all of its memory for longer than a stopped guest waits for the peer.
 #[test]
 fn the_time_in_which_the_source_reads_its_memory_is_not_the_destinations() {
     let (mine, theirs) = UnixStream::pair().unwrap();
@@ -282,7 +282,7 @@ fn the_time_in_which_the_source_reads_its_memory_is_not_the_destinations() {
         let mut peer = Peer::new(mine);
         accept(&mut peer);
         while peer.hear() != Some("STATE_END") {}
-        // It may take as long for the same.
+        // The destination may take as long for the same.
         thread::sleep(2 * STANDSTILL);
         peer.say(&Message::Ready);
         assert_eq!(peer.hear(), Some("GO"));

@@ -1,5 +1,5 @@
-//! The whole protocol in TLS over the loopback device: between two that know each other, with strangers at the
-//! door, and with somebody in between.
+//! The whole protocol in TLS over the loopback device: between two hosts that know each other, with
+//! strangers that connect, and with a man in the middle.
 
 use std::error::Error as _;
 use std::io::{Read as _, Write as _};
@@ -14,7 +14,7 @@ use crate::migration::tls::tests::{both_hosts, listen};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The first connection, whoever made it.
+/// The first connection, from any peer.
 fn first(listener: &Listener) -> Stream {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -28,8 +28,8 @@ fn first(listener: &Listener) -> Stream {
     }
 }
 
-/// Both ends of a migration to whoever listens at `listener`, which the source knows as `endpoint`. `before` is
-/// called before each further connection, with its number.
+/// Both ends of a migration to `listener`, whose address the source knows as `endpoint`. `before`
+/// runs before each further connection, with its number.
 fn migrate_by_tls(
     (source, send_options): (&mut Guest, &SendOptions),
     (destination, receive_options): (&mut Guest, &ReceiveOptions),
@@ -111,7 +111,7 @@ fn tls_carries_the_reasons_of_a_destination_that_hangs_up() {
     let (near, far) = both_hosts();
     for _ in 0..10 {
         let (listener, endpoint) = listen(Some(far.clone()));
-        // Much is under way when the destination hangs up.
+        // Much data is in flight when the destination hangs up.
         let (mut source, mut destination) = (full_guest(), Guest::new());
         let options = ReceiveOptions {
             rounds_max: 0,
@@ -140,7 +140,8 @@ fn tls_carries_the_reasons_of_a_destination_that_hangs_up() {
 fn hosts_that_do_not_know_each_other_move_no_guest() {
     let (near, far) = both_hosts();
     let (other_near, _) = both_hosts();
-    // The destination does not have the authority of `other_near`, which does not have the destination's either.
+    // The destination does not trust the authority of `other_near`, which does not trust the
+    // destination's either.
     let (listener, endpoint) = listen(Some(far));
     for _ in 0..5 {
         let (mut source, mut destination) = (Guest::running(), Guest::new());
@@ -158,7 +159,7 @@ fn hosts_that_do_not_know_each_other_move_no_guest() {
         let text = chain(&arrived);
         assert!(text.contains("does not go on with TLS"), "{text}");
     }
-    // The same destination still takes one that it knows.
+    // The same destination still accepts a source that it knows.
     let (mut source, mut destination) = (Guest::running(), Guest::new());
     let (left, _) = migrate_by_tls(
         (&mut source, &send_options(2)),
@@ -181,7 +182,7 @@ fn strangers_at_the_door_do_not_end_it() {
     let mut knock = |number| {
         let mut plain = connect(&endpoint, PATIENCE, None).unwrap();
         match number {
-            // Says nothing.
+            // Sends nothing.
             1 => {}
             2 => plain.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap(),
             // Hangs up.
@@ -189,8 +190,8 @@ fn strangers_at_the_door_do_not_end_it() {
             _ => {
                 let mut other = connect(&endpoint, PATIENCE, Some(&stranger)).unwrap();
                 other.set_timeout(Duration::from_millis(1)).unwrap();
-                // As far as the first words of the handshake; if those are answered at once, as far as the certificate, which
-                // it does not know.
+                // Up to the first bytes of the handshake. If the reply arrives at once, up to the
+                // certificate, which it does not know.
                 let error = other.write(b"HELLO").unwrap_err();
                 assert!(
                     [ErrorKind::WouldBlock, ErrorKind::InvalidData].contains(&error.kind()),
@@ -221,7 +222,7 @@ fn many_silent_strangers_use_up_nothing_of_the_source() {
     let (mut source, mut destination) = (full_guest(), Guest::new());
     let mut strangers = Vec::new();
     let mut knock = |number| {
-        // More than were once put up with: those who say nothing first, then those who hang up.
+        // More than an earlier limit: first peers that send nothing, then peers that hang up.
         for _ in 0..18 {
             let stranger = connect(&endpoint, PATIENCE, None).unwrap();
             if number == 1 {
@@ -240,7 +241,7 @@ fn many_silent_strangers_use_up_nothing_of_the_source() {
     );
     assert!(matches!(left, Outcome::Destination), "{left:?} {arrived:?}");
     check_one_owner(&source, &destination, &left, &arrived);
-    // One after the other they would have taken 2 s each.
+    // One after the other they would take 2 s each.
     assert!(started.elapsed() < Duration::from_secs(18));
 }
 
@@ -281,7 +282,7 @@ fn a_source_is_heard_among_those_who_came_first_and_say_nothing() {
     });
     assert!(matches!(left, Outcome::Destination), "{left:?} {arrived:?}");
     check_one_owner(&source, &destination, &left, &arrived);
-    // One after the other they would have taken 5 s each.
+    // One after the other they would take 5 s each.
     assert!(started.elapsed() < Duration::from_secs(50));
     drop(silent);
 }
@@ -306,7 +307,7 @@ fn silence_instead_of_a_handshake_ends_in_time_on_either_side() {
         ..timeouts()
     };
     let started = Instant::now();
-    // A host that takes connections and says nothing.
+    // A host that accepts connections and sends nothing.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = Endpoint::Tcp {
         host: "127.0.0.1".to_owned(),
@@ -324,7 +325,7 @@ fn silence_instead_of_a_handshake_ends_in_time_on_either_side() {
     assert!(chain(&left).contains("silent"), "{left:?}");
     assert!(source.runs());
 
-    // A source that does so.
+    // A source that does the same.
     let (listener, endpoint) = listen(Some(far));
     let _silent = connect(&endpoint, PATIENCE, None).unwrap();
     let mut destination = Guest::new();
@@ -343,7 +344,7 @@ fn silence_instead_of_a_handshake_ends_in_time_on_either_side() {
     assert!(started.elapsed() < PATIENCE);
 }
 
-/// Passes bytes on, and changes the one that comes after `at` others.
+/// Forwards bytes, and changes the one after `at` others.
 fn pass_on(mut from: TcpStream, mut to: TcpStream, at: Option<usize>) {
     let (mut passed, mut buffer) = (0, [0; 4096]);
     while let Ok(count @ 1..) = from.read(&mut buffer) {
@@ -363,7 +364,7 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, at: Option<usize>) {
 #[test]
 fn a_byte_that_somebody_changes_on_the_way_is_noticed() {
     let (near, far) = both_hosts();
-    // In the handshake, in the first words, in the middle of memory.
+    // In the handshake, in the first messages, in the middle of memory.
     for (at, to_source) in [
         (100, false),
         (100, true),

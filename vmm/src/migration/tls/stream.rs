@@ -1,16 +1,19 @@
 //! A TLS connection whose calls end in time and can be repeated.
 //!
-//! Owns the session and its socket. It must not know what is said over it.
+//! Owns the session and its socket. It must not know what passes over it.
 //!
 //! ```text
-//!   New ── the first read or write ──> Handshaking ── both certificates are good ──> Open ──> closed by drop
-//!                                          └── anything else: Broken, every call says why <──┘
+//!   New ── first read or write ──> Handshaking ── certificates valid ──> Open ──> closed by drop
+//!                                      └── else: Broken, calls report why <─┘
 //! ```
 //!
-//! The handshake is part of the calls of its user, so that nobody waits for whoever connects and says nothing
-//! before something is wanted of them; and a destination waits a few seconds for it at most. A call that returns [`ErrorKind::WouldBlock`] has taken nothing of what it was given, and
-//! has lost nothing of what came: it stands in the session's buffers until the next call. A write that returns a number has
-//! taken so many bytes; what the socket has no room for goes out with the next write, read or flush.
+//! The handshake is part of its user's calls. So a peer that connects and sends nothing delays no
+//! other work, and a destination waits a few seconds for it at most.
+//!
+//! A call that returns [`ErrorKind::WouldBlock`] has consumed no caller's bytes and lost no
+//! received ones: those stay in the session's buffers until the next call. A write that returns a
+//! number has accepted that many bytes. Those the socket has no room for leave with the next write,
+//! read or flush.
 
 use std::fmt;
 use std::io::{self, BufReader, ErrorKind, IoSlice, Read, Write};
@@ -21,24 +24,25 @@ use rustls::Connection as Session;
 
 use crate::migration::channel::Connection;
 
-/// Most bytes of records that stand ready for the socket: what one write takes.
+/// Limit of the record bytes that wait for the socket: the amount one write accepts.
 const UNSENT_MAX: usize = 256 << 10;
-/// What is asked of the socket at once, in bytes; the session alone would ask for 4096.
+/// Size of a read from the socket, in bytes; the session alone would use 4096.
 const READ_SIZE: usize = 64 << 10;
-/// How long the destination waits for a stranger to become a known host. Less than any patience of the source's,
-/// which may have to wait for its turn.
+/// How long the destination waits for a peer to authenticate. Shorter than every timeout of the
+/// source, which may have to wait for its turn.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why a session ended. It comes as the inner error of an [`io::Error`] of the kind [`ErrorKind::InvalidData`].
+/// Why a session ended. It arrives as the inner error of an [`io::Error`] of the kind
+/// [`ErrorKind::InvalidData`].
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The other host has shown no certificate that counts.
+    /// The peer has shown no acceptable certificate.
     #[error(
         "this host does not accept the other host's certificate: it must be valid now, of an authority \
          that this host has, and at the destination for the name or address in `tcp:`"
     )]
     Certificate(#[source] rustls::Error),
-    /// The other host has ended it.
+    /// The peer has ended the session.
     #[error(
         "the other host does not go on with TLS; it may not accept this host's certificate, which must be \
          valid now and of an authority that the other host has"
@@ -50,7 +54,7 @@ pub enum SessionError {
         HANDSHAKE_PATIENCE.as_secs()
     )]
     Late,
-    /// What came is no TLS, or was changed on the way.
+    /// The received bytes are not TLS, or were changed on the way.
     #[error(
         "what the other host says is not TLS 1.3 for a migration; are both hosts told to use TLS?"
     )]
@@ -69,20 +73,20 @@ impl From<rustls::Error> for SessionError {
     }
 }
 
-/// What ended a session.
+/// The cause that ended a session.
 #[derive(Debug, Clone)]
 enum Cause {
     Late,
     Session(rustls::Error),
 }
 
-/// A connection in TLS, of either side.
+/// A TLS connection of either side.
 pub struct TlsStream {
     session: Session,
     socket: BufReader<TcpStream>,
-    /// How long a call may take; `None`: for ever.
+    /// How long a call may take; `None`: no limit.
     timeout: Option<Duration>,
-    /// When the handshake must be done; at the source its user's patience is enough.
+    /// When the handshake must be complete; at the source its user's timeout suffices.
     known_by: Option<Instant>,
     /// Why the session has ended.
     broken: Option<Cause>,
@@ -103,7 +107,8 @@ impl fmt::Debug for TlsStream {
 struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// A peer that sends or takes a byte now and then must not hold a call any longer than a silent one.
+    /// A peer that sends or accepts a byte now and then must not hold a call longer than a silent
+    /// one.
     fn check(self) -> io::Result<()> {
         match self.0 {
             Some(end) if Instant::now() >= end => Err(ErrorKind::WouldBlock.into()),
@@ -143,7 +148,7 @@ impl TlsStream {
         Err(io::Error::new(ErrorKind::InvalidData, error))
     }
 
-    /// Goes on until both sides know each other. Nothing of the user's is sent before.
+    /// Runs the handshake until both sides have authenticated. No user data is sent before.
     fn handshake(&mut self, deadline: Deadline) -> io::Result<()> {
         self.check()?;
         while self.session.is_handshaking() {
@@ -162,7 +167,7 @@ impl TlsStream {
         Ok(())
     }
 
-    /// Sends what stands ready. If that fails for good, the error is the peer's reason where it gave one.
+    /// Sends the pending records. If that fails for good, returns the peer's reason if it gave one.
     fn send(&mut self, deadline: Deadline) -> io::Result<()> {
         self.push(deadline).map_err(|error| {
             if passes(&error) {
@@ -185,19 +190,19 @@ impl TlsStream {
         Ok(())
     }
 
-    /// Takes what has come, at most a record or two; `false` if nothing more will come.
+    /// Receives at most a record or two; `false` at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
         let count = self.session.read_tls(&mut self.socket)?;
         if let Err(error) = self.session.process_new_packets() {
             self.broken = Some(Cause::Session(error));
-            // The alert that tells the peer, if it can be told.
+            // Send the alert to the peer, if possible.
             let _ = self.session.write_tls(self.socket.get_mut());
             self.check()?;
         }
         Ok(count > 0)
     }
 
-    /// A peer that has hung up may have said why before. What it said to the user stays to be read.
+    /// A peer that has hung up may have sent its reason before. User data from it stays readable.
     fn last_words(&mut self, error: io::Error) -> io::Error {
         while let Ok(true) = self.receive() {}
         self.check().err().unwrap_or(error)
@@ -213,10 +218,10 @@ fn passes(error: &io::Error) -> bool {
 }
 
 impl Read for TlsStream {
-    /// [`ErrorKind::UnexpectedEof`] if the peer hung up without saying so in TLS.
+    /// [`ErrorKind::UnexpectedEof`] if the peer hung up without a TLS `close_notify`.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let deadline = self.deadline();
-        // What had come before the session broke is still good.
+        // Data received before the session broke is still valid.
         if self.broken.is_none() {
             self.handshake(deadline)?;
         }
@@ -226,10 +231,10 @@ impl Read for TlsStream {
                 read => return read,
             }
             self.check()?;
-            // A peer that takes nothing any more may still say something.
+            // A peer that accepts nothing any more may still send.
             let sent = self.push(deadline);
             match self.receive() {
-                // At the end the reader says which end it is.
+                // At the end the reader reports which kind of end it is.
                 Ok(false) => {}
                 Ok(true) => deadline.check()?,
                 Err(error) if passes(&error) => {
@@ -253,12 +258,12 @@ impl Write for TlsStream {
         let count = self.session.writer().write_vectored(slices)?;
         match self.send(deadline) {
             Err(error) if !passes(&error) => Err(error),
-            // These bytes are taken, wherever they are now.
+            // The session has accepted these bytes, wherever they are now.
             _ => Ok(count),
         }
     }
 
-    /// Ends when the socket has all that was written.
+    /// Returns when the socket has accepted all written bytes.
     fn flush(&mut self) -> io::Result<()> {
         self.check()?;
         self.send(self.deadline())
@@ -274,7 +279,7 @@ impl Connection for TlsStream {
 
 #[cfg(test)]
 impl TlsStream {
-    /// Lets the time for the handshake pass.
+    /// Lets the handshake deadline pass.
     pub(super) fn be_late(&mut self) {
         self.known_by = Some(Instant::now());
     }
@@ -285,9 +290,9 @@ impl TlsStream {
 }
 
 impl Drop for TlsStream {
-    /// Says that this is the end, if that needs no waiting.
+    /// Sends `close_notify` if that does not block.
     fn drop(&mut self) {
-        // Behind a part of a record it would not be understood.
+        // The peer could not decode it after a partial record.
         if self.session.is_handshaking() || self.session.wants_write() || self.broken.is_some() {
             return;
         }

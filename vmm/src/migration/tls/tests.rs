@@ -1,7 +1,7 @@
-//! Two ends over the loopback device, with certificates made for each test, and peers that have none or speak
-//! something else.
+//! Two ends over the loopback device, with certificates made for each test, and peers without one
+//! or with another protocol.
 
-// The same makeshift authority that the daemon's access is tested with.
+// The same makeshift authority as in the tests of the daemon's access.
 #[path = "../../../../cli/tests/api_access/certificates.rs"]
 mod certificates;
 
@@ -66,7 +66,7 @@ fn load(identity: &Identity, authority: &Identity) -> Tls {
     Tls::load(&Directory::new().files(identity, authority)).unwrap()
 }
 
-/// Source and destination that know each other; the destination is at 127.0.0.1.
+/// Source and destination that trust each other; the destination is at 127.0.0.1.
 pub(in crate::migration) fn both_hosts() -> (Tls, Tls) {
     let authority = Identity::authority("migrations");
     (
@@ -116,7 +116,7 @@ fn await_block(blocked: &AtomicU32, before: u32) {
     }
 }
 
-/// Makes a call again as long as it would block.
+/// Repeats a call as long as it would block.
 fn insist<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -146,7 +146,8 @@ fn hear(stream: &mut Stream, into: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// What both ends say of the exchange of a word each way: the source's result, the destination's.
+/// The results of both ends of an exchange of one message in each direction: the source's, the
+/// destination's.
 fn exchange(source: &Tls, destination: &Tls) -> (io::Result<()>, io::Result<()>) {
     let (mut near, mut far) = connected(source, destination);
     let there = thread::spawn(move || {
@@ -174,7 +175,7 @@ fn why(result: io::Result<()>) -> SessionError {
         .unwrap()
 }
 
-/// The destination's certificate is not what the source wants.
+/// The source rejects the destination's certificate.
 fn source_refuses(source: &Tls, destination: &Tls, reason: &str) {
     let (here, there) = exchange(source, destination);
     let (here, there) = (why(here), why(there));
@@ -185,7 +186,7 @@ fn source_refuses(source: &Tls, destination: &Tls, reason: &str) {
     assert!(matches!(there, SessionError::Ended(_)), "{there:?}");
 }
 
-/// The source's certificate is not what the destination wants.
+/// The destination rejects the source's certificate.
 fn destination_refuses(source: &Tls, destination: &Tls, reason: &str) {
     let (here, there) = exchange(source, destination);
     let (here, there) = (why(here), why(there));
@@ -210,7 +211,7 @@ fn hosts_of_one_authority_hear_each_other() {
 fn hosts_of_another_authority_are_refused_by_either_side() {
     let (mine, other) = (Identity::authority("mine"), Identity::authority("other"));
     let good = load(&mine.signs(HOST, Validity::Now), &mine);
-    // Each trusts mine and one is the other's.
+    // Each trusts mine, and one is signed by the other.
     let stranger = load(&other.signs(HOST, Validity::Now), &mine);
     destination_refuses(&stranger, &good, "UnknownIssuer");
     source_refuses(&good, &stranger, "UnknownIssuer");
@@ -243,7 +244,7 @@ fn the_destination_must_be_the_host_that_was_dialled() {
         let destination = load(&authority.signs(other, Validity::Now), &authority);
         source_refuses(&source, &destination, "NotValidForName");
     }
-    // A name is one too.
+    // A name works too.
     let named = load(&authority.signs("localhost", Validity::Now), &authority);
     let (listener, endpoint) = listen(Some(named));
     let Endpoint::Tcp { port, .. } = endpoint else {
@@ -267,7 +268,7 @@ fn the_destination_must_be_the_host_that_was_dialled() {
 fn a_source_without_a_certificate_is_refused() {
     let (mut source, destination) = both_hosts();
     let roots = {
-        // No certificate is ever checked against it here: the destination's comes first.
+        // This authority never checks a certificate: the destination checks first.
         let authority = Identity::authority("x");
         let mut roots = RootCertStore::empty();
         roots.add(authority.certificate.into()).unwrap();
@@ -296,7 +297,7 @@ fn another_protocol_of_the_same_authority_is_refused() {
     assert!(matches!(why(there), SessionError::Protocol(_)));
 }
 
-/// What a careless source might do.
+/// The verifier of a careless source.
 #[derive(Debug)]
 struct AcceptAnything(Arc<rustls::crypto::CryptoProvider>);
 
@@ -353,7 +354,7 @@ fn garbage_instead_of_a_handshake_ends_it_for_good() {
         let mut byte = [0];
         let error = why(hear(&mut arrived, &mut byte));
         assert!(matches!(error, SessionError::Protocol(_)), "{error:?}");
-        // It stays so, whatever is called.
+        // The error persists for every call.
         for result in [
             arrived.read(&mut byte).map(drop),
             arrived.write(&byte).map(drop),
@@ -365,7 +366,7 @@ fn garbage_instead_of_a_handshake_ends_it_for_good() {
         let _ = sender.join().unwrap();
     }
 
-    // The destination speaks no TLS.
+    // The destination does not use TLS.
     let (listener, endpoint) = listen(None);
     let mut near = connect(&endpoint, PATIENCE, Some(&source)).unwrap();
     near.set_timeout(SLICE).unwrap();
@@ -395,7 +396,7 @@ fn silence_and_dribble_hold_no_call_for_long() {
     in_time(&mut || arrived.read(&mut byte));
     in_time(&mut || arrived.write(b"x"));
 
-    // The head of a long record, and then a byte of it now and then.
+    // The header of a long record, and then a byte of it now and then.
     stranger.write_all(&[22, 3, 1, 0x40, 0]).unwrap();
     let dribble = thread::spawn(move || {
         for _ in 0..100 {
@@ -408,7 +409,7 @@ fn silence_and_dribble_hold_no_call_for_long() {
     for _ in 0..3 {
         in_time(&mut || arrived.read(&mut byte));
     }
-    // Not for ever: then it has ended.
+    // Not forever: then it has ended.
     let Stream::Tls(stream) = &mut arrived else {
         panic!("no TLS");
     };
@@ -422,7 +423,7 @@ fn silence_and_dribble_hold_no_call_for_long() {
     drop(arrived);
     dribble.join().unwrap();
 
-    // Others are not kept waiting by it.
+    // It does not delay others.
     let _silent = connect(&endpoint, PATIENCE, None).unwrap();
     let mut good = connect(&endpoint, PATIENCE, Some(&source)).unwrap();
     good.set_timeout(SLICE).unwrap();
@@ -435,7 +436,7 @@ fn silence_and_dribble_hold_no_call_for_long() {
     assert_eq!(&there.join().unwrap().unwrap().0, b"HELLO");
 }
 
-/// Numbers that look random, the same each time.
+/// Pseudorandom numbers, the same each time.
 fn numbers(seed: u64) -> impl FnMut() -> usize {
     let mut state = seed;
     move || {
@@ -451,13 +452,13 @@ fn calls_that_would_block_lose_and_double_nothing() {
     const LENGTH: usize = 24 << 20;
     let (source, destination) = both_hosts();
     let (mut near, mut far) = connected(&source, &destination);
-    // Calls end long before what they have to do is done.
+    // Calls end long before their work is done.
     for end in [&mut near, &mut far] {
         end.set_timeout(Duration::from_millis(1)).unwrap();
         sockopt::set_socket_recv_buffer_size(socket(end), 64 << 10).unwrap();
         sockopt::set_socket_send_buffer_size(socket(end), 64 << 10).unwrap();
     }
-    // How often each end's calls would have blocked.
+    // Number of times each end's calls would have blocked.
     let [reads, writes]: [Arc<AtomicU32>; 2] = Default::default();
     let (its_reads, its_writes) = (reads.clone(), writes.clone());
     let mut number = numbers(7);
@@ -513,7 +514,7 @@ fn calls_that_would_block_lose_and_double_nothing() {
     let (heard, mut far) = reader.join().unwrap();
     assert!(heard == expected, "other bytes than were sent");
 
-    // Whoever ends it says so.
+    // Dropping an end announces it.
     drop(near);
     assert_eq!(insist(|| far.read(&mut [0; 1])).unwrap(), 0);
 }
@@ -525,7 +526,7 @@ fn an_end_that_nobody_has_announced_is_another_end() {
     let there = thread::spawn(move || {
         let mut word = [0; 5];
         hear(&mut far, &mut word).unwrap();
-        // As a crash would end it.
+        // As after a crash.
         socket(&far).shutdown(std::net::Shutdown::Both).unwrap();
         far
     });

@@ -1,7 +1,7 @@
-//! A snapshot as a directory: there only when it is whole.
+//! A snapshot as a directory, which appears only when it is complete.
 //!
-//! Owns the names and kinds of the files and how they appear and vanish; must not know what is in
-//! them.
+//! Owns the names and kinds of the files and how they appear and vanish. It must not know their
+//! content.
 //!
 //! ```text
 //!   NewSnapshot::create(NAME)     .NAME.partial/  0700, locked
@@ -13,12 +13,12 @@
 //!          commit                 files synced, directory synced,
 //!            |                    .NAME.partial renamed to NAME, parent synced
 //!            |
-//!   dropped before that, or commit failed: all of it is removed
-//!   killed before that: the next one of that name removes it, as its lock is gone
+//!   dropped earlier, or commit failed: all of it is removed
+//!   killed earlier: the lock is gone, and the next snapshot of that name removes it
 //! ```
 //!
-//! Everything is addressed from the directory's descriptor, so whoever moves or replaces it meanwhile
-//! can't direct a write elsewhere.
+//! All accesses start from the directory's descriptor. So another process that moves or replaces
+//! the directory meanwhile can't redirect a write.
 
 mod open;
 #[cfg(test)]
@@ -42,16 +42,16 @@ pub const MEMORY_FILE: &str = "memory";
 
 const FILES: [&str; 2] = [STATE_FILE, MEMORY_FILE];
 
-/// Why a snapshot's directory could not be made.
+/// Why a snapshot's directory could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    /// The path has no last part to give to a directory.
+    /// The path has no last component that could name a directory.
     #[error("{} is no name for a new directory", path.display())]
     NoName {
         /// The path.
         path: PathBuf,
     },
-    /// Something of that name is there.
+    /// A file or a non-empty directory of that name exists.
     #[error(
         "{} exists and is not an empty directory; remove it or choose another name",
         path.display()
@@ -66,7 +66,7 @@ pub enum CreateError {
         /// The path.
         path: PathBuf,
     },
-    /// The temporary directory is there and not one of ours.
+    /// The temporary path exists, but is not a half-written snapshot of this user.
     #[error(
         "{} is in the way: it is not a directory of this user with a half-written snapshot; remove it",
         path.display()
@@ -78,36 +78,36 @@ pub enum CreateError {
     /// A step failed.
     #[error("cannot {step} {}", path.display())]
     Io {
-        /// What was being done.
+        /// The step.
         step: &'static str,
-        /// With what.
+        /// Its path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// A snapshot that is being written. Dropping it removes it.
+/// A snapshot that is being written. Dropping it removes it, unless it was committed.
 #[derive(Debug)]
 pub struct NewSnapshot {
-    /// As the caller named it, for messages.
+    /// The caller's path, for messages.
     path: PathBuf,
     parent: OwnedFd,
-    /// The last part of the path.
+    /// The last component of the path.
     name: OsString,
     temporary: OsString,
-    /// The temporary directory. An exclusive lock on it says that somebody works in it.
+    /// The temporary directory. An exclusive lock on it shows that a process is using it.
     directory: OwnedFd,
     state: File,
     memory: File,
-    /// Whether `name` is what `directory` is called now.
+    /// Whether `directory` has its final name `name`.
     committed: bool,
 }
 
 impl NewSnapshot {
-    /// Makes the temporary directory and both files in it. Nothing, or an empty directory, may have
-    /// the name `path`; its parent must exist and be on the file system that is to hold the snapshot.
+    /// Creates the temporary directory and both files in it. `path` must not exist or be an empty
+    /// directory. Its parent must exist and be on the file system that is to hold the snapshot.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
@@ -135,7 +135,7 @@ impl NewSnapshot {
             .map_err(io("open the directory", above))?;
         refuse_existing(&parent, path, name)?;
         let directory = lock_temporary(&parent, path, &above.join(&temporary), &temporary)?;
-        // From here on what is in it is ours to remove.
+        // From here on its content is ours to remove.
         let shown = above.join(&temporary);
         let [state, memory] = FILES.map(|file| {
             make_file(&directory, file).map_err(io("make the file", &shown.join(file)))
@@ -171,10 +171,10 @@ impl NewSnapshot {
         &self.memory
     }
 
-    /// Waits until all is on the disk, then gives the directory its name.
+    /// Waits until everything is on the disk, then gives the directory its name.
     ///
     /// # Errors
-    /// [`CreateError::Exists`] if something got that name meanwhile; [`CreateError::Io`]. Nothing is
+    /// [`CreateError::Exists`] if the name came into use meanwhile; [`CreateError::Io`]. Nothing is
     /// left behind.
     pub fn commit(mut self) -> Result<(), CreateError> {
         let io = |step| {
@@ -185,7 +185,7 @@ impl NewSnapshot {
             file.sync_all().map_err(io("sync the snapshot"))?;
         }
         sync_directory(&self.directory).map_err(io("sync the snapshot"))?;
-        // Replaces an empty directory, and nothing else, in one step.
+        // Replaces at most an empty directory, in one step.
         rustix::fs::renameat(&self.parent, &self.temporary, &self.parent, &self.name).map_err(
             |error| match error {
                 Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR => CreateError::Exists {
@@ -197,7 +197,7 @@ impl NewSnapshot {
         let synced = sync_directory(&self.parent).map_err(io("sync the snapshot"));
         self.committed = synced.is_ok();
         if synced.is_err() {
-            // It would be whole now and perhaps gone after a crash: then rather at once.
+            // It is complete now, but a crash could lose it: rather remove it at once.
             let _ = rustix::fs::renameat(&self.parent, &self.name, &self.parent, &self.temporary);
         }
         synced
@@ -216,7 +216,7 @@ const OPEN_DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC);
 
-/// Says early what the rename would say after all the work.
+/// Reports early the error that the rename would return after all the work.
 fn refuse_existing(
     parent: &OwnedFd,
     path: &Path,
@@ -248,7 +248,7 @@ fn refuse_existing(
     }
 }
 
-/// The temporary directory, empty, with a lock on it.
+/// Opens the temporary directory, empty, and locks it.
 fn lock_temporary(
     parent: &OwnedFd,
     path: &Path,
@@ -268,7 +268,7 @@ fn lock_temporary(
     let not_ours = || CreateError::NotOurs {
         path: shown.to_owned(),
     };
-    // The other one may finish between any two of these steps; three times in a row it does not.
+    // Another process may finish between any two of these steps, but not three times in a row.
     for _ in 0..3 {
         match rustix::fs::mkdirat(parent, temporary, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -282,7 +282,7 @@ fn lock_temporary(
             Err(error) => return Err(io("open the directory")(error)),
         };
         let stat = rustix::fs::fstat(&directory).map_err(io("look at"))?;
-        // Somebody else's, as in /tmp, would be read and changed by them.
+        // Another user's directory, as in /tmp, could be read and changed by that user.
         if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
             return Err(not_ours());
         }
@@ -291,7 +291,7 @@ fn lock_temporary(
             Err(Errno::WOULDBLOCK) => return Err(busy()),
             Err(error) => return Err(io("lock")(error)),
         }
-        // It may have got its final name, or have been removed, before the lock was ours.
+        // It may have got its final name, or have been removed, before this process had the lock.
         match rustix::fs::statat(parent, temporary, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(now) if same_file(&now, &stat) => {}
             Ok(_) | Err(Errno::NOENT) => continue,
@@ -321,7 +321,7 @@ fn make_file(directory: &OwnedFd, name: &str) -> Result<File, Errno> {
     rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR).map(File::from)
 }
 
-/// Whether nothing is in a directory but itself and its parent.
+/// Whether a directory has no entries but itself and its parent.
 fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -332,8 +332,8 @@ fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
     Ok(true)
 }
 
-/// Removes a half-written snapshot. There is nobody to tell if that fails; the next one of that name
-/// tries again.
+/// Removes a half-written snapshot. A failure is ignored; the next snapshot of that name tries
+/// again.
 fn remove(parent: &OwnedFd, temporary: &OsString, directory: &OwnedFd) {
     for file in FILES {
         let _ = rustix::fs::unlinkat(directory, file, AtFlags::empty());
@@ -341,7 +341,7 @@ fn remove(parent: &OwnedFd, temporary: &OsString, directory: &OwnedFd) {
     let _ = rustix::fs::unlinkat(parent, temporary, AtFlags::REMOVEDIR);
 }
 
-/// Directories of some file systems can't be synced and need not be.
+/// Some file systems don't support syncing a directory, and don't need it.
 fn sync_directory(directory: &OwnedFd) -> io::Result<()> {
     match rustix::fs::fsync(directory) {
         Ok(()) | Err(Errno::INVAL) => Ok(()),

@@ -1,4 +1,4 @@
-//! Opening a snapshot that anybody may have made.
+//! Opens a snapshot of untrusted origin.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use crate::layout::{RAM_MAX, RAM_MIN};
 /// The largest file with sections (bytes).
 pub const STATE_FILE_MAX: u64 = 256 << 20;
 
-/// Why a directory was refused as a snapshot.
+/// Why a directory was rejected as a snapshot.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// There is no such directory, or it is something else.
@@ -24,7 +24,7 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
     },
-    /// A file is not there.
+    /// A file is missing.
     #[error("{} is no snapshot: it has no file {file:?}", path.display())]
     Missing {
         /// The directory.
@@ -40,7 +40,7 @@ pub enum OpenError {
         /// The file.
         file: &'static str,
     },
-    /// A file is longer or shorter than any that is written.
+    /// A file is longer or shorter than a snapshot's.
     #[error(
         "the file {file:?} of the snapshot {} has {len} bytes; it has between {} and {}",
         path.display(), ByteCount(*min), ByteCount(*max)
@@ -62,15 +62,15 @@ pub enum OpenError {
     Io {
         /// The directory.
         path: PathBuf,
-        /// The file, or what else.
+        /// The file, or another part.
         file: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// A snapshot's files, open to be read. What is in them is not checked yet.
+/// A snapshot's files, open for reading. Their content is not checked yet.
 #[derive(Debug)]
 pub struct Snapshot {
     state: File,
@@ -146,10 +146,10 @@ fn open_file(
             }),
         }
     };
-    // Looked at first, because opening a device can do something by itself.
+    // Checked first, because opening a device can have side effects.
     let stat = rustix::fs::statat(directory, file, AtFlags::SYMLINK_NOFOLLOW).map_err(io)?;
     check(&stat)?;
-    // And once more what was opened, if somebody replaced it. A pipe without a writer does not block.
+    // Check the opened file again, in case it was replaced. A pipe without a writer does not block.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(directory, file, flags, Mode::empty()).map_err(io)?;
     check(&rustix::fs::fstat(&opened).map_err(io)?)?;

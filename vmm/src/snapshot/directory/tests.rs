@@ -1,4 +1,4 @@
-//! A directory that is whole or not there, and directories that somebody else made.
+//! A directory that is complete or absent, and directories from other programs.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
@@ -75,7 +75,7 @@ fn nothing_is_left_of_one_that_failed() {
     drop(write(&place.path()));
     assert_eq!(place.names(), [""; 0]);
 
-    // Something gets the name while the snapshot is written.
+    // The name comes into use while the snapshot is written.
     let new = write(&place.path());
     std::fs::create_dir(place.path()).unwrap();
     std::fs::write(place.path().join("x"), "").unwrap();
@@ -138,7 +138,7 @@ fn one_at_a_time_and_the_dead_are_cleared() {
         NewSnapshot::create(&path),
         Err(CreateError::Busy { .. })
     ));
-    // As if its process had been killed: its descriptors are closed, its files are there.
+    // As if its process had been killed: its descriptors are closed, its files remain.
     let temporary = place.0.join(".vm1.partial");
     let kept = place.0.join("kept");
     std::fs::rename(&temporary, &kept).unwrap();

@@ -1,4 +1,4 @@
-//! Why a state could not be written or was refused.
+//! Why a state could not be written or was rejected.
 
 use std::io;
 
@@ -8,13 +8,13 @@ use crate::byte_count::ByteCount;
 /// Why a state could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The destination did not take it.
+    /// The destination returned an error.
     #[error("cannot write the saved state")]
     Io(#[source] io::Error),
     /// A value could not be encoded.
     #[error("a section of the saved state cannot be encoded")]
     Encode(#[source] postcard::Error),
-    /// A payload is longer than its reader would take.
+    /// A payload is longer than a reader accepts.
     #[error("section {name} has {}; at most {} are read back", ByteCount(*len), ByteCount(*max))]
     TooLong {
         /// The section.
@@ -26,10 +26,10 @@ pub enum WriteError {
     },
 }
 
-/// Why a state was refused.
+/// Why a state was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// It begins like something else.
+    /// It has another magic.
     #[error("this is no saved state of Bellhop")]
     NotASnapshot,
     /// Another version of the format.
@@ -50,25 +50,25 @@ pub enum ReadError {
     /// The checksum is wrong.
     #[error("the saved state is damaged: its checksum is wrong")]
     Checksum,
-    /// All of it is longer than it may be.
+    /// The state is too long.
     #[error("the saved state is longer than the {} it may have", ByteCount(*max))]
     StateTooLong {
         /// The largest number of bytes.
         max: u64,
     },
-    /// Something follows the end.
+    /// Bytes follow the end.
     #[error("the saved state goes on after its end")]
     AfterEnd,
-    /// The body is no list of sections, or has one twice, one with a long name or too many.
+    /// The body is no list of sections, or has a section twice, a long name or too many sections.
     #[error("the sections of the saved state are malformed")]
     Malformed,
-    /// A section that is needed is not there.
+    /// A mandatory section is missing.
     #[error("the saved state has no section {name}")]
     Missing {
         /// The section.
         name: &'static str,
     },
-    /// A section that nothing took.
+    /// A section that no reader used.
     #[error(
         "section {name:?} of the saved state is unknown to this program; restore it with the \
          version of Bellhop that wrote it, or a newer one"
@@ -77,7 +77,7 @@ pub enum ReadError {
         /// The section.
         name: String,
     },
-    /// A payload is longer than it may be.
+    /// A payload is too long.
     #[error(
         "section {name} of the saved state has {}, more than the {} it may have",
         ByteCount(*len), ByteCount(*max)
@@ -90,17 +90,17 @@ pub enum ReadError {
         /// The largest number of bytes.
         max: u64,
     },
-    /// A list has more items than it may have.
+    /// A list has too many items.
     #[error("section {name} of the saved state has {items} items; at most {max} can be read")]
     TooManyItems {
         /// The section.
         name: &'static str,
-        /// Its items.
+        /// Its number of items.
         items: u32,
         /// The largest number of items.
         max: u32,
     },
-    /// A section of a version that is not read.
+    /// A section of an unsupported version.
     #[error(
         "section {name} of the saved state has version {found}, this program has {current}; \
          restore it with the version of Bellhop that wrote it"
@@ -110,10 +110,10 @@ pub enum ReadError {
         name: &'static str,
         /// The version found.
         found: u32,
-        /// The version that is written.
+        /// The version of this program.
         current: u32,
     },
-    /// A payload is not what its version says.
+    /// A payload does not match its version.
     #[error("section {name} of the saved state is malformed")]
     Payload {
         /// The section.

@@ -11,7 +11,7 @@ const MAX: u64 = 1 << 20;
 /// Bytes before the body: magic, version, length.
 const HEADER_LEN: usize = 8 + 4 + 8;
 
-/// Version 2 of a part of a machine: `name` came.
+/// Version 2 of a part of a machine, which added `name`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Vcpus {
     registers: Vec<u64>,
@@ -67,7 +67,7 @@ fn state() -> Vec<u8> {
     bytes_of(&sections)
 }
 
-/// Sections that a right program would not write like this.
+/// Sections that a correct program would not write.
 fn section(name: &str, version: u32, payload: &[u8]) -> Sections {
     let mut sections = Sections::default();
     sections.insert(name, version, payload.to_vec());
@@ -78,7 +78,7 @@ fn read(bytes: &[u8]) -> Result<Sections, ReadError> {
     Sections::read(&mut &*bytes, MAX)
 }
 
-/// Reads all that a machine of these tests has.
+/// Reads all sections of a machine of these tests.
 fn restore(bytes: &[u8]) -> Result<(Vcpus, Clock), ReadError> {
     let mut sections = read(bytes)?;
     let parts = (sections.take()?, sections.take()?);
@@ -175,7 +175,7 @@ fn forged_lengths_are_refused() {
             "{len}: {error}"
         );
     }
-    // Of a name, a payload and a list in one: 2^40 elements in a few bytes.
+    // A name, a payload and a list at once: 2^40 elements in a few bytes.
     let lie = [0x80, 0x80, 0x80, 0x80, 0x80, 0x20, 1, 2, 3];
     for body in [&lie[..], &[&b"\x05vcpus\x02"[..], &lie].concat()] {
         assert!(matches!(restore(&frame(body)), Err(ReadError::Malformed)));
@@ -298,12 +298,12 @@ fn the_current_and_the_previous_version_of_a_section_are_read() {
             "{error}"
         );
     }
-    // This one has version 3 and no way from version 2.
+    // This one has version 3 and no upgrade from version 2.
     for version in [1, 2, 4] {
         let error = section("clock", version, &[1]).take::<Clock>().unwrap_err();
         assert!(matches!(error, ReadError::Version { .. }), "{error}");
     }
-    // A payload is all of the section.
+    // A payload fills the whole section.
     for (version, good) in [(1, previous), (2, current)] {
         for len in 0..good.len() {
             assert!(take(version, &good[..len]).is_err(), "{len}");

@@ -13,16 +13,16 @@ use crate::layout::RAM_MAX;
 use crate::memory::GuestRam;
 use crate::snapshot::format::Saved;
 
-/// Bytes of guest RAM that have a checksum together. The last block may be shorter.
+/// Bytes of guest RAM under one checksum. The last block may be shorter.
 pub const BLOCK_SIZE: u64 = 1 << 20;
 
-/// Threads that read guest RAM at once: more of them wait for the memory itself.
+/// Limit of the threads that read guest RAM: more would wait for the memory itself.
 const READERS_MAX: usize = 16;
 
 /// The size of guest RAM and a CRC-32 (IEEE 802.3) of each block of [`BLOCK_SIZE`] bytes.
 ///
-/// The checksum of a block of zeros is 0, whatever its CRC, so that a hole need not be read; a block
-/// with other bytes whose CRC is 0 has 1.
+/// The checksum of a block of zeros is 0, regardless of its CRC, so that a hole need not be read. A
+/// block with other bytes whose CRC is 0 has the checksum 1.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryDigest {
     /// Bytes of guest RAM.
@@ -38,18 +38,18 @@ impl Saved for MemoryDigest {
     const MAX_LEN: u64 = 5 * (RAM_MAX / BLOCK_SIZE) + 32;
 }
 
-/// Guest RAM is not what a digest says.
+/// Guest RAM does not match a digest.
 #[derive(Debug, thiserror::Error)]
 pub enum DigestError {
-    /// It cannot be read.
+    /// Guest RAM cannot be read.
     #[error("cannot read the guest's memory")]
     Read(#[source] io::Error),
-    /// The digest is of another memory.
+    /// The digest is of a memory of another size.
     #[error("the digest is of {said} bytes of memory in {blocks} blocks, not of {ram} bytes")]
     Size {
-        /// Bytes, as the digest has it.
+        /// Bytes according to the digest.
         said: u64,
-        /// Checksums in it.
+        /// Number of its checksums.
         blocks: usize,
         /// Bytes of guest RAM.
         ram: u64,
@@ -61,16 +61,16 @@ pub enum DigestError {
     Differs {
         /// Blocks of [`BLOCK_SIZE`] that differ.
         differing: usize,
-        /// All blocks.
+        /// Number of all blocks.
         blocks: usize,
-        /// The offset of the first that differs in the memfd.
+        /// Offset of the first one in the memfd.
         first: u64,
     },
 }
 
 impl MemoryDigest {
-    /// Of guest RAM as it is, to which nothing may write meanwhile: its guest waits, so several threads read it. Memory
-    /// that was never touched is not read.
+    /// Computes the digest of guest RAM, to which nothing may write meanwhile. The guest waits, so
+    /// several threads read it. Untouched memory is not read.
     ///
     /// # Errors
     /// The memfd cannot be read.
@@ -100,7 +100,8 @@ impl MemoryDigest {
         })
     }
 
-    /// Compares guest RAM with what it was, where that was on another host, say. Nothing may write to it meanwhile.
+    /// Compares guest RAM with this digest, from another host for example. Nothing may write to it
+    /// meanwhile.
     ///
     /// # Errors
     /// [`DigestError`].
@@ -134,23 +135,23 @@ impl MemoryDigest {
         }
     }
 
-    /// Bytes of guest RAM.
+    /// Size of guest RAM in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Whether there is a checksum for each block: a digest that was read may say anything.
+    /// Whether there is a checksum for each block: a digest from outside may have any content.
     pub(super) fn is_consistent(&self) -> bool {
         self.checksums.len() as u64 == self.size.div_ceil(BLOCK_SIZE)
     }
 }
 
-/// The checksums of some blocks, one behind the other, of a memory of `size` bytes.
+/// Reads the checksums of consecutive blocks of a memory of `size` bytes.
 fn read(memory: &File, size: u64, blocks: &[Range<u64>]) -> io::Result<Vec<u32>> {
     let mut checksums = Vec::with_capacity(blocks.len());
     let mut buffer = vec![0; usize::try_from(BLOCK_SIZE.min(size)).unwrap_or_default()];
-    // Where the next data begins, so that a large hole is asked for once.
+    // Where the next data begins, so that a large hole takes one query.
     let mut data = 0;
     for block in blocks {
         if data <= block.start {

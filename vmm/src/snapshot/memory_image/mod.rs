@@ -1,8 +1,8 @@
 //! Guest RAM as a sparse raw file.
 //!
-//! Owns what the file holds and how it is checked; must not know where the file lies (see
-//! [`super::directory`]) nor what the guest keeps in its memory. Nothing may write to guest RAM
-//! meanwhile: vCPUs are parked and devices stopped by who calls this.
+//! Owns the file's content and its checks. It must not know where the file is (see
+//! [`super::directory`]) nor the content of the guest's memory. Nothing may write to guest RAM
+//! meanwhile: the caller parks vCPUs and stops devices.
 //!
 //! ```text
 //!   memfd   | data | zeros | data | never touched .............. |   size of RAM
@@ -12,7 +12,7 @@
 //!   digest    checksum    checksum    0 ...                          one per block
 //! ```
 //!
-//! The file alone says nothing about its integrity; the [`MemoryDigest`] does, and is kept among the
+//! The file alone does not prove its integrity; the [`MemoryDigest`] does, and is stored among the
 //! sections of the state.
 
 mod digest;

@@ -1,7 +1,7 @@
 //! The checksums of guest RAM that arrives page by page.
 //!
-//! Owns one CRC-32 per page. [`PageSums::digest`] combines them into the same [`MemoryDigest`] that a read of the
-//! whole memory gives, so the time that it takes does not depend on how fast the host reads memory.
+//! Owns one CRC-32 per page. [`PageSums::digest`] combines them into the same [`MemoryDigest`] as a
+//! read of the whole memory. So its time does not depend on how fast the host reads memory.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,7 +23,7 @@ pub struct PageSums {
 }
 
 impl PageSums {
-    /// Of `size` bytes of zeros, whole pages.
+    /// Starts with `size` bytes of zeros, whole pages.
     #[must_use]
     pub fn zeros(size: u64) -> Self {
         let zero = crc32fast::hash(&ZEROS);
@@ -37,16 +37,17 @@ impl PageSums {
         }
     }
 
-    /// The page at `offset` has this content now. Each page has one writer at a time.
+    /// Sets the checksum of the page at `offset` to that of `content`. Each page has one writer at
+    /// a time.
     pub fn update(&self, offset: u64, content: &[u8; PAGE]) {
         let index = usize::try_from(offset).unwrap_or(usize::MAX) / PAGE;
         if let Some(sum) = self.pages.get(index) {
-            // Who calls `digest` has joined the writers, which orders these stores before it.
+            // The caller of `digest` has joined the writers, which orders these stores before it.
             sum.store(crc32fast::hash(content), Ordering::Relaxed);
         }
     }
 
-    /// The digest of all pages as they are now.
+    /// The digest of all pages at present.
     #[must_use]
     pub fn digest(&self) -> MemoryDigest {
         let per_block = usize::try_from(BLOCK_SIZE).unwrap_or(usize::MAX) / PAGE;
@@ -62,7 +63,7 @@ impl PageSums {
         }
     }
 
-    /// As [`super::digest::checksum`] of the bytes of these pages.
+    /// Like [`super::digest::checksum`] of the bytes of these pages.
     fn block(&self, pages: &[AtomicU32]) -> u32 {
         let sums = || pages.iter().map(|sum| sum.load(Ordering::Relaxed));
         if sums().all(|sum| sum == self.zero) {
@@ -75,8 +76,8 @@ impl PageSums {
     }
 }
 
-/// What a page behind them does to the CRC-32 of some bytes, the page's own CRC-32 left out: a linear map over GF(2),
-/// with one column per bit.
+/// The effect of appending a page on a CRC-32, without the page's own CRC-32: a linear map over
+/// GF(2), with one column per bit.
 #[derive(Debug)]
 struct Shift([u32; 32]);
 

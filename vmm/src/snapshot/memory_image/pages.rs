@@ -1,4 +1,4 @@
-//! Where a file or a buffer has something else than zeros.
+//! Finds the data in a file or a buffer of mostly zeros.
 
 use std::fs::File;
 use std::io;
@@ -8,14 +8,15 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-/// Bytes that are left out or copied together: a page of the processor and of nearly all file systems.
+/// Bytes that are skipped or copied together: a page of the processor and of nearly all file
+/// systems.
 const PAGE: usize = 4096;
 
-/// The first offset from `from` on where the file has data, or `end`. File systems that know no
-/// holes, and huge pages, say that all is data.
+/// The first offset from `from` on where the file has data, or `end`. File systems without holes,
+/// and huge pages, report everything as data.
 pub(super) fn next_data(file: &File, from: u64, end: u64) -> io::Result<u64> {
     match rustix::fs::seek(file, SeekFrom::Data(from)) {
-        // A file system in userspace may answer anything.
+        // A file system in userspace may return anything.
         Ok(offset) => Ok(offset.clamp(from, end)),
         Err(Errno::NXIO) => Ok(end),
         Err(Errno::INVAL) => Ok(from),
@@ -23,7 +24,7 @@ pub(super) fn next_data(file: &File, from: u64, end: u64) -> io::Result<u64> {
     }
 }
 
-/// Fills `buffer` with the file's bytes from `start` on, of which those before `data` are zeros.
+/// Fills `buffer` with the file's bytes from `start` on; those before `data` are zeros.
 pub(super) fn read_block(file: &File, start: u64, data: u64, buffer: &mut [u8]) -> io::Result<()> {
     let zeros = usize::try_from(data - start).unwrap_or(usize::MAX);
     let (hole, rest) = buffer.split_at_mut(zeros.min(buffer.len()));
@@ -33,7 +34,7 @@ pub(super) fn read_block(file: &File, start: u64, data: u64, buffer: &mut [u8]) 
 
 /// Whether all bytes are 0.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    // Pieces without an exit in the middle become vector instructions.
+    // Pieces without an early exit compile to vector instructions.
     bytes
         .chunks(256)
         .all(|piece| piece.iter().fold(0, |all, byte| all | byte) == 0)

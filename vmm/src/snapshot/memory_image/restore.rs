@@ -1,4 +1,4 @@
-//! From the file to guest RAM.
+//! Restores guest RAM from the file.
 
 use std::fs::File;
 use std::io;
@@ -12,36 +12,36 @@ use super::pages::{data_runs, next_data, read_block};
 use crate::byte_count::ByteCount;
 use crate::memory::GuestRam;
 
-/// What `statfs` says of a memfd with huge pages (`include/uapi/linux/magic.h`).
+/// Type of a memfd with huge pages in `statfs` (`include/uapi/linux/magic.h`).
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
-/// Why guest RAM was not restored. It holds a part of the file then and is of no use.
+/// Why guest RAM was not restored. It then holds a part of the file and is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The state has checksums for another memory.
+    /// The state has checksums for another size of memory.
     #[error(
         "the saved state is of a guest with {} of memory, this one has {}; give it as much",
         ByteCount(*saved),
         ByteCount(*ram)
     )]
     OtherSize {
-        /// Bytes of the guest that was saved.
+        /// Bytes of the saved guest.
         saved: u64,
         /// Bytes of this guest.
         ram: u64,
     },
-    /// The checksums are not as many as there are blocks.
+    /// The number of checksums differs from the number of blocks.
     #[error("the saved state is malformed: it has {found} checksums of memory, not {expected}")]
     Checksums {
-        /// How many there are.
+        /// Number of checksums.
         found: usize,
-        /// How many there are blocks.
+        /// Number of blocks.
         expected: u64,
     },
     /// The file is a directory, device, pipe or the like.
     #[error("the file with the guest's memory is no regular file")]
     NotRegular,
-    /// The file has another length than it was written with.
+    /// The file's length has changed since it was written.
     #[error(
         "the file with the guest's memory has {found} bytes instead of {expected}; it was not \
          copied to its end or belongs to another guest"
@@ -60,17 +60,17 @@ pub enum RestoreError {
     Checksum {
         /// Offset in the file.
         offset: u64,
-        /// Bytes that have this checksum.
+        /// Length in bytes of the block.
         len: u64,
     },
     /// A step failed.
     #[error("cannot {step} at {offset:#x}")]
     Io {
-        /// What was being done.
+        /// The step.
         step: &'static str,
         /// Offset in the memfd and the file.
         offset: u64,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -78,9 +78,9 @@ pub enum RestoreError {
 
 /// Fills guest RAM from `file` and checks every block against the digest.
 ///
-/// Untouched RAM stays untouched where the file has zeros, so it takes no memory. RAM that has been
-/// written before, or that is pinned by a device, is right afterwards as well, but it takes longer. The pages are not
-/// marked as dirty: who migrates the guest later copies all of it first.
+/// Untouched RAM stays untouched where the file has zeros, so it needs no memory. RAM that was
+/// written before, or that a device has pinned, is restored correctly as well, but it takes longer.
+/// The pages are not marked as dirty: a later migration copies all of RAM first.
 ///
 /// # Errors
 /// [`RestoreError`].
@@ -120,7 +120,7 @@ pub fn restore(ram: &GuestRam, file: &File, digest: &MemoryDigest) -> Result<(),
     }
 
     let mut buffer = vec![0; usize::try_from(BLOCK_SIZE.min(total)).unwrap_or_default()];
-    // Where the next data begins, so that a large hole is asked for once.
+    // Where the next data begins, so that a large hole takes one query.
     let mut data = 0;
     for (block, expected) in blocks(total).zip(&digest.checksums) {
         if data <= block.start {
@@ -154,14 +154,15 @@ pub fn restore(ram: &GuestRam, file: &File, digest: &MemoryDigest) -> Result<(),
     Ok(())
 }
 
-/// Guest RAM, written through the memfd: that spares a page fault, and the clearing of the page, for
-/// each 4 KiB.
+/// Guest RAM, written through the memfd: that avoids a page fault, and the clearing of the page,
+/// for each 4 KiB.
 struct Target<'a> {
     ram: &'a GuestRam,
     size: u64,
-    /// No page of it has been allocated, so all of it is zeros.
+    /// None of its pages has been allocated, so all of it is zeros.
     untouched: bool,
-    /// Huge pages: the file takes no writes (`hugetlbfs_file_operations`), the mapping does.
+    /// Huge pages: the file does not support `write` (`hugetlbfs_file_operations`), the mapping
+    /// does.
     huge: bool,
 }
 
@@ -176,7 +177,7 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// Makes the memory from `start` on equal to `bytes`, which are zeros but for `runs`.
+    /// Sets the memory from `start` on to `bytes`, which are zeros except for `runs`.
     fn put(&self, start: u64, bytes: &[u8], runs: &[Range<usize>]) -> io::Result<()> {
         if !self.untouched {
             let mut present = vec![0; bytes.len()];

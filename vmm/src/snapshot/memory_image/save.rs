@@ -1,4 +1,4 @@
-//! From guest RAM to the file.
+//! Saves guest RAM to the file.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,7 @@ use crate::memory::GuestRam;
 /// Why guest RAM was not saved.
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
-    /// The file has bytes already, which would show through the holes.
+    /// The file is not empty: its bytes would show through the holes.
     #[error("the file for the guest's memory is no empty regular file")]
     NotEmpty,
     /// The file system is full, or the user's quota is used up.
@@ -25,22 +25,22 @@ pub enum SaveError {
         ByteCount(*free)
     )]
     NoRoom {
-        /// The largest number of bytes that the file takes on the disk.
+        /// The largest number of bytes that the file needs on the disk.
         needed: u64,
         /// Bytes that the file system has for it. More than `needed` means a quota.
         free: u64,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// A step failed.
     #[error("cannot {step} at {offset:#x}")]
     Io {
-        /// What was being done.
+        /// The step.
         step: &'static str,
         /// Offset in the memfd and the file.
         offset: u64,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -48,10 +48,10 @@ pub enum SaveError {
 
 /// Writes guest RAM to `file`, which must be regular and empty, and waits until it is on the disk.
 ///
-/// Reads through the memfd, so that untouched pages are not allocated for it.
+/// Reads through the memfd, so that untouched pages are not allocated.
 ///
 /// # Errors
-/// [`SaveError`]. The file is empty then, so that it takes no room even before it is removed.
+/// [`SaveError`]. The file is then empty, so that it needs no space even before it is removed.
 pub fn save(ram: &GuestRam, file: &File) -> Result<MemoryDigest, SaveError> {
     let at_start = |step| {
         move |source| SaveError::Io {
@@ -68,7 +68,7 @@ pub fn save(ram: &GuestRam, file: &File) -> Result<MemoryDigest, SaveError> {
     }
     let saved = copy(ram.file(), file);
     if saved.is_err() {
-        // The error that brought us here says more than one of this.
+        // The original error matters more than one from here.
         let _ = file.set_len(0);
     }
     saved
@@ -96,7 +96,7 @@ fn copy(memory: &File, file: &File) -> Result<MemoryDigest, SaveError> {
 
     let mut checksums = Vec::new();
     let mut buffer = vec![0; usize::try_from(BLOCK_SIZE.min(total)).unwrap_or_default()];
-    // Where the next data begins, so that a large hole is asked for once.
+    // Where the next data begins, so that a large hole takes one query.
     let mut data = 0;
     for block in blocks(total) {
         if data <= block.start {
@@ -121,7 +121,7 @@ fn copy(memory: &File, file: &File) -> Result<MemoryDigest, SaveError> {
             data = block.end;
         }
     }
-    // Delayed allocation may find only now that the disk is full.
+    // Delayed allocation may report a full disk only now.
     file.sync_all().map_err(full(total))?;
     Ok(MemoryDigest {
         size: total,
@@ -129,9 +129,9 @@ fn copy(memory: &File, file: &File) -> Result<MemoryDigest, SaveError> {
     })
 }
 
-/// Says how much is needed. What cannot be asked is left at 0: the error itself is what matters.
+/// Reports how much space is needed. Unknown values stay 0: the error itself matters.
 fn no_room(memory: &File, file: &File, source: io::Error) -> SaveError {
-    // Blocks of stat(2) have 512 bytes, whatever the file system's have.
+    // Blocks of stat(2) have 512 bytes, regardless of the file system's block size.
     let allocated = |file: &File| {
         file.metadata()
             .map(|metadata| metadata.blocks().saturating_mul(512))
@@ -142,7 +142,7 @@ fn no_room(memory: &File, file: &File, source: io::Error) -> SaveError {
         .unwrap_or_default();
     SaveError::NoRoom {
         needed: allocated(memory),
-        // What the partial file holds is had back.
+        // The space of the partial file becomes free.
         free: free.saturating_add(allocated(file)),
         source,
     }

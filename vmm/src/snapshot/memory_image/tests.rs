@@ -1,4 +1,4 @@
-//! Guest RAM there and back, and files that are not what was written.
+//! Guest RAM saved and restored, and damaged files.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -72,7 +72,7 @@ fn sample() -> GuestRam {
             (2 * MIB + 4096, vec![4; 4096]),
             (2 * MIB + 3 * 4096 + 5, vec![5]),
             (5 * MIB, vec![6; 1 << 20]),
-            // Touched, and zeros all the same.
+            // Touched, but all zeros.
             (8 * MIB, vec![0; 1 << 20]),
             (SIZE - 1, vec![7]),
         ],
@@ -93,7 +93,7 @@ fn a_digest_is_the_one_of_a_save_and_finds_each_byte_that_differs() {
     let digest = MemoryDigest::of(&before).unwrap();
     assert_eq!(digest, saved);
     digest.verify(&sample()).unwrap();
-    // Zeros that were written, and memory that was never touched, are alike.
+    // Written zeros and untouched memory are equal.
     let empty = MemoryDigest::of(&ram(SIZE)).unwrap();
     assert!(empty.checksums.iter().all(|checksum| *checksum == 0));
 
@@ -124,7 +124,7 @@ fn a_digest_is_the_one_of_a_save_and_finds_each_byte_that_differs() {
         "{error}"
     );
 
-    // What another host says may be anything.
+    // A digest from another host may have any content.
     let error = digest.verify(&ram(32 * MIB)).unwrap_err();
     assert!(matches!(error, DigestError::Size { .. }), "{error}");
     for checksums in [vec![], vec![0; 16], vec![0; 18]] {
@@ -241,7 +241,7 @@ fn huge_pages_too() {
     for _ in 0..2 {
         restore(&after, &file, &digest).unwrap();
         assert!(content(after.file()) == content(before.file()));
-        // The second time over memory that was used.
+        // The second time, over used memory.
         fill(&after, &[(0, vec![7; 5 << 20])]);
     }
 }
@@ -270,7 +270,7 @@ fn a_change_of_any_block_is_noticed() {
         (MIB - 1, 0),
         (2 * MIB + 4096, 2 * MIB),
         (6 * MIB - 1, 5 * MIB),
-        // A byte in a hole, and one in a block that was zeros.
+        // A byte in a hole, and one in a block of zeros.
         (3 * MIB + 17, 3 * MIB),
         (8 * MIB + 17, 8 * MIB),
         (SIZE - 1, 16 * MIB),
@@ -285,7 +285,7 @@ fn a_change_of_any_block_is_noticed() {
         );
         file.write_all_at(&byte, offset).unwrap();
     }
-    // A block that is lost: as zeros that were written, and as a hole.
+    // A lost block: as written zeros, and as a hole.
     let lost = || {
         let error = restore(&ram(SIZE), &file, &digest).unwrap_err();
         assert_eq!(
@@ -345,7 +345,7 @@ fn only_an_empty_file_is_written() {
     }
 }
 
-/// A file on a file system of `size` bytes that is mounted nowhere.
+/// A file on an unmounted file system of `size` bytes.
 fn file_on_small_disk(size: &str) -> io::Result<File> {
     let context = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(&context, "size", size)?;
@@ -380,7 +380,8 @@ fn a_full_disk_says_how_much_is_needed() {
     assert_eq!(file.metadata().unwrap().blocks(), 0);
 }
 
-/// Prints how long 256 MiB take: `cargo test --release -p vmm memory_image -- --ignored --nocapture`.
+/// Prints the time for 256 MiB:
+/// `cargo test --release -p vmm memory_image -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn how_long_it_takes() {

@@ -1,4 +1,4 @@
-//! What needs no `/dev/kvm`; the rest is in `tests/migration_kvm_state.rs`.
+//! Tests without `/dev/kvm`; the others are in `tests/migration_kvm_state.rs`.
 
 use super::*;
 

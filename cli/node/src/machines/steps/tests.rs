@@ -995,6 +995,30 @@ fn a_daemon_killed_while_it_replaces_a_machine_leaves_one_of_the_two() {
 }
 
 #[test]
+fn a_vm_off_until_reboot_starts_after_it_though_its_replacement_failed() {
+    let create = Deed::Create {
+        nics: 0,
+        stopped: false,
+        restart: Restart::Never,
+    };
+    let replace = Deed::Replace {
+        nics: 0,
+        stopped: false,
+    };
+    for at in 0..8 {
+        let mut faults = vec![Fault::None; at];
+        faults.extend([Fault::Fails; 2]);
+        lives(vec![
+            (create, Vec::new()),
+            (Deed::StopUntilReboot, Vec::new()),
+            (replace, faults),
+            (Deed::Reboot, Vec::new()),
+        ])
+        .unwrap();
+    }
+}
+
+#[test]
 fn a_machine_that_is_replaced_is_remembered_no_longer() {
     let fake = Fake::default();
     let vm: VmName = "web".parse().unwrap();

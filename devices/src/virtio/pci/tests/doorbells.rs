@@ -1,6 +1,6 @@
-//! Doorbells of the device in the notify part of the BAR: where they are after
-//! any order of BAR moves, decoding, resets, activations, reads by the guest and
-//! unplugging, against a naive model; and that no kick falls between two stools.
+//! Doorbells of the device in the notify part of the BAR. Their targets after any order of BAR
+//! moves, decoding, resets, activations, guest reads and unplugging are compared with a naive
+//! model. No kick is lost in a transition.
 
 use proptest::prelude::*;
 
@@ -9,24 +9,24 @@ use crate::pci::PciFunction;
 use crate::testing::{Operation, Reached};
 use crate::virtio::backend::Outcome;
 
-/// Two places for the BAR inside the window, and one outside.
+/// Two addresses for the BAR inside the window, and one outside.
 const PLACES: [u64; 3] = [WINDOW, WINDOW + 0x40_0000, 0x1000_0000];
 
-/// The device has doorbells for these queues; queues 0 and 1 are enabled by
-/// drivers, 3 never is, 2 does not exist.
+/// The device has doorbells for these queues. Drivers enable queues 0 and 1; queue 3 is never
+/// enabled, and queue 2 does not exist.
 const HAS: [u16; 2] = [1, 3];
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Move(usize),
     Decode(bool),
-    /// A driver goes all the way.
+    /// A complete start by a driver.
     Start,
     /// Status 0.
     Reset,
     /// The device breaks.
     Break,
-    /// The guest reads the notify page of this queue in the BAR as it is placed now.
+    /// The guest reads the notify page of this queue at the BAR's current address.
     Read(u64),
     /// A memory fault without an address.
     Fault,
@@ -47,7 +47,7 @@ const STEPS: [Step; 10] = [
     Step::PowerCycle,
 ];
 
-/// What must be, in the simplest terms.
+/// The expected state, in the simplest terms.
 #[derive(Debug)]
 struct Expected {
     place: u64,
@@ -57,7 +57,7 @@ struct Expected {
 }
 
 impl Expected {
-    /// The device is reachable for drivers.
+    /// Drivers can reach the device.
     fn answers(&self) -> bool {
         self.decoded && self.place >= WINDOW
     }
@@ -129,7 +129,7 @@ fn run(rig: &Rig, expected: &mut Expected, step: Step) {
             let address = rig.bar() + 0x1_0000 + queue * 4096;
             let took = rig.pci.memory_fault(Some(address + 0x123));
             assert_eq!(took, queue == 1 && expected.shows_page());
-            // What the retried instruction sees.
+            // The value that the retried instruction reads.
             if expected.answers() {
                 assert_eq!(rig.read(0x1_0000 + queue * 4096, 2), 0);
             }
@@ -144,8 +144,8 @@ fn run(rig: &Rig, expected: &mut Expected, step: Step) {
     no_gap(rig, expected);
 }
 
-/// Where a notify page is still shown, what served its kicks was replaced before
-/// it went.
+/// If a notify page is still decoded, the new target of its kicks was added before the old one was
+/// removed.
 fn no_gap(rig: &Rig, expected: &Expected) {
     let done = std::mem::take(&mut *rig.doorbells.done.lock());
     for reached in expected.all() {
@@ -162,7 +162,7 @@ fn no_gap(rig: &Rig, expected: &Expected) {
             .collect();
         let went =
             |operation: &Operation| matches!(operation, Operation::Detach(_) | Operation::Unmap(_));
-        // A restart is a reset and a start: there and back.
+        // A restart is a reset and a start, with two transitions.
         for pair in there.chunks(2) {
             assert!(!went(&pair[0]), "a gap: {there:x?}");
             assert!(pair.len() == 1 || went(&pair[1]), "{there:x?}");
@@ -260,7 +260,7 @@ fn a_doorbell_that_cannot_be_mapped_leaves_the_eventfd() {
     *rig.doorbells.refused.lock() = Some(PAGE_1);
     rig.start(VERSION_1);
     assert!(rig.doorbells.all().contains(&Reached::Eventfd(PAGE_1)));
-    // Not tried again while the device runs, but by the next driver.
+    // Not retried while the device runs, but for the next driver.
     *rig.doorbells.refused.lock() = None;
     rig.config_write(4, 2, 0);
     rig.config_write(4, 2, 2);
@@ -302,9 +302,9 @@ fn faults_elsewhere_are_not_ours() {
     assert!(!rig.device.memory_fault(Some(WINDOW)));
     assert!(rig.doorbells.all().contains(&Reached::Page(PAGE_1, 1)));
     assert!(rig.pci.memory_fault(Some(PAGE_1 + 4095)));
-    // The second vCPU that read it finds it gone.
+    // A second vCPU that read it finds it removed.
     assert!(!rig.pci.memory_fault(Some(PAGE_1)));
-    // A driver that comes after does not bring it back, a machine reset does.
+    // A later driver does not restore it; a machine reset does.
     rig.set_status(0);
     rig.start(VERSION_1);
     assert!(rig.doorbells.all().contains(&Reached::Eventfd(PAGE_1)));

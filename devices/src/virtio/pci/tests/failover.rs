@@ -1,4 +1,4 @@
-//! A device that fails while another one stands by: its driver goes on, or is told.
+//! A device with a backup fails: its driver continues, or is notified.
 
 use super::rig::{FAIL_SAVE, Model, Rig, Shape, Stage, VERSION_1, WINDOW, reg};
 use crate::ErrorKind;
@@ -7,7 +7,7 @@ use crate::virtio::backend::Outcome;
 
 const NEEDS_RESET: u64 = 64;
 
-/// One that runs, with a doorbell, and with another that stands by.
+/// A running device with a doorbell and a backup.
 fn protected(shape: Shape, features: u64) -> Rig {
     let rig = Rig::with(shape);
     rig.seen.lock().doorbells = vec![0];
@@ -22,7 +22,7 @@ fn its_driver_hears_nothing_and_goes_on_with_the_other_one() {
     assert!(rig.fail(), "it is said once");
     assert!(!rig.fail(), "it is said once");
     assert_eq!(rig.status(), 15);
-    // Nobody stores to a device that has failed; and what changes meanwhile is not its affair.
+    // No store reaches a device that has failed, and it sees no changes meanwhile.
     assert!(matches!(rig.doorbells.all()[0], Reached::Eventfd(_)));
     rig.write(reg::QUEUE_SELECT, 2, 1);
     rig.write(reg::QUEUE_VECTOR, 2, 4);
@@ -49,7 +49,7 @@ fn its_driver_hears_nothing_and_goes_on_with_the_other_one() {
     let call = seen.activation.as_ref().unwrap().queues[1].call.clone();
     assert!(call.is_some(), "as it was changed meanwhile");
     drop(seen);
-    // Too late to be told.
+    // Too late for a notification.
     rig.device.give_up();
     assert_eq!(rig.status(), 15);
 }
@@ -60,12 +60,12 @@ fn only_a_running_device_that_has_failed_itself_waits_for_another_one() {
         config_changed: false,
         needs_reset: true,
     };
-    // Its ring is broken, by its driver.
+    // The driver broke its own ring.
     let rig = protected(Shape::default(), VERSION_1);
     rig.report(needs_reset);
     assert_eq!(rig.status(), 15 | NEEDS_RESET);
     assert!(!rig.fail(), "its driver knows already");
-    // None stands by any more.
+    // The backup was removed.
     let rig = protected(Shape::default(), VERSION_1);
     rig.device.set_failover(false);
     assert!(!rig.fail());
@@ -86,11 +86,11 @@ fn its_driver_is_told_when_no_other_one_comes() {
     rig.device.give_up();
     assert_eq!(rig.status(), 15 | NEEDS_RESET);
     assert!(rig.vectors.get(0).delivered().is_some());
-    // Its driver starts it anew, and it may fail again.
+    // Its driver restarts it, and it may fail again.
     rig.start(VERSION_1);
     assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
     assert!(rig.fail());
-    // Or its driver resets it without having been told.
+    // Or its driver resets it without a notification.
     rig.start(VERSION_1);
     rig.device.give_up();
     assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
@@ -122,7 +122,7 @@ fn it_never_goes_on_after_a_swap_that_failed() {
         let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
         let error = swapped.unwrap_err().error;
         assert_ne!(seen.lock().stage, Stage::Active);
-        // One that does not fit is refused before anything is done: another may fit.
+        // A device that does not fit is refused before any change: another may fit.
         let told = error.kind() != ErrorKind::Incompatible;
         let status = if told { 15 | NEEDS_RESET } else { 15 };
         assert_eq!(rig.status(), status, "{error}");

@@ -1,6 +1,6 @@
-//! A fuzz of the transport's state machine: any sequence of accesses, events,
-//! BAR moves and saves. The model backend panics when it is called out of order;
-//! after each step the invariants below are checked against the registers.
+//! Fuzzes the transport's state machine with arbitrary sequences of accesses, events, BAR moves and
+//! saves. The model backend panics when it is called out of order. After each step the invariants
+//! below are checked against the registers.
 
 use proptest::prelude::*;
 
@@ -22,7 +22,7 @@ enum Step {
     Common(u64, u64),
     Status(u8),
     Features(u64),
-    /// A driver that goes all the way, with one queue set up as it likes.
+    /// A complete start by a driver, with one queue set up arbitrarily.
     Start(u64, (u64, u64, u64)),
     SetUpQueue(u64, u64, u64),
     ResetQueue(u64),
@@ -31,7 +31,7 @@ enum Step {
     Decode(bool),
     Kick(u64),
     Event(bool, bool),
-    /// Save; then go on in the same device, or in a fresh one.
+    /// Save; then resume in the same device, or in a fresh one.
     Save,
     Restart,
 }
@@ -136,7 +136,7 @@ fn run(rig: &Rig, step: Step) {
         Step::ResetQueue(queue) => {
             rig.write(reg::QUEUE_SELECT, 2, queue);
             rig.write(reg::QUEUE_RESET, 2, 1);
-            // No driver that waits for it waits for ever.
+            // A driver that waits for the reset does not wait for ever.
             if mapped(rig) {
                 assert_eq!(rig.read(reg::QUEUE_RESET, 2), 0);
             }
@@ -161,8 +161,8 @@ fn run(rig: &Rig, step: Step) {
     }
 }
 
-/// A state that a guest brought about is always taken, here and elsewhere, and
-/// comes out again as it went in.
+/// A state that a guest has reached is always accepted, here and elsewhere, and is saved again
+/// unchanged.
 fn save(rig: &Rig) {
     let Ok(state) = rig.device.save() else { return };
     let fails = state.registers.driver_features & FAIL_RESTORE != 0;
@@ -173,7 +173,7 @@ fn save(rig: &Rig) {
             invariants(&other);
             let mut again = other.device.save().unwrap();
             for (entry, saved) in again.msix.entries.iter_mut().zip(&state.msix.entries) {
-                // A restore triggers vectors by itself, so more may be pending but not less.
+                // A restore triggers vectors itself, so more vectors may be pending, but not fewer.
                 assert!(entry.pending || !saved.pending);
                 entry.pending = saved.pending;
             }
@@ -228,7 +228,7 @@ fn invariants(rig: &Rig) {
         assert!(!queue.reset || resets && status.has(DRIVER_OK));
     }
 
-    // What runs is what the registers say.
+    // The active state matches the registers.
     if stage == Stage::Active {
         let seen = rig.seen.lock();
         let activation = seen.activation.as_ref().unwrap();
@@ -247,8 +247,8 @@ fn invariants(rig: &Rig) {
         }
     }
 
-    // Kicks reach something wherever the BAR answers: the device's own page
-    // where it has one and the queue runs, else the eventfd.
+    // Kicks have a target wherever the BAR is decoded: the device's own page if it has one and the
+    // queue runs, else the eventfd.
     let bar = rig.device.bars()[0];
     let pages = rig.seen.lock().doorbells.clone();
     let runs = stage == Stage::Active && !status.has(NEEDS_RESET);
@@ -269,7 +269,7 @@ fn invariants(rig: &Rig) {
     };
     assert_eq!(rig.doorbells.all(), expected);
 
-    // Vectors are routed as the table and Message Control say.
+    // Vectors are routed according to the table and Message Control.
     for (number, entry) in table.entries.iter().enumerate() {
         let deliver = control & 0xc000 == 0x8000 && !entry.masked;
         let message = MsiMessage {
@@ -297,8 +297,8 @@ proptest! {
         }
     }
 
-    /// Bytes that are no state, and states with a byte changed: refused or
-    /// taken, but never a panic, and what is taken keeps the invariants.
+    /// Invalid bytes, and states with one changed byte, are refused or accepted without a panic. An
+    /// accepted state keeps the invariants.
     #[test]
     fn any_saved_bytes(position in any::<prop::sample::Index>(), value in any::<u8>()) {
         let source = Rig::new();

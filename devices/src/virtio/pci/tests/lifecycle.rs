@@ -1,4 +1,4 @@
-//! A driver's life with the device: start, kicks, interrupts, errors, reset, BAR moves.
+//! The life cycle of a driver: start, kicks, interrupts, errors, reset, BAR moves.
 
 use super::rig::{FAIL_CHANGE, FAIL_START, Rig, Stage, VERSION_1, WINDOW, reg};
 use crate::pci::PciFunction;
@@ -56,7 +56,7 @@ fn interrupts_reach_the_vector_that_the_guest_chose() {
     assert!(rig.vectors.get(2).delivered().is_some());
     rig.write(reg::QUEUE_VECTOR, 2, 0xffff);
     assert!(call(0).is_none());
-    // The same again is no change; nor is a queue that is not enabled.
+    // An identical write is no change, nor is a write for a queue that is not enabled.
     let calls = rig.seen.lock().calls.len();
     rig.write(reg::QUEUE_VECTOR, 2, 99);
     rig.write(reg::QUEUE_SELECT, 2, 3);
@@ -81,7 +81,7 @@ fn configuration_changes_are_told() {
     assert_eq!(rig.read(0x1000, 1), 2);
     assert_eq!(rig.read(0x1000, 1), 0, "reading clears");
     assert_eq!(rig.seen.lock().tokens, [7, 7]);
-    // Another vector at run time, and none.
+    // Another vector at run time, then none.
     rig.write(reg::CONFIG_VECTOR, 2, 4);
     rig.report(CHANGED);
     assert!(rig.vectors.get(4).delivered().is_some());
@@ -97,7 +97,7 @@ fn a_device_that_cannot_start_says_so() {
     assert_eq!((rig.status(), rig.stage()), (15 | 64, Stage::Failed));
     assert!(rig.device.is_broken());
     assert!(rig.vectors.get(0).delivered().is_some());
-    // Nothing but giving up and reset.
+    // Only FAILED and reset are accepted.
     for status in [1, 3, 11, 15, 15 | 64] {
         rig.set_status(status);
         assert_eq!(rig.status(), 15 | 64);
@@ -128,7 +128,7 @@ fn a_device_that_breaks_says_so() {
     assert!(rig.vectors.get(0).delivered().is_some());
     rig.set_status(0);
 
-    // Also before anything runs, but then silently.
+    // Also before anything runs, but then without an interrupt.
     rig.report(BROKEN);
     assert_eq!(rig.status(), 64);
     rig.set_status(64 | 1);
@@ -199,8 +199,8 @@ fn dropping_the_device_detaches_its_doorbells() {
     assert!(doorbells.addresses().is_empty());
 }
 
-/// vCPUs at the registers, BAR moves and the event loop at once: no deadlock,
-/// and a consistent device at the end.
+/// Register accesses by vCPUs, BAR moves and the event loop run concurrently: no deadlock, and a
+/// consistent device at the end.
 #[test]
 fn threads_meet() {
     let rig = Rig::new();

@@ -1,5 +1,5 @@
-//! Queue reset (virtio 1.3, 2.6.1 and 4.1.4.3): what a driver does, what it must
-//! not do, and devices that fail at it.
+//! Queue reset (virtio 1.3, 2.6.1 and 4.1.4.3): legal and illegal writes of a driver, and devices
+//! that fail to reset.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn enabled(rig: &Rig, index: u64) -> bool {
     rig.read(reg::QUEUE_ENABLE, 2) == 1
 }
 
-/// The queues that the backend works on.
+/// Returns the queues on which the backend works.
 fn working(rig: &Rig) -> Vec<u16> {
     let seen = rig.seen.lock();
     let queues = &seen.activation.as_ref().unwrap().queues;
@@ -67,7 +67,7 @@ fn a_queue_is_reset_and_enabled_with_another_size() {
         assert_eq!(queue.addresses.size, 32);
         assert!(queue.call.is_some());
     }
-    // Its window is closed again.
+    // The queue cannot be programmed any more.
     rig.write(reg::QUEUE_SELECT, 2, 0);
     rig.write(reg::QUEUE_SIZE, 2, 64);
     assert_eq!(rig.read(reg::QUEUE_SIZE, 2), 32);
@@ -88,18 +88,18 @@ fn resets_that_are_none() {
         rig.write(reg::QUEUE_RESET, 2, value);
         assert!(enabled(&rig, 0), "{value}");
     }
-    // Another width is another register.
+    // An access of another width addresses no register.
     rig.write(reg::QUEUE_RESET, 4, 1);
     rig.write(reg::QUEUE_RESET, 1, 1);
     assert!(enabled(&rig, 0));
-    // Queues that were never enabled, have no size, or do not exist; nor can they be
-    // programmed or enabled after that.
+    // Queues that were never enabled, have no size, or do not exist. They cannot be programmed or
+    // enabled afterwards either.
     for index in [2, 3, 4, 0xffff] {
         reset_queue(&rig, index);
         rig.set_up_queue(index, 64, 1);
         assert!(!enabled(&rig, index), "{index}");
     }
-    // Twice.
+    // A second reset of the same queue.
     reset_queue(&rig, 0);
     reset_queue(&rig, 0);
     assert_eq!(working(&rig), [1]);
@@ -135,7 +135,7 @@ fn a_failure_stops_the_device_and_leaves_no_driver_waiting() {
     assert_eq!(rig.status(), 15 | 64);
     assert_eq!(rig.stage(), Stage::Inactive, "nothing touches its memory");
     assert!(!enabled(&rig, 0));
-    // The other queue is let go as well, and none comes back.
+    // The other queue is released too, and neither can be enabled again.
     reset_queue(&rig, 1);
     assert!(!enabled(&rig, 1));
     rig.set_up_queue(1, 64, 1);
@@ -170,7 +170,7 @@ fn a_reset_queue_is_saved_as_such() {
     target.set_up_queue(0, 16, 1);
     assert_eq!(working(&target), [0, 1]);
 
-    // None of these can be.
+    // All of these are impossible.
     let refused = |change: fn(&mut crate::virtio::pci::RegistersState), queue| {
         let mut hostile = state.clone();
         change(&mut hostile.registers);

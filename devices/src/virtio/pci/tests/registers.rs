@@ -1,4 +1,4 @@
-//! What a guest finds, and what it cannot do to the registers.
+//! The registers that a guest finds, and the writes that have no effect.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ fn features_are_offered_and_taken_in_their_window() {
     rig.set_features(VERSION_1 | PACKED);
     rig.write(reg::DRIVER_FEATURE_SELECT, 4, 1);
     assert_eq!(rig.read(reg::DRIVER_FEATURE, 4), 1, "not after FEATURES_OK");
-    // A refusal can be mended without a reset.
+    // A refused negotiation can be corrected without a reset.
     rig.agree(VERSION_1 | REFUSE);
     assert_eq!(rig.status(), 3);
     rig.set_features(VERSION_1);
@@ -142,8 +142,7 @@ fn queue_sizes_are_checked() {
     assert_eq!(size_after(0, 257), 255);
 }
 
-/// CVE-2026-5747 of another VMM: what the device runs with and what the
-/// registers say must not drift apart.
+/// CVE-2026-5747 of another VMM: the device's settings and the registers must not diverge.
 #[test]
 fn queue_size_after_activation_has_no_effect() {
     let rig = Rig::new();
@@ -227,7 +226,7 @@ fn device_configuration_is_bounded() {
     assert_eq!(rig.seen.lock().config, *b"0123456789");
     rig.write(0x2009, 1, u64::from(b'!'));
     assert_eq!(rig.seen.lock().config, *b"012345678!");
-    // Widths that no processor makes, at the edges of everything.
+    // Widths that no processor uses, at all boundaries.
     for width in [0usize, 3, 5, 7, 9, 16, 4096] {
         let mut data = vec![0xaa; width];
         for offset in [
@@ -260,7 +259,7 @@ fn the_pci_window_reaches_the_bar() {
     aim(0, 0x1_1000, 2);
     rig.config_write(window + 16, 2, 1);
     assert_eq!(rig.device.kicks[1].read().unwrap(), 1);
-    // Not an access: other BAR, length, alignment, or over the end.
+    // Invalid accesses: other BAR, length, alignment, or beyond the end.
     for (bar, offset, length) in [
         (1, 0x14, 1),
         (0, 0x14, 0),

@@ -28,7 +28,7 @@ pub(super) const FAIL_START: u64 = 1 << 4;
 pub(super) const FAIL_CHANGE: u64 = 1 << 5;
 /// The model cannot be saved with this bit.
 pub(super) const FAIL_SAVE: u64 = 1 << 6;
-/// The model does not restore with this bit.
+/// The model fails to restore with this bit.
 pub(super) const FAIL_RESTORE: u64 = 1 << 7;
 pub(super) const OFFER: u64 =
     VERSION_1 | PACKED | RING_RESET | REFUSE | FAIL_START | FAIL_CHANGE | FAIL_SAVE | FAIL_RESTORE;
@@ -45,7 +45,7 @@ pub(super) enum Stage {
     Saved,
 }
 
-/// What a test sees of the model.
+/// The model's record for a test.
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) stage: Stage,
@@ -56,40 +56,40 @@ pub(super) struct Seen {
     pub(super) config: [u8; 10],
     pub(super) outcome: Outcome,
     pub(super) tokens: Vec<u16>,
-    /// The queues that have a doorbell of the device's.
+    /// The queues for which the device has a doorbell.
     pub(super) doorbells: Vec<u16>,
-    /// What it was asked for at a restore.
+    /// The features that were requested at each restore.
     pub(super) relied: Vec<u64>,
-    /// Whose place it was to take.
+    /// The device that it was to replace.
     pub(super) predecessor: Option<Predecessor>,
     pub(super) fails_next_restore: bool,
-    /// What is done to save it leaves no queue with a doorbell.
+    /// Saving leaves no queue with a doorbell.
     pub(super) loses_doorbells: bool,
-    /// A ring is broken: it can be neither saved nor recorded.
+    /// A ring is broken: the model can neither be saved nor log writes.
     pub(super) broken_ring: bool,
-    /// It is the device itself that asks for a reset.
+    /// The device itself asks for a reset.
     pub(super) failed: bool,
-    /// The guest's doorbells, to be looked at in `hand_over`.
+    /// The guest's doorbells, to be inspected in `hand_over`.
     pub(super) watched: Option<Arc<FakeDoorbells>>,
-    /// What the guest's kicks reached in `hand_over`.
+    /// The targets of the guest's kicks in `hand_over`.
     pub(super) reached: Vec<Reached>,
     /// How often it took its place back.
     pub(super) taken_back: usize,
     pub(super) dropped: bool,
 }
 
-/// What a model is, for those that are not as usual.
+/// The properties of a model that differs from the default.
 #[derive(Debug, Clone)]
 pub(super) struct Shape {
     pub(super) device_type: u32,
     pub(super) offer: u64,
     pub(super) max_sizes: Vec<u16>,
     pub(super) config_len: u32,
-    /// Says so when it is to take another one's place.
+    /// The error with which it refuses to replace another device.
     pub(super) refuses: Option<&'static str>,
-    /// Negotiates all but restores nothing.
+    /// Negotiates everything but fails to restore.
     pub(super) fails_restore: bool,
-    /// Gives its place to nobody.
+    /// Refuses to be replaced.
     pub(super) keeps_place: bool,
     /// The features that a driver may rely on at a restore.
     pub(super) bears: u64,
@@ -100,7 +100,7 @@ impl Default for Shape {
     fn default() -> Self {
         Self {
             device_type: 1,
-            // NOTIFICATION_DATA must not come through.
+            // NOTIFICATION_DATA must not be offered.
             offer: OFFER | 1 << 38,
             max_sizes: MAX_SIZES.to_vec(),
             config_len: CONFIG_LEN,
@@ -192,7 +192,7 @@ impl Backend for Model {
         self.seen.lock().config[offset..offset + data.len()].copy_from_slice(data);
     }
     fn events(&mut self, kicks: &[Arc<EventFd>]) -> Vec<Event> {
-        // Those of the transport, which another backend's queues may have given their number.
+        // The kicks of the transport, whose number another backend's queues may have determined.
         assert!([MAX_SIZES.len(), self.shape.max_sizes.len()].contains(&kicks.len()));
         self.shape.events.clone()
     }
@@ -427,7 +427,8 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    /// BAR 0 at [`WINDOW`] and decoded, MSI-X enabled, vector *n* unmasked with data *n*.
+    /// Creates a rig with BAR 0 at [`WINDOW`] and decoded, MSI-X enabled, and vector *n* unmasked
+    /// with data *n*.
     pub(super) fn new() -> Self {
         Self::with(Shape::default())
     }
@@ -446,12 +447,12 @@ impl Rig {
         rig
     }
 
-    /// As after power-on.
+    /// Creates a rig as after power-on.
     pub(super) fn cold() -> Self {
         Self::cold_with(Shape::default())
     }
 
-    /// As after power-on, in front of a model of this shape.
+    /// Creates a rig as after power-on, in front of a model of this shape.
     pub(super) fn cold_with(shape: Shape) -> Self {
         let memory = Arc::new(Bus::new());
         let window = MmioWindow::new(WINDOW, WINDOW_LEN).unwrap();
@@ -487,7 +488,7 @@ impl Rig {
             .write(base + offset, &value.to_le_bytes()[..width]);
     }
 
-    /// Offset of the first capability with this ID.
+    /// Returns the offset of the first capability with this ID.
     pub(super) fn capability(&self, id: u64) -> u64 {
         let capabilities = self.capabilities();
         let found = capabilities
@@ -541,7 +542,7 @@ impl Rig {
         }
     }
 
-    /// The driver's walk up to FEATURES_OK.
+    /// Runs the driver's sequence up to FEATURES_OK.
     pub(super) fn agree(&self, features: u64) {
         for status in [0, 1, 3] {
             self.set_status(status);
@@ -560,7 +561,8 @@ impl Rig {
         self.write(reg::QUEUE_ENABLE, 2, 1);
     }
 
-    /// A driver that runs queues 0 and 1 with vectors 1 and 2, and vector 0 for changes.
+    /// Runs a driver with queues 0 and 1 on vectors 1 and 2, and vector 0 for configuration
+    /// changes.
     pub(super) fn start(&self, features: u64) {
         self.agree(features);
         self.write(reg::CONFIG_VECTOR, 2, 0);
@@ -578,7 +580,7 @@ impl Rig {
         self.device.process(7);
     }
 
-    /// The device says that it needs a reset. Returns whether another one is to take its place.
+    /// Makes the device report that it needs a reset. Returns whether a backup is to replace it.
     pub(super) fn fail(&self) -> bool {
         {
             let mut seen = self.seen.lock();

@@ -1,4 +1,4 @@
-//! Saved states: taken by another device of the same kind, and hostile ones.
+//! Saved states: restored by another device of the same kind, and hostile ones.
 
 use super::rig::{FAIL_RESTORE, FAIL_SAVE, Rig, Stage, VERSION_1, WINDOW, reg};
 use vdpa::causes::in_one_line;
@@ -31,7 +31,7 @@ fn a_running_device_moves() {
     assert_eq!((target.status(), target.stage()), (15, Stage::Active));
     assert_eq!(target.doorbells.addresses().len(), 4);
     assert_eq!(target.vectors.get(2).route().unwrap().data, 2);
-    // One spurious kick and interrupt each, for the queues that run.
+    // One spurious kick and interrupt for each running queue.
     for vector in [0, 1, 2] {
         assert!(target.vectors.get(vector).delivered().is_some());
     }
@@ -50,7 +50,7 @@ fn a_running_device_moves() {
     target.write(reg::QUEUE_SELECT, 2, 1);
     assert_eq!(target.device.save().unwrap(), state);
 
-    // The source goes on where it was.
+    // The source resumes where it was.
     source.device.restore(&state).unwrap();
     assert_eq!(source.stage(), Stage::Active);
     source.start(VERSION_1);
@@ -128,7 +128,7 @@ fn backends_that_refuse() {
     assert_eq!(target.stage(), Stage::Inactive);
     target.config_write(4, 2, 2);
     assert_eq!(target.status(), 0);
-    // A saved device that cannot go on tells its driver.
+    // A saved device that cannot resume notifies its driver.
     assert!(source.device.restore(&state).is_err());
     assert_eq!(source.status(), 15 | 64);
     source.start(VERSION_1);
@@ -153,7 +153,7 @@ fn a_state_is_tried_again_from_where_the_rings_are_by_then() {
     assert_eq!(target.seen.lock().taken_back, 1);
 }
 
-/// Before it is too late for the one that has the guest.
+/// A bad state must be detected while the source still has the guest.
 #[test]
 fn a_state_of_another_backend_is_known_by_looking() {
     let source = Rig::new();
@@ -167,7 +167,7 @@ fn a_state_of_another_backend_is_known_by_looking() {
     assert_eq!(target.stage(), Stage::Inactive);
 }
 
-/// A driver that breaks its ring keeps nobody from saving the machine, or from moving it.
+/// A driver that breaks its ring does not prevent the machine from being saved or moved.
 #[test]
 fn a_broken_ring_is_saved_as_a_broken_device() {
     let source = Rig::new();
@@ -200,7 +200,7 @@ fn a_broken_device_keeps_nobody_from_recording() {
     rig.seen.lock().broken_ring = true;
     rig.device.log_writes(true).unwrap();
     assert_eq!((rig.status(), rig.stage()), (15 | 64, Stage::Inactive));
-    // One that said so before, and would refuse.
+    // A device that reported it before, and would refuse.
     rig.start(VERSION_1);
     rig.report(Outcome {
         config_changed: false,
@@ -211,7 +211,7 @@ fn a_broken_device_keeps_nobody_from_recording() {
     assert_eq!((rig.status(), rig.stage()), (15 | 64, Stage::Inactive));
 }
 
-/// A backend that has changed how its queues reach the device, and could not be saved then.
+/// A backend whose save failed after it changed how its queues reach the device.
 #[test]
 fn doorbells_are_asked_for_again_after_a_save_that_failed() {
     let rig = Rig::new();
@@ -230,7 +230,7 @@ fn doorbells_are_asked_for_again_after_a_save_that_failed() {
     assert_eq!(pages(&rig), 0);
 }
 
-/// Each entry: how the state is falsified, and what is said.
+/// Each entry: how the state is falsified, and the expected error.
 #[test]
 fn hostile_states_are_refused_and_change_nothing() {
     type Falsify = fn(&mut VirtioPciState);
@@ -290,7 +290,7 @@ fn hostile_states_are_refused_and_change_nothing() {
             },
             "3 queues instead of 4",
         ),
-        // Queues that are set up although features were never agreed on.
+        // Queues are set up although features were never negotiated.
         (
             |s| {
                 s.registers.status = 3;
@@ -307,7 +307,7 @@ fn hostile_states_are_refused_and_change_nothing() {
             },
             "a register holds what no driver can write",
         ),
-        // A backend's state for a device that does not run.
+        // A backend state for a device that does not run.
         (|s| s.registers.status = 11, "not due in device status 0x0b"),
     ];
     let (_, good) = running();

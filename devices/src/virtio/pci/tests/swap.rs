@@ -1,5 +1,5 @@
-//! Another backend behind the same function: what the guest sees, and what is left
-//! when one of the two fails.
+//! Another backend behind the same function: the guest's view, and the result when one of the two
+//! fails.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::virtio::pci::Swapped;
 use crate::{Error, ErrorKind};
 
 const NEEDS_RESET: u64 = 64;
-/// VIRTIO_NET_F_MAC, which to the model means something else that does not happen here.
+/// VIRTIO_NET_F_MAC, which has another meaning in the model that does not occur here.
 const MAC: u64 = FAIL_CHANGE;
 
 fn swap(rig: &Rig, shape: Shape) -> (Result<Swapped, Error>, Arc<Mutex<Seen>>) {
@@ -60,7 +60,7 @@ fn a_driver_goes_on_with_another_device() {
     let swapped = rig.device.swap(rig.device.successor(Box::new(next)));
     let swapped = swapped.unwrap();
     assert!(swapped.gap.is_some());
-    // The guest's registers are as they were, the device behind them is the other one.
+    // The guest's registers are unchanged, and the new device is behind them.
     assert_eq!(rig.status(), 15);
     assert_eq!(
         rig.read(0x2000, 2),
@@ -86,7 +86,7 @@ fn a_driver_goes_on_with_another_device() {
         );
         assert_eq!(predecessor.identity.payload, b"0123456789");
     }
-    // The new one's doorbells, and only those.
+    // The doorbells of the new device, and only those.
     let notify = WINDOW + 0x1_0000;
     assert_eq!(
         rig.doorbells.all()[..2],
@@ -97,12 +97,12 @@ fn a_driver_goes_on_with_another_device() {
     }
     assert!(rig.device.kicks[0].read().is_ok() && rig.device.kicks[1].read().is_ok());
 
-    // The old one is stopped, and its owner's to close.
+    // The old device is stopped, and its owner closes it.
     assert_eq!(rig.stage(), Stage::Saved);
     assert!(!rig.seen.lock().dropped);
     drop(swapped);
     assert!(rig.seen.lock().dropped);
-    // What comes now is the new one's affair.
+    // Later events go to the new device.
     rig.device.process(3);
     assert_eq!(seen.lock().tokens, [3]);
     rig.write(reg::QUEUE_SELECT, 2, 0);
@@ -166,7 +166,8 @@ fn every_stage_of_a_driver_can_be_caught() {
     }
 }
 
-/// Devices that a driver of [`Shape::default`] with the feature MAC cannot go on with, and what is said of each.
+/// Devices with which a driver of [`Shape::default`] with the feature MAC cannot continue, with the
+/// error text of each.
 fn lesser_shapes() -> Vec<(Shape, &'static str)> {
     let fits = Shape::default;
     let smaller = |queue: usize, size| {
@@ -226,7 +227,7 @@ fn what_does_not_fit_is_refused_before_anything_stops() {
         let error = swapped.unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
         assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
-        // The guest has noticed nothing, and the other one has not begun.
+        // The guest has noticed nothing, and the new device has not started.
         assert_eq!(rig.doorbells.done.lock().len(), done);
         assert!((0..=4).all(|vector| rig.vectors.get(vector).delivered().is_none()));
         assert_eq!(stage(&seen), Stage::Inactive);
@@ -265,7 +266,7 @@ fn an_old_device_that_cannot_hand_over_goes_on() {
         assert_eq!(swapped.unwrap_err().kind(), ErrorKind::CannotHandOver);
         assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
         assert_eq!(rig.doorbells.all()[0], Reached::Page(WINDOW + 0x1_0000, 0));
-        // What came in between is made good.
+        // Kicks in between are repeated.
         assert!(rig.vectors.get(1).delivered().is_some());
         assert_ne!(stage(&seen), Stage::Active);
     }
@@ -286,7 +287,7 @@ fn the_old_device_goes_on_where_the_new_one_fails() {
     assert_eq!(error.kind(), ErrorKind::CannotStart, "{error}");
     assert!(error.to_string().contains("the old one continues"));
     assert_eq!((rig.status(), rig.stage()), (15, Stage::Active));
-    // Not where it was: the new one may have worked on the rings.
+    // Not at the saved position: the new device may have worked on the rings.
     assert_eq!(rig.seen.lock().taken_back, 1);
     assert_eq!(rig.doorbells.all()[0], Reached::Page(WINDOW + 0x1_0000, 0));
     assert!(rig.vectors.get(1).delivered().is_some());
@@ -316,7 +317,7 @@ fn a_guest_is_told_when_neither_works() {
     assert_eq!(rig.status(), 15 | NEEDS_RESET);
     assert!(rig.vectors.get(0).delivered().is_some());
     assert_eq!(rig.stage(), Stage::Inactive);
-    // Another device cures it, from the driver's next start.
+    // Another device fixes it, from the driver's next start.
     let (swapped, seen) = swap(&rig, Shape::default());
     assert!(swapped.unwrap().gap.is_none());
     assert_eq!(
@@ -379,7 +380,7 @@ fn descriptors_change_with_the_device() {
         .swap(rig.device.successor(Box::new(next)))
         .unwrap_err();
     assert_eq!(rig.device.events(), events(200));
-    // It is given back, so that whoever polls it stops before it closes them.
+    // It is returned, so that the caller stops polling before it closes the descriptors.
     assert!(!seen.lock().dropped);
     let given_back: Box<dyn Backend> = failed.successor;
     drop(given_back);
@@ -391,7 +392,7 @@ enum Step {
     Start,
     Reset,
     Break,
-    /// The device itself asks for a reset, and another one stands by.
+    /// The device itself asks for a reset, and there is a backup.
     Fail,
     Swap,
     Refused,
@@ -415,8 +416,9 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// In every order of what guest, device and operator do: exactly the present backend works,
-    /// exactly while the status says so, with its own doorbells, and no other one is left.
+    /// For every order of actions of guest, device and operator, only the current backend works. It
+    /// works exactly while the status says so, with its own doorbells, and no other backend
+    /// remains.
     #[test]
     fn at_most_one_device_works(steps in prop::collection::vec(step(), 1..30)) {
         use crate::pci::PciFunction;
@@ -527,7 +529,7 @@ fn a_device_at_another_host_that_is_less_is_refused_before_anything_is_restored(
 
 #[test]
 fn what_the_guest_relies_on_counts_when_its_state_comes_not_only_before() {
-    // No driver was there when the other host was asked.
+    // There was no driver when the other host was asked.
     let before = Rig::new();
     let relied = before.device.relied();
     let shape = || Shape {
@@ -557,7 +559,8 @@ fn what_the_guest_relies_on_counts_when_its_state_comes_not_only_before() {
             assert!(asked.iter().all(|&asked| asked == features), "{asked:?}");
         }
     }
-    // One without a driver relies on nothing, and one that has yet to choose on all that it was offered.
+    // Without a driver the guest relies on nothing, and a driver that has yet to choose relies on
+    // the whole offer.
     for (walk, needs) in [(&[0][..], false), (&[0, 1, 3], true)] {
         let rig = Rig::new();
         walk.iter().for_each(|&status| rig.set_status(status));

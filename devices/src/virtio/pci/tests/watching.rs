@@ -1,4 +1,4 @@
-//! What somebody who watches the rings is shown, and the nudge of a queue.
+//! The view of an observer of the rings, and the nudge of a queue.
 
 use super::rig::{PACKED, RING_RESET, Rig, VERSION_1, reg};
 use crate::virtio::backend::{Outcome, QueueRole};
@@ -30,7 +30,7 @@ fn rings_are_shown_while_the_device_works_on_them() {
         assert_eq!(ring.addresses, queues[usize::from(ring.index)].addresses);
     }
 
-    // A queue that is reset is not worked on; enabled again, its ring is another one.
+    // A reset queue is not running; when enabled again, it has another ring.
     rig.write(reg::QUEUE_SELECT, 2, 1);
     rig.write(reg::QUEUE_RESET, 2, 1);
     assert_eq!(indices(&rig), [0]);
@@ -39,7 +39,7 @@ fn rings_are_shown_while_the_device_works_on_them() {
     assert_eq!(indices(&rig), [0, 1]);
     assert!(rings(&rig)[0].start > first[0].start);
 
-    // A broken device works on nothing.
+    // A broken device has no running queue.
     rig.seen.lock().outcome = Outcome {
         config_changed: false,
         needs_reset: true,

@@ -1,5 +1,5 @@
-//! The same over a packed ring. What the ring itself does is tested in
-//! `vdpa::ring::packed`; here it is what this module makes of it.
+//! The same tests over a packed ring. `vdpa::ring::packed` tests the ring itself; these tests cover
+//! its use by this module.
 
 use super::super::driver::{BUFFERS, Driver, WRITE, memory};
 use super::*;
@@ -15,7 +15,7 @@ const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
 const SIZE: u16 = 6;
 
-/// Not a power of two, which only a packed ring may be.
+/// The size is not a power of two, which only a packed ring allows.
 fn driver() -> Driver {
     Driver::new(&memory(), SIZE)
 }
@@ -24,7 +24,7 @@ fn queue(driver: &Driver) -> UserspaceQueue {
     UserspaceQueue::new(driver.queue(), 256, PACKED, Arc::clone(&driver.memory)).unwrap()
 }
 
-/// Makes one buffer available, that of lap and entry `number`.
+/// Makes one buffer available: the one of lap and entry `number`.
 fn offer(driver: &Driver, number: u16, id: u16, flags: u16) {
     let lap = if (number / SIZE).is_multiple_of(2) {
         AVAIL
@@ -66,7 +66,7 @@ fn gives_chains_and_takes_them_back_over_laps() {
         };
         assert_eq!(driver.read::<u16>(at + 14), lap | WRITE);
     }
-    // RING_EVENT_FLAGS_DISABLE of the driver.
+    // The driver sets RING_EVENT_FLAGS_DISABLE.
     driver.write(driver.addresses.driver + 2, 1u16);
     offer(&driver, 5 * SIZE, 3, 0);
     queue.pop().unwrap().unwrap();
@@ -127,7 +127,7 @@ fn restores_where_it_was_saved() {
     offer(&driver, SIZE + 2, 1, WRITE);
     assert_eq!(after.pop().unwrap().unwrap().id, 1);
 
-    // Neither format goes on with the other's position, nor from nowhere.
+    // Neither format accepts the other's position, nor an invalid one.
     assert!(refusal(restore(saved, SPLIT)).contains("cannot go on at"));
     let split = SavedQueue {
         position: SavedPosition::Split {
@@ -144,7 +144,7 @@ fn restores_where_it_was_saved() {
             broken: false,
         };
         assert!(refusal(restore(hostile, PACKED)).contains("cannot go on at"));
-        // What is broken stays so, wherever it stood.
+        // A broken queue stays broken, at any position.
         let broken = SavedQueue {
             broken: true,
             ..hostile

@@ -1,6 +1,6 @@
-//! A device whose queues are relayed from its start: before it has written anything.
+//! Starts a device with relayed queues, before it has written anything.
 //!
-//! It must not know why they are relayed.
+//! It must not know the reason.
 
 use vdpa::control_queue::Command;
 use vdpa::device::VringBase;
@@ -12,11 +12,11 @@ use super::Plan;
 use crate::Error;
 
 impl VdpaBackend {
-    /// How the queues of a device that is about to start must reach it; `None`: directly. `anywhere`: the
-    /// device is to begin in the middle of rings.
+    /// Returns how the queues of a device that is about to start must reach it; `None`: directly.
+    /// `anywhere`: the device must begin in the middle of rings.
     ///
     /// # Errors
-    /// It can do neither.
+    /// The device supports neither.
     pub(in crate::virtio::vdpa) fn plan_start(
         &self,
         anywhere: bool,
@@ -41,8 +41,8 @@ impl VdpaBackend {
         }
     }
 
-    /// Starts the negotiated device, whose control queue is set up, with relayed queues. `known`: where packed
-    /// rings stand.
+    /// Starts the negotiated device, whose control queue is set up, with relayed queues. `known`
+    /// are the positions of packed rings.
     pub(in crate::virtio::vdpa) fn start_relayed(
         &mut self,
         plan: &Plan,

@@ -1,17 +1,17 @@
-//! Where a relayed device stopped.
+//! Stops a relayed device and determines its ring positions.
 //!
 //! ```text
 //!   with SUSPEND      SUSPEND -> drained -> positions
-//!                        ^          |  the device holds chains, nobody knows which
+//!                        ^          |  the device holds unknown chains
 //!                        |          v
 //!                     a little <- RESUME, all queues mediated: now they are counted
 //!
-//!   without, or the   do the rings tell? -> reset -> drained -> positions, as the shadows know them
+//!   without, or the   can the rings be read? -> reset -> drained -> positions, from the shadows
 //!   device has failed
 //! ```
-//! If that fails half-way the device is brought up again with its queues relayed as they were.
+//! If this fails half-way, the device is brought up again with its queues relayed as they were.
 //!
-//! It must not know what the positions are for.
+//! It must not know the purpose of the positions.
 
 use std::thread;
 
@@ -25,11 +25,12 @@ use super::{BETWEEN_TRIES, Plan, TRIES, Way};
 use crate::{Error, ErrorKind};
 
 impl VdpaBackend {
-    /// Stops the device for good and says where another one is to begin in each ring, so that it takes what was
-    /// in flight once. What the device wrote is marked, and shown to the guest.
+    /// Stops the device for good. Returns where another device begins in each ring, so that it
+    /// takes each buffer in flight once. The device's writes are marked, and shown to the guest.
     ///
     /// # Errors
-    /// It is not known what is in flight; the device goes on as before, or needs a reset by its driver, who hears of it.
+    /// The buffers in flight are unknown. The device continues as before, or needs a reset by its
+    /// driver, which is notified.
     pub(in crate::virtio::vdpa) fn stop_relayed(&mut self) -> Result<Vec<(u16, VringBase)>, Error> {
         if self.log.poller.is_none() {
             self.log.poller = Some(self.new_poller()?);
@@ -46,7 +47,7 @@ impl VdpaBackend {
         };
         match bases {
             Ok(_) => {
-                // Its memory is given back when the device is reset.
+                // Its memory is freed when the device is reset.
                 self.log.poller = Some(poller);
             }
             Err(_) => self.relay_as_before(poller, &before),
@@ -54,13 +55,13 @@ impl VdpaBackend {
         bases
     }
 
-    /// After a stop that failed half-way. What goes wrong here is in the log and shown to the driver; the reason for
-    /// the stop's failure says more.
+    /// Cleans up after a stop that failed half-way. Errors here are logged and reported to the
+    /// driver; the cause of the failed stop says more.
     fn relay_as_before(&mut self, mut poller: Poller, before: &[(u16, Strategy)]) {
         if !self.rings.is_running() {
             self.start_again(&mut poller, before);
         }
-        // Without a record nobody needs what was relayed to count it.
+        // Without a record, the relays that were created for counting are not needed.
         if self.resume_polling(poller).is_ok()
             && !self.log.on
             && let Err(error) = self.end_relaying()
@@ -69,12 +70,12 @@ impl VdpaBackend {
         }
     }
 
-    /// Brings a device up again that is suspended and cannot resume, or was reset. What it had is in the rings: that
-    /// they tell was looked at before it was stopped.
+    /// Brings up a device that is suspended and cannot resume, or was reset. Its state is in the
+    /// rings, which were checked before it was stopped.
     fn start_again(&mut self, poller: &mut Poller, before: &[(u16, Strategy)]) {
         let planned = self.plan().map(|plan| self.targets(&plan));
         let targets = match planned {
-            // It begins in the middle of a ring only if it is shadowed.
+            // Only a shadowed device can begin in the middle of a ring.
             Ok(targets) if !self.rings.keeps_positions => targets,
             _ => before.to_vec(),
         };
@@ -102,7 +103,7 @@ impl VdpaBackend {
         for turn in 1.. {
             let set = poller.park()?;
             if !resumes {
-                // It is reset if it cannot be stopped for good.
+                // The device is reset if it cannot be stopped for good.
                 set.can_restart().map_err(Error::relay)?;
             }
             self.rings.device.suspend()?;
@@ -121,7 +122,7 @@ impl VdpaBackend {
                 return Err(error);
             }
             if turn == 1 && can_mediate {
-                // Who mediates counts what the device takes and uses.
+                // A mediated queue counts the buffers that the device takes and uses.
                 self.switch(poller, &mediated)?;
             }
             poller.go()?;

@@ -1,4 +1,4 @@
-//! What the rings tell of buffers in flight, by a model.
+//! Tests the detection of buffers in flight from the rings, with a model.
 
 use proptest::prelude::*;
 
@@ -34,7 +34,7 @@ struct Model {
     available: u16,
     used: u16,
     free: Vec<u16>,
-    /// Heads that were given and not completed, in order.
+    /// Heads that are available and not completed, in order.
     in_flight: Vec<u16>,
     given: Vec<u16>,
     completed: usize,
@@ -93,7 +93,7 @@ impl Model {
         self.publish();
     }
 
-    /// The heads that a device takes which begins at the used index.
+    /// Returns the heads that a device takes if it begins at the used index.
     fn taken_at_used(&self) -> Vec<u16> {
         self.given[self.completed..].to_vec()
     }
@@ -102,8 +102,8 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// A device that takes buffers in advance says where it takes the next one. The one that goes on, be it after a
-    /// save or a swap, takes those that it keeps.
+    /// A device that prefetches buffers reports the position of its next one. The device that
+    /// continues after a save or a swap takes the prefetched buffers.
     #[test]
     fn the_next_device_takes_what_is_in_flight(
         begin in any::<u16>(),
@@ -127,7 +127,7 @@ proptest! {
         prop_assert_eq!(model.taken_at_used(), model.in_flight);
     }
 
-    /// What another device has completed, before it failed, the first one does not take again.
+    /// The first device does not take buffers again that another device completed before it failed.
     #[test]
     fn a_device_goes_on_where_the_other_one_failed(
         begin in any::<u16>(),
@@ -151,7 +151,7 @@ proptest! {
         prop_assert_eq!(model.taken_at_used(), model.in_flight);
     }
 
-    /// Whatever a guest has in its memory and for addresses: an answer, no panic.
+    /// For all contents and addresses of a guest's rings: a result and no panic.
     #[test]
     fn any_ring_is_answered(
         bytes in prop::collection::vec(any::<u8>(), 0x100),
@@ -184,13 +184,13 @@ fn a_hole_before_the_used_index_is_found() {
     model.complete(1);
     let refused = ring(&model.memory).taken_again(at(3), false).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InFlightUnknown);
-    // As do rings of a device that failed there.
+    // Rings of a device that failed there give the same result.
     let refused = ring(&model.memory).after_another(at(0), false).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::InFlightUnknown);
-    // With nothing in flight there is nothing to mistake.
+    // With nothing in flight, order does not matter.
     (0..3).for_each(|_| model.complete(0));
     ring(&model.memory).taken_again(at(5), false).unwrap();
-    // A device that keeps nothing needs no proof of its order.
+    // A device that keeps nothing needs no check of its order.
     model.give(0);
     ring(&model.memory).taken_again(at(4), false).unwrap();
 }
@@ -204,7 +204,8 @@ fn a_ring_that_is_none_is_named() {
     assert_eq!(refused.kind(), ErrorKind::BrokenRing { queue: 5 });
 }
 
-/// A packed ring whose chains are of several descriptors does not tell where it stands, but that nothing was used since.
+/// A packed ring with chains of several descriptors does not show its position, only that nothing
+/// was used since.
 #[test]
 fn a_packed_ring_is_taken_back_as_far_as_it_tells() {
     const AVAILABLE: u16 = 1 << 7;

@@ -1,7 +1,8 @@
 //! The crates that `bellhop` is linked from: as an SBOM (CycloneDX 1.5) and as licence texts.
 //!
-//! Owns the reading of `cargo metadata` and `Cargo.lock`. `cargo-cyclonedx` would write into each
-//! crate's folder, and neither it nor `cargo-about` is worth its build here. Must not know packages.
+//! This module owns the reading of `cargo metadata` and `Cargo.lock`. `cargo-cyclonedx` would write
+//! into each crate's folder, and neither it nor `cargo-about` is worth its build here. This module
+//! must not know packages.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -19,7 +20,7 @@ const ROOT: &str = "bellhop";
 /// How names of files with licence terms begin, in upper case.
 const TERMS: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE"];
 
-/// The part of `cargo metadata` that counts here.
+/// The part of `cargo metadata` that is used here.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -32,7 +33,7 @@ struct Package {
     name: String,
     version: String,
     license: Option<String>,
-    /// None for the workspace's own.
+    /// `None` for the workspace's own crates.
     source: Option<String>,
     manifest_path: PathBuf,
 }
@@ -56,7 +57,7 @@ struct Edge {
 
 #[derive(Debug, Deserialize)]
 struct EdgeKind {
-    /// None for a dependency that is linked; else `dev` or `build`.
+    /// `None` for a dependency that is linked; else `dev` or `build`.
     kind: Option<String>,
 }
 
@@ -66,7 +67,7 @@ impl Edge {
     }
 }
 
-/// The root crate and its dependencies at any distance.
+/// The root crate and its transitive dependencies.
 #[derive(Debug)]
 pub(super) struct Dependencies {
     root: Package,
@@ -79,11 +80,11 @@ pub(super) struct Dependencies {
 }
 
 impl Dependencies {
-    /// Asks cargo.
+    /// Queries cargo.
     ///
     /// # Errors
     /// [`Error::Start`] and [`Error::Program`] of cargo; [`Error::File`]; [`Error::Invalid`] for an
-    /// answer of another form.
+    /// answer in another format.
     pub(super) fn read(repository: &Path) -> Result<Self> {
         let metadata = output(
             Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
@@ -165,7 +166,7 @@ impl Dependencies {
             "version": version,
         });
         if let Some(license) = &package.license {
-            // An old form of OR.
+            // An old spelling of OR.
             let expression = license.replace('/', " OR ");
             component["licenses"] = json!([{ "expression": expression }]);
         }
@@ -178,7 +179,7 @@ impl Dependencies {
         component
     }
 
-    /// The licence terms of the crates that are not the workspace's own, each text once.
+    /// The licence terms of the crates outside the workspace, each text once.
     ///
     /// # Errors
     /// [`Error::File`].
@@ -211,7 +212,7 @@ impl Dependencies {
     }
 }
 
-/// A crate's name within the SBOM. Cargo's ids have paths of this machine in them.
+/// A crate's name within the SBOM. Cargo's IDs contain paths of this machine.
 fn reference(package: &Package) -> String {
     format!("{}@{}", package.name, package.version)
 }
@@ -291,7 +292,7 @@ mod tests {
             (&root["name"], &root["purl"]),
             (&json!("bellhop"), &Value::Null)
         );
-        // A path of the machine that builds is none of the reader's.
+        // The SBOM must not contain paths of the build machine.
         assert!(!sbom.to_string().contains("somewhere"), "{sbom:#}");
         assert_eq!(
             sbom["dependencies"][1],
@@ -308,7 +309,7 @@ mod tests {
         let components = sbom["components"].as_array().unwrap();
         assert!(components.iter().any(|one| one["name"] == "vmm"));
         assert!(components.iter().any(|one| one["name"] == "redb"));
-        // Only tests need it.
+        // Only tests depend on it.
         assert!(components.iter().all(|one| one["name"] != "proptest"));
         for one in components {
             assert!(one["licenses"][0]["expression"].is_string(), "{one}");

@@ -1,16 +1,16 @@
 //! `cargo lab soak --moves N [--journey JOURNEY]…`: guests migrate to and fro at random moments.
 //!
-//! A journey is made in legs: each leg is one guest, by one call of a test of `tests/tests/migration_*`, in a lab
-//! host. What has been moved counts, and every leg that did not come to its end is told of: whether the emulation lost
-//! a guest or the host (`Ended::Lost`), after which the next leg goes on in a fresh host, or whether something was
-//! not as it must be (`Ended::Failed`), after which the journey fails.
+//! A journey consists of legs. Each leg is one guest, in one call of a test of
+//! `tests/tests/migration_*`, in a lab host. Completed migrations count, and the report lists every
+//! leg that did not finish. If the emulation lost a guest or the host (`Ended::Lost`), the next leg
+//! starts in a fresh host. If a check failed (`Ended::Failed`), the journey fails.
 //!
 //! ```text
 //!   leg ──▶ Whole ──▶ next leg, same host ──▶ … until there are enough moves
 //!    ├────▶ Lost ───▶ next leg, fresh host
 //!    └────▶ Failed ─▶ next leg, fresh host; the journey has failed
 //! ```
-//! A journey fails, too, if no guest was ever stopped while buffers of one kind were under way.
+//! A journey also fails if no guest was ever stopped with buffers of one kind in flight.
 
 use super::report::Journeyed;
 use crate::accelerator::Accelerator;
@@ -24,17 +24,17 @@ use crate::verbs;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a leg may take for each of its moves, its boots included.
+/// The time limit of a leg for each of its moves, including boots.
 const LIMIT_EACH: Duration = Duration::from_secs(120);
 
-/// What a crash of a guest, and one that hangs, look like in a test's output.
+/// Text in a test's output that shows a crashed or hung guest.
 const LOST: [&str; 3] = ["triple-faulted", "did not answer", "fell silent"];
 
-/// How many legs may be lost for each that there would be at all: of those with a neighbour that is a guest, too, the emulation loses about one in
-/// ten moves.
+/// The limit of lost legs, for each leg that the journey needs at all. With a peer that is also a
+/// guest, the emulation loses a leg in about one of ten moves.
 const LOST_FOR_EACH: u32 = 3;
 
-/// Lines of a failed leg that are shown.
+/// How many lines of a failed leg are shown.
 const SHOWN: usize = 150;
 
 /// Arguments of the journeys.
@@ -78,7 +78,7 @@ impl Journey {
         Self::LabnicRelayed,
     ];
 
-    /// The file of tests, and the test in it.
+    /// The test file and the test in it.
     const fn test(self) -> (&'static str, &'static str) {
         match self {
             Self::Sim => (
@@ -108,15 +108,15 @@ pub(super) enum Ended {
     Whole,
     /// Why the lab host or the guest was lost.
     Lost(String),
-    /// What was not as it must be.
+    /// What failed.
     Failed(String),
 }
 
-/// Makes the journeys, if any are asked for; the exit code is 1 when one failed.
+/// Runs the requested journeys, if any; the exit code is 1 when one failed.
 ///
 /// # Errors
-/// Those of [`Lab::prepare`] and of booting the lab host; [`Error::HostLost`] when the lab host is
-/// lost where nothing emulates it.
+/// Those of [`Lab::prepare`] and of booting the lab host; [`Error::HostLost`] when a lab host that
+/// is not emulated is lost.
 pub fn run(arguments: &MigrationArguments) -> Result<u8> {
     let Some(moves) = arguments.moves else {
         return Ok(0);
@@ -154,12 +154,12 @@ pub fn run(arguments: &MigrationArguments) -> Result<u8> {
     Ok(u8::from(!all.iter().all(Journeyed::is_right)))
 }
 
-/// Who makes one journey.
+/// The state of one journey.
 struct Traveller<'a> {
     lab: &'a Lab,
     journey: Journey,
     program: &'a Path,
-    /// The lab host of the leg before, where it is good for another one.
+    /// The lab host of the previous leg, if another leg can use it.
     host: Option<LabHost>,
 }
 
@@ -187,7 +187,7 @@ impl Traveller<'_> {
             }
         }
         if let Some(host) = self.host.take() {
-            // All is done by now: that it hangs when it is switched off says nothing.
+            // All work is done: a host that hangs while it switches off proves nothing.
             if let Err(error) = host.power_off() {
                 eprintln!("lab: {}", report(&error));
             }

@@ -1,4 +1,5 @@
-//! What came of a journey: its moves, what was under way at them, and the legs that did not come to their end.
+//! The result of a journey: its migrations, the buffers in flight, and the legs that did not
+//! finish.
 
 use super::migration::Ended;
 use crate::figures::{median, rounded};
@@ -11,23 +12,23 @@ use std::collections::BTreeMap;
 pub(super) struct Journeyed {
     file: &'static str,
     test: &'static str,
-    /// How many moves there were to be.
+    /// How many moves the journey needs.
     wanted: u32,
     moves: u32,
-    /// How many of the moves were made at which moment.
+    /// The number of moves at each moment.
     moments: BTreeMap<String, u32>,
-    /// At how many moves buffers of a kind were under way.
+    /// For each kind of buffer, the number of moves with such buffers in flight.
     in_flight: InFlight,
-    /// The most of them at one move.
+    /// The most buffers in flight at one move.
     most_in_flight: InFlight,
     downtime_ms: f64,
     downtime_ms_max: f64,
-    /// Frames that were lost, all moves together, where nothing else than the move could lose them.
+    /// Frames lost in all moves in which only the move could lose them.
     frames_lost: u64,
     legs: u32,
-    /// Legs in which the emulation lost the guest or the host, and why it is thought so.
+    /// Legs in which the emulation lost the guest or the host, with the evidence.
     lost: Vec<String>,
-    /// Legs in which something was not as it must be.
+    /// Legs in which a check failed.
     failed: Vec<String>,
     #[serde(skip)]
     downtimes: Vec<f64>,
@@ -57,12 +58,12 @@ impl Journeyed {
         self.moves
     }
 
-    /// Legs that were lost, or failed.
+    /// Legs that were lost or failed.
     pub(super) fn ended_early(&self) -> u32 {
         u32::try_from(self.lost.len() + self.failed.len()).unwrap_or(u32::MAX)
     }
 
-    /// One move more.
+    /// Adds a move.
     pub(super) fn take(&mut self, one: Move) {
         self.moves += 1;
         *self.moments.entry(one.moment).or_default() += 1;
@@ -102,7 +103,8 @@ impl Journeyed {
         }
     }
 
-    /// All moves were made, nothing was wrong, and buffers of each kind were under way at one move at least.
+    /// True if all moves were made, no check failed, and buffers of each kind were in flight in at
+    /// least one move.
     pub(super) fn is_right(&self) -> bool {
         let InFlight { rx, tx, cvq } = self.in_flight;
         self.moves >= self.wanted

@@ -4,11 +4,11 @@
 //!   program ─▶ mapped profile ─▶ target/coverage/{unit,gate,other}
 //!                                  └─▶ llvm-profdata ─▶ llvm-cov ─▶ lines of each crate
 //! ```
-//! A program maps its profile before `main` and counts in it. It needs no system call later and no
-//! orderly exit, so sandboxed and killed VMMs count, too. Profiles of the lab host lie in its memory
-//! until a file of tests ends. A lost lab host loses them.
+//! A program maps its profile before `main` and counts in it. It needs no later system call and no
+//! orderly exit, so sandboxed and killed VMMs count too. Profiles of the lab host stay in its
+//! memory until a file of tests ends. A lost lab host loses them.
 //!
-//! Lines of tests do not count: a module of unit tests ends its file, by convention.
+//! Lines of tests do not count: by convention, the module of unit tests is the last one of a file.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -22,14 +22,14 @@ use std::process::Command;
 /// The variable from which LLVM's runtime takes the name of the profile.
 const VARIABLE: &str = "LLVM_PROFILE_FILE";
 
-/// A file for each program, which all its processes share (`%m`), mapped by them (`%c`).
+/// One file for each program, which all its processes share (`%m`) and map (`%c`).
 const NAME: &str = "%m%c.profraw";
 
 /// The directory of the profiles in the lab host. It must exist: LLVM's runtime creates a directory
 /// only in the first process of a tree, which is the agent.
 const IN_LAB_HOST: &str = "/dev/shm";
 
-/// The product's crates: name and folder of the sources, the longest path first.
+/// The product's crates: name and source folder, the longest path first.
 const CRATES: [(&str, &str); 9] = [
     ("vdpa-mgmt", "vdpa/mgmt/src/"),
     ("vdpa", "vdpa/src/"),
@@ -42,7 +42,7 @@ const CRATES: [(&str, &str); 9] = [
     ("bellhop", "cli/src/"),
 ];
 
-/// The tests that a profile comes from.
+/// The tests that produced a profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Source {
     Unit,
@@ -72,7 +72,7 @@ pub(super) struct Coverage {
 }
 
 impl Coverage {
-    /// Looks for LLVM's tools and removes the profiles of an earlier run.
+    /// Finds LLVM's tools and removes the profiles of an earlier run.
     ///
     /// # Errors
     /// [`Error::Missing`] for the tools; [`Error::File`].
@@ -97,13 +97,13 @@ impl Coverage {
         })
     }
 
-    /// Lets a program on this machine count as a unit test.
+    /// Makes a program on this machine count as a unit test.
     pub(super) fn unit_test(&self, command: &mut Command) {
         let directory = self.directory.join(Source::Unit.directory());
         command.env(VARIABLE, directory.join(NAME));
     }
 
-    /// Lets programs in the lab host count.
+    /// Makes programs in the lab host count.
     pub(super) fn in_lab_host(environment: &mut BTreeMap<String, String>) {
         environment.insert(VARIABLE.into(), format!("{IN_LAB_HOST}/{NAME}"));
     }
@@ -118,7 +118,7 @@ impl Coverage {
             .to_vec()
     }
 
-    /// Prints the share of lines that unit tests, with them the gate, and all tests run.
+    /// Prints the share of lines that run in unit tests, in these with the gate, and in all tests.
     ///
     /// # Errors
     /// Those of LLVM's tools and of reading their output.
@@ -213,7 +213,7 @@ impl Coverage {
     }
 }
 
-/// Lines with code, and those of them that ran.
+/// The number of lines with code, and of those that ran.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Lines {
     all: u32,
@@ -242,8 +242,8 @@ fn profiles_in(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// By file: whether each of its lines with code ran. A line counts once, whatever the number of
-/// programs that have it.
+/// For each file, whether each line with code ran. A line counts once, however many programs have
+/// it.
 fn parse(lcov: &str) -> BTreeMap<&str, BTreeMap<usize, bool>> {
     let mut all: BTreeMap<&str, BTreeMap<usize, bool>> = BTreeMap::new();
     let mut file = "";

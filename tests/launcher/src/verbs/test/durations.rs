@@ -1,9 +1,9 @@
-//! How long each lab test took the last time, so that the longest files begin first.
+//! Records how long each lab test took the last time, so that the longest files start first.
 //!
-//! Owns the files `test-durations.json` (gate) and `soak-durations.json` in the lab's cache: objects
-//! of names (`file::test`) with milliseconds. They are only a hint: where one is missing or damaged,
-//! files of tests run in the order of their names. A soak has a file of its own, because the same
-//! test takes several times longer there.
+//! This module owns the files `test-durations.json` (gate) and `soak-durations.json` in the lab's
+//! cache: objects that map names (`file::test`) to milliseconds. They are only a hint: without a
+//! valid file, files of tests run in the order of their names. A soak has its own file, because the
+//! same test takes several times longer there.
 
 use crate::cache::Cache;
 use crate::files;
@@ -20,15 +20,15 @@ fn file_name(soak: bool) -> &'static str {
     }
 }
 
-/// The time of a test that has not been measured: the mean of complete runs.
+/// The assumed time of an unmeasured test: the mean of complete runs.
 fn unknown(soak: bool) -> Duration {
     Duration::from_secs(if soak { 20 } else { 7 })
 }
 
-/// Loading a file of tests into the lab host.
+/// Time to load a file of tests into the lab host.
 const LOAD: Duration = Duration::from_secs(1);
 
-/// What was measured in earlier runs.
+/// Measurements of earlier runs.
 #[derive(Debug)]
 pub(super) struct Durations {
     file: PathBuf,
@@ -51,7 +51,7 @@ impl Durations {
         }
     }
 
-    /// How long these tests of a file will take, as far as is known.
+    /// The expected time of these tests of a file.
     pub(super) fn of_file(&self, file: &str, tests: &[String]) -> Duration {
         let of_test = |test| {
             let time = self.milliseconds.get(&format!("{file}::{test}"));
@@ -63,8 +63,8 @@ impl Durations {
             .fold(LOAD, Duration::saturating_add)
     }
 
-    /// Keeps new measurements beside those of other tests. A file that cannot be written only
-    /// makes the next run's order a worse one.
+    /// Stores new measurements beside those of other tests. A file that cannot be written only
+    /// degrades the order of the next run.
     pub(super) fn remember(&mut self, measured: &[(String, Duration)]) {
         for (name, took) in measured {
             let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);

@@ -1,8 +1,8 @@
 //! The gate: the lab tests that `cargo lab test` runs, at least one for each mechanism.
 //!
-//! Owns the reading of `tests/gate`: a line for each file of tests (`skeleton_boot`) or test
-//! (`skeleton_boot::reboot`), and comments behind `#`. A name that does not exist is an error, so a
-//! renamed test does not leave the gate silently.
+//! This module owns the format of `tests/gate`: a line for each file of tests (`skeleton_boot`) or
+//! test (`skeleton_boot::reboot`), and comments after `#`. A name that does not exist is an error,
+//! so a renamed test does not silently leave the gate.
 
 use crate::error::{Error, Result};
 use crate::files;
@@ -10,10 +10,10 @@ use crate::setup::binaries::Built;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The list's place in the repository.
+/// The list's path in the repository.
 const PLACE: &str = "tests/gate";
 
-/// By file of tests; no tests are all of them.
+/// Tests by file; an empty list means all tests of the file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Gate(BTreeMap<String, Vec<String>>);
 
@@ -51,12 +51,12 @@ impl Gate {
         Ok(Self(gate))
     }
 
-    /// Whether tests of a file belong to it.
+    /// True if the gate has tests of this file.
     pub(super) fn has_file(&self, file: &str) -> bool {
         self.0.contains_key(file)
     }
 
-    /// Whether a test belongs to it.
+    /// True if the gate has this test.
     pub(super) fn has(&self, file: &str, test: &str) -> bool {
         self.0
             .get(file)

@@ -7,10 +7,9 @@
 //!    │      (emulated hosts only)                    failed test, in the same order: counts
 //!    └────▶ failed ────────────────────────────────▶ counts
 //! ```
-//! QEMU's emulation of nested virtualization loses guests, and sometimes the host, now and then
-//! (tests/README.md). Evidence is what KVM counted and traced of a guest (crate `lab`, in the test's
-//! error), or the host's console (`emulator.rs`). A test's name never is. On real KVM there is no
-//! retry.
+//! QEMU's emulation of nested virtualization sometimes loses guests or the host (tests/README.md).
+//! Evidence is what KVM counted and traced of a guest (crate `lab`, in the test's error), or the
+//! host's console (`emulator.rs`). A test's name is never evidence. On real KVM there is no retry.
 
 use super::Effort;
 use super::coverage::{Coverage, Source};
@@ -32,8 +31,8 @@ use crate::verbs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long one harness may take in the lab host for each of the times that its tests repeat what
-/// they do; three times what the longest one takes in an emulated host beside another one.
+/// The time limit of one harness in the lab host, for each repetition of its tests. It is three
+/// times the longest measured time, in an emulated host beside another one.
 const LIMIT_EACH: Duration = Duration::from_secs(200);
 
 /// One call of a file of tests.
@@ -45,9 +44,9 @@ pub(super) struct Harness<'a> {
     /// The tests to run, in the harness's order.
     pub(super) tests: Vec<String>,
     pub(super) effort: Effort,
-    /// Programs besides Bellhop that tests start: they must not change meanwhile.
+    /// Programs other than Bellhop that tests start: they must not change during the run.
     pub(super) programs: &'a [String],
-    /// The collector of its profiles, and the column in which they count.
+    /// The collector of the profiles and the column in which they count.
     pub(super) coverage: Option<(&'a Coverage, Source)>,
 }
 
@@ -78,38 +77,38 @@ impl Harness<'_> {
         Ok(execute)
     }
 
-    /// How long it may take.
+    /// The time limit.
     fn limit(&self) -> Duration {
         let times = if self.effort.soak { 3 } else { 1 };
         LIMIT_EACH * self.effort.cycles.max(DEFAULT_CYCLES) * times
     }
 }
 
-/// One lane: its present lab host, and what came of its files of tests so far.
+/// One lane: its current lab host and the results of its files of tests so far.
 #[derive(Debug)]
 pub(super) struct LabRun<'a> {
     lab: &'a Lab,
-    /// How many lanes there are. One alone prints each line at once.
+    /// The number of lanes. A single lane prints each line at once.
     lanes: u8,
     host: Option<(Rig, LabHost)>,
     ended: Ended,
 }
 
-/// What came of one lane, or of all.
+/// The results of one lane, or of all.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     pub(super) tally: Tally,
-    /// Each retry with its evidence, boots included.
+    /// Each retry with its evidence, including those of boots.
     pub(super) retries: Vec<String>,
     /// How long each test took, as `file::test`.
     pub(super) took: Vec<(String, Duration)>,
     pub(super) notices: Vec<(Kind, String)>,
-    /// All that the lanes spent.
+    /// The total time of all lanes.
     pub(super) lane_time: Duration,
 }
 
 impl Ended {
-    /// Adds another lane's.
+    /// Adds the results of another lane.
     pub(super) fn add(&mut self, other: Self) {
         self.tally += other.tally;
         self.retries.extend(other.retries);
@@ -119,16 +118,16 @@ impl Ended {
     }
 }
 
-/// How one run of a harness went.
+/// The result of one run of a harness.
 struct Attempt {
     report: Report,
-    /// It did not come to its end, with evidence of a known fault where there is some.
+    /// Set if the harness did not finish, with evidence of a known fault if there is any.
     cut_short: Option<Option<String>>,
     emulated: bool,
 }
 
 impl Attempt {
-    /// How many tests are to run again, from the first one on, and the evidence for each failed
+    /// The number of tests to run again, from the first one on, and the evidence for each failed
     /// test; `None` where a failure is no known fault of the emulation.
     fn excuse(&self) -> Option<(usize, Vec<String>)> {
         if !self.emulated {
@@ -137,7 +136,7 @@ impl Attempt {
         let failed = self.report.failed();
         let (first, last) = (&failed.first()?.0, &failed.last()?.0);
         if let Some(evidence) = &self.cut_short {
-            // The tests before the interrupted one must have passed. Those behind it did not run.
+            // The tests before the interrupted one must have passed. Those after it did not run.
             let alone = self.report.position(first) == self.report.interrupted();
             let evidence = evidence.clone().filter(|_| alone)?;
             return Some((self.report.position(last)? + 1, vec![evidence]));
@@ -161,7 +160,7 @@ impl<'a> LabRun<'a> {
         }
     }
 
-    /// Runs a file of tests, and what a known fault of the emulation failed once more.
+    /// Runs a file of tests, and repeats once the tests that a known fault of the emulation failed.
     ///
     /// # Errors
     /// Those of [`LabHost::boot_beside`] and of the connection with the host.
@@ -207,7 +206,7 @@ impl<'a> LabRun<'a> {
         drop(progress);
         let mut cut_short = None;
         match outcome {
-            // One that a harness broke is not the next one's problem.
+            // A connection that a harness broke must not affect the next harness.
             Ok(Outcome::TimedOut) => {
                 let line = "lab: the file of tests took too long";
                 transcript.line(Printed::Error, line);
@@ -277,7 +276,7 @@ impl<'a> LabRun<'a> {
 
     fn power_off(&mut self) -> Result<()> {
         match self.host.take() {
-            // It has done its work: that it hangs now says nothing of any test.
+            // The host has done its work: a hang at this point proves nothing about any test.
             Some((_, host)) => match host.power_off() {
                 Err(error @ Error::HostLost { .. }) => {
                     let report = crate::error::report(&error);
@@ -290,7 +289,7 @@ impl<'a> LabRun<'a> {
         }
     }
 
-    /// Switches the host off and gives what came of it all.
+    /// Switches the host off and returns all results.
     ///
     /// # Errors
     /// Those of [`LabHost::power_off`].
@@ -346,7 +345,7 @@ mod tests {
         let lost = attempt(&FAILED[..1], evidence.clone());
         assert_eq!(lost.excuse(), Some((3, vec!["soft lockup".to_owned()])));
         assert_eq!(attempt(&FAILED[..1], Some(None)).excuse(), None);
-        // A test had failed before.
+        // An earlier test had failed.
         assert_eq!(attempt(&FAILED[..2], evidence).excuse(), None);
     }
 }

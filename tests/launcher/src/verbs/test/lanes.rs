@@ -1,7 +1,7 @@
-//! Several lab hosts at once: a thread for each, which runs what the queue hands out.
+//! Runs several lab hosts at once: one thread for each, which runs tasks from the queue.
 //!
-//! What cannot be run at all (no host boots, a connection breaks) is an error of the whole
-//! run: other lanes end what they have begun, and nothing more is handed out.
+//! If a task cannot run at all (no host boots, a connection breaks), the whole run fails. Other
+//! lanes finish what they have started, and the queue stops.
 
 use super::harness::{Ended, LabRun};
 use super::queue::{Queue, Task};
@@ -9,10 +9,10 @@ use crate::error::{Error, Result};
 use crate::setup::Lab;
 use std::sync::{Mutex, PoisonError};
 
-/// Runs all that waits.
+/// Runs all waiting tasks.
 ///
 /// # Errors
-/// Those of [`LabRun::run`] and [`LabRun::end`], of the first lane that has one.
+/// Those of [`LabRun::run`] and [`LabRun::end`], of the first lane that fails.
 pub(super) fn run(lab: &Lab, queue: Queue<Task<'_>>) -> Result<Ended> {
     let lanes = queue.lanes();
     let queue = Mutex::new(queue);
@@ -40,7 +40,7 @@ pub(super) fn run(lab: &Lab, queue: Queue<Task<'_>>) -> Result<Ended> {
     Ok(all)
 }
 
-/// One lane's life.
+/// Runs one lane to its end.
 fn lane(number: usize, mut run: LabRun<'_>, queue: &Mutex<Queue<Task<'_>>>) -> Result<Ended> {
     let lock = || queue.lock().unwrap_or_else(PoisonError::into_inner);
     let next = || lock().next(number);

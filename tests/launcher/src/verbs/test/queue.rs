@@ -1,4 +1,4 @@
-//! What is still to be run, and which lane gets what.
+//! The waiting files of tests, and which lane gets the next one.
 //!
 //! ```text
 //!   a lane is free ─▶ something waits for its rig? ── yes ─▶ the longest of it
@@ -9,41 +9,41 @@
 //!                       ▼
 //!                     the lane ends
 //! ```
-//! So hosts are booted seldom, and what runs last is short.
+//! So hosts boot seldom, and the last tasks are short.
 //!
-//! Owns the order. Knows nothing of lab hosts.
+//! This module owns the order and does not know lab hosts.
 
 use super::harness::Harness;
 use crate::rig::Rig;
 use std::time::Duration;
 
-/// Less work of another lane's than that is not worth a host of one's own: it takes about
-/// so long to boot beside the other.
+/// If another lane has less work left than this, a second host does not pay: its boot beside the
+/// other takes about as long.
 const WORTH_A_BOOT: Duration = Duration::from_secs(30);
 
-/// One file of tests that waits.
+/// A waiting file of tests.
 #[derive(Debug)]
 pub(super) struct Task<'a> {
     pub(super) harness: Harness<'a>,
     pub(super) rig: Rig,
-    /// How long it will take.
+    /// The expected time.
     pub(super) expected: Duration,
 }
 
-/// What waits, the longest first.
+/// Waiting tasks, the longest first.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     waiting: Vec<T>,
-    /// The rig that each lane has at the moment.
+    /// The current rig of each lane.
     lanes: Vec<Option<Rig>>,
 }
 
 /// What the order depends on.
 pub(super) trait Waiting {
-    /// The rig that it needs.
+    /// The rig that the task needs.
     fn rig(&self) -> Rig;
 
-    /// How long it will take.
+    /// The expected time.
     fn expected(&self) -> Duration;
 }
 
@@ -58,7 +58,7 @@ impl Waiting for Task<'_> {
 }
 
 impl<T: Waiting> Queue<T> {
-    /// Of all tasks, for so many lanes. Equally long ones keep their order.
+    /// A queue of all tasks for this many lanes. Tasks of equal length keep their order.
     pub(super) fn new(tasks: impl IntoIterator<Item = T>, lanes: u8) -> Self {
         let mut waiting: Vec<T> = tasks.into_iter().collect();
         waiting.sort_by_key(|task| std::cmp::Reverse(task.expected()));
@@ -73,13 +73,13 @@ impl<T: Waiting> Queue<T> {
         self.lanes.len()
     }
 
-    /// What a lane is to run next; none when it has nothing more to do.
+    /// The next task of a lane; `None` when the lane has nothing more to do.
     pub(super) fn next(&mut self, lane: usize) -> Option<T> {
         let own = self.lanes.get(lane).copied().flatten();
         let rig = own
             .filter(|rig| self.waiting.iter().any(|task| task.rig() == *rig))
             .or_else(|| self.busiest(lane));
-        // A lane that ends has no rig any more.
+        // A lane that ends no longer has a rig.
         if let Some(has) = self.lanes.get_mut(lane) {
             *has = rig;
         }
@@ -90,12 +90,13 @@ impl<T: Waiting> Queue<T> {
         Some(self.waiting.remove(index))
     }
 
-    /// Nothing more is handed out.
+    /// Drops all waiting tasks.
     pub(super) fn stop(&mut self) {
         self.waiting.clear();
     }
 
-    /// The rig with most work for each lane, if this one joins those that have it already.
+    /// The rig with the most work for each lane, counting this lane with those that already have
+    /// it.
     fn busiest(&self, lane: usize) -> Option<Rig> {
         let mut best = None;
         for task in &self.waiting {
@@ -149,7 +150,7 @@ mod tests {
         assert_eq!(queue.next(1), Some((Labnic, 90)));
         assert_eq!(queue.next(1), Some((Labnic, 50)));
         assert_eq!(queue.next(0), Some((Sim, 70)));
-        // The rest is not worth a boot beside the lane that has the rig already.
+        // The remaining work is not worth a boot beside the lane that already has the rig.
         assert_eq!(queue.next(1), None);
         assert_eq!(queue.next(0), Some((Sim, 10)));
         assert_eq!(queue.next(0), None);
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(queue.next(0), Some((Sim, 100)));
         assert_eq!(queue.next(1), Some((Sim, 90)));
         assert_eq!(queue.next(1), Some((Sim, 80)));
-        // Nobody has that rig: it must be booted, however little it is for.
+        // No lane has that rig, so it must boot even for little work.
         assert_eq!(queue.next(1), Some((Sriov, 20)));
         assert_eq!(queue.next(0), None);
         assert_eq!(queue.next(1), None);
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!(queue.next(0), Some((Sriov, 60)));
         queue.stop();
         assert_eq!(queue.next(0), None);
-        // There is no such lane; it gets work, as nothing else would run it.
+        // There is no such lane. It gets work, because nothing else would run it.
         assert_eq!(Queue::new([(Sim, 1)], 1).next(7), Some((Sim, 1)));
     }
 }

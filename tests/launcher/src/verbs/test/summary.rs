@@ -1,7 +1,8 @@
-//! The end of a run: its phases, its slowest tests, its retries with their evidence, and what it
+//! The end of a run: its phases, slowest tests and retries with their evidence, and the claims it
 //! did not prove.
 //!
-//! The last but one line is `N passed, N failed`; the last one counts retries and thinned claims.
+//! The second to last line is `N passed, N failed`; the last line counts retries and thinned
+//! claims.
 
 use super::Effort;
 use super::harness::Ended;
@@ -9,13 +10,13 @@ use crate::libtest::Tally;
 use crate::notice::Kind;
 use std::time::{Duration, Instant};
 
-/// Slowest tests that are shown.
+/// How many of the slowest tests are shown.
 const SLOWEST: usize = 10;
 
-/// More retries than that fail the run: the emulation is not that unreliable.
+/// More retries than this fail the run: the emulation is more reliable than that.
 const RETRIES_MAX: usize = 4;
 
-/// What a run came to so far.
+/// The results of a run so far.
 #[derive(Debug)]
 pub(super) struct Summary {
     pub(super) tally: Tally,
@@ -42,20 +43,20 @@ impl Default for Summary {
 }
 
 impl Summary {
-    /// A phase has ended.
+    /// Ends a phase.
     pub(super) fn phase(&mut self, name: &'static str) {
         let now = Instant::now();
         self.phases.push((name, now.duration_since(self.last)));
         self.last = now;
     }
 
-    /// Takes over what came of the lab tests.
+    /// Adds the results of the lab tests.
     pub(super) fn take(&mut self, ended: Ended) {
         self.tally += ended.tally;
         self.ended = ended;
     }
 
-    /// Prints all of it and gives the exit code.
+    /// Prints everything and returns the exit code.
     pub(super) fn end(mut self, effort: Effort) -> u8 {
         let phases: Vec<String> = self
             .phases

@@ -1,6 +1,6 @@
-//! What a file of tests prints. Where several run at once it is kept until the file has
-//! ended and then printed whole, so that lines of two files never mix; where one runs
-//! alone each line is printed as it comes.
+//! The output of a file of tests. If several files run at once, the output is kept until the file
+//! has ended and then printed whole. So lines of two files never mix. If one runs alone, each line
+//! is printed as it arrives.
 
 use crate::agent::client::Printed;
 use crate::progress;
@@ -16,7 +16,7 @@ pub(super) enum Transcript {
 }
 
 impl Transcript {
-    /// Of a run beside others, or of one alone.
+    /// A transcript of a run beside others, or of one alone.
     pub(super) fn new(beside_others: bool) -> Self {
         if beside_others {
             Self::Kept(Vec::new())
@@ -34,16 +34,16 @@ impl Transcript {
         }
     }
 
-    /// Prints what was kept, below a title.
+    /// Prints the kept lines below a title.
     pub(super) fn show(self, title: &str) {
         let Self::Kept(lines) = self else {
             return;
         };
         progress::around(|| {
-            // Both are held until the end: other threads print to them, too.
+            // Both are locked until the end: other threads also print to them.
             let mut output = std::io::stdout().lock();
             let mut errors = std::io::stderr().lock();
-            // Output that nobody wants any more does not end the tests.
+            // A closed output does not end the tests.
             let _ = writeln!(output, "{title}");
             for (printed, line) in &lines {
                 let _ = match printed {

@@ -8,7 +8,7 @@ use super::*;
 const SEQUENCE: u32 = 7;
 const FAMILY: u16 = 30;
 
-/// A message on the wire; its type, flags and payload.
+/// An encoded message with this type, flags and payload.
 fn wire(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(NLMSG_HDRLEN + payload.len()).unwrap();
     let mut bytes = length.to_ne_bytes().to_vec();
@@ -120,18 +120,18 @@ fn a_refusal_has_the_kernels_words() {
             .contains("\"vdpa: device not found\": No such device")
     );
 
-    // Where the request is repeated, the words follow it.
+    // The explanation follows a repeated request.
     let request = wire(FAMILY, 5, SEQUENCE, b"12345");
     let repeated = [request, words.clone()].concat();
     let found = refusal(exchange.feed(&end(ERROR, NLM_F_ACK_TLVS, -19, &repeated)));
     assert_eq!(found.explanation(), Some("vdpa: device not found"));
 
-    // A dump's end has them directly behind its code.
+    // A dump's end has it directly after its code.
     let mut dump = Exchange::new(SEQUENCE, Mode::Dump, Protocol::Generic);
     let found = refusal(dump.feed(&end(DONE, NLM_F_ACK_TLVS, -95, &words)));
     assert_eq!(found, Refusal::of(95, Some("vdpa: device not found")));
 
-    // Without the flag what follows is no list.
+    // Without the flag no list follows.
     let found = refusal(exchange.feed(&end(ERROR, NLM_F_CAPPED, -19, &capped)));
     assert_eq!(found.explanation(), None);
 }

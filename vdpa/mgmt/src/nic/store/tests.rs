@@ -4,7 +4,7 @@ use std::os::unix::fs::symlink;
 use super::*;
 use crate::nic::{Settings, State, Step};
 
-/// A directory of one test's own.
+/// A directory for one test.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -130,7 +130,7 @@ fn records_that_make_no_sense_are_refused() {
         };
         assert!(source.to_string().contains(why), "{source}");
     }
-    // Another version, whatever else is in it.
+    // Another version, with any content.
     directory.put("x.json", "{\"version\":2,\"more\":[]}");
     let error = store.nic("x").unwrap_err();
     assert!(matches!(error, StoreError::Version { version: 2, .. }));
@@ -152,7 +152,7 @@ fn names_do_not_leave_the_directory() {
         );
         assert!(store.keep(&nic(name)).is_err());
     }
-    // Nor do links.
+    // Links are not followed either.
     directory.put("target", &serde_json::to_string(&nic("x")).unwrap());
     symlink("target", directory.0.join("nics/x.json")).unwrap();
     assert!(matches!(store.nic("x"), Err(StoreError::File { .. })));

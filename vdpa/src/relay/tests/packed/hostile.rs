@@ -1,5 +1,5 @@
-//! Devices and guests that break every rule: errors, never a panic, a loop
-//! without end or an access outside.
+//! Devices and guests that break every rule: errors, never a panic, an endless loop or an access
+//! outside the memory.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::memory::GuestMemory;
 use crate::relay::{Dirty, Relay, ShadowQueue, Strategy as How};
 use crate::ring::{Direction, GuestRing, PackedLayout, Piece, Violation};
 
-/// A world with four chains taken by the device.
+/// A world in which the device has taken four chains.
 fn four() -> World {
     let mut world = World::new(false, Shapes::Single, SIZE);
     world.change(How::Shadowed).unwrap();
@@ -36,7 +36,7 @@ fn a_device_can_use_nothing_that_it_was_not_given() {
         world.device.put(id, 0);
         let id = u32::from(id);
         assert_eq!(violation(&mut world), Violation::NotOutstanding { id });
-        // Broken for good, and harmless to ask.
+        // Broken for good; another call is harmless.
         assert_eq!(violation(&mut world), Violation::NotOutstanding { id });
     }
     let mut world = four();
@@ -64,7 +64,7 @@ fn a_guest_names_each_chain_once() {
     assert_eq!(error.to_string(), "the guest broke the ring");
 }
 
-/// The window is none of the guest's.
+/// The window does not belong to the guest.
 #[test]
 fn a_guest_cannot_name_private_memory() {
     let mut world = four();
@@ -88,7 +88,7 @@ fn a_table_longer_than_the_private_ring_is_refused() {
         })
         .collect();
     world.guest.ring.add_indirect(&pieces, TABLES).unwrap();
-    // While it is prepared: nothing was changed.
+    // The error comes from the preparation: nothing was changed.
     let error = world.change(How::Shadowed).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -127,7 +127,7 @@ fn rings_and_positions_must_fit() {
     }
 }
 
-/// Looks at what the guest can see when a range is marked.
+/// Checks the guest's view of the ring when a range is marked.
 #[derive(Debug)]
 struct Before {
     memory: Arc<GuestMemory>,
@@ -165,11 +165,11 @@ fn pages_are_marked_before_the_guest_can_see_the_descriptor() {
     assert!(before.visible());
 }
 
-/// A write of a few bytes into a ring, by whoever it may be.
+/// Writes a few bytes into a ring, as either side might.
 fn scribble(world: &World, private: bool, at: u64, bytes: &[u8]) {
     if private {
         let size = PackedLayout::new(2 * SIZE).unwrap().size();
-        // Both event structures and all entries, and sometimes anything.
+        // Both event structures and all entries, and sometimes any offset.
         let at = if at.is_multiple_of(4) {
             at / 4 % (size - 16)
         } else {
@@ -191,8 +191,8 @@ fn scribble(world: &World, private: bool, at: u64, bytes: &[u8]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
-    /// Whatever is written into whichever ring, while chains are in flight, a pass
-    /// ends, what is reported lies in guest memory, and so does what is written back.
+    /// With any write to any ring while chains are in flight, a pass ends. The reported addresses
+    /// lie in guest memory, and so do those written back.
     #[test]
     fn nothing_in_memory_breaks_a_shadow(
         event_idx in any::<bool>(),
@@ -213,7 +213,7 @@ proptest! {
         for (private, at, bytes) in steps {
             scribble(&world, private, at, &bytes);
             if world.try_pass().is_err() {
-                // It must stay harmless to ask again, and to give up.
+                // Another pass, and giving up, must stay harmless.
                 let _ = world.try_pass();
                 let shadow = world.shadow.as_mut().unwrap();
                 let _ = shadow.finish(&world.log).and_then(|_| shadow.settle());
@@ -227,7 +227,7 @@ proptest! {
         prop_assert!(world.log.0.borrow().iter().all(|byte| *byte < 1 << 20));
     }
 
-    /// A ring of anything is told or refused, and what is told can be walked.
+    /// For a ring of random bytes the position is found or refused, and a found one can be walked.
     #[test]
     fn a_ring_of_anything_is_told_or_refused(
         bytes in prop::collection::vec(prop_oneof![Just(0u8), Just(0x80), any::<u8>()], 16 * 8),

@@ -1,5 +1,5 @@
-//! A device that touches memory only as the other side of a packed ring would, and
-//! a world in which it meets a guest's driver through a shadow or directly.
+//! A device that accesses memory only as the other side of a packed ring. A world connects it with
+//! a guest's driver through a shadow or directly.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const INDIRECT: u16 = 4;
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
 
-/// How the guest's chains look.
+/// The shapes of the guest's chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shapes {
     /// One descriptor each; every second one is indirect, of two pieces.
@@ -34,7 +34,7 @@ pub(super) enum Shapes {
     Mixed,
 }
 
-/// A chain of the guest's.
+/// A chain of the guest.
 #[derive(Debug)]
 struct UnderWay {
     number: u32,
@@ -55,7 +55,7 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// Adds a chain of 64 writable bytes; `true`: the device is to be kicked.
+    /// Adds a chain of 64 writable bytes; `true`: the device must be kicked.
     fn add(&mut self) -> bool {
         let Some(&slot) = self.free.front() else {
             return false;
@@ -79,7 +79,7 @@ impl Guest {
         } else {
             self.ring.add(&pieces)
         };
-        // What is too long for the entries that are free waits.
+        // A chain too long for the free entries waits.
         let Ok(id) = added else {
             return false;
         };
@@ -104,8 +104,7 @@ pub(super) struct Held {
     pieces: Vec<(u64, u32)>,
 }
 
-/// A device that looks at its ring when it is kicked and completes what it
-/// holds in any order.
+/// A device that reads its ring when it is kicked and completes held chains in any order.
 #[derive(Debug)]
 pub(super) struct Device {
     space: Space,
@@ -148,7 +147,7 @@ impl Device {
         )
     }
 
-    /// Takes chains, up to `most` held; goes to sleep when there are none.
+    /// Takes chains until it holds `most`; sleeps when there are none.
     fn fetch(&mut self, most: usize) {
         while self.kicked && self.held.len() < most {
             if !self.is_available() {
@@ -193,7 +192,7 @@ impl Device {
         }
     }
 
-    /// Writes a chain's buffers and gives it back; `true`: with an interrupt.
+    /// Writes a chain's buffers and returns it; `true`: with an interrupt.
     fn complete(&mut self, which: usize) -> bool {
         if self.held.is_empty() {
             return false;
@@ -222,7 +221,7 @@ impl Device {
         }
     }
 
-    /// Writes a used descriptor where it is due, and stays.
+    /// Writes a used descriptor at the current position, without moving on.
     pub(super) fn put(&self, id: u16, len: u32) {
         let (index, wrap) = self.used;
         let flags = WRITE | if wrap { AVAIL | USED } else { 0 };
@@ -232,7 +231,7 @@ impl Device {
         self.space.set_u16(at + 14, flags);
     }
 
-    /// Goes on behind a used descriptor of one entry.
+    /// Moves past a used descriptor of one entry.
     pub(super) fn advance(&mut self) {
         self.used = self.step(self.used);
     }
@@ -246,7 +245,7 @@ impl Device {
         }
     }
 
-    /// A base other than its own makes a suspended device forget what it holds.
+    /// A base other than its own makes a suspended device forget held chains.
     fn switch(&mut self, (ring, size): (VringAddresses, u16), base: VringBase) {
         if base != self.base() {
             self.held.clear();
@@ -265,7 +264,7 @@ impl Device {
     }
 }
 
-/// Guest, device, and what is between them.
+/// Guest, device, and the relay between them.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) space: Space,
@@ -277,14 +276,14 @@ pub(super) struct World {
     /// Entries of the private ring.
     entries: u16,
     interrupted: bool,
-    /// For each chain that the guest can see used: a relay showed it.
+    /// For each chain that the guest can see as used: whether a relay showed it.
     shown: VecDeque<bool>,
-    /// Chains that a device had at a transition.
+    /// Chains that a device held at a transition.
     pub(super) cut: usize,
 }
 
 impl World {
-    /// Begins direct, at the start.
+    /// Begins with a direct ring at its start.
     pub(super) fn new(event_idx: bool, shapes: Shapes, entries: u16) -> Self {
         let buffer = Arc::new(SharedBuffer::new(RAM, 0).unwrap());
         let size = PackedLayout::new(entries).unwrap().size();
@@ -362,7 +361,7 @@ impl World {
         self.go_on(target, base, base)
     }
 
-    /// The steps of `RelaySet::restart`: the device forgets all.
+    /// The steps of a start after a reset: the device forgets everything.
     pub(super) fn restart(&mut self, target: Strategy) -> Result<(), Error> {
         self.nudge();
         self.cut += self.device.held.len();
@@ -396,7 +395,7 @@ impl World {
         Ok(position.base())
     }
 
-    /// Chains of the guest's that came to the shadow and are not back.
+    /// The guest's chains that reached the shadow and are not back.
     fn device_has(&self) -> usize {
         let shown = self.shown.len();
         let taken = self.shadow.as_ref().map_or(0, ShadowQueue::in_flight);
@@ -422,7 +421,7 @@ impl World {
     }
 
     pub(super) fn add(&mut self) {
-        // A shadowed device does not hear the guest's kicks; the shadow polls.
+        // A shadowed device does not get the guest's kicks; the shadow polls.
         if self.guest.add() && self.shadow.is_none() {
             self.device.kicked = true;
         }
@@ -460,8 +459,8 @@ impl World {
         }
     }
 
-    /// The guest's interrupt handler, or its poll: each chain once, with the payload
-    /// that the device wrote, and nothing that was not reported before.
+    /// The guest's interrupt handler, or its poll: each chain once, with the payload that the
+    /// device wrote, and only memory that was reported before.
     pub(super) fn take(&mut self) {
         if !self.interrupted && !self.guest.polling {
             return;
@@ -498,8 +497,8 @@ impl World {
         self.interrupted |= self.guest.ring.set_interrupts(interrupts).unwrap() && interrupts;
     }
 
-    /// Everything comes to rest by kicks, interrupts and passes alone; then
-    /// nothing may be left on the way.
+    /// Everything comes to rest by kicks, interrupts and passes alone; afterwards no chain may be
+    /// left.
     pub(super) fn settle(&mut self) {
         self.napi(true);
         for _ in 0..200 {

@@ -51,7 +51,7 @@ fn run(world: &mut World, steps: &[Step], reorders: bool, single: bool) {
                 }
             },
             Step::Restart(target) => {
-                // A direct ring tells where it stands only then.
+                // A direct ring shows its position only then.
                 if world.strategy() == How::Shadowed || single && !reorders {
                     world.restart(target).unwrap();
                 }
@@ -101,8 +101,8 @@ fn a_long_run_over_many_laps() {
     }
 }
 
-/// Chains of several descriptors that were completed out of order move to the guest's ring
-/// and back, each once.
+/// Chains of several descriptors that were completed out of order move to the guest's ring and
+/// back, each once.
 #[test]
 fn what_is_in_flight_is_written_again() {
     for size in [SIZE, 2 * SIZE] {
@@ -117,7 +117,7 @@ fn what_is_in_flight_is_written_again() {
             world.complete(1);
             assert!(!world.device.held.is_empty());
             world.change(How::Direct).unwrap();
-            // Forgotten: they are in the guest's ring again.
+            // Forgotten: the chains are in the guest's ring again.
             assert!(world.device.held.is_empty());
             if round % 3 == 0 {
                 world.fetch(8);
@@ -133,7 +133,7 @@ fn what_is_in_flight_is_written_again() {
     }
 }
 
-/// A device that suspends and holds something is not taken over.
+/// A suspended device that holds chains is not taken over.
 #[test]
 fn a_device_that_holds_chains_is_refused() {
     let mut world = World::new(false, Shapes::Mixed, SIZE);

@@ -1,11 +1,11 @@
-//! Chains in flight that are written again for another device.
+//! Tests of chains in flight that are written again for another device.
 
 use super::*;
 
 proptest! {
-    /// Whatever order chains come back in, and whatever their lengths, a device that begins
-    /// at the used position finds each chain that is left once, in the order in which it was
-    /// made, and the driver gets all of them back.
+    /// For any completion order and any chain lengths, a device that begins at the used position
+    /// finds each remaining chain once. It finds them in the order of creation, and the driver gets
+    /// all of them back.
     #[test]
     fn another_device_finds_what_is_in_flight(
         size in 1u16..20,

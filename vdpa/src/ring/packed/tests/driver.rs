@@ -1,8 +1,8 @@
-//! The driver's side against a device that says anything.
+//! Tests of the driver's side against a device that writes anything.
 
 use super::*;
 
-/// A queue of 8 entries and the memory that a device may write.
+/// A queue of 8 entries, and the memory that a device may write.
 fn queue(features: RingFeatures) -> (DriverQueue, Arc<SharedBuffer>, PackedLayout) {
     let layout = PackedLayout::new(8).unwrap();
     let buffer = Arc::new(SharedBuffer::new(layout.size(), 0x7000_0000).unwrap());
@@ -81,7 +81,7 @@ fn in_order_one_descriptor_stands_for_all_before_it() {
         queue.add(&[reads(0, 1), writes(0, 200)]).unwrap(),
         queue.add(&[writes(0, 300)]).unwrap(),
     ];
-    // The element of the second, where the first begins.
+    // The element of the second chain, where the first begins.
     use_at(&buffer, 0, ids[1], 7);
     let used = |head, written| Some(Used { head, written });
     assert_eq!(queue.pop_used().unwrap(), used(ids[0], 100));
@@ -89,7 +89,7 @@ fn in_order_one_descriptor_stands_for_all_before_it() {
     assert_eq!(queue.pop_used().unwrap(), used(ids[1], 7));
     assert_eq!(queue.pop_used().unwrap(), None);
     assert!(!queue.set_interrupts(true).unwrap());
-    // The next one where the third begins: behind three entries.
+    // The next one where the third begins: after three entries.
     use_at(&buffer, 3, ids[2], 300);
     assert_eq!(queue.pop_used().unwrap(), used(ids[2], 300));
     assert_eq!((queue.free(), queue.outstanding()), (8, 0));
@@ -131,7 +131,7 @@ fn kicks_as_the_device_wishes() {
         assert_eq!(queue.needs_kick().unwrap(), expected);
     }
     assert!(!queue.needs_kick().unwrap());
-    // Over the end: the event is in the next lap.
+    // Past the end: the event is in the next lap.
     ask(0, EVENT_FLAGS_DESC);
     queue.add(&[reads(0, 1); 5]).unwrap();
     assert!(!queue.needs_kick().unwrap());
@@ -177,8 +177,8 @@ fn a_violation_breaks_the_queue_for_good() {
 }
 
 proptest! {
-    /// A device that writes anything anywhere: no panic, no chain given back
-    /// that was not out, none twice, never more bytes than offered.
+    /// A device that writes anything anywhere: no panic, no return of a chain that was not
+    /// outstanding, none twice, never more bytes than offered.
     #[test]
     fn survives_any_device(
         (event_idx, in_order) in any::<(bool, bool)>(),

@@ -1,4 +1,4 @@
-//! The device's side against a driver that says anything.
+//! Tests of the device's side against a driver that writes anything.
 
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
@@ -13,7 +13,7 @@ const RING: VringAddresses = VringAddresses {
     device: 0x5000,
 };
 const SIZE: u16 = 8;
-/// Where the tests' indirect tables are.
+/// Address of the tests' indirect tables.
 const TABLE: u64 = 0x2_0000;
 const NEXT: u16 = DESCRIPTOR_F_NEXT;
 const WRITE: u16 = DESCRIPTOR_F_WRITE;
@@ -37,7 +37,7 @@ fn put(ram: &GuestMemory, table: u64, index: u16, (address, len, id, flags): Raw
     ram.write_slice(&bytes, GuestAddress(at)).unwrap();
 }
 
-/// Available in the first lap.
+/// Writes an entry, available in the first lap.
 fn available(ram: &GuestMemory, index: u16, (address, len, id, flags): Raw) {
     let raw = (address, len, id, flags | DESCRIPTOR_F_AVAIL);
     put(ram, RING.descriptor, index, raw);
@@ -271,7 +271,7 @@ fn ids_and_entries_in_flight_are_not_taken_twice() {
     available(&ram, 1, (0x8000, 4, 7, 0));
     queue.pop().unwrap().unwrap();
     assert_eq!(fault(queue.pop()), Violation::DuplicateId { id: 7 });
-    // A whole lap is out, and the driver says that there is more.
+    // A whole lap is in flight, and the driver claims more.
     for index in 1..8 {
         available(&ram, index, (0x8000, 4, index + 20, 0));
         queue.pop().unwrap().unwrap();
@@ -287,7 +287,7 @@ fn indirect_tables_give_all_their_pieces() {
         let ram = ram();
         let mut queue = queue(&ram, features(false, false));
         for index in 0..len {
-            // NEXT and the id mean nothing here.
+            // NEXT and the id have no meaning here.
             put(&ram, TABLE, index, (0x8000, 1, index, NEXT));
         }
         available(&ram, 0, (TABLE, 16 * u32::from(len), 3, INDIRECT | WRITE));
@@ -314,7 +314,7 @@ fn notifications_and_signals() {
     assert!(!queue.set_notifications(true).unwrap());
     assert_eq!(half(RING.device), 1 | OFF_WRAP);
     assert_eq!(half(RING.device + 2), EVENT_FLAGS_DESC);
-    // The driver wants to hear of the entry behind the first.
+    // The driver wants an event for the entry after the first.
     ram.write_obj(0x0002_8001u32, GuestAddress(RING.driver))
         .unwrap();
     assert!(!queue.publish().unwrap());
@@ -330,8 +330,8 @@ fn notifications_and_signals() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever the ring holds: no panic, bounded work, and only pieces inside
-    /// guest memory come out.
+    /// For any content of the ring: no panic, bounded work, and only pieces inside guest memory are
+    /// returned.
     #[test]
     fn survives_any_driver(
         table in prop::collection::vec(
@@ -376,7 +376,7 @@ proptest! {
     }
 }
 
-/// As small rings have it.
+/// The limit of small rings.
 const CHAIN_LIMIT: usize = 256;
 
 #[test]
@@ -389,7 +389,7 @@ fn what_was_used_since_a_position_shows_in_its_entry() {
         (0, false),
         (avail | WRITE, false),
         (avail | used, true),
-        // The driver was there again.
+        // The driver overwrote it.
         (used | WRITE, true),
     ] {
         put(&ram, RING.descriptor, 0, (0x1000, 16, 3, flags));

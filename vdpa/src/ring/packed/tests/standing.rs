@@ -1,11 +1,11 @@
-//! Where a ring stands, against a driver and a device that are counted without laps.
+//! Tests of the position of a ring, against a driver and a device that are counted without laps.
 
 use std::collections::BTreeMap;
 
 use super::super::standing::standing;
 use super::*;
 
-/// A place counted from the ring's beginning.
+/// A position counted from the ring's beginning.
 fn position(place: u32, size: u16) -> Position {
     let size = u32::from(size);
     Position {
@@ -14,7 +14,7 @@ fn position(place: u32, size: u16) -> Position {
     }
 }
 
-/// Flags of a ring in which `used` chains came back and `fill` are under way.
+/// Flags of a ring in which `used` chains came back and `fill` are in flight.
 fn flags(size: u16, used: u32, fill: u32) -> Vec<u16> {
     let mut flags = vec![0; usize::from(size)];
     for place in 0..used + fill {
@@ -41,7 +41,7 @@ fn every_fill_in_every_lap_is_told() {
     }
 }
 
-/// All flags that there are: those of an honest ring are told, and no others.
+/// All possible flags: the position is found for those of an honest ring, and for no others.
 #[test]
 fn nothing_else_is_taken_for_a_place() {
     for size in 1..=7u16 {
@@ -74,14 +74,14 @@ fn nothing_else_is_taken_for_a_place() {
     }
 }
 
-/// A driver that adds while the ring is read from front to back: what is told, if
-/// anything, has the right used position and one of the available positions that there were.
+/// A driver adds while the ring is read from front to back. A found position has the right used
+/// position and one of the available positions of that time.
 #[test]
 fn a_driver_that_goes_on_does_not_deceive() {
     for size in 1..=6u16 {
         for used in 0..2 * u32::from(size) {
             for fill in 0..=u32::from(size) {
-                // How far the driver is when each entry is read.
+                // The driver's progress when each entry is read.
                 let most = u32::from(size) - fill;
                 let moments = usize::try_from(most + 1).unwrap();
                 for number in 0..moments.pow(u32::from(size)) {
@@ -116,7 +116,7 @@ fn chains_of_several_descriptors_are_refused() {
     }
 }
 
-/// The one case in which several descriptors leave a pattern behind.
+/// The one case in which several descriptors leave a valid pattern behind.
 #[test]
 fn what_is_left_of_a_chain_of_two_is_not_given_to_a_device_to_write() {
     for round in 0..8 {
@@ -153,7 +153,7 @@ fn what_is_left_of_a_chain_of_two_is_not_given_to_a_device_to_write() {
     }
 }
 
-/// A ring that is honest is never refused for that.
+/// An honest ring is never refused for that.
 #[test]
 fn a_ring_of_single_descriptors_is_told_with_its_ids() {
     for used in 0..20u16 {

@@ -7,7 +7,7 @@ use super::*;
 
 const LEVELS_ONLY: [CpuBaseline; 3] = [CpuBaseline::V2, CpuBaseline::V3, CpuBaseline::V4];
 const BITS: u8 = 39;
-/// Leaves that a host may have, with what no level knows among them.
+/// Leaves that a host may have, including some outside every level.
 const HOST_LEAVES: [(u32, u32); 32] = [
     (0, 0),
     (1, 0),
@@ -42,7 +42,7 @@ const HOST_LEAVES: [(u32, u32); 32] = [
     (0x8000_0022, 0),
     (0xc000_0001, 0),
 ];
-/// Where Intel's processors have the parts of an XSAVE area: number, length, offset.
+/// Positions of the XSAVE components on Intel's processors: number, length, offset.
 const XSAVE_PARTS: [(u32, u32, u32); 10] = [
     (2, 256, 576),
     (3, 64, 960),
@@ -56,7 +56,7 @@ const XSAVE_PARTS: [(u32, u32, u32); 10] = [
     (18, 8192, 2816),
 ];
 
-/// A host with all that a level asks for, and whatever else `more` says.
+/// A host with all features of a level, and those of `more`.
 fn host(baseline: CpuBaseline, more: &[[u32; 4]]) -> Vec<kvm_cpuid_entry2> {
     let mut leaves: Vec<kvm_cpuid_entry2> = HOST_LEAVES
         .iter()
@@ -82,7 +82,7 @@ fn host(baseline: CpuBaseline, more: &[[u32; 4]]) -> Vec<kvm_cpuid_entry2> {
                 leaf.eax = 0xd + leaf.eax % 0x20;
             }
             0x8000_0000 => leaf.eax = 0x8000_0008 + leaf.eax % 0x20,
-            // At least so many bits of an address, and no word of what KVM can map.
+            // At least this many address bits, and no limit of KVM's mapping.
             0x8000_0008 => {
                 leaf.eax = (u32::from(BITS) + leaf.eax % 13) | 0x3000 | (leaf.eax & 0x900)
             }
@@ -93,12 +93,12 @@ fn host(baseline: CpuBaseline, more: &[[u32; 4]]) -> Vec<kvm_cpuid_entry2> {
     leaves
 }
 
-/// Registers in which bits are features, of leaves that are there.
+/// Registers with feature bits, of the present leaves.
 fn features(leaves: &[kvm_cpuid_entry2]) -> Vec<(u32, u32, [u32; 4])> {
     let registers = |leaf: &kvm_cpuid_entry2| match (leaf.function, leaf.index) {
         (1 | 0x8000_0001, _) => Some([0, 0, leaf.ecx, leaf.edx]),
         (6 | 7 | 0x4000_0001, _) | (0xd, 2..) => Some([leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]),
-        // The sizes beside them are amounts.
+        // The sizes in the other registers are amounts.
         (0xd, 0) => Some([leaf.eax, 0, 0, leaf.edx]),
         (0xd, 1) => Some([leaf.eax, 0, leaf.ecx, leaf.edx]),
         (0x8000_0008, _) => Some([0, leaf.ebx, leaf.ecx, leaf.edx]),
@@ -145,7 +145,7 @@ proptest! {
             let host = host(baseline, &more);
             let shown = show(&host, baseline, BITS).unwrap();
             prop_assert!(within(&shown, &host));
-            // Amounts and sizes are no more either.
+            // Amounts and sizes do not exceed the host's either.
             for leaf in &shown {
                 let there = get(&host, leaf.function, leaf.index);
                 prop_assert!(leaf.function == 0xd || leaf.eax <= there.eax);
@@ -182,7 +182,7 @@ proptest! {
     fn what_a_host_lacks_is_named(more in more(), index in any::<prop::sample::Index>()) {
         let all = missing(&[], CpuBaseline::V4);
         let gone = all[index.index(all.len())];
-        // Nothing but what the level asks for, so that no other bit is missed.
+        // Only the features of the level, so that no other bit is missing.
         let mut host = host(CpuBaseline::V4, &more);
         for leaf in host.iter_mut().filter(|leaf| (leaf.function, leaf.index) == (gone.leaf, gone.index)) {
             let register = match gone.register {
@@ -199,14 +199,14 @@ proptest! {
     }
 }
 
-/// The most that a host can have.
+/// A host with every feature.
 fn everything() -> Vec<kvm_cpuid_entry2> {
     host(CpuBaseline::V4, &[[u32::MAX; 4]; HOST_LEAVES.len()])
 }
 
 #[test]
 fn the_psabi_levels_are_in_it() {
-    // System V ABI, AMD64 supplement, table 3.1, by the names of /proc/cpuinfo.
+    // System V ABI, AMD64 supplement, table 3.1, with the names of /proc/cpuinfo.
     let v2 = "cmov cx8 fpu fxsr mmx syscall sse sse2 cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3";
     let v3 = "avx avx2 bmi1 bmi2 f16c fma abm movbe xsave";
     let v4 = "avx512f avx512bw avx512cd avx512dq avx512vl";
@@ -268,7 +268,8 @@ fn xsave_has_the_size_of_its_parts() {
 #[test]
 fn what_differs_by_host_and_microcode_is_not_shown() {
     let shown = show(&everything(), CpuBaseline::V4, BITS).unwrap();
-    // SPEC_CTRL and ARCH_CAPABILITIES; invariant TSC; performance counters; steal time; AMX, PT, SGX.
+    // SPEC_CTRL and ARCH_CAPABILITIES; invariant TSC; performance counters; steal time; AMX, PT,
+    // SGX.
     assert_eq!(get(&shown, 7, 0).edx, 0);
     assert_eq!(get(&shown, 0x4000_0001, 0).eax & (1 << 5), 0);
     assert_eq!(get(&shown, 0x8000_0008, 0).ebx, 0);
@@ -291,7 +292,7 @@ fn what_differs_by_host_and_microcode_is_not_shown() {
     }
     assert_eq!(get(&shown, 0x8000_0000, 0).eax, 0x8000_0008);
     assert_eq!(get(&shown, 0x8000_0008, 0).eax, 0x3027);
-    // The topology is made anew, and what every guest of KVM has is there again.
+    // The topology is created anew, and the features of every KVM guest are present again.
     let guest = guest(&shown);
     assert_eq!(get(&guest, 0xb, 1).ebx, 4);
     assert_ne!(get(&guest, 1, 0).ecx & (1 << 24 | 1 << 31), 0);

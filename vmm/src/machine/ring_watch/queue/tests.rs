@@ -5,7 +5,7 @@ use super::*;
 const SIZE: u16 = 256;
 const THRESHOLD: Duration = Duration::from_secs(5);
 
-/// A queue that is looked at once a second.
+/// A queue that is sampled once a second.
 struct Rig {
     watch: QueueWatch,
     now: Instant,
@@ -38,7 +38,7 @@ fn a_request_queue_that_uses_nothing_is_stuck() {
     assert_eq!(rig.state(), WatchState::Idle);
     assert_eq!(rig.sample(10, 10), None);
     assert_eq!(rig.state(), WatchState::Moving);
-    // The driver may go on posting.
+    // The driver may continue to post.
     for second in 0..5 {
         assert_eq!(rig.sample(20 + second, 10), None, "{second}");
         assert_eq!(rig.state(), WatchState::Waiting);
@@ -48,14 +48,14 @@ fn a_request_queue_that_uses_nothing_is_stuck() {
     assert_eq!(began, Some(Event::Began(Alarm::Stuck)));
     assert_eq!(rig.state(), WatchState::Alarm(Alarm::Stuck));
     assert_eq!(rig.watch.alarm(), Some(Alarm::Stuck));
-    // Once only.
+    // Announced only once.
     for _ in 0..20 {
         assert_eq!(rig.sample(25, 10), None);
     }
     let status = rig.watch.status();
     assert_eq!(status.in_flight, Some(15));
     assert_eq!(status.stuck_for, Duration::from_secs(25));
-    // One is enough.
+    // One used buffer ends the alarm.
     let ended = Event::Ended {
         alarm: Alarm::Stuck,
         lasted: Duration::from_secs(26),
@@ -63,7 +63,7 @@ fn a_request_queue_that_uses_nothing_is_stuck() {
     assert_eq!(rig.sample(25, 11), Some(ended));
     assert_eq!(rig.watch.alarm(), None);
     assert_eq!(rig.watch.status().stuck_for, Duration::ZERO);
-    // It hangs again: the clock starts anew.
+    // It hangs again: the clock restarts.
     for _ in 0..5 {
         assert_eq!(rig.sample(25, 11), None);
     }
@@ -73,7 +73,7 @@ fn a_request_queue_that_uses_nothing_is_stuck() {
 #[test]
 fn slow_is_not_stuck() {
     let mut rig = Rig::new(QueueRole::Request);
-    // One buffer in five seconds.
+    // One used buffer in five seconds.
     for second in 0..100 {
         assert_eq!(rig.sample(200, second / 5), None, "{second}");
     }
@@ -104,7 +104,7 @@ fn a_receive_queue_that_never_had_buffers_is_well() {
 fn a_driver_that_gives_no_receive_buffers_is_stalled() {
     let mut rig = Rig::new(QueueRole::Receive);
     assert_eq!(rig.sample(100, 0), None);
-    // All at once, between two samples.
+    // All buffers are used between two samples.
     for _ in 0..5 {
         assert_eq!(rig.sample(100, 100), None);
         assert_eq!(rig.state(), WatchState::Waiting);
@@ -120,7 +120,7 @@ fn indices_that_cannot_be_are_reported_and_not_used() {
     for role in [QueueRole::Request, QueueRole::Receive, QueueRole::Other] {
         let mut rig = Rig::new(role);
         rig.sample(10, 10);
-        // Beyond the ring's end; and behind the device.
+        // Beyond the ring's end, and behind the device.
         for (avail, used) in [(10 + SIZE + 1, 10), (9, 10)] {
             for second in 0..10 {
                 let event = rig.sample(avail, used);
@@ -175,7 +175,7 @@ fn the_time_of_a_pause_does_not_count() {
         assert_eq!(rig.sample(5, 0), None);
     }
     assert_eq!(rig.sample(5, 0), Some(Event::Began(Alarm::Stuck)));
-    // What is announced stays so.
+    // An announced alarm stays.
     rig.now += Duration::from_secs(3600);
     rig.watch.resume(rig.now);
     assert_eq!(rig.sample(5, 0), None);
@@ -200,7 +200,7 @@ fn a_queue_that_stops_has_no_alarm() {
         assert_eq!(rig.watch.stop(rig.now, state), None);
         let status = rig.watch.status();
         assert_eq!((status.state, status.in_flight), (state, None));
-        // These are for the device's life.
+        // These counters last for the device's life.
         assert_eq!(status.rescues, 1);
     }
 }
@@ -214,8 +214,8 @@ fn roles() -> impl Strategy<Value = QueueRole> {
 }
 
 proptest! {
-    /// Whatever a guest writes: no panic, events in pairs, nothing impossible shown, and
-    /// never an event within the threshold of the last one of that kind.
+    /// For all guest input: no panic, events in pairs, no impossible status, and no second event of
+    /// a kind within the threshold.
     #[test]
     fn any_indices_at_any_time(
         role in roles(),
@@ -230,7 +230,7 @@ proptest! {
         let (mut avail, mut used) = (0u16, 0u16);
         for (a, u, millis, what) in samples {
             now += Duration::from_millis(millis);
-            // Often nothing moves, sometimes a little, seldom anything.
+            // Mostly nothing moves, sometimes a little, rarely at random.
             match what {
                 0 => (avail, used) = (a, u),
                 1 => avail = avail.wrapping_add(a % 8),
@@ -266,8 +266,8 @@ proptest! {
         }
     }
 
-    /// A device and a driver that keep the rules, however fast or slow: what is counted is what
-    /// they did, and an alarm is there exactly when nothing was used for the threshold.
+    /// For a conforming device and driver at any speed, the counters match their actions. An alarm
+    /// is raised exactly if nothing was used for the threshold.
     #[test]
     fn honest_queues_are_judged_right(
         start in any::<u16>(),
@@ -279,7 +279,7 @@ proptest! {
         let (mut posted, mut completed) = (0u64, 0u64);
         let mut idle_for = 0u64;
         for (post, complete) in steps {
-            // Two of three steps do nothing on one side.
+            // In two of three steps, one side does nothing.
             let post = if post % 3 == 0 { post } else { 0 };
             let complete = if complete % 3 == 0 { complete } else { 0 };
             let post = post.min(SIZE - avail.wrapping_sub(used));
@@ -294,7 +294,7 @@ proptest! {
             let status = rig.watch.status();
             prop_assert_eq!((status.posted, status.completed), (posted, completed));
             prop_assert_eq!(u64::from(status.in_flight.unwrap()), posted - completed);
-            // The first sample that shows it starts the clock.
+            // The first sample that shows the complaint starts the clock.
             prop_assert_eq!(rig.watch.alarm().is_some(), idle_for > THRESHOLD.as_secs());
         }
     }
