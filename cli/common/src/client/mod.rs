@@ -11,6 +11,7 @@
 mod arguments;
 mod events;
 mod http;
+pub mod operations;
 mod refusal;
 mod tls;
 mod transport;

@@ -103,6 +103,11 @@ impl Answer {
         };
         serde_json::from_slice(body).map_err(Error::context(STRANGE))
     }
+
+    /// The body as text.
+    pub(super) fn text(&self) -> Result<String, Error> {
+        String::from_utf8(self.body.clone()).map_err(Error::context(STRANGE))
+    }
 }
 
 /// A part of a stream.

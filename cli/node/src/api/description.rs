@@ -1,5 +1,7 @@
 //! The description of the API: its generation, and what must be true of it.
 
+mod clients;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, LazyLock};

@@ -9,6 +9,7 @@ use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
+use bellhop_api::PROBLEM_JSON;
 use bellhop_api::machine::{MigrationStatus, MigrationTrial, Place, SettleRequest};
 use bellhop_api::node::{Awaited, Operation};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
@@ -110,11 +111,18 @@ pub(super) async fn begin(
     };
     Ok(match sent {
         Sent::Begun(operation) => accepted(&operation),
-        Sent::Answered(Passed { status, body }) => {
-            let json = [(CONTENT_TYPE, "application/json")];
-            (status, json, body).into_response()
-        }
+        Sent::Answered(passed) => answered(passed),
     })
+}
+
+/// The answer of a machine's process to a client of the daemon.
+fn answered(passed: Passed) -> Response {
+    let kind = if passed.status.is_success() {
+        "application/json"
+    } else {
+        PROBLEM_JSON
+    };
+    (passed.status, [(CONTENT_TYPE, kind)], passed.body).into_response()
 }
 
 /// Cancel a migration
@@ -190,4 +198,21 @@ pub(super) async fn settle(
     let here = change.settle == Place::Here;
     node.machines.say_where(&name, here).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_of_the_machines_process_is_a_problem() {
+        for (status, kind) in [
+            (StatusCode::ACCEPTED, "application/json"),
+            (StatusCode::UNPROCESSABLE_ENTITY, "application/problem+json"),
+        ] {
+            let body = Bytes::from_static(b"{}");
+            let answer = answered(Passed { status, body });
+            assert_eq!(answer.headers()[CONTENT_TYPE], kind);
+        }
+    }
 }

@@ -34,8 +34,10 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
 ///
 /// As `bellhop port show BUS/DEVICE -j`.
 #[utoipa::path(get, path = "/v1/ports/{bus}/{device}", operation_id = "list_device_ports", params(
-        ("bus" = String, Path, description = "The bus of the instance, such as `pci`"),
-        ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
+        ("bus" = String, Path, pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
+            description = "The bus of the instance, such as `pci`"),
+        ("device" = String, Path, pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
+            description = "Its device, such as `0000:06:00.0`"),
     ), responses(
     (status = 200, description = "Its ports", body = PortListing),
     NameErrors, KernelErrors,
@@ -55,8 +57,10 @@ pub(super) async fn of_instance(
 ///
 /// As `bellhop port show BUS/DEVICE/INDEX -j`.
 #[utoipa::path(get, path = "/v1/ports/{bus}/{device}/{index}", operation_id = "get_port", params(
-        ("bus" = String, Path, description = "The bus of the instance, such as `pci`"),
-        ("device" = String, Path, description = "Its device, such as `0000:06:00.0`"),
+        ("bus" = String, Path, pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
+            description = "The bus of the instance, such as `pci`"),
+        ("device" = String, Path, pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
+            description = "Its device, such as `0000:06:00.0`"),
         ("index" = u32, Path, description = "The port's number"),
     ), responses(
     (status = 200, description = "The port", body = PortListing),

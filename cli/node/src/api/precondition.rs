@@ -26,10 +26,14 @@ use crate::machines::condition::{Condition, tag};
 pub(super) struct Precondition {
     /// The request is carried out only if the virtual machine is at one of these generations, or
     /// with `*` if there is one; else 412
-    #[param(rename = "If-Match", example = "\"g17\"")]
+    #[param(
+        rename = "If-Match",
+        example = "\"g17\"",
+        pattern = "^(\\*|(W/)?\"[!#-~]*\"( *, *(W/)?\"[!#-~]*\")*)$"
+    )]
     if_match: Option<String>,
     /// `*`: the request is carried out only if there is no virtual machine of this name; else 412
-    #[param(rename = "If-None-Match", example = "*")]
+    #[param(rename = "If-None-Match", example = "*", pattern = "^\\*$")]
     if_none_match: Option<String>,
 }
 
@@ -62,23 +66,25 @@ impl Precondition {
     /// On what the request depends.
     ///
     /// # Errors
-    /// A value is malformed, or there are both headers.
+    /// A value is malformed.
     pub(super) fn condition(&self) -> Result<Condition, HttpError> {
-        match (self.if_match.as_deref(), self.if_none_match.as_deref()) {
-            (None, None) => Ok(Condition::None),
-            (Some(_), Some(_)) => {
-                let message = "If-Match and If-None-Match contradict each other: give one of them";
-                Err(HttpError::Parameter(message.to_owned()))
-            }
-            (Some("*"), None) => Ok(Condition::Present),
-            (Some(value), None) => {
+        let absent = match self.if_none_match.as_deref() {
+            None => false,
+            Some("*") => true,
+            Some(_) => return Err(malformed("If-None-Match", "`*`")),
+        };
+        Ok(match self.if_match.as_deref() {
+            None if absent => Condition::Absent,
+            None => Condition::None,
+            Some("*") if !absent => Condition::Present,
+            Some("*") => Condition::At(Vec::new()),
+            Some(value) => {
                 let wanted = "`*`, or entity tags such as `\"g17\"`";
                 let tags = strong_tags(value).ok_or_else(|| malformed("If-Match", wanted))?;
-                Ok(Condition::At(tags))
+                // Both headers at once never hold, as no tag does.
+                Condition::At(if absent { Vec::new() } else { tags })
             }
-            (None, Some("*")) => Ok(Condition::Absent),
-            (None, Some(_)) => Err(malformed("If-None-Match", "`*`")),
-        }
+        })
     }
 }
 
@@ -148,6 +154,10 @@ mod tests {
         let absent = condition(&[(IF_NONE_MATCH, b"*")]).unwrap();
         assert_eq!(absent, Condition::Absent);
         assert_eq!(condition(&[]).unwrap(), Condition::None);
+        for value in [b"*".as_slice(), b"\"g17\""] {
+            let both = condition(&[(IF_MATCH, value), (IF_NONE_MATCH, b"*")]).unwrap();
+            assert_eq!(both, at(&[]), "never");
+        }
     }
 
     #[test]
@@ -180,7 +190,6 @@ mod tests {
                 "{value}: {found:?}"
             );
         }
-        assert!(condition(&[(IF_MATCH, b"*"), (IF_NONE_MATCH, b"*")]).is_err());
         assert!(condition(&[(IF_MATCH, b"\"\xff\"")]).is_err());
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct VdpaDeviceSpec {
     mgmtdev: MgmtDeviceName,
     /// Its unicast address.
     #[schema(value_type = Option<String>, example = "52:54:00:12:34:56")]
-    #[schema(pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
+    #[schema(pattern = "^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$")]
     mac: Option<MacAddress>,
     /// Its largest payload, in bytes.
     #[schema(minimum = 68)]
@@ -60,7 +60,7 @@ pub(super) struct VdpaDeviceSpec {
 pub(super) struct VdpaDeviceChange {
     /// Another unicast address (Linux 6.12 and later).
     #[schema(value_type = String, example = "52:54:00:12:34:57")]
-    #[schema(pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
+    #[schema(pattern = "^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$")]
     mac: MacAddress,
 }
 

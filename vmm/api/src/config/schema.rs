@@ -9,8 +9,8 @@ use utoipa::openapi::schema::{
 
 use super::HostCpus;
 
-/// Six pairs of hexadecimal digits.
-const MAC_PATTERN: &str = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$";
+/// Six pairs of hexadecimal digits; of a multicast address the first byte is odd.
+const MAC_PATTERN: &str = "^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$";
 /// A number and its unit.
 const SIZE_PATTERN: &str = "^[0-9]+[KkMmGgTt](iB|B)?$";
 

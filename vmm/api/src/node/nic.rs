@@ -62,7 +62,8 @@ pub struct NicSettings {
     pub vlan: Option<u16>,
     /// The MAC address that the guest sees.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>, pattern = "^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
+    #[schema(value_type = Option<String>)]
+    #[schema(pattern = "^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$")]
     pub mac: Option<MacAddress>,
     /// Its MTU, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -46,6 +46,10 @@ pub fn text(description: &OpenApi, tags: &[Tag]) -> String {
         let tag = fitting.max().map(|(_, name)| name);
         for (_, operation) in item.as_object_mut().into_iter().flatten() {
             operation["tags"] = tag.into_iter().collect();
+            let parameters = operation
+                .get_mut("parameters")
+                .and_then(Value::as_array_mut);
+            parameters.into_iter().flatten().for_each(not_null);
             let responses = operation["responses"].as_object_mut();
             for (status, response) in responses.into_iter().flatten() {
                 let content = response.get_mut("content");
@@ -72,6 +76,15 @@ fn begins(tag: &Tag, path: &str) -> Option<usize> {
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
     tag.paths.iter().filter(fits).map(|begin| begin.len()).max()
+}
+
+/// A parameter is text, so none is null. utoipa says so only of those in the query.
+fn not_null(parameter: &mut Value) {
+    if let Some(kind) = parameter.pointer_mut("/schema/type")
+        && let Some([one, _]) = kind.as_array().map(Vec::as_slice)
+    {
+        *kind = one.clone();
+    }
 }
 
 /// Replaces copies of schemas in a part of another by references. utoipa copies the arguments of
@@ -104,9 +117,10 @@ fn complete(part: &mut Value) {
             let format = format.and_then(|format| format.strip_prefix("u-"));
             if let Some(format) = format.map(|format| format!("u{format}")) {
                 let most = match format.as_str() {
-                    "uint8" => Some(u32::from(u8::MAX)),
-                    "uint16" => Some(u32::from(u16::MAX)),
-                    "uint32" => Some(u32::MAX),
+                    "uint8" => Some(u64::from(u8::MAX)),
+                    "uint16" => Some(u64::from(u16::MAX)),
+                    "uint32" => Some(u64::from(u32::MAX)),
+                    "uint64" => Some(u64::MAX),
                     _ => None,
                 };
                 if let Some(most) = most {
@@ -173,6 +187,16 @@ mod tests {
         refer(&mut list, &schemas);
         let items = &list["properties"]["items"]["items"];
         assert_eq!(*items, json!({ "$ref": "#/components/schemas/Word" }));
+    }
+
+    #[test]
+    fn parameters_are_not_null() {
+        let mut parameter = json!({ "schema": { "type": ["string", "null"] } });
+        not_null(&mut parameter);
+        assert_eq!(parameter["schema"]["type"], "string");
+        let mut named = json!({ "schema": { "$ref": "#/components/schemas/Word" } });
+        not_null(&mut named);
+        assert!(named["schema"]["type"].is_null());
     }
 
     #[test]

@@ -1,0 +1,197 @@
+//! Each operation of the node's API. Generated from its description; a test compares both.
+
+operations! {
+    /// Watch events.
+    ///
+    /// [`Node::events`](super::super::Node::events) reads the stream.
+    GET watch_events() ["v1", "events"]
+        text String;
+
+    /// List PCI functions.
+    GET list_functions() ["v1", "functions"]
+        read serde_json::Value;
+
+    /// Read a PCI function.
+    GET get_function(address) ["v1", "functions", address]
+        read serde_json::Value;
+
+    /// Set the number of virtual functions.
+    PATCH patch_function(address; body) ["v1", "functions", address]
+        read serde_json::Value;
+
+    /// Read metrics of the node.
+    GET get_node_metrics() ["v1", "metrics"]
+        text String;
+
+    /// List management devices.
+    GET list_mgmtdevs() ["v1", "mgmtdevs"]
+        read serde_json::Value;
+
+    /// List NICs.
+    GET list_nics() ["v1", "nics"]
+        read serde_json::Value;
+
+    /// Read this description.
+    GET get_openapi() ["v1", "openapi.json"]
+        read serde_json::Value;
+
+    /// List ports.
+    GET list_ports() ["v1", "ports"]
+        read serde_json::Value;
+
+    /// List the ports of a devlink instance.
+    GET list_device_ports(bus, device) ["v1", "ports", bus, device]
+        read serde_json::Value;
+
+    /// Read a port.
+    GET get_port(bus, device, index) ["v1", "ports", bus, device, index]
+        read serde_json::Value;
+
+    /// Read the topology.
+    GET get_topology() ["v1", "topology"]
+        read serde_json::Value;
+
+    /// List vDPA devices.
+    GET list_vdpa_devices() ["v1", "vdpa-devices"]
+        read serde_json::Value;
+
+    /// Delete a vDPA device.
+    DELETE delete_vdpa_device(name) ["v1", "vdpa-devices", name]
+        read ();
+
+    /// Read a vDPA device.
+    GET get_vdpa_device(name) ["v1", "vdpa-devices", name]
+        read serde_json::Value;
+
+    /// Set the MAC address of a vDPA device.
+    PATCH patch_vdpa_device(name; body) ["v1", "vdpa-devices", name]
+        read serde_json::Value;
+
+    /// Create a vDPA device.
+    PUT put_vdpa_device(name; body) ["v1", "vdpa-devices", name]
+        read serde_json::Value;
+
+    /// Read the version of the daemon.
+    GET get_version() ["v1", "version"]
+        read bellhop_api::node::Version;
+
+    /// List virtual machines.
+    GET list_vms() ["v1", "vms"]
+        read bellhop_api::Items<bellhop_api::node::VmInfo>;
+
+    /// Delete a virtual machine.
+    DELETE delete_vm(name) ["v1", "vms", name]
+        read ();
+
+    /// Read the state of a virtual machine.
+    GET get_vm(name) ["v1", "vms", name]
+        read bellhop_api::node::VmInfo;
+
+    /// Start, pause, resume or stop a virtual machine.
+    PATCH patch_vm(name; body) ["v1", "vms", name]
+        read bellhop_api::node::VmInfo;
+
+    /// Make a virtual machine, with its NICs.
+    PUT put_vm(name; body) ["v1", "vms", name]
+        read bellhop_api::node::VmInfo;
+
+    /// Read the configuration.
+    GET get_vm_config(name) ["v1", "vms", name, "config"]
+        read bellhop_api::config::VmConfig;
+
+    /// List disks of a virtual machine.
+    GET list_vm_disks(name) ["v1", "vms", name, "disks"]
+        read bellhop_api::Items<bellhop_api::machine::DiskInfo>;
+
+    /// Remove a disk from a virtual machine.
+    DELETE delete_vm_disk(name, id) ["v1", "vms", name, "disks", id]
+        read Option<bellhop_api::machine::DiskInfo>;
+
+    /// Read the state of a disk of a virtual machine.
+    GET get_vm_disk(name, id) ["v1", "vms", name, "disks", id]
+        read bellhop_api::machine::DiskInfo;
+
+    /// Add a disk to a virtual machine.
+    PUT put_vm_disk(name, id; body) ["v1", "vms", name, "disks", id]
+        read bellhop_api::machine::DiskInfo;
+
+    /// Read a log of a virtual machine.
+    GET get_vm_log(name, log) ["v1", "vms", name, "logs", log]
+        text String;
+
+    /// Read metrics.
+    GET get_vm_metrics(name) ["v1", "vms", name, "metrics"]
+        text String;
+
+    /// Cancel a migration.
+    DELETE cancel_vm_migration(name) ["v1", "vms", name, "migration"]
+        read ();
+
+    /// Read the state of the last migration.
+    GET get_vm_migration(name) ["v1", "vms", name, "migration"]
+        read bellhop_api::machine::MigrationStatus;
+
+    /// Resolve an indeterminate migration.
+    PATCH resolve_vm_migration(name; body) ["v1", "vms", name, "migration"]
+        read ();
+
+    /// Migrate a virtual machine to another node.
+    POST start_vm_migration(name; body) ["v1", "vms", name, "migration"]
+        read serde_json::Value;
+
+    /// List NICs.
+    GET list_vm_nics(name) ["v1", "vms", name, "nics"]
+        read bellhop_api::Items<bellhop_api::machine::NicSummary>;
+
+    /// Remove a NIC from a virtual machine.
+    DELETE delete_vm_nic(name, id) ["v1", "vms", name, "nics", id]
+        read Option<bellhop_api::node::VmInfo>;
+
+    /// Read a NIC of a virtual machine.
+    GET get_vm_nic(name, id) ["v1", "vms", name, "nics", id]
+        read bellhop_api::machine::NicInfo;
+
+    /// Move a NIC to another vDPA device.
+    PATCH patch_vm_nic(name, id; body) ["v1", "vms", name, "nics", id]
+        read bellhop_api::node::VmInfo;
+
+    /// Add a NIC to a virtual machine.
+    PUT put_vm_nic(name, id; body) ["v1", "vms", name, "nics", id]
+        read bellhop_api::node::VmInfo;
+
+    /// Announce a NIC.
+    POST announce_vm_nic(name, id) ["v1", "vms", name, "nics", id, "announce"]
+        read ();
+
+    /// Send a non-maskable interrupt.
+    POST send_vm_nmi(name) ["v1", "vms", name, "nmi"]
+        read ();
+
+    /// Read this description.
+    GET get_vm_openapi(name) ["v1", "vms", name, "openapi.json"]
+        read serde_json::Value;
+
+    /// Press the power button.
+    POST press_vm_power_button(name) ["v1", "vms", name, "power-button"]
+        read ();
+
+    /// Reset the machine.
+    POST reset_vm(name) ["v1", "vms", name, "reset"]
+        read ();
+
+    /// Create a snapshot.
+    POST create_vm_snapshot(name; body) ["v1", "vms", name, "snapshot"]
+        read bellhop_api::machine::SnapshotInfo;
+
+    /// Read the configuration of a virtual machine.
+    GET get_vm_spec(name) ["v1", "vms", name, "spec"]
+        read serde_json::Value;
+
+    /// Upgrade the program of the machine in place.
+    POST upgrade_vm(name; body) ["v1", "vms", name, "upgrade"]
+        read ();
+
+    /// Wait for a change.
+    GET watch_vm(name) ["v1", "vms", name, "watch"]
+        read bellhop_api::machine::VmStatus;
+}

@@ -1,0 +1,282 @@
+"""Each operation of the node's API. Generated from its description: do not edit."""
+
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Literal
+
+from .records import *  # noqa: F403
+from .transport import Transport
+
+
+class Operations(Transport):
+    """A method for each operation. A refusal raises `Problem`."""
+
+    def watch_events(
+        self,
+        *,
+        vm: str | None = None,
+        type: EventChange | None = None,
+        since: int | None = None,
+        follow: bool | None = None,
+        last_event_id: int | None = None,
+    ) -> Iterator[Event]:
+        """Watch events."""
+        return self._stream(
+            "GET",
+            ["v1", "events"],
+            query={"vm": vm, "type": type, "since": since, "follow": follow},
+            headers={"Last-Event-ID": last_event_id},
+        )
+
+    def list_functions(self) -> FunctionListing:
+        """List PCI functions."""
+        return self._call("GET", ["v1", "functions"])
+
+    def get_function(self, address: str) -> FunctionListing:
+        """Read a PCI function."""
+        return self._call("GET", ["v1", "functions", address])
+
+    def patch_function(self, address: str, body: FunctionChange) -> FunctionListing:
+        """Set the number of virtual functions."""
+        return self._call("PATCH", ["v1", "functions", address], body=body)
+
+    def get_node_metrics(self) -> str:
+        """Read metrics of the node."""
+        return self._call("GET", ["v1", "metrics"])
+
+    def list_mgmtdevs(self) -> MgmtdevListing:
+        """List management devices."""
+        return self._call("GET", ["v1", "mgmtdevs"])
+
+    def list_nics(self) -> HostNicListing:
+        """List NICs."""
+        return self._call("GET", ["v1", "nics"])
+
+    def get_openapi(self) -> dict[str, Any]:
+        """Read this description."""
+        return self._call("GET", ["v1", "openapi.json"])
+
+    def list_ports(self) -> PortListing:
+        """List ports."""
+        return self._call("GET", ["v1", "ports"])
+
+    def list_device_ports(self, bus: str, device: str) -> PortListing:
+        """List the ports of a devlink instance."""
+        return self._call("GET", ["v1", "ports", bus, device])
+
+    def get_port(self, bus: str, device: str, index: int) -> PortListing:
+        """Read a port."""
+        return self._call("GET", ["v1", "ports", bus, device, index])
+
+    def get_topology(self, *, function: str | None = None) -> TopologyListing:
+        """Read the topology."""
+        return self._call("GET", ["v1", "topology"], query={"function": function})
+
+    def list_vdpa_devices(self) -> VdpaDeviceListing:
+        """List vDPA devices."""
+        return self._call("GET", ["v1", "vdpa-devices"])
+
+    def delete_vdpa_device(self, name: str) -> None:
+        """Delete a vDPA device."""
+        return self._call("DELETE", ["v1", "vdpa-devices", name])
+
+    def get_vdpa_device(self, name: str) -> VdpaDeviceDetails:
+        """Read a vDPA device."""
+        return self._call("GET", ["v1", "vdpa-devices", name])
+
+    def patch_vdpa_device(self, name: str, body: VdpaDeviceChange) -> VdpaDeviceDetails:
+        """Set the MAC address of a vDPA device."""
+        return self._call("PATCH", ["v1", "vdpa-devices", name], body=body)
+
+    def put_vdpa_device(self, name: str, body: VdpaDeviceSpec) -> VdpaDeviceDetails:
+        """Create a vDPA device."""
+        return self._call("PUT", ["v1", "vdpa-devices", name], body=body)
+
+    def get_version(self) -> Version:
+        """Read the version of the daemon."""
+        return self._call("GET", ["v1", "version"])
+
+    def list_vms(self) -> ItemsVmInfo:
+        """List virtual machines."""
+        return self._call("GET", ["v1", "vms"])
+
+    def delete_vm(
+        self,
+        name: str,
+        *,
+        force: bool | None = None,
+        if_match: str | None = None,
+        if_none_match: str | None = None,
+    ) -> None:
+        """Delete a virtual machine."""
+        return self._call(
+            "DELETE",
+            ["v1", "vms", name],
+            query={"force": force},
+            headers={"If-Match": if_match, "If-None-Match": if_none_match},
+        )
+
+    def get_vm(self, name: str) -> VmInfo:
+        """Read the state of a virtual machine."""
+        return self._call("GET", ["v1", "vms", name])
+
+    def patch_vm(
+        self,
+        name: str,
+        body: VmStateChange,
+        *,
+        wait: bool | None = None,
+        if_match: str | None = None,
+        if_none_match: str | None = None,
+    ) -> VmInfo:
+        """Start, pause, resume or stop a virtual machine."""
+        return self._call(
+            "PATCH",
+            ["v1", "vms", name],
+            query={"wait": wait},
+            headers={"If-Match": if_match, "If-None-Match": if_none_match},
+            body=body,
+        )
+
+    def put_vm(
+        self,
+        name: str,
+        body: VmSpec,
+        *,
+        if_match: str | None = None,
+        if_none_match: str | None = None,
+    ) -> VmInfo:
+        """Make a virtual machine, with its NICs."""
+        return self._call(
+            "PUT",
+            ["v1", "vms", name],
+            headers={"If-Match": if_match, "If-None-Match": if_none_match},
+            body=body,
+        )
+
+    def get_vm_config(self, name: str) -> VmConfig:
+        """Read the configuration."""
+        return self._call("GET", ["v1", "vms", name, "config"])
+
+    def list_vm_disks(self, name: str) -> ItemsDiskInfo:
+        """List disks of a virtual machine."""
+        return self._call("GET", ["v1", "vms", name, "disks"])
+
+    def delete_vm_disk(self, name: str, id: str) -> DiskInfo | None:
+        """Remove a disk from a virtual machine."""
+        return self._call("DELETE", ["v1", "vms", name, "disks", id])
+
+    def get_vm_disk(self, name: str, id: str) -> DiskInfo:
+        """Read the state of a disk of a virtual machine."""
+        return self._call("GET", ["v1", "vms", name, "disks", id])
+
+    def put_vm_disk(self, name: str, id: str, body: DiskConfig) -> DiskInfo:
+        """Add a disk to a virtual machine."""
+        return self._call("PUT", ["v1", "vms", name, "disks", id], body=body)
+
+    def get_vm_log(
+        self,
+        name: str,
+        log: Literal["vmm", "console"],
+        *,
+        tail: int | None = None,
+        after: str | None = None,
+    ) -> str:
+        """Read a log of a virtual machine."""
+        return self._call(
+            "GET",
+            ["v1", "vms", name, "logs", log],
+            query={"tail": tail, "after": after},
+        )
+
+    def get_vm_metrics(self, name: str) -> str:
+        """Read metrics."""
+        return self._call("GET", ["v1", "vms", name, "metrics"])
+
+    def cancel_vm_migration(self, name: str) -> None:
+        """Cancel a migration."""
+        return self._call("DELETE", ["v1", "vms", name, "migration"])
+
+    def get_vm_migration(self, name: str) -> MigrationStatus:
+        """Read the state of the last migration."""
+        return self._call("GET", ["v1", "vms", name, "migration"])
+
+    def resolve_vm_migration(self, name: str, body: SettleRequest) -> None:
+        """Resolve an indeterminate migration."""
+        return self._call("PATCH", ["v1", "vms", name, "migration"], body=body)
+
+    def start_vm_migration(
+        self,
+        name: str,
+        body: NodeMigrationRequest,
+    ) -> Awaited | MigrationStatus | MigrationTrial:
+        """Migrate a virtual machine to another node."""
+        return self._call("POST", ["v1", "vms", name, "migration"], body=body)
+
+    def list_vm_nics(self, name: str) -> ItemsNicSummary:
+        """List NICs."""
+        return self._call("GET", ["v1", "vms", name, "nics"])
+
+    def delete_vm_nic(self, name: str, id: str) -> None | VmInfo:
+        """Remove a NIC from a virtual machine."""
+        return self._call("DELETE", ["v1", "vms", name, "nics", id])
+
+    def get_vm_nic(self, name: str, id: str) -> NicInfo:
+        """Read a NIC of a virtual machine."""
+        return self._call("GET", ["v1", "vms", name, "nics", id])
+
+    def patch_vm_nic(self, name: str, id: str, body: NicMove) -> VmInfo:
+        """Move a NIC to another vDPA device."""
+        return self._call("PATCH", ["v1", "vms", name, "nics", id], body=body)
+
+    def put_vm_nic(self, name: str, id: str, body: NicSpec) -> VmInfo:
+        """Add a NIC to a virtual machine."""
+        return self._call("PUT", ["v1", "vms", name, "nics", id], body=body)
+
+    def announce_vm_nic(self, name: str, id: str) -> None:
+        """Announce a NIC."""
+        return self._call("POST", ["v1", "vms", name, "nics", id, "announce"])
+
+    def send_vm_nmi(self, name: str) -> None:
+        """Send a non-maskable interrupt."""
+        return self._call("POST", ["v1", "vms", name, "nmi"])
+
+    def get_vm_openapi(self, name: str) -> dict[str, Any]:
+        """Read this description."""
+        return self._call("GET", ["v1", "vms", name, "openapi.json"])
+
+    def press_vm_power_button(self, name: str) -> None:
+        """Press the power button."""
+        return self._call("POST", ["v1", "vms", name, "power-button"])
+
+    def reset_vm(self, name: str) -> None:
+        """Reset the machine."""
+        return self._call("POST", ["v1", "vms", name, "reset"])
+
+    def create_vm_snapshot(self, name: str, body: SnapshotRequest) -> SnapshotInfo:
+        """Create a snapshot."""
+        return self._call("POST", ["v1", "vms", name, "snapshot"], body=body)
+
+    def get_vm_spec(self, name: str) -> VmSpec:
+        """Read the configuration of a virtual machine."""
+        return self._call("GET", ["v1", "vms", name, "spec"])
+
+    def upgrade_vm(self, name: str, body: UpgradeRequest) -> None:
+        """Upgrade the program of the machine in place."""
+        return self._call("POST", ["v1", "vms", name, "upgrade"], body=body)
+
+    def watch_vm(
+        self,
+        name: str,
+        *,
+        since: int | None = None,
+        timeout_s: int | None = None,
+    ) -> VmStatus:
+        """Wait for a change."""
+        return self._call(
+            "GET",
+            ["v1", "vms", name, "watch"],
+            query={"since": since, "timeout_s": timeout_s},
+        )

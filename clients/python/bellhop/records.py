@@ -1,0 +1,1033 @@
+"""The records of the node's API. Generated from its description: do not edit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+AfterGrace = Literal["fail", "hard"]
+
+AlarmKind = Literal["Stuck", "DriverStalled", "Inconsistent"]
+
+CpuBaseline = Literal["x86-64-v2", "x86-64-v3", "x86-64-v4", "host"]
+
+Desired = Literal["Running", "Stopped"]
+
+DeviceClass = Union["str", "int"]
+
+Direction = Literal["Send", "Receive"]
+
+Doorbell = Literal["mapped", "not_mapped", "unknown"]
+
+EndReason = Literal[
+    "PoweredOff",
+    "Stopped",
+    "Moved",
+    "Unsettled",
+    "Crashed",
+    "Killed",
+    "HostRebooted",
+    "Failed",
+]
+
+ErrorCode = Literal[
+    "arriving",
+    "bad_answer",
+    "bad_descriptor",
+    "bad_name",
+    "bad_parameter",
+    "bad_tls",
+    "body_too_large",
+    "body_too_slow",
+    "browser_refused",
+    "busy",
+    "cannot_announce",
+    "cannot_be_saved",
+    "cannot_follow_writes",
+    "cannot_hand_over",
+    "cannot_listen",
+    "cannot_move",
+    "contradiction",
+    "crashed",
+    "deleting",
+    "device_taken",
+    "differs",
+    "ended",
+    "ending",
+    "generation_conflict",
+    "has_come",
+    "host_failed",
+    "id_in_use",
+    "in_use",
+    "incompatible",
+    "incomplete_body",
+    "internal",
+    "invalid_body",
+    "malformed_body",
+    "may_be_elsewhere",
+    "method_not_allowed",
+    "migrating",
+    "name_taken",
+    "nic_lost",
+    "no_answer",
+    "no_certificates",
+    "no_configuration",
+    "no_destination",
+    "no_devlink",
+    "no_migration",
+    "no_room",
+    "no_sriov",
+    "no_such_device",
+    "no_such_log",
+    "no_such_path",
+    "no_such_vm",
+    "no_token",
+    "no_vdpa",
+    "not_a_disk",
+    "not_a_nic",
+    "not_arrived",
+    "not_found",
+    "not_negotiated",
+    "not_permitted",
+    "not_running",
+    "one_device",
+    "other_api_level",
+    "other_vm_runs",
+    "part_of_nic",
+    "paused",
+    "refused",
+    "refused_there",
+    "role_too_low",
+    "saving",
+    "settled",
+    "started_again",
+    "still_runs",
+    "store_failed",
+    "too_many_readers",
+    "too_many_watchers",
+    "unknown_caller",
+    "unknown_parameter",
+    "unknown_token",
+    "unsupported_condition",
+    "unsupported_content_type",
+    "unusable",
+    "vm_exists",
+    "vm_runs",
+    "wrong_scheme",
+    "wrong_state",
+]
+
+EventChange = Literal[
+    "served",
+    "lost",
+    "created",
+    "replaced",
+    "started",
+    "adopted",
+    "running",
+    "paused",
+    "stopping",
+    "ended",
+    "deleted",
+    "may_be_elsewhere",
+    "settled",
+    "awaited",
+    "arrived",
+    "not_arrived",
+    "not_started",
+    "nic_added",
+    "nic_moved",
+    "nic_failed_over",
+    "nic_not_failed_over",
+    "nic_removed",
+    "disk_added",
+    "disk_removed",
+    "alarm_raised",
+    "alarm_cleared",
+    "added",
+    "removed",
+    "bound",
+    "unbound",
+    "changed",
+    "parameter",
+    "rate",
+    "health",
+]
+
+FailoverPhase = Literal["UnderWay", "Done", "Failed"]
+
+Kick = Literal["Exit", "Eventfd", "Doorbell"]
+
+ManagementState = Literal["known", "absent", "other_namespace", "blocked"]
+
+MigrationPhase = Literal[
+    "Offer",
+    "Join",
+    "Copy",
+    "Stop",
+    "Ready",
+    "Go",
+    "Done",
+    "Moved",
+    "Stayed",
+    "Unsettled",
+]
+
+NicKind = Literal["auto", "vf", "sf"]
+
+NodeMigrationRequest = Union["NodeMigrationRequestSend", "NodeMigrationRequestReceive"]
+
+Place = Literal["Here", "There"]
+
+PlugPhase = Literal["Configured", "Plugged", "UnplugRequested"]
+
+PostedInterrupt = Literal["no", "unknown"]
+
+PostingObstacle = Literal["software", "kvm", "iommu", "command_line"]
+
+Restart = Literal["Never", "OnFailure", "Always"]
+
+StopMode = Literal["graceful", "hard"]
+
+VmPhase = Literal[
+    "Creating",
+    "Starting",
+    "Receiving",
+    "Running",
+    "Paused",
+    "Stopping",
+    "Stopped",
+    "MayBeElsewhere",
+    "Deleting",
+    "Unknown",
+]
+
+VmState = Literal["NotStarted", "Starting", "Running", "Paused", "Stopped"]
+
+WantedState = Literal["Running", "Paused", "Stopped"]
+
+WatchPhase = Literal[
+    "NotRunning",
+    "NotWatchedPacked",
+    "Unreadable",
+    "Idle",
+    "Moving",
+    "Waiting",
+    "Stuck",
+    "DriverStalled",
+    "Inconsistent",
+]
+
+
+class AlarmInfo(TypedDict):
+    """A queue that something is wrong with."""
+
+    alarm: AlarmKind
+    device: str
+    queue: int
+
+
+class Awaited(TypedDict):
+    """Where a machine is waited for."""
+
+    listen: str
+
+
+class BellhopRun(TypedDict):
+    """The virtual machine of a `bellhop run`, by its command line."""
+
+    config: NotRequired[str | None]
+    id: NotRequired[str | None]
+    kernel: NotRequired[str | None]
+
+
+class ConsolePaths(TypedDict):
+    """Where a virtual machine's console is."""
+
+    log: str
+    socket: str
+
+
+class DeviceHolder(TypedDict):
+    """A process that has a device open."""
+
+    bellhop: NotRequired[BellhopRun | None]
+    command: str
+    executable: NotRequired[str | None]
+    pid: int
+
+
+class DeviceInfo(TypedDict):
+    """A virtio device as the guest's driver has set it up."""
+
+    broken: bool
+    driver_ok: bool
+    features_negotiated: list[str] | None
+    features_offered: list[str]
+    queues: list[QueueInfo]
+    status: int
+
+
+class DiskConfig(TypedDict):
+    """A raw image to be given to the guest as a virtio-blk disk."""
+
+    id: NotRequired[str | None]
+    path: str
+    readonly: NotRequired[bool]
+    rescue: NotRequired[bool]
+
+
+class DiskSummary(TypedDict):
+    """A disk in short."""
+
+    address: str | None
+    id: str
+    path: str
+    readonly: bool
+    rescue: bool
+    state: PlugPhase
+
+
+class DowntimeParts(TypedDict):
+    """Parts of the downtime, in milliseconds; null for a part that has not ended."""
+
+    go: float | None
+    memory: float | None
+    ready: float | None
+    state: float | None
+    stop: float | None
+
+
+class End(TypedDict):
+    """Why a machine is over."""
+
+    detail: str
+    reason: EndReason
+
+
+class ErrorBody(TypedDict):
+    """An error: problem details (RFC 9457), with a code, causes, a hint and the ID of the
+    request."""
+
+    causes: list[str]
+    code: ErrorCode
+    detail: str
+    errors: NotRequired[list[FieldError]]
+    hint: NotRequired[str | None]
+    instance: str
+    message: str
+    request_id: str
+    status: int
+    title: str
+    type: str
+
+
+class Event(TypedDict):
+    """Something happened."""
+
+    alarm: NotRequired[AlarmKind | None]
+    change: EventChange
+    detail: NotRequired[str | None]
+    disk: NotRequired[str | None]
+    driver: NotRequired[str | None]
+    end: NotRequired[EndReason | None]
+    generation: int
+    healthy: NotRequired[bool | None]
+    listen: NotRequired[str | None]
+    nic: NotRequired[str | None]
+    parameter: NotRequired[str | None]
+    place: NotRequired[Place | None]
+    queue: NotRequired[int | None]
+    reason: NotRequired[str | None]
+    reporter: NotRequired[str | None]
+    subject: str
+    time_ms: int
+
+
+FailoverInfo = TypedDict(
+    "FailoverInfo",
+    {
+        "error": "str | None",
+        "from": "str",
+        "gap_us": "int | None",
+        "state": "FailoverPhase",
+        "to": "str",
+    },
+)
+
+
+class FieldError(TypedDict):
+    """An invalid member of a body."""
+
+    detail: str
+    pointer: str
+
+
+class Forecast(TypedDict):
+    """What sending a machine would cost."""
+
+    bytes_per_second: int | None
+    copy_ms: int | None
+    data_bytes: int
+    downtime_max_ms: int
+    downtime_min_ms: int
+    prepare_ms: int | None
+    ram_bytes: int
+
+
+class FunctionChange(TypedDict):
+    """A change of a PCI function."""
+
+    vfs: int
+
+
+class FunctionInfo(TypedDict):
+    """A PCI function; `total_vfs` is of physical ones, `pf` and its settings are of virtual
+    ones."""
+
+    driver: NotRequired[str | None]
+    driver_override: NotRequired[str | None]
+    iommu_group: NotRequired[int | None]
+    link_state: NotRequired[str | None]
+    mac: NotRequired[str | None]
+    max_tx_rate: NotRequired[int | None]
+    min_tx_rate: NotRequired[int | None]
+    netdev: NotRequired[str | None]
+    numa_node: NotRequired[int | None]
+    pf: NotRequired[str | None]
+    proto: NotRequired[str | None]
+    qos: NotRequired[int | None]
+    query_rss_en: NotRequired[bool | None]
+    shares_group_with: NotRequired[str | None]
+    spoofchk: NotRequired[bool | None]
+    total_vfs: NotRequired[int | None]
+    trust: NotRequired[bool | None]
+    vdpa: NotRequired[str | None]
+    vf: NotRequired[int | None]
+    vfs: NotRequired[int | None]
+    vlan: NotRequired[int | None]
+
+
+class FunctionListing(TypedDict):
+    """PCI functions with SR-IOV, and virtual functions."""
+
+    vf: dict[str, FunctionInfo]
+
+
+HostNicInfo = TypedDict(
+    "HostNicInfo",
+    {
+        "bus_driver": "NotRequired[str | None]",
+        "driver": "NotRequired[str | None]",
+        "exists": "NotRequired[bool | None]",
+        "from": "str",
+        "function": "NotRequired[str | None]",
+        "mac": "NotRequired[str | None]",
+        "max_vq_pairs": "NotRequired[int | None]",
+        "mgmtdev": "NotRequired[str | None]",
+        "mtu": "NotRequired[int | None]",
+        "owner": "NotRequired[str | None]",
+        "path": "NotRequired[str | None]",
+        "pf": "NotRequired[str | None]",
+        "port": "NotRequired[str | None]",
+        "representor": "NotRequired[str | None]",
+        "sfnum": "NotRequired[int | None]",
+        "state": "str",
+        "vf": "NotRequired[int | None]",
+        "vfs": "NotRequired[int | None]",
+    },
+)
+
+
+class HostNicListing(TypedDict):
+    """NICs of the host."""
+
+    nic: dict[str, HostNicInfo]
+
+
+class InFlight(TypedDict):
+    """Buffers that NICs had been given and had not used when the guest was stopped, by what the
+    queues are for."""
+
+    cvq: int
+    rx: int
+    tx: int
+
+
+class ItemsDiskInfo(TypedDict):
+    """A list, in an object so that a later version can add members beside it."""
+
+    items: list[DiskInfo]
+
+
+class ItemsNicSummary(TypedDict):
+    """A list, in an object so that a later version can add members beside it."""
+
+    items: list[NicSummary]
+
+
+class ItemsVmInfo(TypedDict):
+    """A list, in an object so that a later version can add members beside it."""
+
+    items: list[VmInfo]
+
+
+class ManagementDevice(TypedDict):
+    """A management device."""
+
+    max_supported_vqs: NotRequired[int | None]
+    name: str
+    supported_classes: list[DeviceClass]
+    vdpa_devices: list[TopologyDevice]
+
+
+class MayBeElsewhere(TypedDict):
+    """Why a virtual machine may be elsewhere."""
+
+    destination: str
+    reason: str
+    remedy: str
+
+
+class MgmtdevInfo(TypedDict):
+    """A management device: a function of a NIC, or a simulator, on which vDPA devices are
+    created."""
+
+    dev_features: NotRequired[list[str | int]]
+    max_supported_vqs: NotRequired[int | None]
+    supported_classes: list[str]
+
+
+class MgmtdevListing(TypedDict):
+    """Management devices."""
+
+    mgmtdev: dict[str, MgmtdevInfo]
+
+
+class MigrationObstacle(TypedDict):
+    """What is in the way of a migration."""
+
+    reason: str
+    remedy: str | None
+
+
+class MigrationStatus(TypedDict):
+    """How far a migration is."""
+
+    bytes_per_second: int
+    direction: Direction
+    dirty_bytes_per_second: int
+    downtime_ms: float | None
+    downtime_parts_ms: DowntimeParts
+    elapsed_ms: int
+    error: str | None
+    forecast_downtime_ms: int | None
+    forecast_rounds: int | None
+    in_flight: InFlight | None
+    left_bytes: int
+    mediation_ms: float | None
+    pages: int
+    peer: str
+    phase: MigrationPhase
+    ram_bytes: int
+    rounds: int
+    sent_bytes: int
+    throttle_percent: int
+    zero_pages: int
+
+
+class NestedDevlinkInfo(TypedDict):
+    """A devlink instance of a function."""
+
+    netnsid: NotRequired[int | str]
+
+
+class NicMove(TypedDict):
+    """The vDPA device that a NIC is to be on: `path` or `device`."""
+
+    device: NotRequired[str | None]
+    path: NotRequired[str | None]
+
+
+NicSpec = TypedDict(
+    "NicSpec",
+    {
+        "bridge": "NotRequired[str | None]",
+        "device": "NotRequired[str | None]",
+        "doorbell": "NotRequired[Literal[\"auto\", \"on\", \"off\"]]",
+        "failover": "NotRequired[NicStandBy | None]",
+        "from": "NotRequired[str | None]",
+        "id": "str",
+        "kind": "NotRequired[NicKind]",
+        "mac": "NotRequired[str | None]",
+        "max_tx_rate": "NotRequired[int | None]",
+        "min_tx_rate": "NotRequired[int | None]",
+        "mtu": "NotRequired[int | None]",
+        "path": "NotRequired[str | None]",
+        "queue_pairs": "NotRequired[int | None]",
+        "rescue": "NotRequired[bool]",
+        "virtual_functions": "NotRequired[int | None]",
+        "vlan": "NotRequired[int | None]",
+    },
+)
+
+
+NicStandBy = TypedDict(
+    "NicStandBy",
+    {
+        "device": "NotRequired[str | None]",
+        "from": "NotRequired[str | None]",
+        "path": "NotRequired[str | None]",
+    },
+)
+
+
+class NicSummary(TypedDict):
+    """A NIC in a list."""
+
+    address: str | None
+    id: str
+    path: str
+    state: PlugPhase
+
+
+class NodeMigrationRequestSend(TypedDict):
+    """Send it to another node."""
+
+    send: SendToNode
+
+
+class NodeMigrationRequestReceive(TypedDict):
+    """Wait for it: what another node's daemon asks for."""
+
+    receive: ReceiveFromNode
+
+
+class PciFunction(TypedDict):
+    """A function of the PCI bus with what is made on it."""
+
+    driver: NotRequired[str | None]
+    function: str
+    iommu_group: NotRequired[int | None]
+    mgmtdevs: list[ManagementDevice]
+    netdevs: list[str]
+    numa_node: NotRequired[int | None]
+    vdpa_devices: list[TopologyDevice]
+
+
+class PortFunctionInfo(TypedDict):
+    """The function behind a port."""
+
+    hw_addr: NotRequired[str | None]
+    ipsec_crypto: NotRequired[str | None]
+    ipsec_packet: NotRequired[str | None]
+    max_io_eqs: NotRequired[int | None]
+    migratable: NotRequired[str | None]
+    nested_devlink: NotRequired[dict[str, NestedDevlinkInfo] | None]
+    opstate: NotRequired[str | None]
+    roce: NotRequired[str | None]
+    state: NotRequired[str | None]
+
+
+class PortInfo(TypedDict):
+    """A port, with the members of its flavour."""
+
+    controller: NotRequired[int | None]
+    des_type: NotRequired[str | None]
+    external: NotRequired[bool | None]
+    flavour: NotRequired[str | None]
+    function: NotRequired[PortFunctionInfo | None]
+    ibdev: NotRequired[str | None]
+    lanes: NotRequired[int | None]
+    netdev: NotRequired[str | None]
+    pfnum: NotRequired[int | None]
+    port: NotRequired[int | None]
+    sfnum: NotRequired[int | None]
+    split_group: NotRequired[int | None]
+    splittable: NotRequired[bool | None]
+    type: NotRequired[str | None]
+    vfnum: NotRequired[int | None]
+
+
+class PortListing(TypedDict):
+    """Ports of NICs."""
+
+    port: dict[str, PortInfo]
+
+
+class QueueInfo(TypedDict):
+    """A virtqueue."""
+
+    enabled: bool
+    index: int
+    kick: Kick
+    max_size: int
+    size: int
+    vector: int | None
+    watch: WatchInfo | None
+
+
+class ReceiveFromNode(TypedDict):
+    """The machine as it is to be here."""
+
+    spec: VmSpec
+
+
+class Representor(TypedDict):
+    """A network interface that is the port of a virtual function or subfunction on a NIC's
+    switch."""
+
+    master: NotRequired[str | None]
+    netdev: str
+    port_name: str
+    state: NotRequired[str | None]
+
+
+SendToNode = TypedDict(
+    "SendToNode",
+    {
+        "connections": "NotRequired[int]",
+        "destination": "str",
+        "downtime_ms": "NotRequired[int]",
+        "dry_run": "NotRequired[bool]",
+        "from": "NotRequired[str | None]",
+        "name": "NotRequired[str | None]",
+        "timeout_s": "NotRequired[int]",
+        "verify_memory": "NotRequired[bool]",
+    },
+)
+
+
+class SettleRequest(TypedDict):
+    """What is to be settled."""
+
+    settle: Place
+
+
+class SnapshotInfo(TypedDict):
+    """A snapshot that was written."""
+
+    memory_bytes: int
+    path: str
+    paused_ms: int
+
+
+class SnapshotRequest(TypedDict):
+    """Where a snapshot is to be."""
+
+    path: str
+
+
+class Subfunction(TypedDict):
+    """A subfunction, or another device of the auxiliary bus on which vDPA devices are made."""
+
+    auxiliary: str
+    driver: NotRequired[str | None]
+    mgmtdevs: list[ManagementDevice]
+    netdevs: list[str]
+    representor: NotRequired[Representor | None]
+    sf: NotRequired[int | None]
+    vdpa_devices: list[TopologyDevice]
+
+
+class Topology(TypedDict):
+    """Everything about vDPA on a machine."""
+
+    all_processes_seen: bool
+    management: ManagementState
+    mgmtdevs: list[ManagementDevice]
+    physical_functions: list[PhysicalFunction]
+    vdpa_devices: list[TopologyDevice]
+
+
+class TopologyDevice(TypedDict):
+    """A vDPA device."""
+
+    driver: NotRequired[str | None]
+    holders: list[DeviceHolder]
+    mac: NotRequired[str | None]
+    max_vq_size: NotRequired[int | None]
+    max_vqs: NotRequired[int | None]
+    mtu: NotRequired[int | None]
+    name: str
+    netdevs: list[str]
+    path: NotRequired[str | None]
+    posting_obstacle: NotRequired[PostingObstacle | None]
+    queues: list[TopologyQueue]
+    type: NotRequired[DeviceClass | None]
+
+
+class TopologyListing(TypedDict):
+    """The topology, as `bellhop topology -j`."""
+
+    topology: Topology
+
+
+class TopologyQueue(TypedDict):
+    """A virtqueue."""
+
+    doorbell: Doorbell
+    index: int
+    posted_interrupt: PostedInterrupt
+
+
+class UpgradeRequest(TypedDict):
+    """Which program."""
+
+    program: str
+
+
+class VdpaConfig(TypedDict):
+    """As it is written."""
+
+    doorbell: NotRequired[Literal["auto", "on", "off"]]
+    failover: NotRequired[str | None]
+    fd: NotRequired[int | None]
+    id: NotRequired[str | None]
+    mac: NotRequired[str | None]
+    num_queues: NotRequired[int | None]
+    path: NotRequired[str | None]
+    rescue: NotRequired[bool]
+
+
+class VdpaDeviceChange(TypedDict):
+    """What of a device is to change."""
+
+    mac: str
+
+
+class VdpaDeviceConfig(TypedDict):
+    """The configuration of a vDPA device: members of a network device, or of a block device."""
+
+    alignment_offset: NotRequired[int | None]
+    blk_size: NotRequired[int | None]
+    capacity: NotRequired[int | None]
+    discard_sector_alignment: NotRequired[int | None]
+    flush: NotRequired[bool | None]
+    link: NotRequired[str | None]
+    link_announce: NotRequired[bool | None]
+    mac: NotRequired[str | None]
+    max_discard_sectors: NotRequired[int | None]
+    max_discard_seg: NotRequired[int | None]
+    max_vq_pairs: NotRequired[int | None]
+    max_write_zeroes_sectors: NotRequired[int | None]
+    max_write_zeroes_seg: NotRequired[int | None]
+    min_io_size: NotRequired[int | None]
+    mtu: NotRequired[int | None]
+    negotiated_features: NotRequired[list[str | int]]
+    num_queues: NotRequired[int | None]
+    opt_io_size: NotRequired[int | None]
+    physical_block_exp: NotRequired[int | None]
+    read_only: NotRequired[bool | None]
+    seg_max: NotRequired[int | None]
+    size_max: NotRequired[int | None]
+
+
+class VdpaDeviceDetails(TypedDict):
+    """A vDPA device with its configuration."""
+
+    config: dict[str, VdpaDeviceConfig]
+    dev: dict[str, VdpaDeviceInfo]
+
+
+class VdpaDeviceInfo(TypedDict):
+    """A vDPA device."""
+
+    max_vq_size: NotRequired[int | None]
+    max_vqs: NotRequired[int | None]
+    mgmtdev: str
+    type: str
+    vendor_id: NotRequired[int | None]
+
+
+class VdpaDeviceListing(TypedDict):
+    """vDPA devices."""
+
+    dev: dict[str, VdpaDeviceInfo]
+
+
+class VdpaDeviceSpec(TypedDict):
+    """What a device is to be like."""
+
+    device_features: NotRequired[int | None]
+    mac: NotRequired[str | None]
+    max_vqp: NotRequired[int | None]
+    mgmtdev: str
+    mtu: NotRequired[int | None]
+
+
+class Version(TypedDict):
+    """The daemon."""
+
+    api: int
+    pid: int
+    socket: str
+    version: str
+
+
+class VmConfigMemory(TypedDict):
+    """One of several forms."""
+
+    host_numa_node: NotRequired[int]
+    hugepages: NotRequired[Literal["2M", "1G"]]
+    size: NotRequired[str]
+
+
+class VmConfig(TypedDict):
+    """Everything there is to say about a virtual machine before it starts."""
+
+    cmdline: NotRequired[str]
+    cpu: NotRequired[CpuBaseline]
+    cpu_affinity: NotRequired[list[list[int]]]
+    cpus: NotRequired[int]
+    disks: NotRequired[list[DiskConfig]]
+    initramfs: NotRequired[str | None]
+    kernel: str
+    memory: NotRequired[str | VmConfigMemory]
+    ring_watch: NotRequired[Literal["off"] | int]
+    vdpa: NotRequired[list[VdpaConfig]]
+
+
+class VmInfo(TypedDict):
+    """A virtual machine at one moment."""
+
+    adopted: bool
+    alarms: list[AlarmInfo]
+    api: int | None
+    console: ConsolePaths
+    generation: int
+    last_end: End | None
+    log: str
+    may_be_elsewhere: MayBeElsewhere | None
+    name: str
+    nics: list[VmNic]
+    phase: VmPhase
+    pid: int | None
+    restart: Restart
+    restarts: int
+    state: Desired
+    uptime_s: int | None
+    version: str | None
+
+
+class VmNic(TypedDict):
+    """A NIC of a virtual machine."""
+
+    device: str | None
+    failed_over: bool
+    failover: str | None
+    id: str
+    path: str | None
+
+
+class VmSpecMemory(TypedDict):
+    """One of several forms."""
+
+    host_numa_node: NotRequired[int]
+    hugepages: NotRequired[Literal["2M", "1G"]]
+    size: NotRequired[str]
+
+
+class VmSpec(TypedDict):
+    """A virtual machine as it is to be."""
+
+    cmdline: NotRequired[str]
+    cpu: NotRequired[CpuBaseline]
+    cpu_affinity: NotRequired[list[list[int]]]
+    cpus: NotRequired[int]
+    disks: NotRequired[list[DiskConfig]]
+    initramfs: NotRequired[str | None]
+    kernel: str
+    memory: NotRequired[str | VmSpecMemory]
+    nics: NotRequired[list[NicSpec]]
+    restart: NotRequired[Restart]
+    ring_watch: NotRequired[Literal["off"] | int]
+    state: NotRequired[Desired]
+
+
+class VmStateChange(TypedDict):
+    """A change of a virtual machine's state."""
+
+    grace_period_s: NotRequired[int | None]
+    mode: NotRequired[StopMode | None]
+    state: WantedState
+    then: NotRequired[AfterGrace | None]
+    until_reboot: NotRequired[bool]
+
+
+class VmStatus(TypedDict):
+    """The machine at one moment."""
+
+    alarms: list[AlarmInfo]
+    api: int
+    boots: int
+    disks: list[DiskSummary]
+    end: End | None
+    generation: int
+    nics: list[NicSummary]
+    pid: int
+    state: VmState
+    upgrade_downtime_ms: float | None
+    upgrade_error: str | None
+    upgrades: int
+    version: str
+
+
+class WatchInfo(TypedDict):
+    """The ring of a queue as its indices in guest memory show it, looked at once a second."""
+
+    completed: int
+    completed_per_s: int
+    in_flight: int | None
+    posted: int
+    posted_per_s: int
+    rescues: int
+    state: WatchPhase
+    stuck_for_s: int
+
+
+class DiskInfo(DiskSummary):
+    """A disk with all there is to say about it."""
+
+    device: DeviceInfo | None
+
+
+class MigrationTrial(Forecast):
+    """Whether the machine could be sent, and what that would cost."""
+
+    destination: str
+    movable: bool
+    obstacles: list[MigrationObstacle]
+
+
+class NicInfo(NicSummary):
+    """A NIC with all there is to say about it."""
+
+    device: DeviceInfo | None
+    doorbell: Literal["auto", "on", "off"]
+    failover: str | None
+    last_failover: FailoverInfo | None
+    mac: str | None
+    num_queues: int | None
+    numa_node: int | None
+    numa_warning: str | None
+    rescue: bool
+
+
+class PhysicalFunction(PciFunction):
+    """A physical function with its virtual ones and its subfunctions."""
+
+    representors: list[Representor]
+    subfunctions: list[Subfunction]
+    switch_id: NotRequired[str | None]
+    total_vfs: NotRequired[int | None]
+    virtual_functions: list[VirtualFunction]
+
+
+class VirtualFunction(PciFunction):
+    """A virtual function."""
+
+    representor: NotRequired[Representor | None]
+    vf: int
