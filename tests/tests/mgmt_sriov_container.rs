@@ -153,8 +153,8 @@ fn a_namespace_that_ends_gives_the_interface_back() {
         complaint(
             &bellhop(&words),
             &[
-                "in another network namespace already",
-                "vhost_vdpa` takes it back",
+                "already an interface in another network namespace",
+                "vhost_vdpa` reclaims it",
             ],
         );
         if is_taken {

@@ -169,7 +169,7 @@ fn a_virtual_machine_is_told_by_name_and_keeps_its_device() {
 
     // What would take the device from it is refused, with who it is.
     let pid = format!("bellhop (PID {})", guest.pid());
-    let words = ["lab-vm is in use by", &pid, "end that first"];
+    let words = ["lab-vm is in use by", &pid, "end that use first"];
     complaint(&bellhop(&["dev", "del", net.name()]), &words);
     complaint(&bellhop(&["bind", net.name(), "virtio_vdpa"]), &words);
     let mut guest = guest;

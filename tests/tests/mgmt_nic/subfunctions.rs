@@ -326,7 +326,10 @@ fn what_cannot_be_is_said_and_changes_nothing() {
         &connect("bridge=lab-none"),
         &["ip link add lab-none type bridge"],
     );
-    complaint(&connect(&format!("bridge={UPLINK}")), &["is no bridge"]);
+    complaint(
+        &connect(&format!("bridge={UPLINK}")),
+        &["is not a Linux bridge"],
+    );
     complaint(&connect("vlan=100"), &["bridge=NAME"]);
     complaint(&make(&["--kind", "vf"]), &["has no virtual functions"]);
     complaint(&make(&["--vfs", "2"]), &["has no virtual functions"]);

@@ -440,7 +440,7 @@ fn bad_input_is_said_and_changes_nothing() {
         complaint_with(2, &output, &[word]);
     }
     let output = bellhop(&["nic", "make", "--from", "lo", "--name", NAMES[0]]);
-    complaint(&output, &["no interface of a NIC"]);
+    complaint(&output, &["not an interface of a NIC"]);
     let output = bellhop(&[
         "nic",
         "make",
@@ -486,7 +486,7 @@ fn bad_input_is_said_and_changes_nothing() {
     fs::write(&record, "{\"version\":1,\"name\":\"lab-nic0\"}").unwrap();
     complaint(
         &bellhop(&["nic", "remove", NAMES[0]]),
-        &["is no record of a NIC"],
+        &["is not a record of a NIC"],
     );
     fs::write(&record, "{\"version\":99}").unwrap();
     complaint(&make(&[]), &["has version 99"]);
