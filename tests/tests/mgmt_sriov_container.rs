@@ -262,7 +262,7 @@ fn bad_input_is_said_with_a_remedy() {
     );
     complaint(
         &give_to("/dev/null", "eth1"),
-        &["/dev/null is no network namespace"],
+        &["/dev/null is not a network namespace"],
     );
     complaint(
         &give_to("a/b", "eth1"),

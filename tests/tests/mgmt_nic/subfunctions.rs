@@ -400,6 +400,6 @@ fn what_cannot_be_is_said_and_changes_nothing() {
     let sf = [on.as_slice(), &["--kind", "sf"]].concat();
     complaint(&bellhop(&sf), &["has no subfunctions"]);
     let connect = [on.as_slice(), &["--connect", "bridge=br0"]].concat();
-    complaint(&bellhop(&connect), &["no connection to be set"]);
+    complaint(&bellhop(&connect), &["no connection to set"]);
     assert_eq!(trouble().unwrap(), Vec::<String>::new());
 }

@@ -405,10 +405,10 @@ fn bad_input_is_said_and_changes_nothing() {
     complaint(&rate, &["rates", "has no such setting"]);
     complaint(
         &make(&["--mac", "02:00:00:00:00:77"]),
-        &["does not take mac"],
+        &["does not accept mac"],
     );
-    complaint(&make(&["--mtu", "1500"]), &["does not take mtu"]);
-    complaint(&make(&["--max-vqp", "2"]), &["does not take max_vqp"]);
+    complaint(&make(&["--mtu", "1500"]), &["does not accept mtu"]);
+    complaint(&make(&["--max-vqp", "2"]), &["does not accept max_vqp"]);
     complaint(
         &make(&["--vfs", "5"]),
         &["4 virtual functions at most, not 5"],

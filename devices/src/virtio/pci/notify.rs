@@ -247,7 +247,7 @@ impl NotifyDoorbells {
             queues = ?hit,
             ?address,
             "the guest read a write-only doorbell: each kick of these queues costs an exit until \
-             the VM resets"
+             the machine resets"
         );
         self.settle();
         true

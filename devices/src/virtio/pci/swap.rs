@@ -103,8 +103,8 @@ pub struct Relied {
     config_len: u32,
 }
 
-const NOT_REPLACEABLE: &str = "cannot replace devices of this kind while the VM runs";
-const NO_SUCCESSOR: &str = "devices of this kind cannot replace others while the VM runs";
+const NOT_REPLACEABLE: &str = "cannot replace devices of this kind while the machine runs";
+const NO_SUCCESSOR: &str = "devices of this kind cannot replace others while the machine runs";
 
 /// The error for a new device of another class than the guest's, which has the virtio type `needs`.
 #[must_use]

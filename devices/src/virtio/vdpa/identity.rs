@@ -105,7 +105,7 @@ pub(super) fn read_net_config(device: &Device) -> Result<[u8; VirtioNetConfig::L
 /// The error for a device that is not a network device.
 #[must_use]
 pub fn not_replaceable() -> Error {
-    Error::other("only network devices can be replaced while the VM runs")
+    Error::other("only network devices can be replaced while the machine runs")
 }
 
 #[cfg(test)]

@@ -384,7 +384,7 @@ fn what_cannot_be_is_refused_before_anything_is_changed() {
     type Case = (&'static str, fn(&mut State), &'static str);
     let cases: [Case; 7] = [
         ("bridge=br9", |_| {}, "`ip link add br9 type bridge`"),
-        ("bridge=rep0", |_| {}, "rep0 is no bridge"),
+        ("bridge=rep0", |_| {}, "rep0 is not a Linux bridge"),
         (
             "bridge=br0",
             |state| state.links[0].up = false,
