@@ -54,7 +54,7 @@ impl Error {
 
     /// For `map_err` where a queue is served.
     pub(crate) fn ring(source: vdpa::Error) -> Self {
-        Self::other("the ring cannot be served").because(source)
+        Self::other("cannot serve the ring").because(source)
     }
 
     /// For `map_err` where the strategy of a queue changes.
@@ -66,7 +66,7 @@ impl Error {
             vdpa::ErrorKind::InFlightUnknown => ErrorKind::InFlightUnknown,
             _ => ErrorKind::Other,
         };
-        let message = "the way from the guest's queues to the device cannot be changed";
+        let message = "cannot change how the guest's queues reach the device";
         Self::new(kind, message).because(source)
     }
 
@@ -76,8 +76,7 @@ impl Error {
             return self;
         };
         let message = format!(
-            "queue {queue} is broken until the guest's driver resets the device, as unbind and \
-             bind do"
+            "queue {queue} is broken until the guest's driver resets the device (unbind and bind)"
         );
         Self::new(self.kind(), message).because(self)
     }

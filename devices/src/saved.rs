@@ -20,7 +20,7 @@ pub(crate) fn ensure(possible: bool, device: &str, what: &str) -> Result<(), Err
 
 /// The error for a restored state whose interrupt cannot be set.
 pub(crate) fn interrupt_failed(device: &str, source: io::Error) -> Error {
-    Error::other(format!("the interrupt of the {device} cannot be set")).because(source)
+    Error::other(format!("cannot set the interrupt of the {device}")).because(source)
 }
 
 /// Encodes and decodes a state like a snapshot; for tests.

@@ -189,7 +189,7 @@ fn a_guest_is_used_through_a_socket() {
 
     // A second client receives the name of the process that holds the console.
     let mut second = machine.connect();
-    let own = format!("process {} has this console", std::process::id());
+    let own = format!("process {} uses this console", std::process::id());
     second.until(&own, SILENCE).unwrap();
     while second.read() {}
 
@@ -336,9 +336,7 @@ fn a_log_on_a_full_disk_does_not_stall_the_guest() {
             .said
             .starts_with(&String::from_utf8_lossy(&logged)[..1000])
     );
-    let told = errors
-        .matches("the console's log cannot be written")
-        .count();
+    let told = errors.matches("cannot write the console's log").count();
     assert_eq!(told, 1, "{errors}");
 }
 
@@ -361,7 +359,7 @@ fn what_cannot_be_a_console_is_said_before_anything_starts() {
     assert!(said(&["--console-socket", path]).contains("is no socket"));
     assert!(said(&["--console-log", path]).contains("--console-socket"));
     let null = said(&["--console-socket", socket, "--console-log", "/dev/null"]);
-    assert!(null.contains("no regular file"), "{null}");
+    assert!(null.contains("not a regular file"), "{null}");
     assert_eq!(fs::read(&file).unwrap(), b"mine");
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
     fs::remove_dir_all(&directory).unwrap();

@@ -163,7 +163,7 @@ fn huge_pages_come_from_the_node_or_not_at_all() {
     let (status, said) = Guest::run_to_end(&arguments, SILENCE).unwrap();
     println!("{said}");
     assert_eq!(status.code(), Some(1), "{said}");
-    assert!(said.contains("NUMA node 1 has not enough"), "{said}");
+    assert!(said.contains("NUMA node 1 has too few"), "{said}");
     set(["0", "128"]);
     let mut guest = Guest::start(&arguments).unwrap();
     let ram = guest_ram(guest.pid());

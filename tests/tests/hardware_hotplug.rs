@@ -349,7 +349,7 @@ fn what_cannot_be_plugged_or_unplugged_says_why() {
     for (line, words) in [
         (format!("plug path={path}"), "in use"),
         ("plug path=/dev/vhost-vdpa-99".into(), "No such file"),
-        ("plug path=/dev/null".into(), "cannot be used"),
+        ("plug path=/dev/null".into(), "cannot use vDPA device"),
         (
             format!("plug path={}", block.path().display()),
             "not a network device",

@@ -136,7 +136,7 @@ fn a_broken_device_heals(guest: &mut Guest, device: &SimDevice, peer: &Peer) {
     let said = guest.console();
     let warnings: Vec<&str> = said
         .lines()
-        .filter(|line| line.contains("the device says that it needs a reset"))
+        .filter(|line| line.contains("the device reports DEVICE_NEEDS_RESET"))
         .collect();
     assert_eq!(warnings.len(), BROKEN, "{said}");
     for warning in warnings {

@@ -154,8 +154,8 @@ fn a_namespace_that_ends_gives_the_interface_back() {
         complaint(
             &bellhop(&words),
             &[
-                "in another network namespace already",
-                "vhost_vdpa` takes it back",
+                "already an interface in another network namespace",
+                "vhost_vdpa` reclaims it",
             ],
         );
         if is_taken {
@@ -263,7 +263,7 @@ fn bad_input_is_said_with_a_remedy() {
     );
     complaint(
         &give_to("/dev/null", "eth1"),
-        &["/dev/null is no network namespace"],
+        &["/dev/null is not a network namespace"],
     );
     complaint(
         &give_to("a/b", "eth1"),

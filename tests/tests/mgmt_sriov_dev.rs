@@ -57,7 +57,7 @@ fn a_virtual_function_has_a_bus_and_one_device() {
     let again = format!("dev add name lab-again mgmtdev pci/{address}");
     let again: Vec<&str> = again.split(' ').collect();
     // vp_vdpa itself accepts a second device, and crashes when both are deleted.
-    complaint(&bellhop(&again), &[device.name(), "mixes up two"]);
+    complaint(&bellhop(&again), &[device.name(), "confuses two devices"]);
     assert!(!listed().contains(&"lab-again".to_owned()));
     let stats = format!("dev vstats show {} qidx 0", device.name());
     let stats: Vec<&str> = stats.split(' ').collect();

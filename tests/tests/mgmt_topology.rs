@@ -171,7 +171,7 @@ fn a_virtual_machine_is_told_by_name_and_keeps_its_device() {
 
     // Commands that would take the device away are refused, and name the holder.
     let pid = format!("bellhop (PID {})", guest.pid());
-    let words = ["lab-vm is in use by", &pid, "end that first"];
+    let words = ["lab-vm is in use by", &pid, "end that use first"];
     complaint(&bellhop(&["dev", "del", net.name()]), &words);
     complaint(&bellhop(&["bind", net.name(), "virtio_vdpa"]), &words);
     let mut guest = guest;

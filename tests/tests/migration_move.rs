@@ -319,7 +319,7 @@ fn falls_silent(guest: &mut Guest, from: &Host, to: &Host, device: &SimDevice) {
     assert_eq!(status["phase"], "Stayed", "{status}");
     let error = status["error"].as_str().unwrap();
     assert!(
-        error.contains("stood still") && error.contains("2.0 s"),
+        error.contains("the guest was stopped") && error.contains("2.0 s"),
         "{error}"
     );
     assert!(status["downtime_ms"].as_f64() >= Some(2000.0), "{status}");

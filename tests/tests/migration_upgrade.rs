@@ -205,8 +205,8 @@ fn a_program_that_cannot_go_on_leaves_the_machine_with_the_one_it_had() {
     let no_program = Temporary::program("no-program", b"nothing");
     for (program, words) in [
         (Path::new("bellhop"), "absolute"),
-        (Path::new("/nonexistent"), "cannot be executed"),
-        (&no_program.0, "cannot be executed"),
+        (Path::new("/nonexistent"), "cannot execute"),
+        (&no_program.0, "cannot execute"),
         (&rubbish.0, "is it Bellhop"),
     ] {
         let body = json!({ "program": program });
@@ -229,7 +229,8 @@ fn a_program_that_cannot_go_on_leaves_the_machine_with_the_one_it_had() {
         ),
     ] {
         let script = format!(
-            "#!/bin/sh\n[ \"$1\" = state-versions ] && exec {program} state-versions\nexec {program} {words}\n",
+            "#!/bin/sh\n[ \"$1\" = state-versions ] && exec {program} state-versions\nexec \
+             {program} {words}\n",
             program = bellhop().display()
         );
         let failing = Temporary::program(name, script.as_bytes());

@@ -197,8 +197,5 @@ fn impossible_wishes_are_refused() {
     let block = SimDevice::block("netdev-blk").unwrap();
     let (device, iotlb) = Device::open(block.path()).unwrap().own().unwrap();
     let error = Netdev::start(device, iotlb, &Options::default()).unwrap_err();
-    assert!(
-        error.to_string().contains("has the virtio type 2"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("has virtio type 2"), "{error}");
 }

@@ -79,14 +79,17 @@ impl Cuts {
         let chosen = choose(device.info(), device.backend_features(), device.features());
         assert_eq!(chosen, (Shadowed, Reason::NoSuspend));
         let error = self.restart(scene, which, Mediated).unwrap_err();
-        assert!(error.to_string().contains("cannot be mediated"), "{error}");
+        assert!(
+            error.to_string().contains("cannot mediate queue"),
+            "{error}"
+        );
         scene.frames(50);
         if let Err(error) = self.restart(scene, which, Direct) {
             let text = error.to_string();
             assert!(text.ends_with("shadow it"), "{text}");
-            let start = format!("stands at {} and", VringBase::initial(true));
+            let start = format!("at {}: shadow", VringBase::initial(true));
             assert!(
-                text.contains("stands at ") && !text.contains(&start),
+                text.contains("refuses to begin queue ") && !text.contains(&start),
                 "{text}"
             );
             self.refused += 1;

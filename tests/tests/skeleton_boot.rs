@@ -203,7 +203,7 @@ fn huge_pages_back_the_memory_or_are_missed_clearly() {
     let none = HugePages::reserve(0);
     let (status, said) = Guest::run_to_end(&arguments, Duration::from_secs(60)).unwrap();
     assert_eq!(status.code(), Some(1), "{said}");
-    assert!(said.contains("not enough free huge pages"), "{said}");
+    assert!(said.contains("too few free huge pages"), "{said}");
     assert!(said.contains("the guest needs 128 of 2 MiB"), "{said}");
     drop(none);
 

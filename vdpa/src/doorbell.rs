@@ -52,8 +52,8 @@ pub enum DoorbellAnswer {
 
 /// The parent driver offers none, or one smaller than a page (vp_vdpa on a device with a small
 /// `notify_off_multiplier`). The kernel returns errno 524 for both.
-const NOT_OFFERED: &str = "the device has no doorbell of a page of its own (simulators have none; \
-                           QEMU's virtio devices have with page-per-vq=on)";
+const NOT_OFFERED: &str = "the device has no doorbell with a page of its own (simulators have \
+                           none; QEMU's virtio devices have one with page-per-vq=on)";
 /// The doorbell does not begin at a page boundary, so a mapping would expose other registers.
 const UNALIGNED: &str = "the doorbell shares its page with other registers";
 
@@ -133,7 +133,8 @@ impl Drop for Doorbell {
         // `self` alive, so the address is no longer in use.
         let unmapped = unsafe { munmap(self.page.as_ptr().cast(), DOORBELL_SIZE) };
         if let Err(error) = unmapped {
-            tracing::error!(queue = self.queue, %error, "a doorbell cannot be unmapped: its device stays open");
+            tracing::error!(queue = self.queue, %error, "cannot unmap a doorbell: its device stays \
+                                                         open");
         }
     }
 }

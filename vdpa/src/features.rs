@@ -50,7 +50,8 @@ impl fmt::Display for Reason {
             Self::NotRestorable => "its state could not be restored",
             Self::CommandsNotRelayed => "its control commands are not relayed",
             Self::LostInEventfd => {
-                "a queue may have to fall back from its doorbell to an eventfd, which loses the data"
+                "a queue may have to fall back from its doorbell to an eventfd, which loses the \
+                 data"
             }
             Self::Legacy => "only legacy devices use it",
             Self::NeedsPartner => "it needs a second device",

@@ -36,7 +36,7 @@ impl PrivateWindow {
     pub fn new(range: IovaRange, ram_end: u64) -> Result<Self, Error> {
         let too_small = || {
             Error::other(format!(
-                "the device's IOVA range {range} holds no 1 GiB of private addresses"
+                "the device's IOVA range {range} has no room for 1 GiB of private addresses"
             ))
         };
         let end = range.last().saturating_add(1).min(HIGHEST_END);
@@ -131,7 +131,10 @@ mod tests {
         ] {
             let range = IovaRange::new(first, last).unwrap();
             let error = PrivateWindow::new(range, 0).unwrap_err();
-            assert!(error.to_string().contains("holds no 1 GiB"), "{error}");
+            assert!(
+                error.to_string().contains("has no room for 1 GiB"),
+                "{error}"
+            );
         }
     }
 

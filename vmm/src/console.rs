@@ -129,7 +129,7 @@ impl Source {
         if self.readiness == Readiness::Waited
             && let Err(error) = events.remove(self.input.as_fd().as_raw_fd())
         {
-            tracing::warn!(%error, "console input is still waited for");
+            tracing::warn!(%error, "cannot stop waiting for console input");
         }
     }
 }
@@ -261,7 +261,7 @@ impl InputPump {
             Ok(ConsoleRead::Closed) => self.detach(events),
             Err(error) if is_transient(&error) => {}
             Err(error) => {
-                tracing::warn!(%error, "console input is broken and closed");
+                tracing::warn!(%error, "console input failed; closing it");
                 self.detach(events);
             }
         }
@@ -302,7 +302,7 @@ impl InputPump {
                     && let Err(error) =
                         events.add(source.input.as_fd().as_raw_fd(), Token::ConsoleInput)
                 {
-                    tracing::warn!(%error, "console input cannot be waited for and is closed");
+                    tracing::warn!(%error, "cannot wait for console input; closing it");
                     self.phase = Phase::Closed;
                     self.source = None;
                 }

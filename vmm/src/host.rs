@@ -38,7 +38,7 @@ impl Host {
             if !wanted.iter().all(|cpu| online.contains(&cpu)) {
                 let online = show_list(online);
                 return Err(Error::unusable(format!(
-                    "cpu_affinity: vCPU {vcpu} is to run on CPUs {wanted}, this host has {online} \
+                    "cpu_affinity: vCPU {vcpu} needs CPUs {wanted}, but this host has {online} \
                      online"
                 )));
             }
@@ -64,7 +64,8 @@ impl Host {
                 _ => format!("node {}", show_list(nodes)),
             };
             return Err(Error::unusable(format!(
-                "memory: host_numa_node {node} has no memory, or is not there; this host has {nodes}"
+                "memory: host_numa_node {node} has no memory or does not exist; this host has \
+                 {nodes}"
             )));
         }
         let path = format!("devices/system/node/node{node}/meminfo");

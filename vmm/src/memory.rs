@@ -107,7 +107,7 @@ impl GuestRam {
         if !fits || !seals.is_ok_and(|seals| seals.contains(sealed)) {
             let size = ByteCount(size);
             return Err(Error::unusable(format!(
-                "the file is no sealed memory of {size}"
+                "the file is not sealed memory of {size}"
             )));
         }
         Self::map(layout, Arc::new(file), hugepages, None)
@@ -265,7 +265,7 @@ fn bind_region(
     let (start, len) = (region.as_ptr(), region.size());
     bind::to_node(start, len, node).map_err(|source| {
         Error::unusable(format!(
-            "guest memory cannot be bound to NUMA node {node}; the cgroup of this process \
+            "cannot bind guest memory to NUMA node {node}; the cgroup of this process \
              (cpuset.mems) may not have it"
         ))
         .because(source)
@@ -278,8 +278,8 @@ fn bind_region(
         Ok(false) => {
             let page = huge.bytes();
             Err(Error::unusable(format!(
-                "NUMA node {node} has not enough free huge pages: the guest needs {} of {}; set \
-                 aside more with `echo N > \
+                "NUMA node {node} has too few free huge pages: the guest needs {} of {}; reserve \
+                 more with `echo N > \
                  /sys/devices/system/node/node{node}/hugepages/hugepages-{}kB/nr_hugepages`",
                 size / page,
                 ByteCount(page),
@@ -303,7 +303,7 @@ fn not_enough_huge_pages(size: u64, huge: HugePageSize) -> Error {
         HugePageSize::Size1G => "",
     };
     Error::unusable(format!(
-        "not enough free huge pages: the guest needs {} of {}; set aside more with `echo N > \
+        "too few free huge pages: the guest needs {} of {}; reserve more with `echo N > \
          /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages`{sysctl}",
         size / page,
         ByteCount(page),
@@ -430,8 +430,8 @@ mod tests {
         let error = not_enough_huge_pages(512 * MIB, HugePageSize::Size2M);
         assert_eq!(
             error.to_string(),
-            "not enough free huge pages: the guest needs 256 of 2 MiB; set aside more with \
-             `echo N > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages` (or sysctl vm.nr_hugepages)"
+            "too few free huge pages: the guest needs 256 of 2 MiB; reserve more with `echo N > \
+             /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages` (or sysctl vm.nr_hugepages)"
         );
     }
 }

@@ -35,7 +35,7 @@ pub struct RotatingFile {
 
 /// Error of a write, with its progress.
 #[derive(Debug, thiserror::Error)]
-#[error("a log cannot be written")]
+#[error("cannot write a log")]
 pub struct AppendError {
     /// Bytes that were written.
     pub written: usize,
@@ -60,7 +60,7 @@ fn open(path: &Path) -> io::Result<File> {
 pub(crate) const NO_FILE: io::ErrorKind = io::ErrorKind::Unsupported;
 
 fn no_file() -> io::Error {
-    io::Error::new(NO_FILE, "it is no regular file of this user's")
+    io::Error::new(NO_FILE, "it is not a regular file of this user")
 }
 
 impl RotatingFile {

@@ -390,7 +390,7 @@ fn states_that_cannot_be_are_refused() {
     let rig = Rig::new(1, HALT_FOR_EVER);
     let error = rig.vcpus.restore(&[]).unwrap_err().to_string();
     assert!(
-        error.starts_with("0 vCPUs were saved and this machine has 1"),
+        error.starts_with("the saved machine has 0 vCPUs, but this one has 1"),
         "{error}"
     );
     let refused_before = |name: &str, change: &dyn Fn(&mut VcpuState)| {

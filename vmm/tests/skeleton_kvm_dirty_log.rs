@@ -102,7 +102,12 @@ fn logging_is_switched_under_a_running_guest() {
         drop(tracker);
         assert!(!rig.slots.is_logging());
         let error = rig.slots.take_dirty_log().err().unwrap();
-        assert!(error.to_string().contains("not being logged"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("the log of writes to guest memory is off"),
+            "{error}"
+        );
     }
     assert_eq!(rig.vcpus.take_report(), None);
 }

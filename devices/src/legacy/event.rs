@@ -77,7 +77,7 @@ impl AcpiEvent {
 
     fn set(&self, state: &mut State, raised: bool) {
         if let Err(error) = self.try_set(state, raised) {
-            tracing::error!(event = self.name, %error, "the interrupt of an event cannot be set");
+            tracing::error!(event = self.name, %error, "cannot set the interrupt of an event");
         }
     }
 

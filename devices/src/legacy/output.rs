@@ -118,7 +118,7 @@ impl OutputBuffer {
 
     fn fail(&mut self, error: &io::Error) {
         if !self.failed {
-            tracing::warn!(%error, "the console's output is gone; what the guest prints is dropped");
+            tracing::warn!(%error, "the console's output is gone; dropping the guest's output");
         }
         self.failed = true;
         self.lose(self.waiting.len());
@@ -142,7 +142,7 @@ impl Write for OutputBuffer {
             let (kept, lost) = data.split_at(data.len().min(room));
             if !lost.is_empty() {
                 if self.lost == 0 {
-                    tracing::warn!("the console's output is too slow: the guest's is being lost");
+                    tracing::warn!("the console's output is too slow; dropping the guest's output");
                 }
                 self.lose(lost.len());
             }

@@ -230,7 +230,7 @@ impl Serial {
             (MODEM_CONTROL, MODEM_CONTROL_DEFAULT),
         ] {
             if let Err(error) = inner.uart.write(register, value) {
-                tracing::warn!(%error, "the serial port cannot be reset");
+                tracing::warn!(%error, "cannot reset the serial port");
             }
         }
         while inner.uart.read(LINE_STATUS) & DATA_READY != 0 {

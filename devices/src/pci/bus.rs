@@ -305,7 +305,12 @@ impl PciBus {
                 }
                 if !window.contains(bar.address, bar.size) {
                     // Guests that size a BAR with decoding on reach this.
-                    debug!(%slot, bar = bar.index, address = bar.address, "BAR outside the PCI window: nothing answers there");
+                    debug!(
+                        %slot,
+                        bar = bar.index,
+                        address = bar.address,
+                        "BAR outside the PCI window: nothing answers there"
+                    );
                     continue;
                 }
                 let range = Arc::new(BarRange {
@@ -318,7 +323,12 @@ impl PciBus {
                         occupant.function.bar_moved(bar.index, Some(bar.address));
                     }
                     Err(error) => {
-                        warn!(%slot, bar = bar.index, %error, "the guest put a BAR over another device: nothing new answers there");
+                        warn!(
+                            %slot,
+                            bar = bar.index,
+                            %error,
+                            "the guest put a BAR over another device: the BAR stays unmapped"
+                        );
                     }
                 }
             }

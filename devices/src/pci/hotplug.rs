@@ -161,7 +161,7 @@ impl PciHotplug {
         if refused != 0 && !std::mem::replace(&mut state.refused, true) {
             debug!(
                 slots = format_args!("{refused:#x}"),
-                "the guest ejects PCI slots that it was not asked for: they stay"
+                "the guest ejects PCI slots without a request: they stay"
             );
         }
         for slot in (0..SLOTS).filter_map(Slot::new) {
@@ -184,7 +184,7 @@ impl PciHotplug {
     /// Sets the interrupt according to the registers.
     fn settle(&self, state: &mut State) {
         if let Err(error) = self.try_settle(state) {
-            error!(%error, "the PCI hot-plug interrupt cannot be set");
+            error!(%error, "cannot set the PCI hot-plug interrupt");
         }
     }
 

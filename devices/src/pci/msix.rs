@@ -327,7 +327,7 @@ impl Msix {
             if saved.pending
                 && let Err(error) = entry.vector.eventfd().write(1)
             {
-                warn!(vector = number, %error, "a pending MSI-X vector is lost");
+                warn!(vector = number, %error, "cannot restore a pending MSI-X vector");
             }
         }
         Ok(())

@@ -101,7 +101,7 @@ fn fill(chain: &Chain, memory: &SharedMemory) -> u32 {
         .fold(0, usize::saturating_add)
         .min(MAX_BYTES);
     if let Err(error) = getrandom(&mut entropy[..wanted]) {
-        tracing::warn!(%error, "the host gives no random bytes");
+        tracing::warn!(%error, "cannot get random bytes from the host");
         return 0;
     }
     let mut rest = &entropy[..wanted];

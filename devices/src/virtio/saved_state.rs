@@ -19,7 +19,7 @@ pub fn encode<T: Serialize>(
     payload: &T,
 ) -> Result<SavedState, Error> {
     let payload = postcard::to_stdvec(payload).map_err(|source| {
-        Error::other(format!("the state of {name} cannot be encoded")).because(source)
+        Error::other(format!("cannot encode the state of {name}")).because(source)
     })?;
     Ok(SavedState {
         name: name.to_owned(),

@@ -11,7 +11,7 @@ use super::backend::{Activation, Queue, QueueChange, SharedMemory};
 use super::userspace_queue::{SavedQueue, UserspaceQueue};
 use crate::Error;
 
-const NOT_SERVED: &str = "the queue cannot be served";
+const NOT_SERVED: &str = "cannot serve the queue";
 
 /// The error for an operation that needs an inactive device.
 pub(crate) fn active() -> Error {
@@ -47,7 +47,7 @@ impl Offer {
             return Ok(());
         }
         Err(Error::other(format!(
-            "features {features:#x} are not acceptable; offered are {:#x}",
+            "cannot accept features {features:#x}; offered are {:#x}",
             self.features
         )))
     }
@@ -160,7 +160,7 @@ impl SingleQueue {
             QueueChange::Enable(queue) => self.enable(queue),
             // RING_RESET is not offered, so the transport never requests it.
             QueueChange::Reset { index } => {
-                Err(Error::other(format!("queue {index} cannot be reset alone")))
+                Err(Error::other(format!("cannot reset queue {index} alone")))
             }
         }
     }

@@ -138,8 +138,8 @@ impl UserspaceQueue {
         } = queue.addresses;
         if size > max_size || !features.format().takes(size) {
             return Err(Error::other(format!(
-                "queue size {size} is not possible: the maximum is {max_size}, and a split ring \
-                 takes powers of two"
+                "cannot use queue size {size}: the maximum is {max_size}, and a split ring takes \
+                 powers of two"
             )));
         }
         let areas = VringAddresses {
@@ -151,7 +151,7 @@ impl UserspaceQueue {
         let kick = Kick::new(queue.kick);
         Ok(Self {
             ring: DeviceQueue::new(ring, base, features).map_err(Error::ring)?,
-            kick: kick.map_err(Error::context("the eventfd of the queue cannot be used"))?,
+            kick: kick.map_err(Error::context("cannot use the eventfd of the queue"))?,
             call: queue.call,
             broken: false,
         })
@@ -179,8 +179,7 @@ impl UserspaceQueue {
                 next_used,
             } if next_avail != next_used => {
                 return Err(Error::other(format!(
-                    "saved queue indices {next_avail} and {next_used} differ although nothing is \
-                     in flight"
+                    "saved queue indices {next_avail} and {next_used} differ with nothing in flight"
                 )));
             }
             SavedPosition::Split { next_used, .. } => VringBase::Split { index: next_used },

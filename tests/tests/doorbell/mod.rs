@@ -101,7 +101,7 @@ pub(crate) fn pages_save_exits_and_serve_every_driver(device: &Path) {
     let warnings: Vec<&str> = said.lines().filter(|line| line.contains("WARN")).collect();
     assert_eq!(warnings.len(), 1, "{said}");
     assert!(
-        warnings[0].contains("the guest read a doorbell"),
+        warnings[0].contains("the guest read a write-only doorbell"),
         "{warnings:?}"
     );
     assert!(guest.power_off().unwrap().success());

@@ -140,11 +140,11 @@ fn the_kernels_words_and_the_remedy_reach_the_user() {
     );
     refused(
         "dev add name lab-x mgmtdev vdpasim_net max_vqp 2",
-        &["does not take max_vqp", "not supported: 0x1000"],
+        &["does not accept max_vqp", "not supported: 0x1000"],
     );
     refused(
         &format!("dev add name lab-x mgmtdev vdpasim_blk mac {MAC} mtu 1500"),
-        &["does not take mac, mtu"],
+        &["does not accept mac, mtu"],
     );
     refused(
         &format!("dev vstats show {net} qidx 0"),

@@ -167,7 +167,10 @@ fn a_blocked_kernel_blocks_no_caller() {
     // It waits behind the first request and is never sent.
     let second = connection.add(&new("lab-late")).unwrap_err();
     assert_eq!(second.kind(), ErrorKind::NoAnswer { sent: false });
-    assert!(second.to_string().contains("will not be done"), "{second}");
+    assert!(
+        second.to_string().contains("the kernel will not do it"),
+        "{second}"
+    );
     drop(opened);
     assert!(blocked.wait().unwrap().success());
     let names = listed();

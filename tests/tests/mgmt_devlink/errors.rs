@@ -101,7 +101,7 @@ fn wrong_arguments_are_explained() {
         ),
         (
             "port function rate add pci/x/1",
-            ["does not name a rate node", "no number"],
+            ["does not name a rate node", "not numbers"],
         ),
     ] {
         let code = if line.starts_with("port del") { 1 } else { 2 };

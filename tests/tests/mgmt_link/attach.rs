@@ -112,10 +112,10 @@ fn what_cannot_be_is_said_before() {
         (
             "d0",
             "bridge=none",
-            "`ip link add none type bridge` makes it",
+            "`ip link add none type bridge` creates it",
         ),
-        ("d0", "bridge=d1", "d1 is no bridge of Linux (it is dummy)"),
-        ("d0", "bridge=lo", "lo is no bridge of Linux"),
+        ("d0", "bridge=d1", "d1 is not a Linux bridge (it is dummy)"),
+        ("d0", "bridge=lo", "lo is not a Linux bridge"),
         ("d0", "bridge=idle", "`ip link set idle up`"),
         (
             "d0",
@@ -123,7 +123,7 @@ fn what_cannot_be_is_said_before() {
             "`ip link set plain type bridge vlan_filtering 1`",
         ),
         ("d0", "vlan=9", "give `bridge=NAME` too"),
-        ("d1", "bridge=br0", "d1 is a port of plain already"),
+        ("d1", "bridge=br0", "d1 is already a port of plain"),
     ] {
         let error = wanted(words)
             .attach(&links, &place(&links, name))

@@ -326,7 +326,10 @@ fn what_cannot_be_is_said_and_changes_nothing() {
         &connect("bridge=lab-none"),
         &["ip link add lab-none type bridge"],
     );
-    complaint(&connect(&format!("bridge={UPLINK}")), &["is no bridge"]);
+    complaint(
+        &connect(&format!("bridge={UPLINK}")),
+        &["is not a Linux bridge"],
+    );
     complaint(&connect("vlan=100"), &["bridge=NAME"]);
     complaint(&make(&["--kind", "vf"]), &["has no virtual functions"]);
     complaint(&make(&["--vfs", "2"]), &["has no virtual functions"]);
@@ -397,6 +400,6 @@ fn what_cannot_be_is_said_and_changes_nothing() {
     let sf = [on.as_slice(), &["--kind", "sf"]].concat();
     complaint(&bellhop(&sf), &["has no subfunctions"]);
     let connect = [on.as_slice(), &["--connect", "bridge=br0"]].concat();
-    complaint(&bellhop(&connect), &["no connection to be set"]);
+    complaint(&bellhop(&connect), &["no connection to set"]);
     assert_eq!(trouble().unwrap(), Vec::<String>::new());
 }

@@ -407,10 +407,10 @@ fn bad_input_is_said_and_changes_nothing() {
     complaint(&rate, &["rates", "has no such setting"]);
     complaint(
         &make(&["--mac", "02:00:00:00:00:77"]),
-        &["does not take mac"],
+        &["does not accept mac"],
     );
-    complaint(&make(&["--mtu", "1500"]), &["does not take mtu"]);
-    complaint(&make(&["--max-vqp", "2"]), &["does not take max_vqp"]);
+    complaint(&make(&["--mtu", "1500"]), &["does not accept mtu"]);
+    complaint(&make(&["--max-vqp", "2"]), &["does not accept max_vqp"]);
     complaint(
         &make(&["--vfs", "5"]),
         &["4 virtual functions at most, not 5"],
@@ -442,7 +442,7 @@ fn bad_input_is_said_and_changes_nothing() {
         complaint_with(2, &output, &[word]);
     }
     let output = bellhop(&["nic", "make", "--from", "lo", "--name", NAMES[0]]);
-    complaint(&output, &["no interface of a NIC"]);
+    complaint(&output, &["not an interface of a NIC"]);
     let output = bellhop(&[
         "nic",
         "make",
@@ -488,7 +488,7 @@ fn bad_input_is_said_and_changes_nothing() {
     fs::write(&record, "{\"version\":1,\"name\":\"lab-nic0\"}").unwrap();
     complaint(
         &bellhop(&["nic", "remove", NAMES[0]]),
-        &["is no record of a NIC"],
+        &["is not a record of a NIC"],
     );
     fs::write(&record, "{\"version\":99}").unwrap();
     complaint(&make(&[]), &["has version 99"]);

@@ -247,7 +247,7 @@ fn whatever_fails_the_machine_is_as_before() {
             if steps > 2 {
                 let add = ["dev", "add", "name", DEVICE, "mgmtdev", &function];
                 let with_mtu = [add.as_slice(), &["mtu", "1500"]].concat();
-                complaint(&bellhop(&with_mtu), &["does not take mtu"]);
+                complaint(&bellhop(&with_mtu), &["does not accept mtu"]);
                 printed(&bellhop(&add));
             }
         }
@@ -267,7 +267,7 @@ fn the_old_driver_comes_back() {
     // A driver for bridges, which takes no NIC even with an override.
     complaint(
         &bellhop(&["bind", &function, "pcieport"]),
-        &["pcieport does not take", "now has virtio-pci"],
+        &["pcieport rejects", "now has virtio-pci"],
     );
     let after = Pci::default().function(address).unwrap();
     let without_names = |mut function: Function| {

@@ -167,9 +167,9 @@ impl Scene<'_> {
             let error = self.restart(which, &[how]).unwrap_err();
             let text = error.to_string();
             assert!(text.ends_with("shadow it"), "{text}");
-            let start = format!("stands at {} and", VringBase::initial(false));
+            let start = format!("at {}: shadow", VringBase::initial(false));
             assert!(
-                text.contains("stands at ") && !text.contains(&start),
+                text.contains("refuses to begin queue ") && !text.contains(&start),
                 "{text}"
             );
             self.cuts.refused += 1;
@@ -257,8 +257,8 @@ fn audit(account: &Account, machine: &Relayed, loss: Loss) {
         }
     }
     println!(
-        "{frames} frames by queues {:?}, {lost} lost at {resets} resets of the receiver; slept {} times \
-         until an interrupt, {} kicks and {} spared, longest wait {:?}",
+        "{frames} frames by queues {:?}, {lost} lost at {resets} resets of the receiver; slept {} \
+         times until an interrupt, {} kicks and {} spared, longest wait {:?}",
         account.by_queue, account.slept, account.kicks, account.kicks_spared, account.longest,
     );
     assert_eq!(account.repeated, 0);

@@ -161,7 +161,7 @@ fn a_guest_that_cannot_be_pinned_is_an_error_with_a_remedy_and_leaves_nothing() 
     };
     let text = chain(&error);
     assert!(
-        text.contains("guest memory cannot be mapped for the device"),
+        text.contains("cannot map guest memory for the device"),
         "{text}"
     );
     let remedy = format!("ulimit -l {}", (pages + 2 * REGION) / 1024);

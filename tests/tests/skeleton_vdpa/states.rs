@@ -81,7 +81,7 @@ fn rings_that_the_device_cannot_have_are_refused_by_us() {
     let size = maximum * 2;
     let error = refused(0, &VringConfig { size, ..good });
     let text = in_one_line(&error);
-    assert!(text.starts_with("queue 0 cannot be set up"), "{text}");
+    assert!(text.starts_with("cannot set up queue 0"), "{text}");
     assert!(text.ends_with(&format!("takes up to {maximum}")), "{text}");
     let error = refused(3, &good);
     assert_eq!(error.to_string(), "there is no queue 3: the device has 3");

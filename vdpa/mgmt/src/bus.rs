@@ -77,7 +77,7 @@ impl BusDevice {
 /// Processes have an object open through this file.
 pub(super) fn in_use(name: impl fmt::Display, holders: &[Holder], path: &Path) -> Error {
     let message = format!(
-        "{name} is in use by {} through {}: end that first",
+        "{name} is in use by {} through {}: end that use first",
         sentence(holders),
         path.display()
     );
@@ -166,7 +166,7 @@ impl Bus {
     pub(super) fn no_driver(driver: &str) -> Error {
         let message = format!(
             "there is no vdpa bus driver {driver} (vhost_vdpa for guests, virtio_vdpa for this \
-             machine); `bellhop doctor` tells whether `modprobe {driver}` loads it"
+             host); `bellhop doctor` checks whether `modprobe {driver}` loads it"
         );
         Error::new(ErrorKind::Unusable, message)
     }
@@ -210,14 +210,13 @@ impl Bus {
             if let Some(old) = &device.driver
                 && let Err(error) = self.tell(old, "bind", name)
             {
-                tracing::warn!(name, driver = old, %error, "the old driver does not come back");
+                tracing::warn!(name, driver = old, %error, "cannot rebind the old driver");
             }
             let now = self.device(name).ok().and_then(|device| device.driver);
             let now = now.as_deref().unwrap_or("no driver");
             let message = |_: &_| {
                 format!(
-                    "the driver {driver} does not take {name}, which now has {now}; `dmesg` may \
-                     tell why"
+                    "the driver {driver} rejects {name}, which now has {now}; `dmesg` may show why"
                 )
             };
             return Err(write_error(name, source, ErrorKind::NotUndone, message));
@@ -243,7 +242,7 @@ impl Bus {
         };
         let name = &device.name;
         self.tell(driver, "unbind", name).map_err(|source| {
-            let message = |_: &_| format!("the driver {driver} does not let go of {name}");
+            let message = |_: &_| format!("the driver {driver} does not release {name}");
             write_error(name, source, ErrorKind::Refused, message)
         })
     }
@@ -255,7 +254,7 @@ impl Bus {
 }
 
 fn no_bus() -> Error {
-    let message = "this kernel has no vdpa bus; `bellhop doctor` tells whether `modprobe vdpa` \
+    let message = "this kernel has no vdpa bus; `bellhop doctor` checks whether `modprobe vdpa` \
                    loads it or another kernel is needed";
     Error::new(ErrorKind::NoVdpa, message)
 }

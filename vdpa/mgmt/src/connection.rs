@@ -42,8 +42,8 @@ static VDPA: Description = Description {
     version: VDPA_GENL_VERSION,
     texts: Texts {
         listed: "devices",
-        holder: "Something holds the kernel's vDPA lock, mostly a `dev del` of a device that is \
-                 still open: `ls -l /proc/[0-9]*/fd | grep vhost-vdpa` as root finds it",
+        holder: "A task holds the kernel's vDPA lock, usually a `dev del` of a device that is \
+                 still open: find it as root with `ls -l /proc/[0-9]*/fd | grep vhost-vdpa`",
     },
     // The bus is in every namespace's sysfs.
     absent: || match Bus::default().names() {
@@ -53,7 +53,7 @@ static VDPA: Description = Description {
             Error::new(ErrorKind::OtherNamespace, message)
         }
         Err(_) => {
-            let message = "this kernel has no vDPA management; `bellhop doctor` tells whether \
+            let message = "this kernel has no vDPA management; `bellhop doctor` shows whether \
                            `modprobe vdpa` loads it, and which parent driver this host needs";
             Error::new(ErrorKind::NoVdpa, message)
         }
@@ -220,7 +220,7 @@ impl Connection {
         // was done.
         match answer.warning {
             Some(explanation) => {
-                let message = format!("cannot {operation}: the kernel says \"{explanation}\"");
+                let message = format!("cannot {operation}: the kernel reports \"{explanation}\"");
                 Err(Error::new(ErrorKind::Refused, message))
             }
             None => Ok(()),
@@ -244,8 +244,8 @@ impl Connection {
             Some(device) => Err(Error::new(
                 ErrorKind::NoRoom,
                 format!(
-                    "{mgmtdev} has the device {} already, and the kernel's vp_vdpa mixes up two: \
-                     delete it first, or use another function",
+                    "{mgmtdev} already has the device {}, and the kernel's vp_vdpa confuses two \
+                     devices: delete it first, or use another function",
                     device.name
                 ),
             )),
@@ -268,7 +268,7 @@ impl Connection {
         let names = match self.bus.names() {
             Ok(names) => names,
             Err(error) => {
-                tracing::debug!(%error, "a dump cannot be compared with the vdpa bus");
+                tracing::debug!(%error, "cannot compare a dump with the vdpa bus");
                 return Ok(list);
             }
         };
@@ -292,7 +292,7 @@ impl Connection {
             // The kernel's own error is better.
             Err(error) if error.is_missing() => Ok(()),
             Err(error) => {
-                tracing::debug!(%error, name, "who uses the device is not known");
+                tracing::debug!(%error, name, "cannot find the users of the device");
                 Ok(())
             }
         }
@@ -395,7 +395,7 @@ fn refused(operation: &Operation<'_>, source: Refusal) -> Error {
         (libc::EOPNOTSUPP, Of::Add { .. }) => match not_taken(&source) {
             Some(attributes) => (
                 Kind::Unusable,
-                format!("cannot {operation}: it does not take {attributes}; leave that out"),
+                format!("cannot {operation}: it does not accept {attributes}; leave that out"),
             ),
             None => (Kind::Refused, format!("cannot {operation}")),
         },

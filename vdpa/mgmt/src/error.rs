@@ -168,14 +168,14 @@ impl Texts {
             CallError::Malformed(source) => return Error::malformed(operation)(source),
             CallError::Socket(source) => return Error::netlink(source),
             CallError::Interrupted => {
-                let problem = format!("{} come and go too fast; try again", self.listed);
+                let problem = format!("{} change too fast; try again", self.listed);
                 (ErrorKind::Interrupted, problem)
             }
             CallError::Timeout { sent } => {
                 let outcome = if sent {
-                    "it may still be done later"
+                    "the kernel may still do it later"
                 } else {
-                    "it will not be done"
+                    "the kernel will not do it"
                 };
                 let (seconds, holder) = (patience.as_secs(), self.holder);
                 let problem = format!("no answer in {seconds} s; {outcome}. {holder}");

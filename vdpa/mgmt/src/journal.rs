@@ -179,7 +179,7 @@ pub trait Journal {
     fn note(&mut self) {
         if let Err(error) = self.persist() {
             let error = &error as &dyn Error;
-            tracing::warn!(name = self.name(), error, "the record is not up to date");
+            tracing::warn!(name = self.name(), error, "cannot update the record");
         }
     }
 }

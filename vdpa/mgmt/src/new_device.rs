@@ -74,7 +74,7 @@ impl NewDevice {
     pub fn max_vqp(self, max_vqp: Option<u16>) -> Result<Self, Error> {
         if let Some(max_vqp) = max_vqp.filter(|pairs| !(1..=MAX_VQP_MAX).contains(pairs)) {
             let message =
-                format!("max_vqp {max_vqp} is not possible: virtio allows 1 to 32768 queue pairs");
+                format!("cannot use max_vqp {max_vqp}: virtio allows 1 to 32768 queue pairs");
             return Err(Error::new(ErrorKind::Invalid, message));
         }
         Ok(Self { max_vqp, ..self })
@@ -148,7 +148,7 @@ pub(super) fn check_name(name: &str) -> Result<(), Error> {
         return Ok(());
     }
     let message = format!(
-        "{name:?} is no name for a vDPA device: use 1 to 63 bytes without slashes, spaces and \
+        "{name:?} is not a name for a vDPA device: use 1 to 63 bytes without slashes, spaces and \
          control characters"
     );
     Err(Error::new(ErrorKind::Invalid, message))

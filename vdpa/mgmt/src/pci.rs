@@ -87,8 +87,8 @@ impl Function {
 /// The function has no SR-IOV.
 pub(super) fn no_sriov(address: Address) -> Error {
     let message = format!(
-        "{address} cannot have virtual functions; `bellhop vf show` lists what can (the firmware may \
-         have SR-IOV switched off)"
+        "{address} cannot have virtual functions; `bellhop vf show` lists those that can (SR-IOV \
+         may be disabled in the firmware)"
     );
     Error::new(ErrorKind::NoSriov, message)
 }

@@ -112,7 +112,8 @@ impl Pci {
             if now != 0
                 && let Err(error) = self.write_count(address, now)
             {
-                tracing::warn!(%address, now, %error, "the former virtual functions do not come back");
+                tracing::warn!(%address, now, %error, "cannot restore the former virtual \
+                                                       functions");
             }
             return Err(self.count_error(address, count, source));
         }
@@ -145,7 +146,7 @@ impl Pci {
         let now = self.count(function).unwrap_or_default();
         let message = |source: &io::Error| {
             let remedy = remedy(source);
-            format!("cannot give {function} {count} virtual functions, it now has {now}{remedy}")
+            format!("cannot give {function} {count} virtual functions; it now has {now}{remedy}")
         };
         Error::write(&function.to_string(), source, ErrorKind::Refused, message)
     }
@@ -155,7 +156,7 @@ impl Pci {
 fn remedy(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::ENOENT) => {
-            ": it has no driver, or one that knows no SR-IOV; bind it to its NIC driver first"
+            ": it has no driver, or one without SR-IOV; bind it to its NIC driver first"
         }
         Some(libc::EBUSY) => {
             ": its driver is not ready or has them in use; try again when its link is up"

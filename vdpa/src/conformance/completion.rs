@@ -71,7 +71,7 @@ fn interrupt(subject: &Subject<'_>) -> Attempt {
         }
         if !called {
             return Ok(fail(format!(
-                "frame {round}: its buffer was used and no signal came within {PATIENCE:?}"
+                "frame {round}: the device used its buffer but sent no signal within {PATIENCE:?}"
             )));
         }
     }

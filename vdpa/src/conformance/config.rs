@@ -8,19 +8,20 @@ use crate::netdev::NetConfig;
 pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "config.size",
-        rule: "the configuration is as long as the device's structure, or a register window of whole pages",
+        rule: "the configuration is as long as the device's structure, or a register window of \
+               whole pages",
         source: "virtio 1.3, 5.1.4 (struct virtio_net_config) and 4.1.4",
         check: size,
     },
     Rule {
         id: "config.read_beyond",
-        rule: "reading behind the configuration is refused",
+        rule: "reads beyond the configuration are refused",
         source: "drivers/vhost/vdpa.c: vhost_vdpa_config_validate",
         check: read_beyond,
     },
     Rule {
         id: "config.write_beyond",
-        rule: "writing behind the configuration is refused",
+        rule: "writes beyond the configuration are refused",
         source: "drivers/vhost/vdpa.c: vhost_vdpa_config_validate",
         check: write_beyond,
     },

@@ -26,12 +26,12 @@ fn store(subject: &Subject<'_>) -> Attempt {
     let mut netdev = Netdev::start(device, iotlb, &Options::default())?;
     let transmit = netdev.driver.transmit()?;
     if transmit.queue().kick_by() != Kick::Doorbell {
-        return Ok(fail("the doorbell was offered and cannot be mapped"));
+        return Ok(fail("the device offers a doorbell that cannot be mapped"));
     }
     send_one(transmit)?;
     Ok(if transmit.drain(PATIENCE)? {
         pass()
     } else {
-        fail(format!("nothing happened within {PATIENCE:?}"))
+        fail(format!("the device did not react within {PATIENCE:?}"))
     })
 }

@@ -10,7 +10,7 @@ use crate::uapi;
 pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "features.owner",
-        rule: "rings cannot be set up without an owner, and there is one owner only",
+        rule: "ring set-up needs an owner, and a device has only one",
         source: "drivers/vhost/vhost.c: vhost_dev_check_owner, vhost_dev_set_owner",
         check: owner,
     },
@@ -22,7 +22,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "features.dependencies",
-        rule: "no feature is offered without those that it needs",
+        rule: "each offered feature comes with those that it needs",
         source: "virtio 1.3, 5.1.3.1 and 2.2.1",
         check: dependencies,
     },
@@ -34,7 +34,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "features.unchanged",
-        rule: "what is offered does not change with negotiation",
+        rule: "negotiation does not change the offered features",
         source: "virtio 1.3, 2.2",
         check: unchanged,
     },

@@ -50,7 +50,7 @@ fn no_such_asid(subject: &Subject<'_>) -> Attempt {
     for asid in [device.info().address_spaces, u32::MAX] {
         let set = uapi::set_group_asid();
         if device.raw().set_vring_state(set, 0, asid).is_ok() {
-            return Ok(fail(format!("address space {asid} is taken")));
+            return Ok(fail(format!("address space {asid} is accepted")));
         }
     }
     Ok(pass())
@@ -61,7 +61,7 @@ fn no_such_group(subject: &Subject<'_>) -> Attempt {
     for group in [device.info().groups, u32::MAX] {
         let set = uapi::set_group_asid();
         if device.raw().set_vring_state(set, group, 0).is_ok() {
-            return Ok(fail(format!("group {group} is taken")));
+            return Ok(fail(format!("group {group} is accepted")));
         }
     }
     Ok(pass())
@@ -75,7 +75,7 @@ fn running(subject: &Subject<'_>) -> Attempt {
     device.start()?;
     let set = device.raw().set_vring_state(uapi::set_group_asid(), 0, 1);
     Ok(if set.is_ok() {
-        quirk("it can: Linux before 7.1 does not look at the status")
+        quirk("it can: Linux before 7.1 does not check the status")
     } else {
         pass()
     })

@@ -9,13 +9,14 @@ use crate::uapi::BackendFeatures;
 pub(super) const RULES: &[Rule] = &[
     Rule {
         id: "memory.reach",
-        rule: "what a batch mapped without an error is reached by the device",
-        source: "drivers/vhost/vdpa.c: vhost_vdpa_process_iotlb_msg (BATCH_END ignores the result of set_map)",
+        rule: "the device reaches memory that a batch mapped without an error",
+        source: "drivers/vhost/vdpa.c: vhost_vdpa_process_iotlb_msg (BATCH_END ignores the result \
+                 of set_map)",
         check: reach,
     },
     Rule {
         id: "memory.unbatched",
-        rule: "what was mapped outside of a batch is reached by the device",
+        rule: "the device reaches memory that was mapped outside a batch",
         source: "drivers/vhost/vdpa.c: vhost_vdpa_map",
         check: unbatched,
     },
@@ -34,7 +35,7 @@ pub(super) const RULES: &[Rule] = &[
 ];
 
 const UNREACHED: &str =
-    "the kernel said that memory is mapped, and the device does nothing with a ring in it";
+    "the kernel mapped memory without an error, but the device does not process a ring in it";
 
 /// Whether a device with these backend features can access mapped memory.
 fn reached(subject: &Subject<'_>, wanted: BackendFeatures) -> Attempt {
@@ -66,7 +67,7 @@ fn persist(subject: &Subject<'_>) -> Attempt {
     netdev.restart(|_| Ok(()))?;
     Ok(match exercise(&mut netdev, 3) {
         Moved::All => pass(),
-        _ => fail("after a reset the device does nothing with its rings"),
+        _ => fail("the device does not process its rings after a reset"),
     })
 }
 
@@ -80,6 +81,6 @@ fn remap(subject: &Subject<'_>) -> Attempt {
     netdev.restart(Iotlb::remap_after_reset)?;
     Ok(match exercise(&mut netdev, 3) {
         Moved::All => noted("unmapped and mapped once more"),
-        _ => fail("after a reset and new mappings the device does nothing with its rings"),
+        _ => fail("the device does not process its rings after a reset and new mappings"),
     })
 }

@@ -14,7 +14,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "status.negotiated",
-        rule: "after FEATURES_OK the status is what was written, without FAILED or NEEDS_RESET",
+        rule: "after FEATURES_OK the status is the written value, without FAILED or NEEDS_RESET",
         source: "virtio 1.3, 2.1 and 3.1.1",
         check: negotiated,
     },
@@ -26,7 +26,8 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "status.reset",
-        rule: "writing 0 resets a running device: the status reads 0 and features can be negotiated again",
+        rule: "writing 0 resets a running device: the status reads 0 and features can be \
+               negotiated again",
         source: "virtio 1.3, 2.1.2 and 2.4.1",
         check: reset,
     },

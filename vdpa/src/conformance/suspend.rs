@@ -19,19 +19,19 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "suspend.base",
-        rule: "the base of a suspended ring is what the device processed",
+        rule: "the base of a suspended ring matches the device's progress",
         source: "include/uapi/linux/vhost.h: VHOST_GET_VRING_BASE, VHOST_VDPA_SUSPEND",
         check: base,
     },
     Rule {
         id: "suspend.base_round_trip",
-        rule: "a base that is written to a suspended ring is read back",
+        rule: "a suspended ring returns the base that was written",
         source: "drivers/vhost/vdpa.c: VHOST_SET_VRING_BASE, VHOST_GET_VRING_BASE",
         check: round_trip,
     },
     Rule {
         id: "suspend.resume",
-        rule: "a resumed device goes on where it stopped, with what waited",
+        rule: "a resumed device continues where it stopped and processes waiting buffers",
         source: "include/uapi/linux/vhost.h: VHOST_VDPA_RESUME",
         check: resume,
     },
@@ -63,7 +63,7 @@ fn stops(subject: &Subject<'_>) -> Attempt {
     let transmit = netdev.driver.transmit()?;
     send_one(transmit)?;
     Ok(if transmit.drain(WATCH)? {
-        fail("a frame that was sent after the suspend was taken")
+        fail("the device took a frame that was sent after the suspend")
     } else {
         noted(format!("watched for {WATCH:?}"))
     })
@@ -115,7 +115,9 @@ fn resume(subject: &Subject<'_>) -> Attempt {
     send_one(netdev.driver.transmit()?)?;
     netdev.resume()?;
     if !netdev.driver.transmit()?.drain(PATIENCE)? {
-        return Ok(fail("a frame that waited is not taken after the resume"));
+        return Ok(fail(
+            "the device does not take a waiting frame after the resume",
+        ));
     }
     Ok(match exercise(&mut netdev, FRAMES) {
         Moved::All => pass(),
@@ -129,7 +131,10 @@ fn not_running(subject: &Subject<'_>) -> Attempt {
         return Ok(skipped("SUSPEND is not offered"));
     }
     Ok(if device.raw().call(uapi::suspend()).is_ok() {
-        quirk("the kernel says success and does nothing: whoever suspends must know that it runs")
+        quirk(
+            "the kernel reports success and does nothing: the caller must know that the device \
+             runs",
+        )
     } else {
         pass()
     })

@@ -21,7 +21,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vring.power_of_two",
-        rule: "a ring whose size is no power of two is refused",
+        rule: "a ring whose size is not a power of two is refused",
         source: "drivers/vhost/vhost.c: vhost_vring_set_num; virtio 1.3, 2.7",
         check: power_of_two,
     },
@@ -33,7 +33,7 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         id: "vring.no_such_queue",
-        rule: "a queue behind the last one is refused",
+        rule: "a queue beyond the last one is refused",
         source: "drivers/vhost/vdpa.c: vhost_vdpa_vring_ioctl (ENOBUFS)",
         check: no_such_queue,
     },
@@ -67,7 +67,7 @@ fn takes(device: &Device, queue: u32, size: u32) -> bool {
 fn is_refused(subject: &Subject<'_>, size: u32) -> Attempt {
     let (device, _iotlb) = subject.negotiate()?;
     Ok(if takes(&device, 0, size) {
-        fail(format!("{size} entries are taken"))
+        fail(format!("{size} entries are accepted"))
     } else {
         pass()
     })
@@ -89,12 +89,12 @@ fn too_large(subject: &Subject<'_>) -> Attempt {
         return Ok(fail(format!("its own maximum of {maximum} is refused")));
     }
     if size > 0xffff {
-        return Ok(skipped("the device takes the largest ring there is"));
+        return Ok(skipped("the device accepts the largest possible ring"));
     }
     Ok(if takes(&device, 0, size) {
         quirk(format!(
-            "{size} entries are taken: the kernel does not look at the device's maximum, so \
-             whoever sets rings up must"
+            "{size} entries are accepted: the kernel does not check the device's maximum, so the \
+             caller must"
         ))
     } else {
         pass()

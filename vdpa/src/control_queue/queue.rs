@@ -290,7 +290,7 @@ impl ControlQueue {
     pub fn submit(&mut self, command: &Command) -> Result<(), Error> {
         if self.is_busy() {
             return Err(Error::other(
-                "a control command waits for its answer already",
+                "an earlier control command still waits for its answer",
             ));
         }
         let bytes = command

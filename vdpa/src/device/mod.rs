@@ -235,7 +235,7 @@ impl Device {
             OnFailure::Lose => self.state = State::Lost,
             OnFailure::Reset => {
                 if let Err(error) = self.reset() {
-                    tracing::error!(%error, "the device cannot be reset either");
+                    tracing::error!(%error, "cannot reset the device either");
                 }
             }
         }

@@ -128,7 +128,7 @@ fn no_character_device(path: &Path) -> Error {
 
 /// The device opened, but its first answers are implausible.
 fn unusable(path: &Path, source: Error) -> Error {
-    Error::other(format!("{} cannot be used", path.display())).because(source)
+    Error::other(format!("cannot use {}", path.display())).because(source)
 }
 
 fn cannot_open(path: &Path, source: io::Error) -> Error {
@@ -156,14 +156,13 @@ fn explain(path: &Path, device_number: Option<u64>, source: io::Error) -> Error 
         // drivers/iommu/iommu.c); no other step of open returns these. There is no IOMMU, or one
         // that does not snoop caches, and the parent cannot translate by itself.
         Some(ENOTSUPP | libc::EOPNOTSUPP) => format!(
-            "{name} cannot be isolated, because its hardware is behind no IOMMU that the kernel \
-             uses: switch the IOMMU on in the firmware and boot with intel_iommu=on or \
-             amd_iommu=on"
+            "cannot isolate {name}: its hardware is behind no IOMMU that the kernel uses; enable \
+             the IOMMU in the firmware and boot with intel_iommu=on or amd_iommu=on"
         ),
         Some(libc::EINVAL) => format!(
-            "{name} cannot be isolated, because its hardware shares an IOMMU group with other \
-             devices (see /sys/kernel/iommu_groups): use a slot or a function with access control \
-             (ACS), such as a virtual function"
+            "cannot isolate {name}: its hardware shares an IOMMU group with other devices (see \
+             /sys/kernel/iommu_groups); use a slot or a function with access control (ACS), such \
+             as a virtual function"
         ),
         _ => return cannot_open(path, source),
     };

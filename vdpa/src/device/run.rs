@@ -175,9 +175,7 @@ impl Device {
         let maximum = self.info.queue(queue)?.max_size;
         config
             .check(maximum, self.is_packed(), allowed)
-            .map_err(|source| {
-                Error::other(format!("queue {queue} cannot be set up")).because(source)
-            })
+            .map_err(|source| Error::other(format!("cannot set up queue {queue}")).because(source))
     }
 
     fn write_vring(&self, queue: u16, config: &VringConfig<'_>) -> Result<(), Error> {

@@ -49,7 +49,7 @@ impl<V> IovaMap<V> {
         })?;
         if !iova.is_multiple_of(PAGE_SIZE) || !size.is_multiple_of(PAGE_SIZE) {
             return Err(Error::other(format!(
-                "a mapping at {iova:#x} of {size:#x} bytes is not made of whole 4 KiB pages"
+                "a mapping at {iova:#x} of {size:#x} bytes does not consist of whole 4 KiB pages"
             )));
         }
         if !self.range.contains(&wanted) {

@@ -83,9 +83,9 @@ impl fmt::Display for Memlock {
                 if let Some(pieces) = self.max_iotlb_entries {
                     write!(
                         f,
-                        "the memory may lie in more than {pieces} pieces, which is all that \
-                         vhost_vdpa takes for a device that pins it (use huge pages, such as \
-                         hugepages=2M, or load vhost_vdpa with a larger max_iotlb_entries); or "
+                        "the memory may lie in more than {pieces} pieces, the limit of vhost_vdpa \
+                         for a device that pins it: use huge pages, such as hugepages=2M, or load \
+                         vhost_vdpa with a larger max_iotlb_entries; or "
                     )?;
                 }
                 f.write_str(

@@ -370,7 +370,7 @@ impl<S: IotlbSink> Iotlb<S> {
 
 /// The range breaks a rule of the address space; nothing was written.
 fn unchangeable(asid: u32, source: Error) -> Error {
-    let message = format!("the mappings of address space {asid} cannot be changed");
+    let message = format!("cannot change the mappings of address space {asid}");
     Error::other(message).because(source)
 }
 
@@ -386,7 +386,7 @@ impl<S: IotlbSink> Drop for Iotlb<S> {
     /// survives.
     fn drop(&mut self) {
         if let Err(error) = self.sink.stop() {
-            tracing::warn!(%error, "the device could not be reset before its memory goes");
+            tracing::warn!(%error, "cannot reset the device before its memory is unmapped");
         }
         for (&asid, space) in &mut self.spaces {
             let entries: Vec<IovaRange> = space.iter().map(|(range, _)| range).collect();
@@ -489,12 +489,12 @@ impl<S: IotlbSink> Drop for Batch<'_, S> {
             if let Err(error) = self.undo(done) {
                 // The mirror still matches the kernel: `unmap` removes an entry, and `map` adds
                 // one, only after the kernel did.
-                tracing::error!(%error, "an IOTLB change could not be rolled back");
+                tracing::error!(%error, "cannot roll back an IOTLB change");
             }
         }
         let end = IotlbMessage::BatchEnd { asid: self.asid };
         if let Err(error) = self.iotlb.bracket(end) {
-            tracing::error!(%error, "an IOTLB batch could not be closed");
+            tracing::error!(%error, "cannot close an IOTLB batch");
         }
     }
 }

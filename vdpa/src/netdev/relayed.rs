@@ -85,7 +85,7 @@ impl Driver {
             if device.state() == State::Negotiated {
                 let _ = device.reset();
             }
-            let message = "the device cannot be brought up again after its reset";
+            let message = "cannot restart the device after its reset";
             return Err(Error::other(message).because(error));
         }
         set.start(device, rings, || Ok(self.set_pairs()?))

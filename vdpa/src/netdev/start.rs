@@ -87,7 +87,7 @@ impl Netdev {
         let device_id = device.device_id();
         if device_id != VIRTIO_ID_NET {
             return Err(Error::other(format!(
-                "the device has the virtio type {device_id}, and a network device has 1"
+                "the device has virtio type {device_id}, but a network device has type 1"
             )));
         }
         let features = options.features(device.info().features);
@@ -95,8 +95,8 @@ impl Netdev {
         let (wanted, maximum) = (options.pairs, config.max_virtqueue_pairs);
         if wanted == 0 || wanted > maximum {
             return Err(Error::other(format!(
-                "{wanted} queue pairs are not possible: the device can have up to {maximum} \
-                 (`bellhop dev add … max_vqp N` sets that)"
+                "cannot use {wanted} queue pairs: the device can have up to {maximum} (`bellhop \
+                 dev add … max_vqp N` sets that)"
             )));
         }
         let control_index = control_index(&device, features, maximum)?;
@@ -236,7 +236,7 @@ impl Driver {
         for pair in &mut self.pairs {
             for queue in [pair.receive.queue_mut(), pair.transmit.queue_mut()] {
                 if let Err(error) = queue.force_kick() {
-                    tracing::warn!(queue = queue.index(), %error, "a queue cannot be kicked");
+                    tracing::warn!(queue = queue.index(), %error, "cannot kick a queue");
                 }
             }
         }
@@ -263,12 +263,12 @@ fn no_room(source: Error) -> Error {
 
 /// For `map_err`: memory cannot be mapped for the device.
 fn not_mapped(source: Error) -> Error {
-    Error::other("rings and buffers cannot be mapped for the device").because(source)
+    Error::other("cannot map rings and buffers for the device").because(source)
 }
 
 /// For `map_err`: a queue cannot be created.
 fn no_queue(source: Error) -> Error {
-    Error::other("a queue cannot be made").because(source)
+    Error::other("cannot create a queue").because(source)
 }
 
 /// For `map_err`: the control queue failed.
@@ -282,7 +282,7 @@ fn control_index(device: &Device, features: u64, pairs: u16) -> Result<Option<u1
     let data = pairs.checked_mul(2).filter(|&data| data <= queues);
     let wrong = || {
         Error::other(format!(
-            "the device says that it has {pairs} queue pairs, but it has only {queues} queues"
+            "the device reports {pairs} queue pairs, but it has only {queues} queues"
         ))
     };
     if data.is_none() {

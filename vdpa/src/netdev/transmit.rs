@@ -34,7 +34,7 @@ impl TxQueue {
             .filter(|len| (1..=maximum).contains(len))
             .ok_or_else(|| {
                 Error::other(format!(
-                    "a frame of {} bytes cannot be sent: the device takes up to {maximum}",
+                    "cannot send a frame of {} bytes: the device takes up to {maximum}",
                     frame.len()
                 ))
             })?;

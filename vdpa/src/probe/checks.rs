@@ -112,7 +112,7 @@ pub(super) fn all(
     };
     let Some(network) = &identity.network else {
         runner.check("start", || {
-            inconclusive("not a network device: only what it says of itself was asked")
+            inconclusive("not a network device: only its own description was checked")
         });
         return runner.checks;
     };
@@ -176,9 +176,7 @@ fn traffic(
         ));
     }
     if completed == 0 {
-        return failed(format!(
-            "{sent} frames were given to the device and it took none"
-        ));
+        return failed(format!("the device took none of {sent} frames"));
     }
     if options.peer.is_some() {
         return failed(format!(
@@ -216,12 +214,12 @@ fn doorbell(netdev: &mut Netdev, missing: Option<&str>) -> Result {
     let transmit = netdev.driver.transmit()?;
     transmit.drain(PATIENCE)?;
     if transmit.queue_mut().set_kick_by(Kick::Doorbell) != Kick::Doorbell {
-        return failed("it was offered and could not be mapped with the features negotiated");
+        return failed("the device offered it, but it cannot be mapped after negotiation");
     }
     if send_one(transmit)? && transmit.drain(PATIENCE)? {
-        ok("mapped, and a store was seen")
+        ok("mapped, and the device reacted to a store")
     } else {
-        failed("mapped, but the device did nothing for a store within 2 s")
+        failed("mapped, but the device did not react to a store within 2 s")
     }
 }
 
@@ -241,7 +239,7 @@ fn interrupt(netdev: &mut Netdev) -> Result {
         return ok(format!("{} µs after the kick", elapsed.as_micros()));
     }
     if transmit.drain(PATIENCE)? {
-        failed("the device used a buffer and did not signal the call eventfd within 2 s")
+        failed("the device used a buffer but did not signal the call eventfd within 2 s")
     } else {
         failed("the device did not use a buffer within 2 s")
     }
@@ -269,7 +267,7 @@ fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
     let mut suspended = false;
     runner.check("suspend", || {
         if !netdev.device.can_suspend() {
-            return not_offered("the backend feature SUSPEND is not there");
+            return not_offered("the device lacks the backend feature SUSPEND");
         }
         netdev.driver.transmit()?.drain(PATIENCE)?;
         netdev.suspend()?;
@@ -286,14 +284,14 @@ fn suspension(runner: &mut Runner<'_>, mut netdev: Netdev) {
             .backend_features()
             .contains(crate::uapi::BackendFeatures::RESUME)
         {
-            return not_offered("the backend feature RESUME is not there");
+            return not_offered("the device lacks the backend feature RESUME");
         }
         netdev.resume()?;
         let transmit = netdev.driver.transmit()?;
         if send_one(transmit)? && transmit.drain(PATIENCE)? {
-            ok("frames go on")
+            ok("frames continue")
         } else {
-            failed("the device takes no frame after it")
+            failed("the device takes no frame afterwards")
         }
     });
 }
@@ -305,7 +303,7 @@ fn ring_state(netdev: &mut Netdev) -> Result {
             ok(format!("{base:?}"))
         }
         Ok(base) => failed(format!(
-            "the device says {base:?} and the driver stands at {:?}",
+            "the device reports {base:?}, but the driver is at {:?}",
             queue.positions()
         )),
         Err(error) => not_offered(in_one_line(&error)),

@@ -51,7 +51,7 @@ pub fn probe(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report, Error> {
     let device = Device::open(path)?;
-    let ask = |source: Error| Error::other("the device cannot be asked what it is").because(source);
+    let ask = |source: Error| Error::other("cannot query the device's description").because(source);
     let (device, iotlb) = device.own().map_err(ask)?;
     let identity = Identity::of(path, &device).map_err(ask)?;
     let checks = checks::all(device, iotlb, &identity, options, progress);

@@ -43,7 +43,7 @@ impl fmt::Display for Reason {
                 "IN_ORDER was negotiated and a packed ring has no used ring to mediate"
             }
             Self::NotANetwork => {
-                "the device cannot suspend, and only a network device may repeat what was in flight"
+                "the device cannot suspend, and only a network device may repeat chains in flight"
             }
         })
     }

@@ -69,6 +69,6 @@ impl GuestRing {
 /// not.
 fn not_known(source: Error) -> Error {
     let message =
-        "where the guest's packed ring stands is not known: its driver must reset the device";
+        "the position of the guest's packed ring is unknown: its driver must reset the device";
     Error::other(message).because(source)
 }

@@ -164,7 +164,7 @@ impl RelaySet {
             if pass.kick && lane.kick_device().is_err()
                 || pass.interrupt && signal(&lane.queue.call).is_err()
             {
-                tracing::warn!(queue = lane.queue.index, "an eventfd cannot be signalled");
+                tracing::warn!(queue = lane.queue.index, "cannot signal an eventfd");
             }
         }
         let worked = more || used > 0 || forwarded > 0;
@@ -326,7 +326,7 @@ impl RelaySet {
             self.set_up(device, lane, mode, base)?;
         }
         device.start().map_err(refused)?;
-        replay().map_err(Error::context("the control state cannot be replayed"))
+        replay().map_err(Error::context("cannot replay the control state"))
     }
 
     /// Positions in `lanes` of the queues to change, without those that are unchanged.
@@ -338,13 +338,13 @@ impl RelaySet {
             if strategy == Strategy::Shadowed && self.features.in_order {
                 // Private rings do not keep the order that IN_ORDER guarantees.
                 return Err(Error::other(format!(
-                    "queue {queue} cannot be shadowed: IN_ORDER was negotiated"
+                    "cannot shadow queue {queue}: IN_ORDER was negotiated"
                 )));
             }
             let lane = self.lanes.get(position);
             if strategy == Strategy::Mediated && lane.is_some_and(Lane::is_packed) {
                 return Err(Error::other(format!(
-                    "queue {queue} cannot be mediated: a packed ring has no used ring of its own; \
+                    "cannot mediate queue {queue}: a packed ring has no used ring of its own; \
                      shadow it"
                 )));
             }
@@ -429,8 +429,7 @@ impl RelaySet {
                     return refused(source);
                 }
                 Error::other(format!(
-                    "queue {queue} stands at {base} and the device refuses to begin there: shadow \
-                     it"
+                    "the device refuses to begin queue {queue} at {base}: shadow it"
                 ))
                 .because(source)
             })?;
@@ -452,5 +451,5 @@ fn refused(source: Error) -> Error {
 
 /// A queue that is not in the set.
 fn no_such_queue(queue: u16) -> Error {
-    Error::other(format!("queue {queue} is not among the relayed queues"))
+    Error::other(format!("queue {queue} is not relayed"))
 }

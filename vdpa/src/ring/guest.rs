@@ -53,7 +53,7 @@ impl Areas {
         } else {
             Err(size_not_possible(size, RING_SIZE_MAX))
         };
-        checked.map_err(Error::context("the ring cannot lie where the guest put it"))?;
+        checked.map_err(Error::context("the guest gave the ring an invalid address"))?;
         Ok(Self {
             memory,
             size,
@@ -93,7 +93,7 @@ impl Areas {
     pub(crate) fn cannot_begin(&self, base: VringBase) -> Error {
         let (format, size) = (self.format, self.size);
         Error::other(format!(
-            "a {format} ring of {size} entries cannot go on at {base}"
+            "a {format} ring of {size} entries cannot resume at {base}"
         ))
     }
 
@@ -143,7 +143,7 @@ impl Areas {
 pub fn access(address: u64) -> impl FnOnce(vm_memory::GuestMemoryError) -> Error {
     move |source| {
         Error::other(format!(
-            "the ring in guest memory cannot be accessed at {address:#x}"
+            "cannot access the ring in guest memory at {address:#x}"
         ))
         .because(source)
     }

@@ -146,7 +146,7 @@ pub struct Used {
 /// The chain has no pieces, an empty piece, more than 4 GiB, or a device-readable piece after a
 /// device-writable one (virtio 1.3, 2.7.4.2).
 pub(crate) fn no_chain() -> Error {
-    Error::other("the buffers do not make a valid descriptor chain")
+    Error::other("the buffers do not form a valid descriptor chain")
 }
 
 /// The ring has another format or fewer entries, or it would begin with chains in flight.

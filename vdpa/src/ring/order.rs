@@ -44,8 +44,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
 /// Chains were completed out of order and others are in flight, or the ring does not rule that out.
 fn out_of_order() -> Error {
-    let message = "the device has completed chains out of order and still holds some, and the ring \
-                   does not say which: try again when it has used them";
+    let message = "the device completed chains out of order and still holds some, and the ring \
+                   does not show which: try again when it has used them";
     Error::new(ErrorKind::InFlightUnknown, message)
 }
 

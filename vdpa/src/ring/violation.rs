@@ -19,7 +19,7 @@ pub enum Violation {
     },
     /// Device: a used element of a device that works in order completes more chains than the used
     /// index allows.
-    #[error("used element {id} stands for {batch} chains and the used index moved by {moved}")]
+    #[error("used element {id} covers {batch} chains, but the used index moved by {moved}")]
     Batch {
         /// The element's id.
         id: u32,
@@ -29,7 +29,7 @@ pub enum Violation {
         moved: u16,
     },
     /// Device: it reports more written bytes than the chain has.
-    #[error("{written} bytes are said to be written into a chain that takes {offered}")]
+    #[error("the device reports {written} written bytes for a chain that takes {offered}")]
     TooLong {
         /// Bytes reported by the device.
         written: u32,

@@ -119,7 +119,8 @@ ioctls! {
     set_features: Write<u64> = binding::VHOST_SET_FEATURES(), "VHOST_SET_FEATURES",
         "Virtio features the driver accepts. EBUSY once FEATURES_OK is set.";
     set_owner: Plain = binding::VHOST_SET_OWNER(), "VHOST_SET_OWNER",
-        "Binds the device to this process. Needed once, before every ring and group ioctl (EPERM without it).";
+        "Binds the device to this process. Needed once, before every ring and group ioctl (EPERM \
+         without it).";
     set_vring_num: Write<vhost_vring_state> = binding::VHOST_SET_VRING_NUM(), "VHOST_SET_VRING_NUM",
         "Ring size. The kernel checks for a power of two only, not the device's maximum.";
     set_vring_addr: Write<vhost_vring_addr> = binding::VHOST_SET_VRING_ADDR(), "VHOST_SET_VRING_ADDR",
@@ -163,9 +164,10 @@ ioctls! {
     set_group_asid: Write<vhost_vring_state> = binding::VHOST_VDPA_SET_GROUP_ASID(), "VHOST_VDPA_SET_GROUP_ASID",
         "Address space of a group. EBUSY on newer kernels once DRIVER_OK is set.";
     suspend: Plain = binding::VHOST_VDPA_SUSPEND(), "VHOST_VDPA_SUSPEND",
-        "Stops the device with its ring state kept. Before DRIVER_OK it returns 0 and does nothing.";
+        "Stops the device with its ring state kept. Before DRIVER_OK it returns 0 and does \
+         nothing.";
     resume: Plain = ioctl_expr(_IOC_NONE, VHOST_VIRTIO, 0x7e, 0), "VHOST_VDPA_RESUME",
-        "Lets a suspended device go on.";
+        "Resumes a suspended device.";
     get_vring_desc_group: ReadWrite<vhost_vring_state> =
         ioctl_expr(_IOC_READ | _IOC_WRITE, VHOST_VIRTIO, 0x7f, VRING_STATE_SIZE), "VHOST_VDPA_GET_VRING_DESC_GROUP",
         "Group of a queue's rings, where it differs from that of its buffers.";

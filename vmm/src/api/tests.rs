@@ -117,7 +117,7 @@ const JSON: &str = "content-type: application/json";
 const CONFIG: &str = r#"{"kernel": "/nonexistent", "memory": "64M"}"#;
 
 fn two_devices() -> Error {
-    let message = "two devices are called nic; give one of them another id";
+    let message = "two devices have the id nic; give one of them another id";
     Error::new(ErrorKind::NoRoom, message)
 }
 
@@ -281,7 +281,7 @@ fn a_start_that_fails_leaves_the_machine_as_it_was() {
         r#"{"state":"Running"}"#,
         (409, "no_room"),
     );
-    assert!(answer["causes"][0].as_str().unwrap().contains("called nic"));
+    assert!(answer["causes"][0].as_str().unwrap().contains("the id nic"));
     let starts = builder.join().unwrap();
     assert_eq!(inside.ask("GET", "/v1/vm", "").1["state"], "NotStarted");
     inside.done("PUT", "/v1/vm", r#"{"kernel": "/other"}"#);
@@ -579,7 +579,7 @@ fn a_process_that_cannot_go_on_says_why() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.contains(r#""reason":"Failed""#), "{answer}");
-    assert!(answer.contains("called nic"), "{answer}");
+    assert!(answer.contains("the id nic"), "{answer}");
 }
 
 #[test]

@@ -62,8 +62,8 @@ impl BzImageKernel {
         {
             let [minor, major] = version.to_le_bytes();
             return Err(Error::unusable(format!(
-                "it is a bzImage without a 64-bit entry point (boot protocol {major}.{minor:02}): a \
-                 64-bit kernel of version 3.8 or later is needed"
+                "it is a bzImage without a 64-bit entry point (boot protocol {major}.{minor:02}): \
+                 use a 64-bit kernel of version 3.8 or later"
             )));
         }
         let payload = find_payload(&header, len)?;

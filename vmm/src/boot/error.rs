@@ -11,15 +11,15 @@ pub(super) fn damaged(problem: &str) -> Error {
 /// A segment overlaps the boot structures.
 pub(super) fn too_low(at: u64, start: u64) -> Error {
     Error::unusable(format!(
-        "it wants to be loaded at {at:#x}, below {start:#x} where kernels may begin"
+        "its load address {at:#x} is below {start:#x}, where kernels may begin"
     ))
 }
 
 /// More than the guest's memory holds.
 pub(super) fn no_room(needed: u64, at: u64, available: u64) -> Error {
     Error::unusable(format!(
-        "it does not fit: it needs {} at {at:#x}, the guest's memory has {} there; give the guest \
-         more memory",
+        "it does not fit: it needs {} at {at:#x}, but the guest's memory has {} there; give the \
+         guest more memory",
         ByteCount(needed),
         ByteCount(available)
     ))
@@ -29,11 +29,11 @@ pub(super) fn no_room(needed: u64, at: u64, available: u64) -> Error {
 /// headers state.
 pub(super) fn truncated(needed: u64, len: u64) -> Error {
     Error::unusable(format!(
-        "it is truncated: {needed} bytes are needed, the file has {len}"
+        "it is truncated: {needed} bytes are needed, but the file has {len}"
     ))
 }
 
 /// Reading failed.
 pub(super) fn unreadable(source: std::io::Error) -> Error {
-    Error::unusable("it cannot be read").because(source)
+    Error::unusable("cannot read it").because(source)
 }

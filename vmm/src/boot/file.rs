@@ -31,7 +31,7 @@ pub(super) fn open(path: &Path) -> Result<(File, u64), Error> {
     }
     if !metadata.is_file() {
         return Err(Error::unusable(
-            "it is not a regular file; it must be readable again when the guest reboots",
+            "it is not a regular file; each reboot of the guest reads it again",
         ));
     }
     match metadata.len() {
@@ -41,7 +41,7 @@ pub(super) fn open(path: &Path) -> Result<(File, u64), Error> {
 }
 
 fn not_opened(source: io::Error) -> Error {
-    Error::unusable("it cannot be opened").because(source)
+    Error::unusable("cannot open it").because(source)
 }
 
 /// Guest memory rejected a write inside its own layout.

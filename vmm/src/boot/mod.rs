@@ -275,7 +275,7 @@ fn check_cmdline(cmdline: &str, kernel_max: usize) -> Result<(), Error> {
     let max = kernel_max.min(room);
     if cmdline.len() > max {
         return Err(Error::unusable(format!(
-            "the kernel command line has {} bytes, this kernel takes {max}",
+            "the kernel command line has {} bytes, but this kernel takes up to {max}",
             cmdline.len()
         )));
     }

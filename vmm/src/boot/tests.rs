@@ -410,7 +410,7 @@ fn the_command_line_is_bounded_by_the_kernel_and_by_us() {
         assert_eq!(
             text,
             format!(
-                "the kernel command line has {} bytes, this kernel takes {max}",
+                "the kernel command line has {} bytes, but this kernel takes up to {max}",
                 max + 1
             )
         );

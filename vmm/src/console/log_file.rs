@@ -30,7 +30,7 @@ impl LogFile {
         let shown = path.display();
         let failed = |source: io::Error| match source.kind() {
             NO_FILE => Error::host(format!(
-                "{shown} cannot be a console's log: it is no regular file of this user's"
+                "cannot use {shown} as a console's log: it is not a regular file of this user"
             )),
             _ => Error::host(format!("cannot open the console's log {shown}")).because(source),
         };
@@ -62,7 +62,7 @@ impl LogFile {
             if self.file.append(note.as_bytes()).is_ok() {
                 tracing::warn!(
                     bytes = self.missing,
-                    "the console's log goes on, with a gap"
+                    "the console's log continues after a gap"
                 );
                 self.missing = 0;
             }
@@ -74,7 +74,7 @@ impl LogFile {
             let lost = bytes.len().saturating_sub(failed.written);
             tracing::warn!(
                 path = %self.file.path().display(), error = %failed.source,
-                "the console's log cannot be written: what the guest prints is dropped"
+                "cannot write the console's log: dropping the guest's output"
             );
             self.lose(lost as u64);
         }
@@ -190,7 +190,7 @@ mod tests {
         for path in [&link, &fifo, Path::new("/dev/null")] {
             let refused = LogFile::open(path, 100);
             let error = refused.unwrap_err().to_string();
-            assert!(error.contains("no regular file"), "{error}");
+            assert!(error.contains("not a regular file"), "{error}");
         }
         for path in [directory.0.join("no/such"), directory.0.clone()] {
             let refused = LogFile::open(&path, 100);

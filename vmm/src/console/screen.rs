@@ -146,7 +146,7 @@ impl Screen {
         while serial.write_out() == Pending::Output {
             let left = LAST_OUTPUT.saturating_sub(start.elapsed());
             if left.is_zero() {
-                tracing::warn!("the console is too slow: the last output of the guest is lost");
+                tracing::warn!("the console is too slow: dropping the guest's last output");
                 return;
             }
             let left = Timespec::try_from(left).unwrap_or_default();

@@ -106,7 +106,7 @@ impl ConsoleSocket {
             _file: file,
             log,
             history: History::new()
-                .map_err(|source| Error::host("cannot make the console").because(source))?,
+                .map_err(|source| Error::host("cannot create the console").because(source))?,
         })))
     }
 
@@ -223,7 +223,7 @@ impl SocketScreen {
             Err(error) => {
                 // Most likely no descriptor is left. The connection stays pending, and would wake
                 // this thread forever.
-                tracing::warn!(%error, "a connection to the console cannot be accepted");
+                tracing::warn!(%error, "cannot accept a connection to the console");
                 self.listening = events.remove(self.socket.0.listener.as_raw_fd()).is_err();
                 return;
             }
@@ -235,7 +235,7 @@ impl SocketScreen {
             self.disconnect(input, events);
         }
         if let Err(error) = self.connect(stream, input, events) {
-            tracing::warn!(%error, "a client of the console cannot be served");
+            tracing::warn!(%error, "cannot serve a client of the console");
         }
     }
 
@@ -269,7 +269,7 @@ impl SocketScreen {
         if client.awaited
             && let Err(error) = events.remove(client.stream.as_raw_fd())
         {
-            tracing::warn!(%error, "a client of the console is still waited for");
+            tracing::warn!(%error, "cannot stop waiting for a client of the console");
         }
         tracing::info!(pid = client.pid, "the console has no client");
         drop(client);
@@ -335,7 +335,7 @@ impl SocketScreen {
     fn write_client(&mut self, input: &mut InputPump, events: &EventLoop) {
         let written = self.try_write_client(events);
         if let Err(error) = written {
-            tracing::debug!(%error, "the console's client is gone");
+            tracing::debug!(%error, "the console's client has left");
             // Input that it sent before is still to be read; without that, disconnect it now.
             if input.is_closed() {
                 self.disconnect(input, events);
@@ -409,7 +409,7 @@ impl SocketScreen {
             let left = Timespec::try_from(left).unwrap_or_default();
             let mut fds = [PollFd::new(&client.stream, PollFlags::OUT)];
             if !matches!(poll(&mut fds, Some(&left)), Ok(1..)) {
-                tracing::warn!("the console's client is too slow: it misses the end");
+                tracing::warn!("the console's client is too slow: dropping the last output");
                 return;
             }
             self.write_client(input, events);
@@ -455,7 +455,7 @@ fn refuse(stream: &UnixStream, holder: Option<i32>) {
         || "another process".to_owned(),
         |pid| format!("process {pid}"),
     );
-    let line = format!("[bellhop: {holder} has this console; try again when it has left]\r\n");
+    let line = format!("[bellhop: {holder} uses this console; try again when it has left]\r\n");
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     // An empty socket has room for one line; a failure does not matter.
     let _ = rustix::net::send(stream, line.as_bytes(), flags);

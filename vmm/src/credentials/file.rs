@@ -59,7 +59,7 @@ pub fn read(path: &Path, secrecy: Secrecy, holder: Holder) -> Result<Vec<u8>, Er
     // The metadata of the open file, not of the file that has the name now.
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() {
-        return Err(Error::tls(format!("{shown} is no regular file")));
+        return Err(Error::tls(format!("{shown} is not a regular file")));
     }
     let user = rustix::process::geteuid().as_raw();
     if holder == Holder::Service && ![0, user].contains(&metadata.uid()) {
@@ -76,7 +76,7 @@ pub fn read(path: &Path, secrecy: Secrecy, holder: Holder) -> Result<Vec<u8>, Er
             Secrecy::Secret => ("use", "rwx"),
         };
         return Err(Error::tls(format!(
-            "others than its owner may {right} {shown} (its mode is {mode:04o}): `chmod \
+            "users other than its owner may {right} {shown} (its mode is {mode:04o}): `chmod \
              go-{letters} {shown}`"
         )));
     }
@@ -136,9 +136,12 @@ mod tests {
     fn only_a_regular_file_of_a_sane_size_is_read() {
         let directory = std::env::temp_dir();
         let refused = read(&directory, Secrecy::Public, Holder::Service).unwrap_err();
-        assert!(refused.to_string().contains("no regular file"), "{refused}");
+        assert!(
+            refused.to_string().contains("not a regular file"),
+            "{refused}"
+        );
         let zero = read(Path::new("/dev/zero"), Secrecy::Public, Holder::Service).unwrap_err();
-        assert!(zero.to_string().contains("no regular file"), "{zero}");
+        assert!(zero.to_string().contains("not a regular file"), "{zero}");
         let missing = read(
             &directory.join("bellhop-none"),
             Secrecy::Public,

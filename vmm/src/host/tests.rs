@@ -40,7 +40,7 @@ fn cpus_must_be_online() {
     let error = tree.0.check_cpus(&cpus(&["0", "3-5"])).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "cpu_affinity: vCPU 1 is to run on CPUs 3-5, this host has 0-3,6 online"
+        "cpu_affinity: vCPU 1 needs CPUs 3-5, but this host has 0-3,6 online"
     );
     let none = Tree::new(&[]);
     none.0.check_cpus(&[]).unwrap();
@@ -66,7 +66,7 @@ fn a_node_must_be_there_and_large_enough() {
     let error = tree.0.check_node(2, 1).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "memory: host_numa_node 2 has no memory, or is not there; this host has node 0-1"
+        "memory: host_numa_node 2 has no memory or does not exist; this host has node 0-1"
     );
     let error = Tree::new(&[]).0.check_node(0, 1).unwrap_err();
     assert!(error.to_string().contains("CONFIG_NUMA"), "{error}");

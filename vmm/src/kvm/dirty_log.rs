@@ -108,7 +108,7 @@ impl MemorySlots {
             logs.push(self.take_of_slot(number, slot.range)?);
         }
         if logs.is_empty() {
-            return Err(Error::host("writes to guest memory are not being logged"));
+            return Err(Error::host("the log of writes to guest memory is off"));
         }
         Ok(logs)
     }

@@ -37,7 +37,7 @@ impl InterruptLine {
 impl Drop for InterruptLine {
     fn drop(&mut self) {
         if let Err(error) = self.vm.unregister_irqfd(&self.eventfd, self.gsi) {
-            tracing::error!(gsi = self.gsi, %error, "interrupt line could not be cut");
+            tracing::error!(gsi = self.gsi, %error, "cannot disconnect an interrupt line");
         }
     }
 }

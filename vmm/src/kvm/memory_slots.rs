@@ -231,7 +231,7 @@ impl Drop for MemorySlots {
             if let Err(error) = self.remove(number) {
                 // Keep the memory mapped forever: otherwise the guest would reach the next mapping
                 // at that address.
-                tracing::error!(number, %error, "memory slot could not be removed");
+                tracing::error!(number, %error, "cannot remove a memory slot");
                 if let Some(slot) = self.slots.lock().remove(&number) {
                     std::mem::forget(slot);
                 }

@@ -82,7 +82,7 @@ impl Hypervisor {
         let found = kvm.get_api_version();
         if u32::try_from(found) != Ok(KVM_API_VERSION) {
             return Err(Error::host(format!(
-                "the host's KVM speaks API version {found}, not {KVM_API_VERSION}"
+                "the host's KVM has API version {found}, not {KVM_API_VERSION}"
             )));
         }
         let missing = missing_capabilities(|capability| kvm.check_extension(capability));
@@ -247,9 +247,8 @@ fn irqchip(fd: &VmFd, chip_id: u32) -> Result<kvm_irqchip, Error> {
 fn open_error(error: io::Error) -> Error {
     let message = match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
-            "/dev/kvm does not exist: load the module kvm_intel or kvm_amd, and see that \
-             virtualization is enabled in the firmware (or, inside a virtual machine, nested \
-             virtualization in its host)"
+            "/dev/kvm does not exist: load the module kvm_intel or kvm_amd. Enable virtualization \
+             in the firmware or, inside a virtual machine, nested virtualization in its host"
         }
         Some(libc::EACCES | libc::EPERM) => {
             "no permission to open /dev/kvm: add the user to the group kvm, or run as root"
@@ -261,8 +260,7 @@ fn open_error(error: io::Error) -> Error {
 
 fn lacks(missing: &[&str]) -> Error {
     Error::host(format!(
-        "the host's KVM lacks {}: a Linux 5.10 or later with in-kernel interrupt controllers is \
-         needed",
+        "the host's KVM lacks {}: use Linux 5.10 or later with in-kernel interrupt controllers",
         missing.join(", ")
     ))
 }

@@ -180,7 +180,7 @@ impl MsiVector for KvmMsiVector {
 impl Drop for KvmMsiVector {
     fn drop(&mut self) {
         if let Err(error) = self.mask() {
-            tracing::error!(gsi = self.gsi, %error, "irqfd could not be removed");
+            tracing::error!(gsi = self.gsi, %error, "cannot remove an irqfd");
         }
         // KVM keeps the stale route until the next change of the table. Without its irqfd it has no
         // effect, and dropping many vectors stays cheap.

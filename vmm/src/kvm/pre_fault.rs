@@ -92,7 +92,10 @@ impl PreFault {
         if let Err(error) = self.try_map(guest_address, len)
             && !self.refused.swap(true, Ordering::Relaxed)
         {
-            tracing::debug!(%error, "KVM_PRE_FAULT_MEMORY is refused; the guest maps its memory itself");
+            tracing::debug!(
+                %error,
+                "KVM refuses KVM_PRE_FAULT_MEMORY; the guest maps its memory itself"
+            );
         }
     }
 

@@ -106,8 +106,8 @@ impl KvmclockState {
         if Duration::from_nanos(elapsed) > LONGEST_ADVANCE {
             tracing::warn!(
                 seconds = elapsed / 1_000_000_000,
-                "the real-time clocks of the two hosts disagree (is NTP running on both?): \
-                 the guest's time goes on from where it was"
+                "the real-time clocks of the two hosts disagree (is NTP running on both?): the \
+                 guest's time continues from the saved value"
             );
             return self.kvmclock_ns;
         }

@@ -76,8 +76,8 @@ pub(super) fn open_vdpa(
         VdpaSource::Number(number) => {
             let number = *number;
             return Err(Error::unusable(format!(
-                "vDPA device {id}: there is no descriptor fd={number}; it goes with a request, or \
-                 is inherited"
+                "vDPA device {id}: there is no descriptor fd={number}; send it with the request, \
+                 or let the process inherit it"
             )));
         }
     };
@@ -113,7 +113,7 @@ pub(super) fn open_vdpa(
 }
 
 fn cannot_be_used(id: &str, source: devices::Error) -> Error {
-    Error::unusable(format!("vDPA device {id} cannot be used")).because(source)
+    Error::unusable(format!("cannot use vDPA device {id}")).because(source)
 }
 
 /// Returns the NUMA node to which the device file at `path` is attached, if it is one.

@@ -50,7 +50,7 @@ impl From<&Exit> for End {
         match exit {
             Exit::PoweredOff => Self {
                 reason: EndReason::PoweredOff,
-                detail: "the guest switched the power off".to_owned(),
+                detail: "the guest powered off".to_owned(),
             },
             Exit::Stopped => stopped("it was asked to stop"),
             Exit::Moved => Self {
@@ -59,10 +59,11 @@ impl From<&Exit> for End {
             },
             Exit::Unsettled => Self {
                 reason: EndReason::Unsettled,
-                detail: "it ended while it was not settled where its guest is: the guest runs where it was sent, or nowhere"
+                detail: "it ended while its guest's location was unknown: the guest runs at the \
+                         destination or nowhere"
                     .to_owned(),
             },
-            Exit::HandedOver => stopped("another program goes on with it"),
+            Exit::HandedOver => stopped("another program continues it"),
             Exit::Crashed(report) => Self {
                 reason: EndReason::Crashed,
                 detail: format!("the guest crashed: {report}"),
@@ -93,10 +94,14 @@ mod tests {
         });
         let failure = Error::failed("epoll_wait")(std::io::Error::from_raw_os_error(libc::EBADF));
         for (run, reason, words) in [
-            (Ok(Exit::PoweredOff), EndReason::PoweredOff, "power off"),
+            (Ok(Exit::PoweredOff), EndReason::PoweredOff, "powered off"),
             (Ok(Exit::Stopped), EndReason::Stopped, "asked"),
             (Ok(Exit::Moved), EndReason::Moved, "elsewhere"),
-            (Ok(Exit::Unsettled), EndReason::Unsettled, "not settled"),
+            (
+                Ok(Exit::Unsettled),
+                EndReason::Unsettled,
+                "location was unknown",
+            ),
             (Ok(crash), EndReason::Crashed, "vCPU 1 at 0xfff0"),
             (
                 Err(failure),

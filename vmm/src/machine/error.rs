@@ -43,16 +43,16 @@ pub enum RequestError {
         wanted: DeviceKind,
     },
     /// The NIC is already on the device that was named as its replacement.
-    #[error("the NIC {0} is on that device: name another one that can take its place")]
+    #[error("the NIC {0} already uses that device: name another one to replace it")]
     OwnFailover(String),
     /// The NIC's driver does not run, or did not negotiate GUEST_ANNOUNCE.
     #[error(
-        "the guest's driver of {0} cannot announce it: it is not running, or does not know how"
+        "the guest's driver of {0} cannot announce it: it does not run, or lacks GUEST_ANNOUNCE"
     )]
     NoAnnouncement(String),
     /// The pages that a device writes cannot be recorded, or the device cannot be restored
     /// afterwards.
-    #[error("the memory that device {id} writes cannot be followed")]
+    #[error("cannot record the memory that device {id} writes")]
     DirtyLog {
         /// Its name.
         id: String,
@@ -60,7 +60,7 @@ pub enum RequestError {
         source: devices::Error,
     },
     /// A NIC's device was not replaced.
-    #[error("network device {id} is not moved")]
+    #[error("cannot move network device {id}")]
     Swap {
         /// The NIC's name.
         id: String,
@@ -75,23 +75,25 @@ pub enum RequestError {
     Saving,
     /// It is being sent: no device may come or go, and no other operation may save it.
     #[error(
-        "the machine is being sent to another host; try again when that is over (DELETE /v1/vm/migration ends it)"
+        "the machine is migrating to another host; try again when the migration is over (DELETE \
+         /v1/vm/migration cancels it)"
     )]
     Migrating,
     /// It is held for a migration.
     #[error(
-        "the machine stands still for a migration; if GET /v1/vm/migration says that it is not settled where the guest \
-         is, say it: PATCH /v1/vm/migration {{\"settle\": \"Here\"}} or {{\"settle\": \"There\"}}"
+        "the machine is stopped for a migration. If GET /v1/vm/migration reports that the guest's \
+         location is unknown, resolve it: PATCH /v1/vm/migration {{\"settle\": \"Here\"}} or \
+         {{\"settle\": \"There\"}}"
     )]
     StandsStill,
     /// There is nothing to resolve.
-    #[error("the machine does not stand still for a migration: it is settled where its guest is")]
+    #[error("the machine is not stopped for a migration: its guest's location is known")]
     Settled,
     /// It cannot leave this host.
-    #[error("the machine cannot be sent to another host")]
+    #[error("cannot migrate the machine to another host")]
     NotMovable(#[from] NotMovable),
     /// A device cannot be saved. The machine continues.
-    #[error("device {id} cannot be saved")]
+    #[error("cannot save device {id}")]
     Save {
         /// Its name.
         id: String,
@@ -120,34 +122,34 @@ impl From<OtherKind> for RequestError {
 pub enum SnapshotError {
     /// The path is relative, and the serving process may have another working directory than the
     /// client.
-    #[error("{} is no absolute path", .0.display())]
+    #[error("{} is not an absolute path", .0.display())]
     Relative(PathBuf),
     /// The directory cannot be created.
-    #[error("the snapshot cannot be made")]
+    #[error("cannot create the snapshot")]
     Create(#[from] CreateError),
     /// The directory is no snapshot.
     #[error("there is no snapshot to restore")]
     Open(#[from] OpenError),
     /// The state cannot be written.
-    #[error("the snapshot's state cannot be written")]
+    #[error("cannot write the snapshot's state")]
     Write(#[from] WriteError),
     /// The state is damaged, or of another version.
-    #[error("the snapshot's state cannot be used")]
+    #[error("cannot use the snapshot's state")]
     Read(#[from] ReadError),
     /// A descriptor for the state cannot be created or read.
     #[error("cannot hand over the machine's state")]
     Descriptor(#[source] io::Error),
     /// Guest memory cannot be written.
-    #[error("the guest's memory cannot be saved")]
+    #[error("cannot save the guest's memory")]
     SaveMemory(#[from] memory_image::SaveError),
     /// Guest memory is damaged, or that of another guest.
-    #[error("the guest's memory cannot be restored")]
+    #[error("cannot restore the guest's memory")]
     RestoreMemory(#[from] memory_image::RestoreError),
     /// The configuration in it is invalid.
-    #[error("the snapshot's configuration cannot be used")]
+    #[error("cannot use the snapshot's configuration")]
     Config(#[source] serde_json::Error),
     /// The number of vCPUs differs from that of the configuration.
-    #[error("the snapshot has {saved} vCPUs and its configuration {configured}")]
+    #[error("the snapshot has {saved} vCPUs, but its configuration has {configured}")]
     Vcpus {
         /// Saved vCPU states.
         saved: usize,
@@ -156,7 +158,8 @@ pub enum SnapshotError {
     },
     /// A slot does not exist, or two devices have it.
     #[error(
-        "the snapshot has its device {id} in PCI slot {slot}: there is no such slot, or another device has it or its name"
+        "the snapshot puts its device {id} in PCI slot {slot}: there is no such slot, or another \
+         device has it or its name"
     )]
     Slot {
         /// The device's name.
@@ -179,13 +182,13 @@ pub enum SnapshotError {
     #[error("the snapshot has no state of the device {0}")]
     DeviceNotSaved(String),
     /// A device of the board rejects its state.
-    #[error("a device of the board cannot be restored")]
+    #[error("cannot restore a device of the board")]
     Platform(#[from] devices::Error),
     /// The host bridge rejects its state.
-    #[error("the host bridge cannot be restored")]
+    #[error("cannot restore the host bridge")]
     HostBridge(#[source] devices::Error),
     /// A device rejects its state.
-    #[error("device {id} cannot be restored")]
+    #[error("cannot restore device {id}")]
     Device {
         /// Its name.
         id: String,
@@ -234,11 +237,12 @@ fn known(names: &[String]) -> String {
 pub enum NotMovable {
     /// Two hosts would have to hand over the lock of its image.
     #[error(
-        "disk {0} cannot move: its image would have to be handed over; unplug it first (DELETE /v1/vm/disks/{0})"
+        "disk {0} cannot move: two hosts cannot hand over its image; unplug it first (DELETE \
+         /v1/vm/disks/{0})"
     )]
     Disk(String),
     /// The destination would be built with it, and the guest is about to release it.
-    #[error("the guest was asked to eject {0}; try again when it has")]
+    #[error("the guest has not ejected {0} yet; try again when it has")]
     Unplugging(String),
 }
 
@@ -248,7 +252,7 @@ impl NotMovable {
     pub fn remedy(&self) -> String {
         match self {
             Self::Disk(id) => format!("unplug it first: DELETE /v1/vm/disks/{id}"),
-            Self::Unplugging(_) => "try again when the guest has let it go".to_owned(),
+            Self::Unplugging(_) => "try again when the guest has ejected it".to_owned(),
         }
     }
 }

@@ -44,7 +44,7 @@ impl Machine {
         };
         self.publish();
         let id = config.name();
-        tracing::warn!(%id, to = %config.shown_path(), "the device of a NIC has failed: failover");
+        tracing::warn!(%id, to = %config.shown_path(), "failover: the device of a NIC has failed");
         let allowed = self.unless_held().and_then(|()| self.unless_migrating());
         let started = allowed.and_then(|()| {
             let (id, handle) = (id.clone(), self.requests.handle());
@@ -77,13 +77,26 @@ impl Machine {
             let status: NicStatus = nic.ok_or(RequestError::NoSuchDevice(id.clone()))?.of()?;
             let path = status.config.shown_path();
             match gap {
-                Some(gap) => tracing::info!(%id, %path, ?gap, "a NIC has another vDPA device, its driver goes on"),
-                None => tracing::info!(%id, %path, "a NIC without a driver has another vDPA device"),
+                Some(gap) => tracing::info!(
+                    %id,
+                    %path,
+                    ?gap,
+                    "a NIC moved to another vDPA device under its running driver"
+                ),
+                None => tracing::info!(
+                    %id,
+                    %path,
+                    "a NIC without a driver moved to another vDPA device"
+                ),
             }
             Ok(NicSwapped { status, gap })
         });
         if let Err(error) = &outcome {
-            tracing::warn!(%id, error = error as &dyn std::error::Error, "a NIC keeps its vDPA device");
+            tracing::warn!(
+                %id,
+                error = error as &dyn std::error::Error,
+                "a NIC keeps its vDPA device"
+            );
         }
         SwapAnswer { outcome, unused }
     }
@@ -98,7 +111,7 @@ impl Machine {
     ) -> Option<Box<dyn Backend>> {
         self.take_ejected();
         let Some(failover) = self.inventory.fails_over(id, serial).cloned() else {
-            tracing::info!(%id, "a NIC needs no failover any more");
+            tracing::info!(%id, "a NIC no longer needs failover");
             return device.ok().map(|device| device.backend);
         };
         let (outcome, unused) = match device {
@@ -110,11 +123,20 @@ impl Machine {
         };
         let state = match outcome {
             Ok(gap) => {
-                tracing::warn!(%id, from = %failover.from, to = %failover.to.display(), "failover: a NIC is on the device that stood by");
+                tracing::warn!(
+                    %id,
+                    from = %failover.from,
+                    to = %failover.to.display(),
+                    "failover: a NIC moved to its backup device"
+                );
                 FailoverState::Done { gap }
             }
             Err(error) => {
-                tracing::error!(%id, error = &error as &dyn std::error::Error, "failover: a NIC stays on the device that has failed");
+                tracing::error!(
+                    %id,
+                    error = &error as &dyn std::error::Error,
+                    "failover: a NIC stays on its failed device"
+                );
                 FailoverState::Failed(in_one_line(&error))
             }
         };

@@ -117,7 +117,7 @@ impl Machine {
     pub fn take_back(&mut self, reason: &str) {
         let mut reason = reason.to_owned();
         if let Err(error) = self.go_on() {
-            reason.push_str("; and the machine does not go on: ");
+            reason.push_str("; the machine does not resume: ");
             reason.push_str(&in_one_line(&error));
         }
         // Published last, so that an observer of the error finds the machine as it was.

@@ -158,7 +158,7 @@ impl Inventory {
         if self.named(&id).is_some() {
             return Err(Error::new(
                 ErrorKind::NoRoom,
-                format!("two devices are called {id}; give one of them another id"),
+                format!("two devices have the id {id}; give one of them another id"),
             ));
         }
         let number = self.free_number()?;
@@ -166,14 +166,14 @@ impl Inventory {
         let device = match VirtioPciDevice::new(backend, &self.msi, doorbells) {
             Ok(device) => Arc::new(device),
             Err(source) => {
-                let message = format!("device {id} cannot be shown to the guest");
+                let message = format!("cannot show device {id} to the guest");
                 return Err(Error::unusable(message).because(source));
             }
         };
         let slot = match self.pci.add(slot, device.clone()) {
             Ok(slot) => slot,
             Err(source) => {
-                let message = format!("device {id} cannot be plugged in");
+                let message = format!("cannot plug in device {id}");
                 return Err(Error::new(ErrorKind::NoRoom, message).because(source));
             }
         };
@@ -219,7 +219,10 @@ impl Inventory {
             .map(|step| self.next_number.wrapping_add(step))
             .find(|number| !self.entries.contains_key(number))
             .ok_or_else(|| {
-                let message = format!("{} devices are too many", self.entries.len());
+                let message = format!(
+                    "cannot add a device to {} devices: no number is free",
+                    self.entries.len()
+                );
                 Error::new(ErrorKind::NoRoom, message)
             })
     }
@@ -284,7 +287,7 @@ impl Inventory {
             thread::sleep(Duration::from_micros(50));
         }
         if Arc::strong_count(&device) > 1 {
-            tracing::warn!(%id, "a vCPU is still inside an unplugged device: it closes later");
+            tracing::warn!(%id, "a vCPU still uses an unplugged device: closing it later");
         }
         drop(device);
         tracing::info!(%id, %slot, "device unplugged");
@@ -442,7 +445,7 @@ fn poll(events: &EventLoop, number: u16, wanted: &[Event]) -> io::Result<()> {
 fn unpoll(events: &EventLoop, id: &str, polled: &[Event]) {
     for event in polled {
         if let Err(error) = events.remove(event.fd) {
-            tracing::warn!(%id, %error, "an event of a device that goes was not polled");
+            tracing::warn!(%id, %error, "an unplugged device's event was not polled");
         }
     }
 }

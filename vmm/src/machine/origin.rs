@@ -103,7 +103,7 @@ impl Machine {
                     execution = ?before,
                     construction = ?built.saturating_sub(before),
                     restoration = ?downtime.saturating_sub(built),
-                    "the machine goes on with this program"
+                    "the machine continues in this program"
                 );
                 machine.upgrade = UpgradeStatus {
                     count: saved.upgrades,

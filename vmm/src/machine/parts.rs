@@ -129,7 +129,7 @@ impl Machine {
             self.vcpus.pause();
             self.watch_rings(false);
             self.requests.publish_run(RunState::Paused);
-            tracing::info!("paused: the vCPUs are parked, devices go on");
+            tracing::info!("paused: the vCPUs are parked, devices keep running");
         }
     }
 

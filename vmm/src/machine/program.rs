@@ -61,7 +61,7 @@ pub(super) fn reads(part: &str, reader: Option<u32>, writer: Option<u32>) -> boo
 pub fn check_program(program: &Path) -> Result<(), Error> {
     if !program.is_absolute() {
         return Err(Error::unusable(format!(
-            "{} is no absolute path",
+            "{} is not an absolute path",
             program.display()
         )));
     }
@@ -72,7 +72,7 @@ pub fn check_program(program: &Path) -> Result<(), Error> {
             let theirs = version.map_or_else(|| "none".to_owned(), |version| version.to_string());
             return Err(Error::unusable(format!(
                 "{} does not read the state that this program saves: {section} has version {ours} \
-                 here and {theirs} there",
+                 here, but {theirs} there",
                 program.display()
             )));
         }
@@ -82,7 +82,7 @@ pub fn check_program(program: &Path) -> Result<(), Error> {
 
 fn ask(program: &Path) -> Result<BTreeMap<String, u32>, Error> {
     let failed = |source: io::Error| {
-        Error::unusable(format!("{} cannot be executed", program.display())).because(source)
+        Error::unusable(format!("cannot execute {}", program.display())).because(source)
     };
     let mut child = Command::new(program)
         .arg(STATE_VERSIONS_COMMAND)
@@ -104,7 +104,7 @@ fn ask(program: &Path) -> Result<BTreeMap<String, u32>, Error> {
     }
     serde_json::from_slice(&answer).map_err(|_| {
         Error::unusable(format!(
-            "{} does not say which versions of a saved machine it reads: is it Bellhop?",
+            "{} does not report which versions of a saved machine it reads: is it Bellhop?",
             program.display()
         ))
     })
@@ -208,6 +208,6 @@ mod tests {
         let text = check_program(Path::new("/nonexistent"))
             .unwrap_err()
             .to_string();
-        assert!(text.contains("cannot be executed"), "{text}");
+        assert!(text.contains("cannot execute"), "{text}");
     }
 }

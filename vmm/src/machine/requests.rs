@@ -147,7 +147,7 @@ impl Machine {
         let device = self.inventory.request_unplug(id, kind)?;
         self.hotplug.request_removal(device.address);
         self.publish();
-        tracing::info!(%id, slot = %device.address, "the guest is asked to eject a device");
+        tracing::info!(%id, slot = %device.address, "asking the guest to eject a device");
         Ok(device)
     }
 

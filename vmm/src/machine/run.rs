@@ -153,7 +153,7 @@ impl Machine {
                     Ok(counted) => tracing::info!("KVM counted {counted:?}"),
                     Err(error) => tracing::warn!(
                         error = &error as &dyn std::error::Error,
-                        "KVM's counters cannot be read"
+                        "cannot read KVM's counters"
                     ),
                 }
             }

@@ -89,7 +89,8 @@ mod tests {
         let text =
             "MemTotal:       99 kB\nMemFree: 7 kB\nMemAvailable:       21 kB\nBuffers: 1 kB\n";
         assert_eq!(available(text), Some(21 << 10));
-        let node = "Node 12 MemTotal:       99 kB\nNode 12 MemFree:        12 kB\nNode 12 Active(file):     3 kB\n\
+        let node = "Node 12 MemTotal:       99 kB\nNode 12 MemFree:        12 kB\n\
+                    Node 12 Active(file):     3 kB\n\
                     Node 12 Inactive(anon):  77 kB\nNode 12 Inactive(file):   5 kB\n";
         assert_eq!(available_of_node(node), Some(20 << 10));
         for text in [
@@ -100,7 +101,8 @@ mod tests {
             "MemAvailable: 18446744073709551615 kB",
             "XMemAvailable: 21 kB",
             "Node 0 MemFree: 1 kB",
-            "Node 0 MemFree: 18014398509481983 kB\nNode 0 Active(file): 1 kB\nNode 0 Inactive(file): 1 kB",
+            "Node 0 MemFree: 18014398509481983 kB\nNode 0 Active(file): 1 kB\n\
+             Node 0 Inactive(file): 1 kB",
         ] {
             assert_eq!(available(text), None, "{text}");
             assert_eq!(available_of_node(text), None, "{text}");

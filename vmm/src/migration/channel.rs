@@ -487,7 +487,7 @@ impl<C: Connection> Channel<C> {
         if !self.torn
             && let Err(error) = self.send_anyway(phase, &message)
         {
-            tracing::debug!(%error, "the other host could not be told why the migration ends");
+            tracing::debug!(%error, "cannot tell the other host why the migration ends");
         }
     }
 

@@ -116,7 +116,7 @@ pub fn greet<C: Connection>(
         Err(error) => {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "no machine came over a connection; waiting for the next"
+                "no machine arrived over a connection; waiting for the next"
             );
             None
         }
@@ -192,7 +192,7 @@ pub fn receive_from<C: Connection, M: DestinationMachine>(
             monitor.progress.runs();
             // The guest runs, whether or not DONE reaches the source.
             if let Err(error) = running.done() {
-                tracing::warn!(%error, "the source could not be told that the guest runs here");
+                tracing::warn!(%error, "cannot confirm to the source that the guest runs here");
             }
             Outcome::Destination
         }

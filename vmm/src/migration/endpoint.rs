@@ -31,7 +31,7 @@ const MOMENT: Timespec = Timespec {
 /// Certificates for a socket whose mode already restricts access.
 fn no_tls_on_unix(path: &Path) -> Error {
     Error::tls(format!(
-        "unix:{} does not leave this host, so there is no TLS: leave the certificates out, or say \
+        "unix:{} does not leave this host, so there is no TLS: leave the certificates out, or use \
          tcp:HOST:PORT",
         path.display()
     ))

@@ -83,8 +83,9 @@ pub enum MigrationError {
     },
     /// The guest was stopped, and the frames due in that time did not pass in time.
     #[error(
-        "the other host did not take or answer what it had to on connection {connection} in the phase `{phase}` while the \
-         guest stood still, for which it has {:.1} s (four times downtime_ms, 2 s at least)",
+        "the other host did not take or answer messages on connection {connection} in the phase \
+         `{phase}` while the guest was stopped. Its limit is {:.1} s (four times downtime_ms, at \
+         least 2 s)",
         limit.as_secs_f32()
     )]
     StoodStill {
@@ -96,9 +97,7 @@ pub enum MigrationError {
         limit: Duration,
     },
     /// The received bytes are no message of the protocol.
-    #[error(
-        "what came on connection {connection} in the phase `{phase}` is not Bellhop's protocol"
-    )]
+    #[error("the data on connection {connection} in the phase `{phase}` is not Bellhop's protocol")]
     Malformed {
         /// The phase.
         phase: Phase,
@@ -119,7 +118,7 @@ pub enum MigrationError {
         found: &'static str,
     },
     /// The peer sent ALIVE for days.
-    #[error("the other host said for too long that it is busy")]
+    #[error("the other host reported for too long that it is busy")]
     TooManyAlives,
     /// The peer exceeded a limit.
     #[error("the other host sent more than {limit} bytes of {what}")]
@@ -160,15 +159,15 @@ pub enum MigrationError {
         phase: Phase,
     },
     /// The source only asked whether its machine could come: it stays.
-    #[error("the source only asked whether its machine could come")]
+    #[error("the source only made a trial")]
     OnlyTried,
     /// The migration was cancelled here.
     #[error("the migration was cancelled")]
     Cancelled,
     /// The guest writes faster than memory can be sent.
     #[error(
-        "after {} s the guest would still have to stand still for {} ms; allow a longer downtime_ms or \
-         timeout_s, more connections, or a faster link",
+        "after {} s the expected downtime is still {} ms; allow a longer downtime_ms or timeout_s, \
+         more connections, or a faster link",
         elapsed.as_secs(),
         downtime.as_millis()
     )]

@@ -129,7 +129,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} is {} here and {} there",
+            "{}: {} here, {} there",
             self.what, self.source, self.destination
         )?;
         match self.remedy.as_str() {

@@ -229,7 +229,7 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
             connections: options.connections.clamp(1, CONNECTIONS_MAX),
             ram: self.ram.ranges(),
             compat: compat
-                .map_err(MigrationError::machine("say what it is made of"))
+                .map_err(MigrationError::machine("describe itself"))
                 .map_err(Parting::unsaid)?,
         };
         let halt = Halt::new(&self.monitor.cancel);
@@ -260,7 +260,7 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
         progress.phase(Phase::Copy);
         let begun = Instant::now();
         let logging = self.machine.start_logging();
-        logging.map_err(MigrationError::machine("log what is written to its memory"))?;
+        logging.map_err(MigrationError::machine("log writes to its memory"))?;
         self.logging = true;
         progress.mediated(begun.elapsed());
         let mut pages = self.converge(copying)?;
@@ -342,8 +342,6 @@ impl<'a, M: SourceMachine> Sending<'a, M> {
 
     fn take_dirty(&mut self, pages: &mut DirtyPages) -> Result<(), MigrationError> {
         let taken = self.machine.take_dirty(pages);
-        taken.map_err(MigrationError::machine(
-            "say what was written to its memory",
-        ))
+        taken.map_err(MigrationError::machine("report writes to its memory"))
     }
 }

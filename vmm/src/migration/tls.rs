@@ -34,7 +34,7 @@ const PROTOCOL: &[u8] = b"bellhop-migration";
 
 /// The library does not support it.
 fn no_tls(source: rustls::Error) -> Error {
-    Error::tls("TLS 1.3 cannot be set up").because(source)
+    Error::tls("cannot set up TLS 1.3").because(source)
 }
 
 /// Loaded certificates. Clones share them.
@@ -65,7 +65,7 @@ impl Tls {
         let unmatched = |source: rustls::Error| {
             let (key, certificate) = (files.key.display(), files.certificate.display());
             Error::tls(format!(
-                "the key {key} does not go with the certificate {certificate}"
+                "the key {key} does not match the certificate {certificate}"
             ))
             .because(source)
         };
@@ -84,7 +84,7 @@ impl Tls {
             .build()
             .map_err(|source| {
                 let path = files.authority.display();
-                Error::tls(format!("certificates cannot be checked against {path}")).because(source)
+                Error::tls(format!("cannot check certificates against {path}")).because(source)
             })?;
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])

@@ -21,7 +21,7 @@ pub enum VcpuFailure {
         cpu: u32,
     },
     /// KVM_EXIT_INTERNAL_ERROR.
-    #[error("KVM gave up: {} (suberror {suberror}, data {data:x?})", suberror_text(*.suberror))]
+    #[error("KVM failed: {} (suberror {suberror}, data {data:x?})", suberror_text(*.suberror))]
     InternalError {
         /// `KVM_INTERNAL_ERROR_*`.
         suberror: u32,
@@ -29,7 +29,10 @@ pub enum VcpuFailure {
         data: Vec<u64>,
     },
     /// The guest accessed memory that the host could not provide.
-    #[error("the host could not provide the memory that the guest used{}", at_text(*.guest_address))]
+    #[error(
+        "the host could not provide the memory that the guest used{}",
+        at_text(*.guest_address)
+    )]
     MemoryFault {
         /// The address, if the kernel reports it (Linux 6.8 and later).
         guest_address: Option<u64>,
@@ -44,7 +47,7 @@ pub enum VcpuFailure {
         errno: i32,
     },
     /// The vCPU's thread panicked.
-    #[error("the thread of the vCPU ended by itself")]
+    #[error("the thread of the vCPU panicked")]
     ThreadEnded,
 }
 
@@ -54,7 +57,7 @@ fn suberror_text(suberror: u32) -> &'static str {
         kvm_bindings::KVM_INTERNAL_ERROR_SIMUL_EX => "exceptions at the same time",
         kvm_bindings::KVM_INTERNAL_ERROR_DELIVERY_EV => "an exit while it delivered an event",
         kvm_bindings::KVM_INTERNAL_ERROR_UNEXPECTED_EXIT_REASON => {
-            "an exit of the processor that it does not know"
+            "an unknown exit of the processor"
         }
         _ => "reason unknown",
     }
@@ -124,7 +127,7 @@ impl Reports {
             tracing::error!(%report, "a further vCPU failed");
         }
         if let Err(error) = self.event.write(1) {
-            tracing::error!(%error, "a vCPU's failure could not be announced");
+            tracing::error!(%error, "cannot report a vCPU's failure");
         }
     }
 }
@@ -145,8 +148,8 @@ mod tests {
         };
         assert_eq!(
             report.to_string(),
-            "vCPU 3 at 0xfff0: KVM gave up: an instruction that it cannot emulate \
-             (suberror 1, data [f, c7])"
+            "vCPU 3 at 0xfff0: KVM failed: an instruction that it cannot emulate (suberror 1, data \
+             [f, c7])"
         );
         let report = VcpuReport {
             index: 0,

@@ -133,7 +133,7 @@ pub(super) fn select(
     let mut selected = Vec::with_capacity(saved.len());
     for &MsrState { index, value } in saved {
         if !is_state(index) {
-            let message = format!("MSR {index:#x} does not belong into a saved vCPU");
+            let message = format!("MSR {index:#x} does not belong in a saved vCPU");
             return Err(Error::host(message));
         }
         if known.binary_search(&index).is_ok() {
@@ -144,8 +144,8 @@ pub(super) fn select(
             });
         } else if value != 0 && !DISPENSABLE.contains(&index) {
             return Err(Error::host(format!(
-                "MSR {index:#x} is {value:#x} and does not exist on this host: restore on the kind \
-                 of host that it was saved on, or on a newer kernel"
+                "MSR {index:#x} is {value:#x} and does not exist on this host: restore on the same \
+                 kind of host, or on a newer kernel"
             )));
         }
         // The guest has never used this MSR, which another version of KVM has.
@@ -160,7 +160,7 @@ pub(super) fn select(
 /// # Errors
 /// The host rejects a value, or an ioctl failed.
 pub(super) fn restore(fd: &VcpuFd, selected: &[kvm_msr_entry]) -> Result<(), Error> {
-    let failed = |source| Error::host("the MSRs cannot be transferred").because(source);
+    let failed = |source| Error::host("cannot transfer the MSRs").because(source);
     let changed = changed(fd, selected).map_err(failed)?;
     let write = |batch: &mut Msrs| {
         fd.set_msrs(batch)
@@ -173,7 +173,7 @@ pub(super) fn restore(fd: &VcpuFd, selected: &[kvm_msr_entry]) -> Result<(), Err
             return Ok(());
         }
         Err(Error::host(format!(
-            "this host refuses the value {:#x} of MSR {:#x}",
+            "this host rejects the value {:#x} of MSR {:#x}",
             msr.data, msr.index
         )))
     })

@@ -49,7 +49,8 @@ impl Registers {
     fn note(&self, failure: &VcpuFailure) -> &'static str {
         let reset = self.general.rip == RESET_RIP && self.special.cs.base == RESET_CS_BASE;
         if *failure == VcpuFailure::TripleFault && reset {
-            " (after the reset that KVM does at a triple fault on AMD processors; the guest's own are lost)"
+            " (after the reset that KVM does at a triple fault on AMD processors; the guest's own \
+             are lost)"
         } else {
             ""
         }

@@ -155,7 +155,7 @@ impl VcpuState {
     fn check(&self, vcpu: &Vcpu, xsave_len: usize) -> Result<(), Error> {
         self.check_cpuid(&vcpu.cpuid).map_err(other_processor)?;
         xsave::check(&self.xsave, xsave_len)
-            .map_err(|source| Error::host("the XSAVE area cannot be taken").because(source))?;
+            .map_err(|source| Error::host("cannot restore the XSAVE area").because(source))?;
         if self.msrs.len() > MAX_MSRS {
             let message = format!("{} MSRs: there are at most {MAX_MSRS}", self.msrs.len());
             return Err(Error::host(message));
@@ -218,7 +218,7 @@ impl Vcpus {
         if states.len() != self.threads.len() {
             let (saved, here) = (states.len(), self.threads.len());
             return Err(Error::host(format!(
-                "{saved} vCPUs were saved and this machine has {here}: give it as many as it had"
+                "the saved machine has {saved} vCPUs, but this one has {here}: give it as many"
             )));
         }
         let xsave_len = xsave::len(&self.vm).map_err(not_set_up(0))?;
@@ -281,7 +281,9 @@ impl Vcpus {
 
 /// The error for a rejected state of a vCPU.
 fn refused(index: u8) -> impl FnOnce(Error) -> Error {
-    move |source| Error::host(format!("the saved state of vCPU {index} is refused")).because(source)
+    move |source| {
+        Error::host(format!("cannot restore the saved state of vCPU {index}")).because(source)
+    }
 }
 
 fn other_processor(source: Error) -> Error {
@@ -289,11 +291,11 @@ fn other_processor(source: Error) -> Error {
 }
 
 fn no_tsc(source: Error) -> Error {
-    Error::host("the time stamp counter cannot be taken").because(source)
+    Error::host("cannot restore the time stamp counter").because(source)
 }
 
 fn no_msrs(source: Error) -> Error {
-    Error::host("the model-specific registers cannot be taken").because(source)
+    Error::host("cannot restore the model-specific registers").because(source)
 }
 
 fn save(vcpu: &Vcpu, vm: &VmFd, xsave_len: usize) -> Result<VcpuState, Error> {

@@ -30,7 +30,7 @@ const STACK_SIZE: usize = 256 * 1024;
 
 /// The error of a failed step of a vCPU's setup.
 pub(super) fn not_set_up(index: u8) -> impl FnOnce(Error) -> Error {
-    move |source| Error::host(format!("vCPU {index} cannot be set up")).because(source)
+    move |source| Error::host(format!("cannot set up vCPU {index}")).because(source)
 }
 
 /// The handle's request.
@@ -160,7 +160,7 @@ impl VcpuThread {
             && let Some(thread) = &self.thread
             && let Err(error) = thread.kill(SIGRTMIN())
         {
-            tracing::error!(index = self.control.index, %error, "vCPU could not be signalled");
+            tracing::error!(index = self.control.index, %error, "cannot signal a vCPU");
         }
     }
 

@@ -117,8 +117,8 @@ impl Tscs {
             return Ok(());
         }
         Err(Error::host(format!(
-            "the guest's TSC runs at {saved} kHz and this host's at {here} kHz, and its processor \
-             cannot scale: move the guest to a host with the same TSC frequency"
+            "the guest's TSC runs at {saved} kHz, but this host's at {here} kHz without scaling: \
+             move the guest to a host with the same TSC frequency"
         )))
     }
 
@@ -157,7 +157,7 @@ impl Tscs {
             if self::offset(fd)? != Some(wanted) {
                 tracing::warn!(
                     vcpu = index,
-                    "this host's KVM does not let a guest's TSC be set: it jumps; kvmclock is right"
+                    "KVM cannot set the guest's TSC on this host: it jumps; kvmclock is right"
                 );
             }
             return Ok(());

@@ -42,7 +42,7 @@ pub(super) fn check(area: &[u8], here: usize) -> Result<(), Error> {
     }
     match area.iter().rposition(|byte| *byte != 0) {
         Some(last) if last >= here => Err(Error::host(format!(
-            "the guest uses an XSAVE area of {} bytes, and this host has {here}: its processor \
+            "the guest uses an XSAVE area of {} bytes, but this host has {here}: its processor \
              lacks a feature that the guest has used",
             last + 1
         ))),
@@ -136,7 +136,7 @@ mod tests {
         area[MIN_LEN] = 1;
         let error = check(&area, MIN_LEN).unwrap_err().to_string();
         assert!(
-            error.contains("of 4097 bytes, and this host has 4096"),
+            error.contains("of 4097 bytes, but this host has 4096"),
             "{error}"
         );
         check(&area, MIN_LEN + 4).unwrap();

@@ -162,7 +162,7 @@ mod tests {
     fn what_makes_no_sense_is_said() {
         for (text, words) in [
             ("qos 3", "vlan is missing"),
-            ("vlan 0 qos 3", "without a VLAN"),
+            ("vlan 0 qos 3", "need a VLAN"),
             ("vlan 4095", "1 to 4094"),
             ("vlan 65536", "vlan \"65536\""),
             ("vlan 5 qos 8", "0 to 7"),

@@ -55,7 +55,7 @@ impl Clock {
         ensure(
             state.held.is_some() == (state.register_b & SET != 0),
             DEVICE,
-            "the time is held without SET, or SET without a time",
+            "a held time without SET, or SET without a held time",
         )?;
         let mut registers = self.registers.lock();
         *registers = Registers {

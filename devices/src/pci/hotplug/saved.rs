@@ -53,12 +53,12 @@ impl PciHotplug {
         ensure(
             (inserted | removal | ejectable | ejected) & bridge == 0,
             DEVICE,
-            "the host bridge comes or goes",
+            "the host bridge is inserted or removed",
         )?;
         ensure(
             removal & !ejectable == 0,
             DEVICE,
-            "the guest is asked to eject a slot that it may not eject",
+            "a removal request for a slot that the guest may not eject",
         )?;
         let there = self
             .bus

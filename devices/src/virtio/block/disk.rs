@@ -37,7 +37,7 @@ impl Disk {
         }
         let file = open_file(path, read_only)?;
         let io_error = |action| move |source| cannot(path, action, source);
-        let metadata = file.metadata().map_err(io_error("look at"))?;
+        let metadata = file.metadata().map_err(io_error("inspect"))?;
         check_kind(path, metadata.file_type())?;
         // O_NONBLOCK only guards against a pipe without a writer. If kept, it would turn every read
         // that has to wait into EAGAIN.
@@ -64,7 +64,7 @@ impl Disk {
         if len % SECTOR != 0 {
             tracing::warn!(
                 path = %path.display(),
-                "the size of the disk image is no multiple of 512; the last {} bytes are not used",
+                "the size of the disk image is not a multiple of 512; the last {} bytes are unused",
                 len % SECTOR
             );
         }

@@ -264,7 +264,7 @@ impl Engine {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     // The kernel is short of memory: the event loop retries.
-                    tracing::debug!(%error, "io_uring does not take requests now");
+                    tracing::debug!(%error, "io_uring takes no requests now");
                     let _ = self.completed.write(1);
                     return;
                 }
@@ -316,7 +316,8 @@ impl Engine {
                     self.warned = true;
                     tracing::warn!(
                         %error,
-                        "the disk image fails; the guest sees I/O errors, and further ones are not logged"
+                        "the disk image fails; the guest sees I/O errors; later errors are not \
+                         logged"
                     );
                 }
                 finished.push(Done {

@@ -119,7 +119,7 @@ pub(crate) fn parse(
     let head = chain.id;
     let malformed = || {
         Error::other(format!(
-            "a request at descriptor {head} has no complete header or no status byte"
+            "a request at descriptor {head} lacks a complete header or a status byte"
         ))
     };
     let (readable, writable) = chain.split();

@@ -544,7 +544,7 @@ impl CommonConfig {
     pub(super) fn restored(&self, state: &RegistersState) -> Result<Self, Error> {
         let status = DeviceStatus::from_bits(state.status).ok_or_else(|| {
             Error::other(format!(
-                "device status {:#04x} cannot be reached",
+                "no driver can reach device status {:#04x}",
                 state.status
             ))
         })?;
@@ -590,7 +590,7 @@ impl CommonConfig {
             new.set_reset(queue.reset, status);
             if new.queue().map(|queue| queue.state) != Some(*queue) {
                 return Err(Error::other(format!(
-                    "registers of queue {index} are impossible"
+                    "no driver can reach the registers of queue {index}"
                 )));
             }
         }
@@ -604,7 +604,7 @@ impl CommonConfig {
             return Ok(new);
         }
         Err(Error::other(
-            "a register holds what no driver can write in that status",
+            "a register holds a value that no driver can write in that status",
         ))
     }
 }

@@ -130,7 +130,8 @@ impl VirtioPciDevice {
             .map_err(Error::context("cannot build PCI configuration space"))?;
         let common = CommonConfig::new(offer, &max_sizes, msix.vectors());
         let kicks = notify::kicks(queues).map_err(Error::context(
-            "cannot make an eventfd for kicks; the limit of open files (ulimit -n) may be too low",
+            "cannot create an eventfd for kicks; the limit of open files (ulimit -n) may be too \
+             low",
         ))?;
         let doorbells = NotifyDoorbells::new(doorbells, kicks.clone());
         let events = backend.events(&kicks);

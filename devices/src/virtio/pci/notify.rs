@@ -87,7 +87,12 @@ impl NotifyPage {
             match doorbells.map(address, doorbell) {
                 Ok(()) => self.doorbell_at = Some(address),
                 Err(error) => {
-                    warn!(address, queue, %error, "the device's doorbell cannot be mapped: kicks of this queue cost an exit each");
+                    warn!(
+                        address,
+                        queue,
+                        %error,
+                        "cannot map the device's doorbell: each kick of this queue costs an exit"
+                    );
                     // Not retried before the queue is started again.
                     self.doorbell = None;
                 }
@@ -106,7 +111,12 @@ impl NotifyPage {
                     Ok(()) => self.eventfd_at = Some(address),
                     // The guest's writes exit to the VMM and are signalled all the same.
                     Err(error) => {
-                        warn!(address, queue, %error, "cannot attach a doorbell's eventfd: kicks of this queue are slow");
+                        warn!(
+                            address,
+                            queue,
+                            %error,
+                            "cannot attach a doorbell's eventfd: kicks of this queue are slow"
+                        );
                     }
                 }
             }
@@ -117,7 +127,12 @@ impl NotifyPage {
                 // The address stays recorded, so that unmapping is retried and no second mapping is
                 // created.
                 Err(error) => {
-                    error!(address, queue, %error, "the device's doorbell cannot be taken from the guest");
+                    error!(
+                        address,
+                        queue,
+                        %error,
+                        "cannot unmap the device's doorbell from the guest"
+                    );
                 }
             }
         }
@@ -231,7 +246,8 @@ impl NotifyDoorbells {
         warn!(
             queues = ?hit,
             ?address,
-            "the guest read a doorbell, which can only be written: from now on kicks of these queues cost an exit each, until the machine is reset"
+            "the guest read a write-only doorbell: each kick of these queues costs an exit until \
+             the machine resets"
         );
         self.settle();
         true

@@ -79,7 +79,7 @@ impl Transport {
             && self.common.status().bits() & (FEATURES_OK | NEEDS_RESET) == 0;
         if !untouched && self.phase != Phase::Saved {
             return Err(Error::other(
-                "the device is in use: only one that is reset or saved can be restored",
+                "the device is in use: reset or save it before a restore",
             ));
         }
         if state.version != VIRTIO_PCI_STATE_VERSION {
@@ -108,7 +108,7 @@ impl Transport {
         let phase = phase_of(common.status());
         if (phase == Phase::Active) != state.backend.is_some() {
             return Err(Error::other(format!(
-                "the state of the backend is missing or not due in device status {:#04x}",
+                "the state of the backend is missing or unexpected in device status {:#04x}",
                 common.status().bits()
             )));
         }
@@ -116,7 +116,7 @@ impl Transport {
             hardware
                 .check_succession(relied_on(&common, phase))
                 .map_err(Error::context(
-                    "the device has not what the guest relies on",
+                    "the device lacks properties that the guest relies on",
                 ))?;
         }
         if let Some(backend) = &state.backend {

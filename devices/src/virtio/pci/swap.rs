@@ -103,14 +103,14 @@ pub struct Relied {
     config_len: u32,
 }
 
-const NOT_REPLACEABLE: &str = "devices of this kind cannot be replaced while the machine runs";
-const NO_SUCCESSOR: &str = "devices of this kind take no other's place while the machine runs";
+const NOT_REPLACEABLE: &str = "cannot replace devices of this kind while the machine runs";
+const NO_SUCCESSOR: &str = "devices of this kind cannot replace others while the machine runs";
 
 /// The error for a new device of another class than the guest's, which has the virtio type `needs`.
 #[must_use]
 pub fn other_device_type(needs: u32, has: u32) -> Error {
     incompatible(format!(
-        "the new device has virtio type {has}, the guest uses one of type {needs}"
+        "the new device has virtio type {has}, but the guest uses type {needs}"
     ))
 }
 
@@ -120,7 +120,7 @@ fn incompatible(message: impl Into<String>) -> Error {
 
 /// For `map_err`: one of the two devices refuses before anything is stopped.
 fn refused(source: Error) -> Error {
-    incompatible("the new device cannot take the old one's place").because(source)
+    incompatible("the new device cannot replace the old one").because(source)
 }
 
 /// Returns the operations of a backend that can be replaced while its driver runs.
@@ -137,8 +137,8 @@ fn identity(backend: &mut dyn Backend) -> Result<SavedState, Error> {
 /// The error when neither device works. `old`: the old device's failure; `source`: the new one's.
 fn lost(old: &str, source: Error) -> Error {
     let message = format!(
-        "the new device does not start, and the old one not again ({old}): the guest's driver has \
-         to reset the device, as unbind and bind do"
+        "the new device does not start, and the old one does not restart ({old}): reset the device \
+         from the guest's driver (unbind and bind)"
     );
     Error::new(ErrorKind::Lost, message).because(source)
 }
@@ -165,7 +165,7 @@ impl Relied {
         if missing != 0 {
             let missing = features::describe(missing, needs);
             let message =
-                format!("the new device does not offer what the guest's driver uses: {missing}");
+                format!("the new device lacks features that the guest's driver uses: {missing}");
             return Err(Error::new(ErrorKind::MissingFeatures, message));
         }
         succeeded.map_err(refused)?;
@@ -173,7 +173,7 @@ impl Relied {
         let (needs, has) = (self.config_len, successor.config_len());
         if has < needs {
             return Err(incompatible(format!(
-                "the new device has {has} bytes of configuration, the guest was shown {needs}"
+                "the new device has {has} bytes of configuration, but the guest has seen {needs}"
             )));
         }
         Ok(())
@@ -184,8 +184,8 @@ impl Relied {
         let (needs, has) = (self.queue_sizes.len(), sizes.len());
         if needs != has {
             let message = format!(
-                "the new device has {has} queues, the guest was shown {needs}: create it with as \
-                 many queue pairs (max_vqp)"
+                "the new device has {has} queues, but the guest has seen {needs}: create it with \
+                 as many queue pairs (max_vqp)"
             );
             return Err(Error::new(ErrorKind::OtherQueueCount, message));
         }
@@ -193,7 +193,7 @@ impl Relied {
         for (index, (&needs, &has)) in self.queue_sizes.iter().zip(sizes).enumerate() {
             if has < needs {
                 return Err(incompatible(format!(
-                    "queue {index} of the new device takes {has} entries, the guest was told \
+                    "queue {index} of the new device takes {has} entries, but the guest has seen \
                      {needs}"
                 )));
             }
@@ -266,7 +266,7 @@ impl Transport {
     /// Makes the backend, which no driver uses yet, look like one at another host.
     pub(super) fn take_place(&mut self, relied: &Relied) -> Result<(), Error> {
         if self.phase != Phase::Inactive {
-            let message = "a driver uses the device already";
+            let message = "a driver already uses the device";
             return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
         relied.fits(&mut *self.backend)?;
@@ -277,7 +277,7 @@ impl Transport {
     /// Makes all checks that can refuse a successor before anything is stopped.
     fn prepare(&mut self, successor: &mut dyn Backend) -> Result<(), Error> {
         if self.phase == Phase::Saved {
-            let message = "the device is saved: it is replaced after it was restored";
+            let message = "the device is saved: replace it after the restore";
             return Err(Error::new(ErrorKind::CannotHandOver, message));
         }
         // The type first: only some types can be replaced at all.
@@ -306,8 +306,8 @@ impl Transport {
             Ok(state) => state,
             Err(error) if failed => {
                 self.needs_reset();
-                let message = "the old device has failed and cannot hand over: the guest's driver \
-                               has to reset the device, as unbind and bind do";
+                let message = "the old device has failed and cannot hand over: reset the device \
+                               from the guest's driver (unbind and bind)";
                 return Err(Error::new(ErrorKind::Lost, message).because(error));
             }
             Err(error) => {
@@ -342,7 +342,7 @@ impl Transport {
             }
             Err(old) => {
                 let old = in_one_line(&old);
-                error!(error = old, "a device cannot go on after a failed swap");
+                error!(error = old, "a device cannot resume after a failed swap");
                 self.backend.reset();
                 self.needs_reset();
                 lost(&old, error)

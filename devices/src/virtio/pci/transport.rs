@@ -235,7 +235,7 @@ impl Transport {
         if !self.common.features_acceptable() {
             debug!(
                 features,
-                "the driver's features are refused: VERSION_1 is missing or a bit was not offered"
+                "refusing the driver's features: VERSION_1 is missing or a bit was not offered"
             );
             return;
         }
@@ -278,7 +278,7 @@ impl Transport {
             error!(
                 queue = index,
                 error = in_one_line(&error),
-                "the device does not take a new interrupt vector"
+                "the device rejects a new interrupt vector"
             );
             self.needs_reset();
         }
@@ -305,7 +305,7 @@ impl Transport {
                 error!(
                     queue = index,
                     error = in_one_line(&error),
-                    "the device does not take a queue that was reset"
+                    "the device rejects a queue after its reset"
                 );
                 self.needs_reset();
             }
@@ -322,7 +322,7 @@ impl Transport {
                     error!(
                         queue = index,
                         error = in_one_line(&error),
-                        "a queue of the device cannot be reset"
+                        "cannot reset a queue of the device"
                     );
                     self.backend.reset();
                     self.needs_reset();
@@ -460,7 +460,7 @@ impl Transport {
     pub(super) fn ring_broke(&mut self, error: &Error) {
         error!(
             error = in_one_line(error),
-            "a device is stopped until its driver resets it"
+            "broken ring: the device stops until its driver resets it"
         );
         self.backend.reset();
         self.needs_reset();
@@ -493,11 +493,11 @@ impl Transport {
         let hardware = self.backend.hardware();
         let awaits = self.failover && self.phase == Phase::Active;
         if awaits && hardware.is_some_and(|hardware| hardware.has_failed()) {
-            warn!("the device has failed: another one is to take its place");
+            warn!("the device has failed: waiting for its backup device");
             self.enter(Phase::Failing);
             return;
         }
-        error!("the device met an error that only a reset by its driver ends");
+        error!("device needs reset");
         self.needs_reset();
     }
 

@@ -55,7 +55,7 @@ impl Backend for VdpaBackend {
 
     fn read_config(&mut self, offset: u32, data: &mut [u8]) {
         if let Err(error) = self.rings.device.read_config(offset, data) {
-            tracing::warn!(device = %self.rings.id, %error, "configuration cannot be read");
+            tracing::warn!(device = %self.rings.id, %error, "cannot read the configuration");
             data.fill(0);
         }
         self.net.cover(offset, data);
@@ -63,7 +63,7 @@ impl Backend for VdpaBackend {
 
     fn write_config(&mut self, offset: u32, data: &[u8]) {
         if let Err(error) = self.rings.device.write_config(offset, data) {
-            tracing::warn!(device = %self.rings.id, %error, "configuration cannot be written");
+            tracing::warn!(device = %self.rings.id, %error, "cannot write the configuration");
         }
     }
 
@@ -140,8 +140,8 @@ impl Backend for VdpaBackend {
                 if needs_reset && !self.needs_reset {
                     tracing::warn!(
                         device = %self.rings.id,
-                        "the device says that it needs a reset (DEVICE_NEEDS_RESET): it is of no \
-                         use until the guest's driver resets it, as unbind and bind do, or another one takes its place"
+                        "the device reports DEVICE_NEEDS_RESET: it works again after a reset by \
+                         the guest's driver (unbind and bind), or a backup device replaces it"
                     );
                     if let Some(control) = &mut self.control {
                         control.give_up_on_device();

@@ -49,7 +49,7 @@ const ANSWER_POLL: Duration = Duration::from_micros(100);
 /// Commands served before the event loop gets its turn.
 const COMMANDS_PER_TURN: usize = 32;
 
-const NOT_MAPPED: &str = "the control queue cannot be mapped for the device";
+const NOT_MAPPED: &str = "cannot map the control queue for the device";
 
 /// For `map_err`: the VMM's control queue failed.
 fn failed(source: vdpa::Error) -> Error {
@@ -58,7 +58,7 @@ fn failed(source: vdpa::Error) -> Error {
 
 /// For `map_err`: the guest's control queue is malformed.
 fn not_served(source: Error) -> Error {
-    Error::other("the guest's control queue cannot be served").because(source)
+    Error::other("cannot serve the guest's control queue").because(source)
 }
 
 /// The result of [`Control::serve`].
@@ -181,7 +181,7 @@ impl Control {
                 Answer::Ok => self.state.acknowledge(command),
                 Answer::Err => {
                     return Err(Error::other(format!(
-                        "the device refused to take up its former state: {command:?}"
+                        "the device refused to restore its former state: {command:?}"
                     )));
                 }
             }
@@ -353,7 +353,7 @@ impl Control {
             match Command::parse(&bytes, &limits) {
                 Ok(command) => Some(command),
                 Err(error) => {
-                    tracing::debug!(%error, "a control command is refused");
+                    tracing::debug!(%error, "refusing a control command");
                     None
                 }
             }
@@ -402,7 +402,7 @@ impl Control {
 
     fn disarm(&mut self) {
         if let Err(error) = self.timer.clear() {
-            tracing::error!(%error, "a timer cannot be stopped");
+            tracing::error!(%error, "cannot stop a timer");
         }
     }
 

@@ -143,7 +143,7 @@ impl VdpaBackend {
             let index = queue_index(features, pairs).filter(|&index| index < has);
             Some(index.ok_or_else(|| {
                 Error::other(format!(
-                    "the device says max_virtqueue_pairs {pairs}, which leaves no room for a \
+                    "the device reports max_virtqueue_pairs {pairs}, which leaves no room for a \
                      control queue among its {has} queues"
                 ))
             })?)
@@ -260,9 +260,17 @@ impl VdpaBackend {
             control.stop();
         }
         if let Err(error) = self.rings.device.reset() {
-            tracing::error!(device = %self.rings.id, error = &error as &dyn std::error::Error, "reset failed");
+            tracing::error!(
+                device = %self.rings.id,
+                error = &error as &dyn std::error::Error,
+                "reset failed"
+            );
         } else if let Err(error) = self.rings.iotlb.remap_after_reset() {
-            tracing::error!(device = %self.rings.id, error = &error as &dyn std::error::Error, "memory cannot be mapped again after a reset");
+            tracing::error!(
+                device = %self.rings.id,
+                error = &error as &dyn std::error::Error,
+                "cannot map memory again after a reset"
+            );
             self.rings.device.give_up();
         }
         if let Some(relays) = relays.flatten() {
@@ -277,7 +285,11 @@ impl Drop for VdpaBackend {
     fn drop(&mut self) {
         self.log.poller = None;
         if let Err(error) = self.rings.device.reset() {
-            tracing::warn!(device = %self.rings.id, %error, "reset failed; closing the device resets it");
+            tracing::warn!(
+                device = %self.rings.id,
+                %error,
+                "reset failed; closing the device resets it"
+            );
         }
     }
 }

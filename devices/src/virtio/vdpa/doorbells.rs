@@ -92,7 +92,7 @@ impl DeviceDoorbells {
 
 fn no_doorbell(queue: u16, reason: &str) -> Error {
     Error::other(format!(
-        "queue {queue} has no doorbell to give to the guest: leave doorbell=on out (or say \
+        "queue {queue} has no doorbell to give to the guest: leave doorbell=on out (or use \
          doorbell=auto) to kick by eventfds"
     ))
     .because(reason)
@@ -116,7 +116,7 @@ fn choose(
                 device = %id,
                 queue,
                 error = &error as &dyn std::error::Error,
-                "the doorbell cannot be mapped: kicks of this queue cost an exit each"
+                "cannot map the doorbell: each kick of this queue costs an exit"
             );
             Ok(None)
         }

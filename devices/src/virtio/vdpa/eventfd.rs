@@ -5,7 +5,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::Error;
 
 pub(super) const EVENTFD: &str =
-    "cannot make or use an eventfd; the limit of open files (ulimit -n) may be too low";
+    "cannot create or use an eventfd; the limit of open files (ulimit -n) may be too low";
 
 pub(super) fn new_eventfd() -> Result<EventFd, Error> {
     EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).map_err(Error::context(EVENTFD))

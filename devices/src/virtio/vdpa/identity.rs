@@ -35,15 +35,15 @@ fn check_config(old: &VirtioNetConfig, new: &VirtioNetConfig, features: u64) -> 
     if (relies(VIRTIO_NET_F_MQ) || hashes) && new.max_virtqueue_pairs != old.max_virtqueue_pairs {
         let (needs, has) = (old.max_virtqueue_pairs, new.max_virtqueue_pairs);
         return Err(Error::other(format!(
-            "the guest uses {needs} queue pairs at most, the device has {has}: create the device \
+            "the guest uses up to {needs} queue pairs, but the device has {has}: create the device \
              with max_vqp {needs}"
         )));
     }
     let (needs, has) = (old.mtu.get(), new.mtu.get());
     if relies(VIRTIO_NET_F_MTU) && has < needs {
         return Err(Error::other(format!(
-            "the guest was told an MTU of {needs}, the device has {has}: create the device with \
-             mtu {needs}"
+            "the guest has seen an MTU of {needs}, but the device has {has}: create the device \
+             with mtu {needs}"
         )));
     }
     let table = |config: &VirtioNetConfig| config.rss_max_indirection_table_length.get();
@@ -52,7 +52,7 @@ fn check_config(old: &VirtioNetConfig, new: &VirtioNetConfig, features: u64) -> 
         || (old.supported_hash_types & !new.supported_hash_types).get() != 0;
     if hashes && less {
         return Err(Error::other(
-            "the device hashes less than the guest was told (RSS key, table or hash types)",
+            "the device hashes less than it offered to the guest (RSS key, table or hash types)",
         ));
     }
     Ok(())
@@ -181,7 +181,7 @@ mod tests {
         let error = identity.check(smaller, true, MTU).unwrap_err();
         let text = error.to_string();
         assert!(
-            text.contains("an MTU of 9000, the device has 1500"),
+            text.contains("an MTU of 9000, but the device has 1500"),
             "{text}"
         );
         for (new, addressed) in [([2, 0, 0, 0, 0, 2], true), (mac, false)] {

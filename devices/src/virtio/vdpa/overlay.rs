@@ -142,8 +142,8 @@ impl NetOverlay {
         if settable.is_none() {
             tracing::warn!(
                 device = %id,
-                "the guest's driver does not negotiate CTRL_MAC_ADDR, so the device keeps another \
-                 MAC address than the guest sees and may filter its unicast frames"
+                "the guest's driver does not negotiate CTRL_MAC_ADDR: the device keeps a MAC \
+                 address other than the guest's and may filter its unicast frames"
             );
         }
         Ok(settable.map(Command::MacAddrSet))
@@ -167,7 +167,7 @@ fn configured_mac(
     if device.device_id() != VIRTIO_ID_NET || !offer.has(VIRTIO_NET_F_MAC) {
         return match wanted {
             Some(_) => Err(Error::other(
-                "a MAC address is given, but the device has none (it is no network device, or \
+                "a MAC address is given, but the device has none (it is not a network device, or \
                  does not offer the feature MAC)",
             )),
             None => Ok(None),
@@ -178,7 +178,7 @@ fn configured_mac(
     match wanted {
         Some(wanted) if wanted != own && !offer.passes(VIRTIO_NET_F_CTRL_MAC_ADDR) => {
             Err(Error::other(
-                "the device has another MAC address and takes no commands to change it: create it \
+                "the device has another MAC address and accepts no command to change it: create it \
                  with the address (`bellhop dev add … mac ADDRESS`)",
             ))
         }

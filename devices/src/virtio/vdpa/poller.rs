@@ -31,7 +31,7 @@ use crate::virtio::backend::SharedMemory;
 
 /// The error for relays that are lost, or have no device.
 pub(super) fn relays_lost() -> Error {
-    Error::other("relayed queues cannot go on: the guest's driver must reset the device")
+    Error::other("cannot resume relayed queues: the guest's driver must reset the device")
 }
 
 /// The state that backend and thread share.
@@ -78,7 +78,7 @@ impl Poller {
                 Ok(poller)
             }
             Err(error) => {
-                let message = "cannot make a thread or eventfd for relayed queues; a limit of \
+                let message = "cannot create a thread or eventfd for relayed queues; a limit of \
                                tasks or open files may be too low";
                 Err((set, Error::other(message).because(error)))
             }
@@ -177,7 +177,7 @@ impl Drop for Poller {
         self.to = None;
         // A thread that panicked has reported it itself.
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            tracing::error!("the thread of relayed queues had panicked");
+            tracing::error!("the thread of relayed queues panicked");
         }
     }
 }
@@ -192,7 +192,7 @@ fn relay(set: &mut RelaySet, shared: &Shared) {
                 tracing::error!(
                     error = &error as &dyn StdError,
                     cause = StdError::source(&error).map(ToString::to_string),
-                    "a relayed queue is broken until the device's reset"
+                    "a relayed queue is broken until the device is reset"
                 );
                 signal(&shared.failed);
             }

@@ -105,8 +105,8 @@ impl VdpaBackend {
         if way == Way::Restart && !self.rings.keeps_positions {
             tracing::info!(
                 device = %self.rings.id,
-                "the device begins at the start of rings only: its queues stay shadowed until its \
-                 driver resets it"
+                "the device cannot begin inside a ring: its queues stay shadowed until its driver \
+                 resets it"
             );
             return Ok(());
         }
@@ -132,7 +132,7 @@ impl VdpaBackend {
             choose(self.rings.device.info(), acknowledged, negotiation.features);
         match (strategy, acknowledged.contains(in_place)) {
             (Strategy::Direct, _) => Err(Error::other(format!(
-                "the device's queues cannot be relayed: {reason}"
+                "cannot relay the device's queues: {reason}"
             ))),
             (_, true) => Ok(Plan {
                 way: Way::InPlace,
@@ -255,7 +255,10 @@ impl VdpaBackend {
         };
         self.log.poller = Some(poller);
         if going.is_err() {
-            tracing::error!(device = %self.rings.id, "the device does not work any more: its driver must reset it");
+            tracing::error!(
+                device = %self.rings.id,
+                "the device has stopped working: its driver must reset it"
+            );
             self.stop();
             signal(&self.log.failed);
         }
@@ -321,7 +324,7 @@ impl VdpaBackend {
         tracing::error!(
             device = %self.rings.id,
             error,
-            "the device cannot be brought up again"
+            "cannot restart the device"
         );
     }
 
@@ -356,7 +359,7 @@ impl VdpaBackend {
             if self.rings.device.state() == State::Negotiated {
                 let _ = self.rings.device.reset();
             }
-            let message = "the device cannot be brought up again after its reset";
+            let message = "cannot restart the device after its reset";
             return Err(Error::other(message).because(source));
         }
         self.start_set(set, rings, &self.commands_again())

@@ -31,7 +31,7 @@ use super::succession::Ring;
 use crate::virtio::backend::{Activation, Queue, SharedMemory};
 use crate::{Error, ErrorKind};
 
-const SAVED_CONTROL: &str = "the saved control state is not possible";
+const SAVED_CONTROL: &str = "the saved control state is invalid";
 
 impl VdpaBackend {
     pub(super) fn save_rings(&mut self) -> Result<Saved, Error> {
@@ -49,7 +49,7 @@ impl VdpaBackend {
                 tracing::debug!(
                     device = %self.rings.id,
                     %error,
-                    "what is in flight is counted, to save the device"
+                    "counting chains in flight to save the device"
                 );
                 self.save_relayed()
             }
@@ -263,7 +263,7 @@ fn check_position(ring: Ring<'_>, position: u16) -> Result<(), Error> {
     }
     let queue = ring.index;
     Err(Error::other(format!(
-        "queue {queue} cannot go on at {position}: the guest has made buffers available up to \
+        "queue {queue} cannot resume at {position}: the guest has made buffers available up to \
          {available}"
     )))
 }
@@ -293,7 +293,7 @@ fn check_packed_base(queue: u16, base: VringBase, size: u16) -> Result<(), Error
         return Ok(());
     }
     Err(Error::other(format!(
-        "queue {queue}, a packed ring of {size} entries, cannot go on at {base:?}"
+        "queue {queue}, a packed ring of {size} entries, cannot resume at {base:?}"
     )))
 }
 

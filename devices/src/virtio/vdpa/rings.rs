@@ -22,7 +22,7 @@ use crate::Error;
 use crate::virtio::backend::{Queue, QueueAddresses, SharedMemory};
 
 pub(super) const WINDOW: &str = "the device reaches too few addresses";
-const NOT_RELAYED: &str = "the device's queues cannot be relayed";
+const NOT_RELAYED: &str = "cannot relay the device's queues";
 
 /// A data queue of a started device.
 #[derive(Debug)]
@@ -99,9 +99,9 @@ impl Rings {
     ) -> Result<Self, Error> {
         let window = PrivateWindow::new(device.info().iova_range, ram_end)
             .map_err(Error::context(WINDOW))?;
-        iotlb.map_guest_memory(0, &memory).map_err(Error::context(
-            "guest memory cannot be mapped for the device",
-        ))?;
+        iotlb
+            .map_guest_memory(0, &memory)
+            .map_err(Error::context("cannot map guest memory for the device"))?;
         let regions = GuestRegion::all(&memory).into_iter();
         let ram = regions.filter_map(|region| IovaRange::from_size(region.base(), region.size()));
         Ok(Self {
@@ -210,7 +210,7 @@ impl Rings {
             tracing::error!(
                 device = %self.id,
                 error = &error as &dyn std::error::Error,
-                "memory of relays stays mapped for the device"
+                "cannot unmap the memory of relays"
             );
         }
     }

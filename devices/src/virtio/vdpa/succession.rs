@@ -72,8 +72,8 @@ impl VdpaBackend {
         } = negotiation.ring();
         if packed && !self.needs_reset {
             return Err(Error::other(
-                "the device cannot be suspended, and packed rings do not show where it stands: it \
-                 cannot be replaced while its driver runs",
+                "cannot replace the device while its driver runs: it cannot suspend, and packed \
+                 rings do not show its position",
             ));
         }
         // A failed device is not waited for: the command in progress was refused.
@@ -204,7 +204,7 @@ impl Ring<'_> {
                     tracing::debug!(
                         queue = self.index,
                         chains = position.wrapping_sub(used),
-                        "the next device takes chains again that this one has not completed"
+                        "the next device repeats chains that this one has not completed"
                     );
                 }
                 Ok(VringBase::Split { index: used })
@@ -243,7 +243,7 @@ impl Ring<'_> {
             .map_err(|_| self.outside_memory())?;
         let standing = |source| {
             let queue = self.index;
-            let message = format!("queue {queue}: where its packed ring stands is not known");
+            let message = format!("queue {queue}: the position of its packed ring is unknown");
             Error::other(message).because(source)
         };
         if let Some(since) = since
@@ -322,9 +322,9 @@ impl Ring<'_> {
     fn in_flight_unknown(self) -> Error {
         let queue = self.index;
         let message = format!(
-            "queue {queue}: the device has completed buffers out of order and still holds some; the \
-             rings do not say which, so another one cannot take them over: try again when the NIC is \
-             idle, or have the guest's driver start anew, as unbind and bind do"
+            "queue {queue}: the device completed buffers out of order and still holds some; the \
+             rings do not show which, so no other device can take them over. Try again when the \
+             NIC is idle, or restart the guest's driver (unbind and bind)"
         );
         Error::new(ErrorKind::InFlightUnknown, message)
     }
@@ -333,7 +333,7 @@ impl Ring<'_> {
     fn broken(self, source: vdpa::Error) -> Error {
         let queue = self.index;
         let message = format!(
-            "queue {queue} is broken: the guest's driver must reset the device, as unbind and bind do"
+            "queue {queue} is broken: the guest's driver must reset the device (unbind and bind)"
         );
         Error::new(ErrorKind::BrokenRing { queue }, message).because(source)
     }

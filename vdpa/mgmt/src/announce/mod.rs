@@ -71,9 +71,7 @@ impl Announcement {
         // A group address, or none.
         if mac[0] & 1 != 0 || mac == [0; 6] {
             let mac = error::mac(mac);
-            return Err(nowhere(format!(
-                "{mac} is no address that one guest can have"
-            )));
+            return Err(nowhere(format!("{mac} cannot be the address of one guest")));
         }
         let mgmtdev = Connection::open()?.device(device)?.mgmtdev;
         let links = Links::open()?;
@@ -158,7 +156,7 @@ fn from_bridge(links: &Links, port: &Link, mac: [u8; 6]) -> Result<Vec<Frame>, E
     let master = port.master.map(|index| links.link_at(index)).transpose()?;
     let bridge = master.filter(Link::is_bridge);
     let bridge =
-        bridge.ok_or_else(|| nowhere(format!("{} is a port of no bridge of Linux", port.name)))?;
+        bridge.ok_or_else(|| nowhere(format!("{} is not a port of a Linux bridge", port.name)))?;
     let mut others = links.links()?;
     others.retain(|link| link.master == Some(bridge.index) && link.index != port.index);
     let (vlan, others) = match bridge.vlan_filtering {
@@ -170,7 +168,7 @@ fn from_bridge(links: &Links, port: &Link, mac: [u8; 6]) -> Result<Vec<Frame>, E
             let pvid = own.iter().find(|one| one.pvid).map(|one| one.vlan);
             let vlan = pvid.ok_or_else(|| {
                 let port = &port.name;
-                nowhere(format!("frames without a tag are in no VLAN at {port}"))
+                nowhere(format!("untagged frames have no VLAN at {port}"))
             })?;
             (Some(vlan), others.into_iter().zip(vlans).collect())
         }

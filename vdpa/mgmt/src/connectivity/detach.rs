@@ -270,7 +270,7 @@ fn undo_function(kernel: &impl Kernel, physical: &str, number: u32, change: &Cha
     let kept = now.map(FunctionVlan::from);
     match now {
         Some(vlan) if kept == *before && kept != Some(*after) => {
-            tracing::debug!(?vlan, "the VLAN is as it was");
+            tracing::debug!(?vlan, "the VLAN is unchanged");
             return Ok(None);
         }
         Some(vlan) if kept != Some(*after) => {

@@ -8,10 +8,13 @@ use crate::pci::Address;
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectivityError {
     /// There is no such bridge in this network namespace.
-    #[error("there is no bridge {0}; `ip link add {0} type bridge` makes it")]
+    #[error("there is no bridge {0}; `ip link add {0} type bridge` creates it")]
     NoBridge(String),
     /// The interface of that name is not a Linux bridge.
-    #[error("{name} is no bridge of Linux (it is {}); `ip link show type bridge` lists them", kind.as_deref().unwrap_or("a NIC's interface"))]
+    #[error(
+        "{name} is not a Linux bridge (it is {}); `ip link show type bridge` lists them",
+        kind.as_deref().unwrap_or("a NIC's interface")
+    )]
     NotABridge {
         /// Its name.
         name: String,
@@ -19,11 +22,12 @@ pub enum ConnectivityError {
         kind: Option<String>,
     },
     /// A bridge that is down forwards nothing.
-    #[error("the bridge {0} is down, so nothing would pass it; `ip link set {0} up`")]
+    #[error("the bridge {0} is down and forwards nothing; run `ip link set {0} up`")]
     BridgeDown(String),
     /// The bridge does not filter VLANs.
     #[error(
-        "the bridge {bridge} ignores VLANs, so VLAN {vlan} would be no limit; `ip link set {bridge} type bridge vlan_filtering 1` mends that"
+        "the bridge {bridge} does not filter VLANs, so VLAN {vlan} would isolate nothing; `ip link \
+         set {bridge} type bridge vlan_filtering 1` fixes that"
     )]
     NoVlanFiltering {
         /// The bridge.
@@ -33,7 +37,8 @@ pub enum ConnectivityError {
     },
     /// The interface is a port of another master.
     #[error(
-        "{link} is a port of {master} already; if nobody needs that, `ip link set {link} nomaster`"
+        "{link} is already a port of {master}; if that is not needed, run `ip link set {link} \
+         nomaster`"
     )]
     OtherMaster {
         /// The interface.
@@ -51,7 +56,9 @@ pub enum ConnectivityError {
     },
     /// There is no representor that could be a port of a bridge.
     #[error(
-        "virtual function {number} of {physical} has no representor, so it can have no {what}: the NIC's own switch connects it (legacy mode). `devlink dev eswitch set pci/ADDRESS mode switchdev` makes representors, if the NIC can do that; without, leave {what} out"
+        "virtual function {number} of {physical} has no representor, so it can have no {what}: the \
+         NIC's own switch connects it (legacy mode). `devlink dev eswitch set pci/ADDRESS mode \
+         switchdev` creates representors if the NIC supports them; otherwise leave {what} out"
     )]
     LegacyMode {
         /// The interface of the physical function.
@@ -63,7 +70,8 @@ pub enum ConnectivityError {
     },
     /// The interface is not a port of a NIC's switch.
     #[error(
-        "{interface} is no port of a NIC's switch, so nothing represents its functions: `devlink dev eswitch show` tells the NIC's mode, which must be switchdev"
+        "{interface} is not a port of a NIC's switch, so its functions have no representors: \
+         `devlink dev eswitch show` shows the NIC's mode, which must be switchdev"
     )]
     NotSwitchdev {
         /// The interface.
@@ -71,7 +79,8 @@ pub enum ConnectivityError {
     },
     /// No interface represents the port.
     #[error(
-        "no network interface here represents the port {port} of {interface}; `ip -d link` shows those that are there (portname), and the representor may be in another network namespace"
+        "no network interface here represents the port {port} of {interface}; `ip -d link` lists \
+         the representors (portname); this one may be in another network namespace"
     )]
     NoRepresentor {
         /// The interface.
@@ -80,7 +89,7 @@ pub enum ConnectivityError {
         port: String,
     },
     /// Two interfaces represent the port.
-    #[error("both {one} and {other} say that they represent the port {port}; name one of them")]
+    #[error("both {one} and {other} claim to represent the port {port}; name one of them")]
     Ambiguous {
         /// The port's name.
         port: String,
@@ -90,21 +99,22 @@ pub enum ConnectivityError {
         other: String,
     },
     /// The function is no virtual one.
-    #[error("{0} is no virtual function; `bellhop vf show` lists them")]
+    #[error("{0} is not a virtual function; `bellhop vf show` lists them")]
     NotVirtual(Address),
     /// The physical function has no interface.
     #[error(
-        "the physical function {0} has no network interface in this network namespace: bind it to its NIC's driver, or run this in the interface's namespace"
+        "the physical function {0} has no network interface in this network namespace: bind it to \
+         its NIC's driver, or run this in the interface's namespace"
     )]
     NoInterface(Address),
     /// A request to the kernel failed, or sysfs could not be read.
     #[error(transparent)]
     Mgmt(#[from] Error),
     /// The record of the next change could not be stored.
-    #[error("cannot keep the record of what is changed")]
+    #[error("cannot store the record of the change")]
     NotNoted(#[source] std::io::Error),
     /// A change failed, and so did the roll-back of the changes before it.
-    #[error("{link} is not as it was before: {problems}")]
+    #[error("cannot roll back all changes to {link}: {problems}")]
     NotTakenBack {
         /// The interface.
         link: String,
@@ -115,7 +125,7 @@ pub enum ConnectivityError {
         source: Box<ConnectivityError>,
     },
     /// Some changes could not be undone. The record still describes them: a retry is possible.
-    #[error("not all that was changed of {link} could be undone: {problems}")]
+    #[error("cannot undo all changes to {link}: {problems}")]
     NotUndone {
         /// The interface.
         link: String,

@@ -190,18 +190,18 @@ pub enum LeftAlone {
 impl fmt::Display for LeftAlone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Gone(link) => write!(f, "{link} is gone, so nothing of it is to be undone"),
+            Self::Gone(link) => write!(f, "{link} is gone and needs no undoing"),
             Self::Mtu { link, now } => write!(
                 f,
-                "the MTU of {link} was changed to {now} since, and stays so"
+                "the MTU of {link} has changed to {now} since and stays so"
             ),
             Self::Master { link, now } => write!(
                 f,
-                "{link} became a port of another interface (index {now}) since, and stays there"
+                "{link} has since become a port of another interface (index {now}) and stays there"
             ),
             Self::Vlan { link, vlan } => write!(
                 f,
-                "VLAN {vlan} of {link} was changed since, and stays as it is"
+                "VLAN {vlan} of {link} has changed since and stays as it is"
             ),
             Self::FunctionVlan {
                 physical,
@@ -209,7 +209,8 @@ impl fmt::Display for LeftAlone {
                 now,
             } => write!(
                 f,
-                "the VLAN of virtual function {number} of {physical} was changed to {now} since, and stays so"
+                "the VLAN of virtual function {number} of {physical} has changed to {now} since \
+                 and stays so"
             ),
         }
     }

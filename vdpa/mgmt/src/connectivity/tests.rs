@@ -292,7 +292,7 @@ fn an_undoing_that_fails_is_said_and_can_be_tried_again() {
     assert!(matches!(&error, ConnectivityError::NotTakenBack { link, .. } if link == "rep0"));
     let text = error.to_string();
     assert!(
-        text.contains("rep0 is not as it was before: cannot show"),
+        text.contains("cannot roll back all changes to rep0: cannot show"),
         "{text}"
     );
     assert!(std::error::Error::source(&error).is_some());
@@ -384,7 +384,7 @@ fn what_cannot_be_is_refused_before_anything_is_changed() {
     type Case = (&'static str, fn(&mut State), &'static str);
     let cases: [Case; 7] = [
         ("bridge=br9", |_| {}, "`ip link add br9 type bridge`"),
-        ("bridge=rep0", |_| {}, "rep0 is no bridge"),
+        ("bridge=rep0", |_| {}, "rep0 is not a Linux bridge"),
         (
             "bridge=br0",
             |state| state.links[0].up = false,
@@ -398,7 +398,7 @@ fn what_cannot_be_is_refused_before_anything_is_changed() {
         (
             "bridge=br0",
             |state| state.links[2].master = Some(OTHER_BRIDGE),
-            "rep0 is a port of br1 already",
+            "rep0 is already a port of br1",
         ),
         ("vlan=5", |_| {}, "give `bridge=NAME` too"),
         (
@@ -509,16 +509,16 @@ fn words_are_read_and_written() {
     assert_eq!(turned.to_string(), "bridge=br0,vlan=3");
     for (text, words) in [
         ("", "write `bridge=NAME"),
-        ("bridge", "\"bridge\" is not understood"),
-        ("bridge=br0,", "\"\" is not understood"),
-        ("Bridge=br0", "is not understood"),
+        ("bridge", "cannot parse \"bridge\""),
+        ("bridge=br0,", "cannot parse \"\""),
+        ("Bridge=br0", "cannot parse"),
         ("bridge=", "does not name a bridge"),
         ("bridge=a/b", "does not name a bridge"),
         ("bridge=a-name-that-is-too-long", "does not name a bridge"),
         ("bridge=a,bridge=a", "bridge is given twice"),
-        ("vlan=0", "they are 1 to 4094"),
-        ("vlan=4095", "they are 1 to 4094"),
-        ("vlan=x", "\"x\" is no VLAN"),
+        ("vlan=0", "use 1 to 4094"),
+        ("vlan=4095", "use 1 to 4094"),
+        ("vlan=x", "\"x\" is not a VLAN"),
         ("vlan=1,vlan=1", "vlan is given twice"),
         ("mtu=67", "68 to 65535"),
         ("mtu=65536", "68 to 65535"),

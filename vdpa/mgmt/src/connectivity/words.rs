@@ -25,8 +25,7 @@ impl FromStr for Connectivity {
         for word in text.split(',') {
             let unknown = || {
                 bad(format!(
-                    "{word:?} is not understood: write `bridge=NAME,vlan=N,mtu=BYTES`, or a part \
-                     of that"
+                    "cannot parse {word:?}: write `bridge=NAME,vlan=N,mtu=BYTES`, or a part of that"
                 ))
             };
             let (key, value) = word.split_once('=').ok_or_else(unknown)?;
@@ -48,7 +47,7 @@ impl FromStr for Connectivity {
                         .filter(|mtu| (MTU_MIN..=MTU_MAX).contains(mtu));
                     let mtu = mtu.ok_or_else(|| {
                         bad(format!(
-                            "{value:?} is no MTU: they are {MTU_MIN} to {MTU_MAX} bytes"
+                            "{value:?} is not an MTU: use {MTU_MIN} to {MTU_MAX} bytes"
                         ))
                     })?;
                     once("mtu", &mut read.mtu, mtu)?;

@@ -75,8 +75,8 @@ pub fn give(
         bus.bind(name, VIRTIO_VDPA)?;
     } else if bus.netdev(name)? == Netdev::Elsewhere {
         return Err(unusable(format!(
-            "{name} is an interface in another network namespace already; `bellhop bind {name} \
-             vhost_vdpa` takes it back from there"
+            "{name} is already an interface in another network namespace; `bellhop bind {name} \
+             vhost_vdpa` reclaims it"
         )));
     }
     let mut steps = Steps {
@@ -101,9 +101,8 @@ pub fn give(
     Err(match undone {
         Ok(()) => error,
         Err(problem) => {
-            let message = format!(
-                "{name} is not as it was before ({problem}); `bellhop bind {name}` shows how it is"
-            );
+            let message =
+                format!("cannot restore {name} ({problem}); `bellhop bind {name}` shows its state");
             Error::new(ErrorKind::NotUndone, message).because(error)
         }
     })
@@ -181,8 +180,8 @@ fn wait(bus: &Bus, name: &str) -> Result<u32, Error> {
             Netdev::Here { index, .. } => return Ok(index),
             _ if Instant::now() >= deadline => {
                 return Err(unusable(format!(
-                    "{name} became no network interface in {} s: it needs the driver virtio_net \
-                     (`modprobe virtio_net`), and a device of class net",
+                    "{name} did not become a network interface in {} s: it needs the driver \
+                     virtio_net (`modprobe virtio_net`), and a device of class net",
                     NETDEV_LIMIT.as_secs()
                 )));
             }

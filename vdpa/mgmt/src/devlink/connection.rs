@@ -20,12 +20,11 @@ static DEVLINK: Description = Description {
     version: DEVLINK_GENL_VERSION,
     texts: Texts {
         listed: "they",
-        holder: "A driver is still at work on it; the kernel's log (`dmesg`) may say on what",
+        holder: "A driver still works on it; the kernel log (`dmesg`) may show why",
     },
     absent: || {
-        let message = "this kernel has no devlink: it is there once a NIC driver that has it is \
-                       loaded (such as `modprobe mlx5_core`), unless the kernel was built without \
-                       it (CONFIG_NET_DEVLINK)";
+        let message = "this kernel has no devlink: load a NIC driver that provides it (such as \
+                       `modprobe mlx5_core`), or use a kernel with CONFIG_NET_DEVLINK";
         Error::new(ErrorKind::NoDevlink, message)
     },
 };

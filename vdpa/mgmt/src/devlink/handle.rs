@@ -73,7 +73,8 @@ impl Handle {
 
 fn bad_instance(text: &str) -> Error {
     let message = format!(
-        "{text:?} does not name a devlink instance: write it as BUS/DEVICE, such as pci/0000:06:00.0"
+        "{text:?} does not name a devlink instance: write it as BUS/DEVICE, such as \
+         pci/0000:06:00.0"
     );
     Error::new(ErrorKind::BadName, message)
 }

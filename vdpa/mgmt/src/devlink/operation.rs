@@ -157,7 +157,7 @@ pub(super) fn refused(operation: &Operation<'_>, source: Refusal) -> Error {
             Kind::NameTaken,
             format!(
                 "{handle} has a subfunction {sfnum} already; choose another sfnum (`bellhop port \
-                 show` lists those that are taken), or none if the driver chooses itself"
+                 show` lists the taken ones), or none if the driver chooses itself"
             ),
         ),
         (libc::EEXIST, Of::AddRate(object)) => (
@@ -170,8 +170,8 @@ pub(super) fn refused(operation: &Operation<'_>, source: Refusal) -> Error {
         (libc::EINVAL, Of::ShowParam { handle, name }) => (
             Kind::NoParam,
             format!(
-                "{handle} has no parameter {name}; `devlink dev param show {handle}` lists those \
-                 that it has"
+                "{handle} has no parameter {name}; `devlink dev param show {handle}` lists its \
+                 parameters"
             ),
         ),
         (libc::EOPNOTSUPP, _) => (
@@ -186,8 +186,8 @@ pub(super) fn refused(operation: &Operation<'_>, source: Refusal) -> Error {
 /// There is no such instance.
 pub(super) fn no_instance(handle: &Handle, source: Refusal) -> Error {
     let message = format!(
-        "there is no devlink instance {handle} in this network namespace; `bellhop port show` lists \
-         those with ports (a driver without devlink has none)"
+        "there is no devlink instance {handle} in this network namespace; `bellhop port show` \
+         lists those with ports (a driver without devlink has none)"
     );
     Error::new(ErrorKind::NotFound, message).because(source)
 }
@@ -208,5 +208,5 @@ pub(super) fn invalid(message: impl Into<String>) -> Error {
 
 /// There is nothing to set.
 pub(super) fn nothing() -> Error {
-    invalid("nothing is to be set: give at least one value")
+    invalid("no value to set: give at least one")
 }

@@ -133,7 +133,7 @@ fn name_of_type(kind: u8) -> &'static str {
         NLA_U64 => "a u64",
         NLA_STRING => "a string",
         NLA_FLAG => "a flag",
-        _ => "of a type that is not known here",
+        _ => "of an unknown type",
     }
 }
 

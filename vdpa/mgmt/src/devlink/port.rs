@@ -150,7 +150,7 @@ impl FromStr for FunctionState {
             "active" => Ok(Self::Active),
             _ => {
                 let message =
-                    format!("{text:?} is no state of a function: they are active and inactive");
+                    format!("{text:?} is not a state of a function: use active or inactive");
                 Err(Error::new(ErrorKind::BadName, message))
             }
         }

@@ -60,8 +60,8 @@ impl NodeName {
 
 pub(super) fn bad_node(name: &str) -> Error {
     let message = format!(
-        "{name:?} does not name a rate node: names have 1 to 255 bytes, without slashes and control \
-         characters, and are no number"
+        "{name:?} does not name a rate node: names have 1 to 255 bytes, without slashes and \
+         control characters, and are not numbers"
     );
     Error::new(ErrorKind::BadName, message)
 }

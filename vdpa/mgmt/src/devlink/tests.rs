@@ -392,7 +392,7 @@ fn what_cannot_be_set_is_not_sent() {
         .requests()
     };
     let error = |hw_addr| requests(hw_addr).unwrap_err().to_string();
-    assert!(error(None).contains("nothing is to be set"));
+    assert!(error(None).contains("no value to set"));
     for address in [[0; 6], [1, 0, 0, 0, 0, 1], [0xff; 6]] {
         assert!(error(Some(address)).contains("unicast"), "{address:?}");
     }

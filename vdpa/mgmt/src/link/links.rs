@@ -23,7 +23,8 @@ use crate::netlink::worker::Worker;
 
 pub(crate) const TEXTS: Texts = Texts {
     listed: "interfaces",
-    holder: "Something holds the kernel's lock of network interfaces; its log (`dmesg`) may say what",
+    holder: "A task holds the kernel's lock of network interfaces; the kernel log (`dmesg`) may \
+             name it",
 };
 
 /// A connection to the network interfaces of one network namespace. One thread sends all its
@@ -194,7 +195,7 @@ impl Links {
     /// As [`Self::set_up`].
     pub fn clear_master(&self, link: &Link) -> Result<(), Error> {
         let attributes = vec![value(IFLA_MASTER, &0_u32.to_ne_bytes())];
-        let text = format!("take {} out of what it is a port of", link.name);
+        let text = format!("detach {} from its master", link.name);
         self.set(link, text, attributes)
     }
 
@@ -289,7 +290,7 @@ impl Links {
     /// # Errors
     /// As [`Self::set_up`].
     pub fn learn(&self, port: &Link, mac: [u8; 6], vlan: Option<VlanId>) -> Result<(), Error> {
-        let text = format!("have the bridge of {} know {}", port.name, error::mac(mac));
+        let text = format!("make the bridge of {} learn {}", port.name, error::mac(mac));
         let operation = Operation::new(text, Some(&port.name));
         let request = forwarding::learn(port.index, mac, vlan);
         self.send(&operation, request).map(drop)
@@ -311,7 +312,7 @@ impl Links {
     /// # Errors
     /// As [`Self::set_up`].
     pub fn remove_vlan(&self, link: &Link, vlan: VlanId) -> Result<(), Error> {
-        let text = format!("take {} out of VLAN {vlan}", link.name);
+        let text = format!("remove {} from VLAN {vlan}", link.name);
         let header = header(AF_BRIDGE, link.index, 0, 0);
         let vlan = PortVlan {
             vlan,
@@ -508,7 +509,10 @@ pub(super) fn vlans_of(answer: &Answer, index: u32) -> Result<Vec<PortVlan>, Mal
             if vlans.is_empty() {
                 vlans = more;
             } else if !more.is_empty() {
-                return Err(Malformed::new("answer", "it tells VLANs of a port twice"));
+                return Err(Malformed::new(
+                    "answer",
+                    "it lists the VLANs of a port twice",
+                ));
             }
         }
     }

@@ -62,8 +62,8 @@ impl Namespace {
                 return error;
             }
             let message = format!(
-                "there is no network namespace {name}; `ip netns list` lists them, \
-                 `ip netns add {name}` makes it"
+                "there is no network namespace {name}; `ip netns list` lists them, `ip netns add \
+                 {name}` creates it"
             );
             error.renamed(ErrorKind::NotFound, message)
         })
@@ -108,8 +108,8 @@ impl Namespace {
         let file = file.map_err(|source| cannot_open(path, source))?;
         if !is_network_namespace(&file) {
             let message = format!(
-                "{} is no network namespace (what is left of one that was not mounted looks so: \
-                 `ip netns del` removes it)",
+                "{} is not a network namespace; if it is the leftover of one that is not mounted, \
+                 `ip netns del` removes it",
                 path.display()
             );
             return Err(Error::new(ErrorKind::Unusable, message));
@@ -133,7 +133,7 @@ impl Namespace {
     pub fn is_same(&self, other: &Self) -> Result<bool, Error> {
         let number = |one: &Self| {
             let file = one.file.metadata().map_err(|source| {
-                let message = "cannot look at a network namespace";
+                let message = "cannot inspect a network namespace";
                 Error::new(ErrorKind::Failed, message).because(source)
             })?;
             Ok((file.dev(), file.ino()))

@@ -48,7 +48,7 @@ impl FromStr for PhysPortName {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         Self::read(text)
-            .ok_or_else(|| Error::new(ErrorKind::BadName, "it is no name of a NIC's port"))
+            .ok_or_else(|| Error::new(ErrorKind::BadName, "it is not the name of a NIC's port"))
     }
 }
 

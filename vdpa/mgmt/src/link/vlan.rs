@@ -57,7 +57,7 @@ impl FromStr for VlanId {
 }
 
 fn no_vlan(text: impl fmt::Display) -> Error {
-    let message = format!("{text} is no VLAN: they are 1 to {}", VlanId::MAX);
+    let message = format!("{text} is not a VLAN: use 1 to {}", VlanId::MAX);
     Error::new(ErrorKind::BadName, message)
 }
 
@@ -125,7 +125,7 @@ pub(super) fn of_message(attributes: &[u8]) -> Result<Vec<PortVlan>, Malformed> 
                 [a, b, c, d, ..] => (u16::from_ne_bytes([*a, *b]), u16::from_ne_bytes([*c, *d])),
                 _ => return Err(Malformed::attribute(kind, "it is too short")),
             };
-            let bad = |_| Malformed::attribute(kind, format!("{number} is no VLAN"));
+            let bad = |_| Malformed::attribute(kind, format!("{number} is not a VLAN"));
             let vlan = VlanId::try_from(number).map_err(bad)?;
             if flags & BRIDGE_VLAN_INFO_RANGE_BEGIN != 0 {
                 begun = Some((number, flags));

@@ -58,8 +58,8 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let error = io::Error::from_raw_os_error(self.errno);
         match &self.explanation {
-            Some(text) => write!(f, "the kernel says \"{text}\": {error}"),
-            None => write!(f, "the kernel says: {error}"),
+            Some(text) => write!(f, "the kernel reports \"{text}\": {error}"),
+            None => write!(f, "the kernel reports: {error}"),
         }
     }
 }

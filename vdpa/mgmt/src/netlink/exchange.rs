@@ -195,7 +195,7 @@ fn check(code: i32, flags: u16, attributes: &[u8]) -> Result<Option<String>, Cal
     let errno = code
         .checked_neg()
         .filter(|errno| (1..=ERRNO_MAX).contains(errno))
-        .ok_or_else(|| Malformed::new("error", format!("{code} is no errno of the kernel's")))?;
+        .ok_or_else(|| Malformed::new("error", format!("{code} is not a kernel errno")))?;
     Err(Refusal { errno, explanation }.into())
 }
 

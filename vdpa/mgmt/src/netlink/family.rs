@@ -120,7 +120,7 @@ impl Family {
         };
         let answer = outcome.map_err(|error| self.error(operation, error))?;
         if let Some(warning) = &answer.warning {
-            tracing::debug!(%operation, warning, "done, with a warning of the kernel's");
+            tracing::debug!(%operation, warning, "done, with a kernel warning");
         }
         Ok(answer)
     }

@@ -76,7 +76,7 @@ impl Socket {
         if sent != message.len() {
             return Err(io::Error::new(
                 io::ErrorKind::WriteZero,
-                "the kernel took a part of the request",
+                "the kernel took only part of the request",
             ));
         }
         Ok(())
@@ -118,7 +118,9 @@ impl Socket {
             if length > self.buffer.len() {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
-                    format!("a datagram of {length} bytes is longer than any of the kernel's"),
+                    format!(
+                        "a datagram of {length} bytes is longer than any that the kernel sends"
+                    ),
                 ));
             }
             return Ok(self.buffer.get(..length).unwrap_or_default());

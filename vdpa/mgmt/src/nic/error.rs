@@ -27,14 +27,15 @@ pub enum NicError {
     Owner(#[from] BadOwner),
     /// The source of the NIC does not exist.
     #[error(
-        "{0:?} is neither a network interface, nor a PCI function, nor a devlink instance, nor a management device: \
-         `ip link`, `bellhop vf show`, `bellhop port show` and `bellhop mgmtdev show` list what there is"
+        "{0:?} is neither a network interface, nor a PCI function, nor a devlink instance, nor a \
+         management device: `ip link`, `bellhop vf show`, `bellhop port show` and `bellhop mgmtdev \
+         show` list them"
     )]
     NoOrigin(String),
     /// The interface is not on a PCI function.
     #[error(
-        "{0} is no interface of a NIC with virtual functions or subfunctions; name one, or a management device \
-         (`bellhop mgmtdev show`)"
+        "{0} is not an interface of a NIC with virtual functions or subfunctions; name one, or a \
+         management device (`bellhop mgmtdev show`)"
     )]
     NotPci(String),
     /// The name is taken.
@@ -42,20 +43,21 @@ pub enum NicError {
     NameTaken(String),
     /// There is a record with that name.
     #[error(
-        "there is a NIC {0} already; `bellhop nic list` shows it, `bellhop nic delete {0}` takes it away"
+        "there is a NIC {0} already; `bellhop nic list` shows it, `bellhop nic delete {0}` deletes \
+         it"
     )]
     RecordTaken(String),
     /// The physical function shows no interface.
     #[error(
-        "{0} has no network interface in this network namespace: bind it to its NIC's driver, or run this in the \
-         interface's namespace"
+        "{0} has no network interface in this network namespace: bind it to its NIC's driver, or \
+         run this in the interface's namespace"
     )]
     NoInterface(Address),
     /// The source does not have the requested kind of function.
     #[error("{0} has no {1}: leave the kind out, or name a NIC that has")]
     NoSuchKind(String, &'static str),
     /// Only a NIC with virtual functions supports the setting.
-    #[error("{from} makes devices that have no {what} to be set: leave that out")]
+    #[error("devices of {from} have no {what} to set: leave that out")]
     NoSettings {
         /// The source of the NIC.
         from: String,
@@ -65,30 +67,31 @@ pub enum NicError {
     /// Subfunctions are created in switchdev mode only. The mode is not changed here, because links
     /// of virtual functions would go down meanwhile.
     #[error(
-        "{0} makes subfunctions only in switchdev mode: `devlink dev eswitch set {0} mode switchdev` (links of its functions go down \
-         meanwhile), or ask for a virtual function"
+        "{0} creates subfunctions only in switchdev mode: run `devlink dev eswitch set {0} mode \
+         switchdev` (links of its functions go down meanwhile), or ask for a virtual function"
     )]
     NotSwitchdev(Handle),
     /// Without switchdev mode there is no representor.
     #[error(
-        "virtual functions of {0} have no representor, so they can have no bridge and no mtu there: the NIC's own switch connects them \
-         (legacy mode). `devlink dev eswitch set pci/{0} mode switchdev` makes representors, if the NIC can do that; without, leave \
-         `bridge` and `mtu` out"
+        "virtual functions of {0} have no representor, so they can have no bridge and no mtu \
+         there: the NIC's own switch connects them (legacy mode). `devlink dev eswitch set pci/{0} \
+         mode switchdev` creates representors if the NIC supports them; otherwise leave `bridge` \
+         and `mtu` out"
     )]
     LegacyMode(Address),
     /// All numbers of subfunctions are taken.
-    #[error("{0} has no number left for a subfunction")]
+    #[error("{0} has no free subfunction number")]
     NoSfnum(Handle),
     /// The answer about a port has no subfunction.
     #[error(
-        "the port {0} has no subfunction any more; somebody else changes this NIC at the same time"
+        "the port {0} has lost its subfunction; another program changes this NIC at the same time"
     )]
     NoSubfunction(PortHandle),
     /// The subfunction's device is in another network namespace.
     #[error("the device of the port {0} is in another network namespace")]
     Elsewhere(PortHandle),
     /// The management device does not support network devices.
-    #[error("{0} does not make network devices; `bellhop mgmtdev show` tells what each makes")]
+    #[error("{0} does not make network devices; `bellhop mgmtdev show` lists what each makes")]
     NotNetwork(String),
     /// All virtual functions are used.
     #[error("no virtual function of {physical} is free{}", listed("", taken))]
@@ -99,12 +102,12 @@ pub enum NicError {
         taken: Vec<Taken>,
     },
     /// Zero virtual functions were requested.
-    #[error("0 virtual functions are too few to choose one of")]
+    #[error("cannot choose one of 0 virtual functions: ask for at least 1")]
     NoCount,
     /// No vDPA driver is known for a function.
     #[error(
-        "{function} is no virtio device, and its driver {} makes no vDPA devices of it: load that NIC's vDPA \
-         driver (such as `modprobe mlx5_vdpa`)",
+        "{function} is not a virtio device, and its driver {} makes no vDPA devices of it: load \
+         the NIC's vDPA driver (such as `modprobe mlx5_vdpa`)",
         driver.as_deref().unwrap_or("(none)")
     )]
     NoParent {
@@ -117,7 +120,8 @@ pub enum NicError {
     #[error("{0} has no character device; `bellhop bind {0} vhost_vdpa` gives it one")]
     NoCharacterDevice(String),
     /// The kernel did not finish its own work in time.
-    #[error("{what} did not come in {} s; the kernel's log (`dmesg`) may say why", patience.as_secs())]
+    #[error("timed out after {} s waiting for {what}; the kernel log (`dmesg`) may show \
+             why", patience.as_secs())]
     NotInTime {
         /// The awaited event.
         what: String,
@@ -128,7 +132,7 @@ pub enum NicError {
     #[error("interrupted")]
     Interrupted,
     /// The record could not be stored.
-    #[error("cannot keep the record of what was done")]
+    #[error("cannot store the record of the steps")]
     Record(#[source] io::Error),
 }
 
@@ -178,7 +182,7 @@ impl fmt::Display for NotUndone {
 /// Why a NIC was not created.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot make {name}: it was not possible to {phase}{}",
+    "cannot make {name}: cannot {phase}{}",
     listed(". Not undone", not_undone)
 )]
 pub struct MakeError {
@@ -201,8 +205,8 @@ pub enum RemoveError {
     InUse(Error),
     /// The device is in use by this machine or a container; nothing was changed.
     #[error(
-        "{name} is bound to {driver}, so this machine or a container uses it: \
-         `bellhop bind {name} vhost_vdpa` takes it back"
+        "{name} is bound to {driver}, so this host or a container uses it: `bellhop bind {name} \
+         vhost_vdpa` reclaims it"
     )]
     NotForGuests {
         /// The NIC.
@@ -211,7 +215,7 @@ pub enum RemoveError {
         driver: String,
     },
     /// Some steps could not be undone. They are still in the record.
-    #[error("{name} is not removed completely. Not undone: {}", joined(not_undone))]
+    #[error("cannot remove {name} completely. Not undone: {}", joined(not_undone))]
     Incomplete {
         /// The NIC.
         name: String,

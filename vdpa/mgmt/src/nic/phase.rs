@@ -40,18 +40,18 @@ impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Check => "begin",
-            Self::CountVirtualFunctions => "give the NIC virtual functions",
+            Self::CountVirtualFunctions => "create virtual functions",
             Self::ChooseVirtualFunction => "choose a virtual function",
             Self::SetVirtualFunction => "set up the virtual function",
-            Self::BindFunction => "give the function a vDPA driver",
-            Self::AwaitMgmtDevice => "see the management device come",
+            Self::BindFunction => "bind the function to a vDPA driver",
+            Self::AwaitMgmtDevice => "find the management device",
             Self::AddPort => "add the port of a subfunction",
             Self::ConfigurePort => "set up the subfunction",
-            Self::ActivatePort => "make the subfunction active",
-            Self::AwaitSubfunction => "see the subfunction come",
-            Self::EnableVnet => "have the subfunction make vDPA devices",
+            Self::ActivatePort => "activate the subfunction",
+            Self::AwaitSubfunction => "find the subfunction",
+            Self::EnableVnet => "enable vDPA on the subfunction",
             Self::AddDevice => "add the vDPA device",
-            Self::AwaitCharacterDevice => "see the character device come",
+            Self::AwaitCharacterDevice => "find the character device",
             Self::Connect => "connect it",
         })
     }

@@ -168,10 +168,10 @@ mod tests {
             driver: Some("vp-vdpa"),
         };
         let counted = [
-            "give the NIC virtual functions (4 of 0000:01:00.0)",
+            "create virtual functions (4 of 0000:01:00.0)",
             "choose a virtual function (the first free one of 0000:01:00.0)",
             "set up the virtual function (mac 02:00:00:00:00:07)",
-            "give the function a vDPA driver (vp-vdpa)",
+            "bind the function to a vDPA driver (vp-vdpa)",
             "add the vDPA device (nic0 on the virtual function)",
             "connect it (bridge=br0,vlan=100)",
         ];
@@ -197,7 +197,7 @@ mod tests {
         };
         let subfunction = [
             "add the port of a subfunction (pci/0000:06:00.0 sfnum 88)",
-            "make the subfunction active (pci/0000:06:00.0 sfnum 88)",
+            "activate the subfunction (pci/0000:06:00.0 sfnum 88)",
             "add the vDPA device (nic0 on the subfunction)",
         ];
         assert_eq!(shown(&request, &base), subfunction);

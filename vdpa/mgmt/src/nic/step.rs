@@ -135,7 +135,8 @@ impl Step {
                 sfnum,
                 port: None,
             } => format!(
-                "bellhop port del {handle}/INDEX, if `bellhop port show` has a port with pfnum {pfnum} sfnum {sfnum}"
+                "bellhop port del {handle}/INDEX, if `bellhop port show` lists a port with pfnum \
+                 {pfnum} sfnum {sfnum}"
             ),
             Self::ActivatePort { port } => {
                 format!("bellhop port function set {port} state inactive")

@@ -46,7 +46,7 @@ pub enum StoreError {
     NoNic(String),
     /// Another process has been creating or removing a NIC for too long.
     #[error(
-        "another process is making or removing a NIC and did not end in {} s (it holds {})",
+        "another process is making or removing a NIC and did not finish in {} s (it holds {})",
         PATIENCE.as_secs(),
         .0.display()
     )]
@@ -77,7 +77,8 @@ pub enum StoreError {
     },
     /// A record of another version.
     #[error(
-        "{} has version {version}, and this program knows version {VERSION}: use the program that wrote it",
+        "{} has version {version}, and this program knows version {VERSION}: use the program that \
+         wrote it",
         path.display()
     )]
     Version {
@@ -87,7 +88,7 @@ pub enum StoreError {
         version: u64,
     },
     /// A record cannot be decoded.
-    #[error("{} is no record of a NIC", path.display())]
+    #[error("{} is not a record of a NIC", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -190,7 +191,7 @@ impl Store {
         let read = || -> io::Result<()> {
             let file = open_own(OpenOptions::new().read(true), &path)?;
             if !file.metadata()?.is_file() {
-                return Err(io::Error::other("it is no regular file"));
+                return Err(io::Error::other("it is not a regular file"));
             }
             file.take(RECORD_MAX).read_to_string(&mut text).map(drop)
         };
@@ -214,7 +215,7 @@ impl Store {
             Ok(nic)
         } else {
             Err(malformed(serde::de::Error::custom(
-                "the name in it is another one",
+                "it has the name of another NIC",
             )))
         }
     }

@@ -55,7 +55,8 @@ impl fmt::Display for Taken {
             ),
             TakenBecause::Hidden(driver) => write!(
                 f,
-                "has the driver {driver} and no interface here (it may be in another network namespace)"
+                "has the driver {driver} and no interface here (it may be in another network \
+                 namespace)"
             ),
         }
     }

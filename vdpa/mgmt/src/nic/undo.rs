@@ -64,7 +64,7 @@ impl Nics {
         if function.state != Some(FunctionState::Inactive) {
             devlink.set_function(port, &FunctionState::Inactive.into())?;
         }
-        let what = format!("the end of the device of the port {port}");
+        let what = format!("the removal of the device of the port {port}");
         wait::until(
             &what,
             self.patience,
@@ -106,9 +106,7 @@ impl Nics {
         };
         if device.mgmtdev != *mgmtdev {
             let other = device.mgmtdev;
-            return Ok(Some(format!(
-                "the device {name} is another one, on {other}"
-            )));
+            return Ok(Some(format!("another device {name}, on {other}")));
         }
         existing(self.connection.delete(name))?;
         Ok(None)
@@ -126,7 +124,7 @@ impl Nics {
         };
         let now = function.driver.as_deref();
         if let Some(now) = now.filter(|&now| now != driver && Some(now) != former_driver) {
-            return Ok(Some(format!("{address} has the driver {now} meanwhile")));
+            return Ok(Some(format!("{address} now has the driver {now}")));
         }
         if let Some(device) = function.vdpa_devices.first() {
             return Ok(Some(format!(
@@ -161,7 +159,7 @@ impl Nics {
         let mut all = link.virtual_functions.iter();
         let Some(now) = all.find(|one| one.index == virtual_function) else {
             return Ok(Some(format!(
-                "the driver of {physical} does not tell the settings of its virtual functions"
+                "the driver of {physical} does not report the settings of its virtual functions"
             )));
         };
         let now = Settings::former(&settings.list()?, now);
@@ -169,7 +167,7 @@ impl Nics {
         links.set(interface, virtual_function, &back.list()?)?;
         Ok(changed.then(|| {
             format!(
-                "settings of virtual function {virtual_function} of {physical} that were changed \
+                "settings of virtual function {virtual_function} of {physical} that have changed \
                  meanwhile"
             )
         }))
@@ -185,7 +183,7 @@ impl Nics {
         }
         if u32::try_from(there) != Ok(count) {
             return Ok(Some(format!(
-                "{physical} has {there} virtual functions meanwhile, not {count}"
+                "{physical} now has {there} virtual functions, not {count}"
             )));
         }
         if let Some(taken) = self.used(&function)? {

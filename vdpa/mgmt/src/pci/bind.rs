@@ -98,7 +98,7 @@ impl Pci {
     /// Unbinds a function from its driver.
     fn unbind(&self, address: Address, driver: &str) -> Result<(), Error> {
         self.tell(driver, "unbind", address).map_err(|source| {
-            let message = |_: &_| format!("the driver {driver} does not let go of {address}");
+            let message = |_: &_| format!("the driver {driver} does not release {address}");
             Error::write(&address.to_string(), source, ErrorKind::Refused, message)
         })
     }
@@ -120,7 +120,7 @@ impl Pci {
         let address = function.address;
         let former = function.driver_override.as_deref().unwrap_or_default();
         if let Err(error) = self.set_override(address, former) {
-            tracing::warn!(%address, former, %error, "the driver override does not come back");
+            tracing::warn!(%address, former, %error, "cannot restore the driver override");
         }
         let Some(old) = &function.driver else {
             return;
@@ -134,7 +134,7 @@ impl Pci {
             outcome => outcome,
         };
         if let Err(error) = outcome {
-            tracing::warn!(%address, driver = old, %error, "the old driver does not come back");
+            tracing::warn!(%address, driver = old, %error, "cannot rebind the old driver");
         }
     }
 
@@ -161,8 +161,8 @@ fn bind_error(address: Address, driver: &str, now: Option<&str>, source: io::Err
     let now = now.unwrap_or("no driver");
     let message = |_: &_| {
         format!(
-            "the driver {driver} does not take {address}; it now has {now}. The kernel's log \
-             (`dmesg`) may say more"
+            "the driver {driver} rejects {address}, which now has {now}; the kernel log (`dmesg`) \
+             may show why"
         )
     };
     Error::write(&address.to_string(), source, ErrorKind::NotUndone, message)

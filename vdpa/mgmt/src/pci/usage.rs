@@ -50,7 +50,7 @@ impl Pci {
                 })?,
                 Err(error) if error.is_missing() => {}
                 Err(error) => {
-                    tracing::debug!(%error, name, "who uses the device is not known");
+                    tracing::debug!(%error, name, "cannot find the users of the device");
                 }
             }
         }

@@ -54,8 +54,8 @@ impl Links {
     pub fn link(&self, interface: &str) -> Result<Link, Error> {
         if !link::is_interface_name(interface) {
             let message = format!(
-                "{interface:?} does not name a network interface: names have 1 to 15 bytes, without \
-                 slashes and spaces"
+                "{interface:?} does not name a network interface: names have 1 to 15 bytes, \
+                 without slashes and spaces"
             );
             return Err(Error::new(ErrorKind::BadName, message));
         }
@@ -127,7 +127,7 @@ impl Links {
             let back = former.map(|former| self.send(link, virtual_function, &former));
             if !matches!(back, Some(Ok(()))) {
                 if let Some(Err(error)) = back {
-                    tracing::debug!(%error, "a setting cannot be taken back");
+                    tracing::debug!(%error, "cannot roll back a setting");
                 }
                 let setting = setting.name();
                 let message = format!("the {setting} of the virtual function keeps its new value");
@@ -200,7 +200,7 @@ pub(super) fn refused(operation: &str, interface: &str, sets: bool, source: Refu
 
 fn which(count: usize) -> String {
     match count {
-        0 => "it has none; `bellhop vf count` makes some".to_owned(),
+        0 => "it has none; `bellhop vf count` creates some".to_owned(),
         1 => "it has only number 0".to_owned(),
         count => format!("they are 0 to {}", count - 1),
     }

@@ -81,17 +81,17 @@ impl Vlan {
     pub fn new(id: u16, qos: u8, protocol: VlanProtocol) -> Result<Self, Error> {
         if id > VLAN_MAX {
             return Err(invalid(format!(
-                "{id} is no VLAN: they are 1 to {VLAN_MAX}, and 0 for none"
+                "{id} is not a VLAN: use 1 to {VLAN_MAX}, or 0 for none"
             )));
         }
         if qos > QOS_MAX {
             return Err(invalid(format!(
-                "{qos} is no priority: qos is 0 to {QOS_MAX}"
+                "{qos} is not a priority: qos is 0 to {QOS_MAX}"
             )));
         }
         if id == 0 && (qos != 0 || protocol != VlanProtocol::Dot1Q) {
             return Err(invalid(
-                "without a VLAN there is neither qos nor proto: give `vlan` a number other than 0",
+                "qos and proto need a VLAN: give `vlan` a number other than 0",
             ));
         }
         Ok(Self { id, qos, protocol })

@@ -29,7 +29,7 @@ pub(super) fn whole<T>(
             _ => {}
         }
     }
-    tracing::debug!(directory = %directory.display(), "changes each time that it is read");
+    tracing::debug!(directory = %directory.display(), "the directory changes at each read");
     Ok(None)
 }
 

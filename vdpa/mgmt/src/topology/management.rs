@@ -66,7 +66,7 @@ impl Management {
             Ok(names) => names,
             Err(error) if error.kind() == ErrorKind::NoVdpa => Vec::new(),
             Err(error) => {
-                tracing::debug!(%error, "the vdpa bus cannot be compared with its management");
+                tracing::debug!(%error, "cannot compare the vdpa bus with the kernel's management");
                 Vec::new()
             }
         };

@@ -82,7 +82,7 @@ fn a_command_reaches_the_device_and_its_answer_comes_back() {
         queue.submit(&COMMAND).unwrap();
         assert_eq!(queue.kick.read().unwrap(), 1);
         let busy = queue.submit(&COMMAND).unwrap_err();
-        assert!(busy.to_string().contains("waits for its answer already"));
+        assert!(busy.to_string().contains("still waits for its answer"));
         assert_eq!(model.command(&queue), COMMAND.encode().unwrap());
         assert_eq!(queue.poll().unwrap(), None);
         let id = u32::from(queue.in_flight.unwrap());

@@ -37,8 +37,7 @@ impl RelayedQueue {
     /// For `map_err`: the ring of queue `index` has no valid place for a guest's ring.
     pub fn refused(index: u16) -> impl FnOnce(Error) -> Error {
         move |source| {
-            Error::other(format!("queue {index}: the guest's ring cannot be relayed"))
-                .because(source)
+            Error::other(format!("queue {index}: cannot relay the guest's ring")).because(source)
         }
     }
 }
@@ -50,7 +49,7 @@ pub(super) enum Mode {
     Shadowed(Box<ShadowQueue>),
 }
 
-const NOT_MAPPED: &str = "the private rings cannot be mapped";
+const NOT_MAPPED: &str = "cannot map the private rings";
 
 impl Mode {
     pub(super) fn relay(&mut self) -> Option<&mut dyn Relay> {
@@ -100,14 +99,14 @@ impl Lane {
             .map_or(guest, |log| 1 << log)
             .max(guest);
         let layout = RingLayout::new(queue.ring.format(), entries)
-            .map_err(Error::context("no private ring can be made"))?;
+            .map_err(Error::context("cannot create a private ring"))?;
         let size = match queue.ring {
             GuestRing::Split(_) => layout.size() + MediatedQueue::memory_size(guest),
             GuestRing::Packed(_) => layout.size(),
         };
-        let iova = window
-            .allocate(size)
-            .map_err(Error::context("the private rings have no addresses"))?;
+        let iova = window.allocate(size).map_err(Error::context(
+            "cannot reserve addresses for the private rings",
+        ))?;
         let lane = Self::map(queue, layout, (iova, size), iotlb);
         if lane.is_err() {
             window.release(iova);
@@ -123,8 +122,8 @@ impl Lane {
     ) -> Result<Self, Error> {
         let private = SharedBuffer::new(size, iova)
             .map(Arc::new)
-            .map_err(Error::context("the private rings have no memory"))?;
-        let no_event = "no eventfd can be made";
+            .map_err(Error::context("cannot allocate the private rings"))?;
+        let no_event = "cannot create an eventfd";
         let event = || EventFd::new(EFD_NONBLOCK).map_err(Error::context(no_event));
         let (kick, hint) = (event()?, event()?);
         // All or nothing: dropping the batch rolls it back.
@@ -238,7 +237,7 @@ impl Lane {
     /// A relay failed.
     pub(super) fn failed(&self, source: Error) -> Error {
         let queue = self.queue.index;
-        let message = format!("queue {queue} cannot change how it reaches the device");
+        let message = format!("cannot change how queue {queue} reaches the device");
         self.blamed(message, source)
     }
 
@@ -300,7 +299,7 @@ impl Lane {
             tracing::debug!(
                 queue,
                 error = &error as &dyn std::error::Error,
-                "a relay ends broken"
+                "a relay ends with a broken queue"
             );
         }
     }
@@ -347,7 +346,7 @@ impl Lane {
     pub(super) fn nudge(&self) -> Result<(), Error> {
         self.kick_device()
             .and_then(|()| signal(&self.queue.call))
-            .map_err(Error::context("an eventfd cannot be signalled"))
+            .map_err(Error::context("cannot signal an eventfd"))
     }
 }
 

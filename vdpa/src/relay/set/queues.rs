@@ -157,11 +157,11 @@ impl RelaySet {
         if found != negotiated {
             let queue = queue.index;
             return Err(Error::other(format!(
-                "the ring of queue {queue} is {found} and {negotiated} rings were negotiated"
+                "the ring of queue {queue} is {found}, but {negotiated} rings were negotiated"
             )));
         }
         let known = info.queue(queue.index);
-        let known = known.map_err(Error::context("the queue cannot be relayed"))?;
+        let known = known.map_err(Error::context("cannot relay the queue"))?;
         let lane = Lane::new(queue, known.max_size, iotlb, window)?;
         self.lanes.push(lane);
         Ok(())
@@ -170,6 +170,6 @@ impl RelaySet {
 
 /// A queue's private memory cannot be allocated or freed.
 fn private_failed(queue: u16, source: Error) -> Error {
-    let message = format!("the private memory of queue {queue} cannot be changed");
+    let message = format!("cannot change the private memory of queue {queue}");
     Error::other(message).because(source)
 }

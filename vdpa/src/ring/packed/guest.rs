@@ -106,7 +106,7 @@ impl GuestRing {
             if was_used && first.has(DESCRIPTOR_F_WRITE) && first.id == last.id {
                 // It may be the rest of a used chain: see `standing`.
                 return Err(Error::other(format!(
-                    "entry {index} may be left from a chain of two descriptors that was used before"
+                    "entry {index} may be a remnant of a used chain of two descriptors"
                 )));
             }
         }

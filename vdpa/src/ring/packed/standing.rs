@@ -56,7 +56,7 @@ pub(super) fn standing(flags: &[u16]) -> Result<(Position, Position), Error> {
         if flags & DESCRIPTOR_F_NEXT != 0 {
             return Err(Error::other(format!(
                 "entry {index} belongs to a chain of several descriptors, so the ring does not \
-                 tell where it stands: a device that keeps ring positions is needed"
+                 show its position: use a device that keeps ring positions"
             )));
         }
         let entry = Entry::of(flags);
@@ -109,6 +109,6 @@ pub(super) fn standing(flags: &[u16]) -> Result<(Position, Position), Error> {
 /// From the entry `index` on, the flags are not those of a device that works in order.
 fn no_pattern(index: u16) -> Error {
     Error::other(format!(
-        "the flags of entry {index} fit no place where an orderly device could stand"
+        "the flags of entry {index} match no position of a device that works in order"
     ))
 }

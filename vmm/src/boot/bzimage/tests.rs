@@ -96,7 +96,7 @@ fn refuses_hostile_headers() {
     for alignment in [0_u32, 3] {
         assert!(refused(patched(0x230, &alignment.to_le_bytes())).contains("it is damaged"));
     }
-    assert!(refused(patched(0x258, &0_u64.to_le_bytes())).contains("it wants to be loaded at"));
+    assert!(refused(patched(0x258, &0_u64.to_le_bytes())).contains("its load address"));
     for address in [64 * MIB, 1 << 40, 0xffff_ffff_ffe0_0000] {
         assert!(refused(patched(0x258, &address.to_le_bytes())).contains("it does not fit"));
     }

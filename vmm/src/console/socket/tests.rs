@@ -155,7 +155,7 @@ fn a_second_client_is_told_and_a_later_one_is_served() {
     let mut first = rig.connect();
     let mut second = rig.connect();
     let told = read_all(&mut second);
-    let own = format!("process {} has this console", std::process::id());
+    let own = format!("process {} uses this console", std::process::id());
     assert!(told.contains(&own), "{told}");
     assert_eq!(read(&mut first, 1), b"x");
     drop(first);

@@ -273,8 +273,8 @@ pub fn show(
     let here = physical_address_bits(supported);
     if here < physical_bits {
         return Err(Error::unusable(format!(
-            "cpu {baseline}: a guest with so much memory has physical addresses of {physical_bits} \
-             bits, and this host's have {here}"
+            "cpu {baseline}: a guest with so much memory needs physical addresses of \
+             {physical_bits} bits, but this host has {here}"
         )));
     }
     Ok(mask(supported, baseline, physical_bits))

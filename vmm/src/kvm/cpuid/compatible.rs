@@ -185,7 +185,7 @@ pub fn check(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Result<()
     let (theirs, ours) = (vendor(saved), vendor(here));
     if theirs != ours {
         return Err(Error::host(format!(
-            "the guest knows a processor of {theirs}, and this host's is of {ours}"
+            "the guest has seen a processor of {theirs}, but this host's is of {ours}"
         )));
     }
     let missing: Vec<MissingFeatures> = FEATURES
@@ -212,7 +212,7 @@ pub fn check(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Result<()
         let (theirs, ours) = (amount(saved), amount(here));
         if theirs > ours {
             return Err(Error::host(format!(
-                "the guest knows {theirs} {what}, and this host has {ours}"
+                "the guest has seen {theirs} {what}, but this host has {ours}"
             )));
         }
     }
@@ -224,7 +224,7 @@ pub fn check(saved: &[kvm_cpuid_entry2], here: &[kvm_cpuid_entry2]) -> Result<()
             .any(|register| place(saved, *register) != place(here, *register));
         if moved && place(saved, Register::Eax) != 0 {
             return Err(Error::host(format!(
-                "part {part} of the XSAVE area has another place or size here (CPUID leaf 0xd)"
+                "part {part} of the XSAVE area has another offset or size here (CPUID leaf 0xd)"
             )));
         }
     }
@@ -287,11 +287,14 @@ mod tests {
         let error = check(&guest, &processor()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the guest may use processor features that are missing here: CPUID leaf 0x1.0x0 ECX bit \
-             0, 1; leaf 0x7.0x0 EBX bit 16"
+            "the guest may use processor features that are missing here: CPUID leaf 0x1.0x0 ECX \
+             bit 0, 1; leaf 0x7.0x0 EBX bit 16"
         );
         let error = check(&processor(), &processor()[..5]).unwrap_err();
-        assert!(error.to_string().contains("the guest knows 39 "), "{error}");
+        assert!(
+            error.to_string().contains("the guest has seen 39 "),
+            "{error}"
+        );
         assert!(error.to_string().ends_with("this host has 0"), "{error}");
         let mut moved = processor();
         moved[4].ebx = 0x400;

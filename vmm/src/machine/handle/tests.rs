@@ -189,7 +189,7 @@ fn a_nic_that_cannot_be_opened_does_not_trouble_the_machine() {
     requests.publish_devices(Vec::new(), Vec::new());
     for path in ["/nonexistent/vhost-vdpa-0", "/dev/null"] {
         let error = handle.plug_nic(&config(path)).unwrap_err();
-        assert_eq!(error.to_string(), "vDPA device nic cannot be used");
+        assert_eq!(error.to_string(), "cannot use vDPA device nic");
         assert!(matches!(error, RequestError::Device(_)));
     }
     assert!(requests.take().is_empty());

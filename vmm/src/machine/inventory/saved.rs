@@ -50,7 +50,7 @@ impl Inventory {
                 tracing::error!(
                     %id,
                     error = &error as &dyn std::error::Error,
-                    "a device that was saved does not go on: its driver is to reset it"
+                    "a saved device does not resume: its driver must reset it"
                 );
             }
         }

@@ -119,7 +119,10 @@ impl Arriving {
         match waited {
             Ok(true) => self.migration.cancel(),
             Ok(false) => {}
-            Err(error) => tracing::warn!(%error, "a wish to stop is seen late"),
+            Err(error) => tracing::warn!(
+                %error,
+                "cannot watch for a stop request during the migration"
+            ),
         }
     }
 
@@ -142,16 +145,14 @@ impl Arriving {
                 Outcome::Source {
                     why: MigrationError::OnlyTried,
                     ..
-                } => tracing::info!(
-                    "a source has asked whether its machine could come; waiting for it"
-                ),
+                } => tracing::info!("a source made a trial; waiting for its machine"),
                 // Nothing was begun: the real source may still come.
                 Outcome::Source { why, .. }
                     if arrival.console.is_some() && !matches!(why, MigrationError::Cancelled) =>
                 {
                     tracing::warn!(
                         error = &why as &dyn std::error::Error,
-                        "no machine came over a connection; waiting for the next"
+                        "no machine arrived over a connection; waiting for the next"
                     );
                 }
                 Outcome::Source { why, .. } => return Err(not_arrived(why)),
@@ -240,7 +241,7 @@ impl Arrival<'_> {
 }
 
 fn not_arrived(why: MigrationError) -> Error {
-    Error::new(ErrorKind::NotArrived, "no machine has come").because(why)
+    Error::new(ErrorKind::NotArrived, "no machine arrived").because(why)
 }
 
 /// A console for a machine that never runs.
@@ -284,9 +285,13 @@ impl DestinationMachine for Arrival<'_> {
         let refusals: Vec<Refusal> = once
             .map(|nic| Refusal {
                 what: format!("a trial with the NIC {}", nic.name()),
-                source: "wanted".to_owned(),
-                destination: "not possible: its device came as a descriptor, which serves one machine".to_owned(),
-                remedy: "migrate without a trial, or have the destination wait with its path: --vdpa path=…".to_owned(),
+                source: "requested".to_owned(),
+                destination: "not possible (its device came as a descriptor, which serves one \
+                              machine)"
+                    .to_owned(),
+                remedy: "migrate without a trial, or have the destination wait with its path: \
+                         --vdpa path=…"
+                    .to_owned(),
             })
             .collect();
         if !refusals.is_empty() {
@@ -308,7 +313,7 @@ impl DestinationMachine for Arrival<'_> {
         sections.finish().map_err(SnapshotError::from)?;
         let digested = digest.as_ref().map(MemoryDigest::size);
         if !compat::same_machine(&saved.config, config) {
-            return Err("the machine changed while it was moved".into());
+            return Err("the machine changed during the migration".into());
         }
         if let Some(digest) = digest {
             // Before this host writes to memory.
@@ -328,7 +333,7 @@ impl DestinationMachine for Arrival<'_> {
         if self.stop.is_asked() {
             // The machine would end at once, together with the guest, which is intact at the
             // source.
-            return Err("this process was told to end before the guest ran".into());
+            return Err("this process received a stop request before the guest ran".into());
         }
         let Some((machine, _)) = &mut self.machine else {
             return Err("there is no machine to run".into());

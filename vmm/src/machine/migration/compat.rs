@@ -71,7 +71,7 @@ impl fmt::Display for MemoryMax {
             Self::Given(bytes) => write!(f, "limited to {} by --max-memory", ByteCount(*bytes)),
             Self::Free(bytes) => write!(
                 f,
-                "limited to the {} that are free, since no --max-memory says otherwise",
+                "limited to the {} that are free, without --max-memory",
                 ByteCount(*bytes)
             ),
         }
@@ -120,8 +120,8 @@ impl Document {
         Self::deserialize(compat).map_err(|error| {
             vec![refusal(
                 "the description of the machine",
-                "one of another version of Bellhop".to_owned(),
-                format!("not understood: {error}"),
+                "from another version of Bellhop".to_owned(),
+                format!("unreadable ({error})"),
                 "run the same version of Bellhop on both hosts",
             )]
         })
@@ -152,13 +152,13 @@ impl Document {
             let version = self.state_versions.get(&section).copied();
             if !reads(&section, Some(ours), version) {
                 refusals.push(refusal(
-                    &format!("the state's part `{section}`"),
+                    &format!("the state section `{section}`"),
                     version.map_or_else(
                         || "absent".to_owned(),
-                        |version| format!("of version {version}"),
+                        |version| format!("version {version}"),
                     ),
-                    format!("of version {ours}"),
-                    "run the same version of Bellhop on both hosts, or versions that are next to each other",
+                    format!("version {ours}"),
+                    "run the same or adjacent versions of Bellhop on the two hosts",
                 ));
             }
         }
@@ -178,7 +178,7 @@ impl Document {
             if let Some(id) = names.replace(id) {
                 refusals.push(refusal(
                     &format!("the NIC {id}"),
-                    "there twice".to_owned(),
+                    "present twice".to_owned(),
                     "not possible".to_owned(),
                     "",
                 ));
@@ -201,7 +201,8 @@ impl Document {
                     "there".to_owned(),
                     "given no device".to_owned(),
                     &format!(
-                        "say which, where the destination waits: --vdpa id={id},path=/dev/vhost-vdpa-N"
+                        "name one where the destination waits: --vdpa \
+                         id={id},path=/dev/vhost-vdpa-N"
                     ),
                 ));
             }
@@ -211,7 +212,7 @@ impl Document {
         if self.devices.len() > DEVICES_MAX {
             refusals.push(refusal(
                 "the list of devices",
-                "longer than a machine can have".to_owned(),
+                "too long for any machine".to_owned(),
                 format!("limited to {DEVICES_MAX}"),
                 "",
             ));
@@ -233,7 +234,7 @@ impl Document {
                 "the guest's memory",
                 ByteCount(size.bytes()).to_string(),
                 here.memory_max.to_string(),
-                "allow more, where the destination waits: --max-memory SIZE",
+                "allow more where the destination waits: --max-memory SIZE",
             ));
         }
         let memory = MemoryConfig {
@@ -245,7 +246,7 @@ impl Document {
             tracing::info!(
                 theirs = ?(self.config.memory, &self.config.cpu_affinity),
                 here = ?(memory, here.cpu_affinity),
-                "the guest's memory and vCPUs are placed as this host says"
+                "placing the guest's memory and vCPUs by this host's settings"
             );
         }
         self.config.memory = memory;
@@ -281,22 +282,25 @@ impl Document {
                 (None, Some(ours)) => refuse(
                     "absent".to_owned(),
                     ours.display().to_string(),
-                    &format!("leave {flag} out, where the destination waits"),
+                    &format!("leave {flag} out where the destination waits"),
                 ),
                 (Some(theirs), None) if here.same_user => *place = Some(theirs),
                 (Some(theirs), None) => refuse(
                     theirs.display().to_string(),
                     "not given".to_owned(),
                     &format!(
-                        "say which the guest's next reboot is to use, where the destination waits: {flag} PATH"
+                        "name the file for the guest's next reboot where the destination waits: \
+                         {flag} PATH"
                     ),
                 ),
                 (Some(theirs), Some(ours)) => {
                     if let Err(error) = look_at(ours) {
                         refuse(
                             theirs.display().to_string(),
-                            format!("{}, which cannot be read ({error})", ours.display()),
-                            &format!("{flag} PATH, where the destination waits"),
+                            format!("{}, which is unreadable ({error})", ours.display()),
+                            &format!(
+                                "give a readable file where the destination waits: {flag} PATH"
+                            ),
                         );
                     }
                     *place = Some(ours.to_owned());
@@ -324,10 +328,10 @@ impl Document {
         if let Err(error) = vcpus.check_cpuid(&self.cpuid) {
             refusals.push(refusal(
                 "the processor",
-                "what the guest was told of it".to_owned(),
+                "as the guest sees it".to_owned(),
                 in_one_line(&error),
-                "move to a host whose processor can do as much; a machine that was made with a baseline (--cpu x86-64-v2) also \
-                 moves to others",
+                "move to a host whose processor has the same features; a machine with a baseline \
+                 (--cpu x86-64-v2) also moves to others",
             ));
         }
         let here = inventory.devices();
@@ -347,8 +351,8 @@ impl Document {
                 Some(Ok(())) => {}
                 Some(Err(error)) => refusals.push(refusal(
                     &format!("device {id}"),
-                    "what the guest relies on".to_owned(),
-                    format!("another one: {}", in_one_line(&error)),
+                    "as the guest sees it".to_owned(),
+                    format!("incompatible ({})", in_one_line(&error)),
                     remedy(&error),
                 )),
                 None => refusals.push(refusal(
@@ -367,10 +371,10 @@ impl Document {
 fn remedy(error: &devices::Error) -> &'static str {
     match error.kind() {
         devices::ErrorKind::MissingFeatures => {
-            "make the device with them there: bellhop dev add … device_features …"
+            "create the device with them there: bellhop dev add … device_features …"
         }
         devices::ErrorKind::OtherQueueCount => {
-            "make the device with as many queue pairs there: bellhop dev add … max_vqp …"
+            "create the device with as many queue pairs there: bellhop dev add … max_vqp …"
         }
         _ => "",
     }
@@ -380,7 +384,7 @@ fn remedy(error: &devices::Error) -> &'static str {
 /// opened: that could block, or have side effects.
 fn look_at(path: &Path) -> io::Result<()> {
     if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     // The file may have changed since the check: never block.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
@@ -393,7 +397,7 @@ pub(super) fn unbuildable(error: &Error) -> Refusal {
     refusal(
         "the machine",
         "built".to_owned(),
-        format!("not to be built: {}", in_one_line(error)),
+        format!("impossible to build ({})", in_one_line(error)),
         "",
     )
 }
@@ -571,7 +575,7 @@ mod tests {
                 Ok(()) => assert!(taken, "{part} {step}"),
                 Err(refusals) => {
                     assert!(!taken, "{part} {step} {refusals:?}");
-                    assert_eq!(what(&refusals), [format!("the state's part `{part}`")]);
+                    assert_eq!(what(&refusals), [format!("the state section `{part}`")]);
                 }
             }
         }
@@ -589,7 +593,7 @@ mod tests {
         let mut document = machine(&["/theirs/1", "/theirs/2"]);
         let refusals = document.prepare(&here(&nics, &ours, &ours)).unwrap_err();
         assert_eq!(what(&refusals), ["the NIC net0"]);
-        assert_eq!(refusals[0].source, "there twice");
+        assert_eq!(refusals[0].source, "present twice");
     }
 
     #[test]

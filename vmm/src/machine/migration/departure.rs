@@ -114,7 +114,7 @@ impl Handle {
                     None => stayed(&why),
                     Some(error) => MigrationEnd::Stayed {
                         why: format!(
-                            "{}; and the machine does not go on: {error}",
+                            "{}; the machine does not resume: {error}",
                             in_one_line(&why)
                         ),
                     },
@@ -142,7 +142,7 @@ impl Handle {
             MigrationEnd::Moved
         } else {
             MigrationEnd::Stayed {
-                why: "somebody said that the guest is here".to_owned(),
+                why: "a client resolved the migration: the guest is here".to_owned(),
             }
         });
         Ok(())
@@ -239,7 +239,7 @@ impl SourceMachine for Departure<'_> {
         let always = in_file(&always, self.offer.ram.slots());
         match &self.tracker {
             Some(tracker) => Ok(tracker.take(pages, &always)?),
-            None => Err("writes are not logged".into()),
+            None => Err("the log of writes is off".into()),
         }
     }
 
@@ -248,7 +248,7 @@ impl SourceMachine for Departure<'_> {
             .handle
             .on_vmm_thread(move |machine| machine.set_throttle(percent));
         if let Err(error) = asked {
-            tracing::warn!(%error, "vCPUs cannot be held back");
+            tracing::warn!(%error, "cannot throttle vCPUs");
         }
     }
 
@@ -270,7 +270,7 @@ impl SourceMachine for Departure<'_> {
 
     fn save(&mut self, to: &mut dyn Write) -> Result<(), MachineError> {
         let Some(stopped) = &self.stopped else {
-            return Err("the machine runs".into());
+            return Err("the machine still runs".into());
         };
         let mut sections = stopped.saved.sections()?;
         if let Some(digest) = &self.digest {
@@ -297,7 +297,7 @@ impl SourceMachine for Departure<'_> {
             Ok(()) | Err(RequestError::Ended | RequestError::EndedBy(_)) => {}
             Err(error) => tracing::error!(
                 error = &error as &dyn std::error::Error,
-                "a device was not brought back to what it was"
+                "cannot stop recording the writes of a device"
             ),
         }
     }

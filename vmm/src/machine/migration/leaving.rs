@@ -106,7 +106,7 @@ impl Leaving {
                 let how = end::of_run(&run).detail;
                 tracing::error!(
                     how,
-                    "the machine ends while it is not settled where its guest is: look at the other host"
+                    "the machine ends while its guest's location is unknown: check the other host"
                 );
                 Ok(Exit::Unsettled)
             }

@@ -54,8 +54,8 @@ pub fn load_tls(
 ) -> Result<Option<Tls>, Error> {
     match (endpoint, files) {
         (Endpoint::Tcp { .. }, None) if !plaintext => Err(Error::tls(format!(
-            "{endpoint} leaves this host: say which certificates protect the guest (certificate, \
-             key, authority), or that it is to go in plaintext"
+            "{endpoint} leaves this host: give the certificates that protect the guest \
+             (certificate, key, authority), or allow plaintext"
         ))),
         (_, files) => Ok(files.map(Tls::load).transpose()?),
     }
@@ -176,11 +176,11 @@ impl Migration {
     /// Records the result: where the guest is, or that this is unknown.
     pub(super) fn finish(&self, end: MigrationEnd) {
         match &end {
-            MigrationEnd::Moved => tracing::info!(peer = %self.0.peer, "the migration is done"),
+            MigrationEnd::Moved => tracing::info!(peer = %self.0.peer, "migration done"),
             MigrationEnd::Stayed { why } => tracing::warn!(why, "the machine did not move"),
             MigrationEnd::Unsettled { why } => tracing::error!(
                 why,
-                "it is not settled where the guest is: it stands still here until somebody says it"
+                "the guest's location is unknown: it stays stopped here until a client resolves it"
             ),
         }
         let mut ended = self.0.ended.lock();

@@ -96,7 +96,7 @@ impl Machine {
         if let Err(error) = self.inventory.log_writes(false) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
-                "a device was not brought back to what it was"
+                "cannot stop recording the writes of a device"
             );
         }
         self.leaving.end();
@@ -166,7 +166,7 @@ impl Machine {
         if percent == 0 {
             if let Some(throttle) = self.throttle.take() {
                 if let Err(error) = self.events.remove(throttle.as_raw_fd()) {
-                    tracing::warn!(%error, "the timer that held vCPUs back was not polled");
+                    tracing::warn!(%error, "the throttle's timer was not polled");
                 }
                 self.run_turn(Turn::Run);
             }
@@ -183,7 +183,7 @@ impl Machine {
         match made {
             Ok(throttle) => self.throttle = Some(throttle),
             // The migration then takes longer, or gives up.
-            Err(error) => tracing::warn!(%error, "vCPUs cannot be held back"),
+            Err(error) => tracing::warn!(%error, "cannot throttle vCPUs"),
         }
     }
 

@@ -61,7 +61,7 @@ impl Throttle {
         };
         self.turn = turn;
         if let Err(error) = self.timer.set(time, Duration::ZERO) {
-            tracing::warn!(%error, "vCPUs cannot be held back any longer");
+            tracing::warn!(%error, "cannot throttle vCPUs any longer");
             self.turn = Turn::Run;
         }
         self.turn

@@ -127,7 +127,8 @@ fn waiting_at(destination: &Endpoint) -> String {
         Endpoint::Tcp { .. } => " --kernel PATH --tls-cert FILE --tls-key FILE --tls-ca FILE",
     };
     format!(
-        "at the destination: bellhop run --receive {destination} --vdpa id=NAME,path=/dev/vhost-vdpa-N --api-socket PATH{more}"
+        "at the destination: bellhop run --receive {destination} --vdpa \
+         id=NAME,path=/dev/vhost-vdpa-N --api-socket PATH{more}"
     )
 }
 
@@ -136,9 +137,10 @@ fn too_short(downtime_ms: u32) -> Option<MigrationObstacle> {
     let needed = SWITCH.as_millis();
     (u128::from(downtime_ms) < needed).then(|| MigrationObstacle {
         reason: format!(
-            "the guest may stand still for {downtime_ms} ms, and devices and state alone are taken to need {needed} ms"
+            "the allowed downtime is {downtime_ms} ms, but devices and state alone need an \
+             estimated {needed} ms"
         ),
-        remedy: Some("allow it longer: --downtime 300".to_owned()),
+        remedy: Some("allow a longer downtime: --downtime 300".to_owned()),
     })
 }
 
@@ -165,7 +167,7 @@ impl From<Refusal> for MigrationObstacle {
             remedy,
         } = refusal;
         Self {
-            reason: format!("{what} is {source} here and {destination} there"),
+            reason: format!("{what}: {source} here, {destination} there"),
             remedy: (!remedy.is_empty()).then_some(remedy),
         }
     }
@@ -179,14 +181,14 @@ mod tests {
     fn each_obstacle_has_its_remedy() {
         let refusal = Refusal {
             what: "device net0".to_owned(),
-            source: "what the guest relies on".to_owned(),
-            destination: "another one: no feature MRG_RXBUF".to_owned(),
+            source: "as the guest sees it".to_owned(),
+            destination: "incompatible (no feature MRG_RXBUF)".to_owned(),
             remedy: "bellhop dev add".to_owned(),
         };
         let obstacle = MigrationObstacle::from(refusal);
         assert_eq!(
             obstacle.reason,
-            "device net0 is what the guest relies on here and another one: no feature MRG_RXBUF there"
+            "device net0: as the guest sees it here, incompatible (no feature MRG_RXBUF) there"
         );
         assert_eq!(obstacle.remedy.as_deref(), Some("bellhop dev add"));
         assert_eq!(MigrationObstacle::from(Refusal::default()).remedy, None);

@@ -46,7 +46,7 @@ const TRIES: u32 = 4;
 pub(super) fn run(timer: &Timer, on: bool) {
     let period = if on { PERIOD } else { Duration::ZERO };
     if let Err(error) = timer.set(period, period) {
-        tracing::warn!(%error, "the timer of the ring watch cannot be set");
+        tracing::warn!(%error, "cannot set the timer of the ring watch");
     }
 }
 
@@ -130,7 +130,7 @@ impl DeviceWatch {
                     tracing::info!(
                         device = %id,
                         queue = index,
-                        "the device was kicked and the driver interrupted, in case either was lost"
+                        "kicked the device and interrupted the driver, in case either was lost"
                     );
                 }
             }
@@ -207,17 +207,17 @@ fn tell(id: &str, queue: u16, event: Event) {
         Event::Began(alarm) => {
             let what = match alarm {
                 Alarm::Stuck => {
-                    "is stuck: buffers wait for the device, and it uses none; if a kick was lost, \
-                     rescue=on heals it; otherwise reset the device by its driver (unbind and \
-                     bind) or the machine"
+                    "is stuck: buffers wait for the device, but it uses none; if a kick was lost, \
+                     rescue=on recovers it; otherwise reset the device from its driver (unbind and \
+                     bind) or reset the machine"
                 }
                 Alarm::DriverStalled => {
                     "is stalled: all receive buffers are used, and the driver posts no others; its \
-                     interface may be down, the guest hang, or an interrupt be lost, which \
-                     rescue=on heals"
+                     interface is down, the guest hangs, or an interrupt was lost, which rescue=on \
+                     recovers"
                 }
                 Alarm::Inconsistent => {
-                    "has an avail index that cannot be: more is in flight than the ring holds; the \
+                    "has an impossible avail index: more is in flight than the ring holds; the \
                      guest's driver is broken or hostile"
                 }
             };
@@ -229,7 +229,7 @@ fn tell(id: &str, queue: u16, event: Event) {
                 device = %id,
                 queue,
                 ?alarm,
-                "queue {queue} of {id} is well again or was stopped, after {seconds} s"
+                "queue {queue} of {id} recovered or stopped after {seconds} s"
             );
         }
     }

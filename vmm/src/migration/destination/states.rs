@@ -292,7 +292,7 @@ fn join<C: Connection>(
             connection,
         }) if theirs == session && connection < connections => connection,
         _ => {
-            tracing::warn!("a connection that is not the source's was closed");
+            tracing::warn!("closed a connection that is not the source's");
             return None;
         }
     };

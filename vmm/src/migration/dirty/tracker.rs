@@ -91,13 +91,16 @@ impl DirtyTracker {
 
 /// The error for a log that could not be switched or read.
 fn no_log(source: Error) -> Error {
-    Error::host("the log of the pages that the guest writes is not to be had").because(source)
+    Error::host("cannot use the log of the pages that the guest writes").because(source)
 }
 
 impl Drop for DirtyTracker {
     fn drop(&mut self) {
         if let Err(error) = self.slots.stop_dirty_log() {
-            tracing::warn!(%error, "writes to guest memory stay logged, which costs the guest time");
+            tracing::warn!(
+                %error,
+                "writes to guest memory stay logged, which costs the guest time"
+            );
         }
     }
 }

@@ -75,7 +75,7 @@ impl<'a> Bytes<'a> {
         if self.rest.is_empty() {
             Ok(())
         } else {
-            Err(self.bad("goes on past its end"))
+            Err(self.bad("has data after its end"))
         }
     }
 

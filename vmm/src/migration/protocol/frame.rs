@@ -54,11 +54,12 @@ pub enum FrameError {
         problem: &'static str,
     },
     /// A HELLO with another magic.
-    #[error("the other side does not speak Bellhop's migration protocol")]
+    #[error("the other host does not use Bellhop's migration protocol")]
     Magic,
     /// A HELLO of another version.
     #[error(
-        "the source speaks version {found} of the migration protocol, this host version {ours}; run the same Bellhop on both"
+        "the source uses version {found} of the migration protocol, but this host uses version \
+         {ours}; run the same Bellhop on both"
     )]
     Version {
         /// The source's version.

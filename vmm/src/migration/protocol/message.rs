@@ -222,7 +222,7 @@ pub fn decode_message<'a>(
             session: Session(bytes.array()?),
             connection: match bytes.u16()? {
                 connection @ 1..CONNECTIONS_MAX => connection,
-                _ => return Err(bytes.bad("is for a connection that cannot be")),
+                _ => return Err(bytes.bad("is for an impossible connection")),
             },
         },
         Kind::Go => Message::Go(Session(bytes.array()?)),
@@ -233,7 +233,7 @@ pub fn decode_message<'a>(
             last: match bytes.u8()? {
                 0 => false,
                 1 => true,
-                _ => return Err(bytes.bad("is neither the last nor another")),
+                _ => return Err(bytes.bad("has an invalid flag for the last round")),
             },
         },
         Kind::State => match bytes.rest() {
@@ -257,7 +257,7 @@ fn connections(bytes: &mut Bytes<'_>) -> Result<u16, FrameError> {
     if (1..=CONNECTIONS_MAX).contains(&count) {
         Ok(count)
     } else {
-        Err(bytes.bad("speaks of no or too many connections"))
+        Err(bytes.bad("names no or too many connections"))
     }
 }
 
@@ -295,7 +295,7 @@ fn decode_hello(bytes: &mut Bytes<'_>) -> Result<Hello, FrameError> {
     let compat: Value = serde_json::from_slice(compat)
         .map_err(|_| bytes.bad("has a compatibility document that is not JSON"))?;
     if !compat.is_object() {
-        return Err(bytes.bad("has a compatibility document that is no object"));
+        return Err(bytes.bad("has a compatibility document that is not an object"));
     }
     Ok(Hello {
         connections,

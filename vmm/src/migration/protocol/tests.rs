@@ -190,7 +190,7 @@ fn what_makes_no_sense_is_refused() {
     };
     let mut other = payload_of(&Message::Hello(hello()));
     other[0] ^= 1;
-    assert!(refused(1, &other).contains("does not speak"));
+    assert!(refused(1, &other).contains("does not use"));
     other[0] ^= 1;
     other[8] = 2;
     assert!(refused(1, &other).contains("version 2"));

@@ -151,7 +151,7 @@ fn a_silent_destination_does_not_hold_a_stopped_guest() {
     assert_eq!(told, [true], "the guest goes on first");
     let text = error(&outcome).to_string();
     assert!(
-        text.contains("stood still") && text.contains("0.4 s"),
+        text.contains("the guest was stopped") && text.contains("0.4 s"),
         "{text}"
     );
 }

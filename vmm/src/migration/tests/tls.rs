@@ -157,7 +157,7 @@ fn hosts_that_do_not_know_each_other_move_no_guest() {
         let text = chain(&left);
         assert!(text.contains("this host does not accept"), "{text}");
         let text = chain(&arrived);
-        assert!(text.contains("does not go on with TLS"), "{text}");
+        assert!(text.contains("does not continue with TLS"), "{text}");
     }
     // The same destination still accepts a source that it knows.
     let (mut source, mut destination) = (Guest::running(), Guest::new());

@@ -38,14 +38,15 @@ const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(5);
 pub enum SessionError {
     /// The peer has shown no acceptable certificate.
     #[error(
-        "this host does not accept the other host's certificate: it must be valid now, of an authority \
-         that this host has, and at the destination for the name or address in `tcp:`"
+        "this host does not accept the other host's certificate: it must be valid now and from an \
+         authority that this host has. The destination's must also be for the name or address in \
+         `tcp:`"
     )]
     Certificate(#[source] rustls::Error),
     /// The peer has ended the session.
     #[error(
-        "the other host does not go on with TLS; it may not accept this host's certificate, which must be \
-         valid now and of an authority that the other host has"
+        "the other host does not continue with TLS; it may not accept this host's certificate, \
+         which must be valid now and from an authority that the other host has"
     )]
     Ended(#[source] rustls::Error),
     /// The source has not shown a certificate in time.
@@ -55,9 +56,7 @@ pub enum SessionError {
     )]
     Late,
     /// The received bytes are not TLS, or were changed on the way.
-    #[error(
-        "what the other host says is not TLS 1.3 for a migration; are both hosts told to use TLS?"
-    )]
+    #[error("the other host does not send TLS 1.3 for a migration; do both hosts use TLS?")]
     Protocol(#[source] rustls::Error),
 }
 
@@ -302,7 +301,7 @@ impl Drop for TlsStream {
             .set_nonblocking(true)
             .and_then(|()| self.session.write_tls(socket))
         {
-            tracing::debug!(%error, "the other host is not told that the connection ends");
+            tracing::debug!(%error, "cannot tell the other host that the connection ends");
         }
     }
 }

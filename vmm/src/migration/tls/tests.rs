@@ -374,7 +374,7 @@ fn garbage_instead_of_a_handshake_ends_it_for_good() {
     say(&mut far, b"these are frames without TLS").unwrap();
     let error = why(say(&mut near, b"HELLO"));
     assert!(matches!(error, SessionError::Protocol(_)), "{error:?}");
-    assert!(error.to_string().contains("are both hosts told to use TLS"));
+    assert!(error.to_string().contains("do both hosts use TLS"));
 }
 
 #[test]
@@ -575,7 +575,7 @@ fn files_that_are_wrong_or_not_secret_are_named() {
         ("key", &key, 0o604, "chmod go-rwx"),
         ("key", "", 0o600, "no private key"),
         ("key", &certificate, 0o600, "no private key"),
-        ("key", &other.key_pem(), 0o600, "does not go with"),
+        ("key", &other.key_pem(), 0o600, "does not match"),
         ("key", &large, 0o600, "more than"),
         ("certificate", &certificate, 0o664, "chmod go-w"),
         ("certificate", "rubbish", 0o644, "no certificate"),
@@ -610,7 +610,7 @@ fn files_that_are_wrong_or_not_secret_are_named() {
         ..files
     };
     let error = Tls::load(&no_file).unwrap_err();
-    assert!(error.to_string().contains("no regular file"), "{error}");
+    assert!(error.to_string().contains("not a regular file"), "{error}");
 }
 
 #[test]

@@ -46,7 +46,7 @@ const FILES: [&str; 2] = [STATE_FILE, MEMORY_FILE];
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
     /// The path has no last component that could name a directory.
-    #[error("{} is no name for a new directory", path.display())]
+    #[error("{} is not a name for a new directory", path.display())]
     NoName {
         /// The path.
         path: PathBuf,
@@ -61,14 +61,18 @@ pub enum CreateError {
         path: PathBuf,
     },
     /// Another process writes a snapshot of that name.
-    #[error("another snapshot is being written to {}; wait for it or choose another name", path.display())]
+    #[error(
+        "another snapshot is being written to {}; wait for it or choose another name",
+        path.display()
+    )]
     Busy {
         /// The path.
         path: PathBuf,
     },
     /// The temporary path exists, but is not a half-written snapshot of this user.
     #[error(
-        "{} is in the way: it is not a directory of this user with a half-written snapshot; remove it",
+        "{} is in the way: it is not a directory of this user with a half-written snapshot; remove \
+         it",
         path.display()
     )]
     NotOurs {
@@ -226,7 +230,7 @@ fn refuse_existing(
         path: path.to_owned(),
     };
     let io = |source: Errno| CreateError::Io {
-        step: "look at",
+        step: "inspect",
         path: path.to_owned(),
         source: source.into(),
     };
@@ -281,7 +285,7 @@ fn lock_temporary(
             Err(Errno::NOTDIR | Errno::LOOP) => return Err(not_ours()),
             Err(error) => return Err(io("open the directory")(error)),
         };
-        let stat = rustix::fs::fstat(&directory).map_err(io("look at"))?;
+        let stat = rustix::fs::fstat(&directory).map_err(io("inspect"))?;
         // Another user's directory, as in /tmp, could be read and changed by that user.
         if stat.st_uid != rustix::process::geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
             return Err(not_ours());
@@ -295,7 +299,7 @@ fn lock_temporary(
         match rustix::fs::statat(parent, temporary, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(now) if same_file(&now, &stat) => {}
             Ok(_) | Err(Errno::NOENT) => continue,
-            Err(error) => return Err(io("look at")(error)),
+            Err(error) => return Err(io("inspect")(error)),
         }
         for file in FILES {
             match rustix::fs::unlinkat(&directory, file, AtFlags::empty()) {
@@ -303,7 +307,7 @@ fn lock_temporary(
                 Err(error) => return Err(io("clear")(error)),
             }
         }
-        return if is_empty(&directory).map_err(io("look at"))? {
+        return if is_empty(&directory).map_err(io("inspect"))? {
             Ok(directory)
         } else {
             Err(not_ours())

@@ -19,13 +19,16 @@ pub const STATE_FILE_MAX: u64 = 256 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// There is no such directory, or it is something else.
-    #[error("{} is no directory with a snapshot (symbolic links are not followed)", path.display())]
+    #[error(
+        "{} is not a directory with a snapshot (symbolic links are not followed)",
+        path.display()
+    )]
     NotADirectory {
         /// The path.
         path: PathBuf,
     },
     /// A file is missing.
-    #[error("{} is no snapshot: it has no file {file:?}", path.display())]
+    #[error("{} is not a snapshot: it has no file {file:?}", path.display())]
     Missing {
         /// The directory.
         path: PathBuf,
@@ -33,7 +36,7 @@ pub enum OpenError {
         file: &'static str,
     },
     /// A file is a symbolic link, pipe, device or the like.
-    #[error("the file {file:?} of the snapshot {} is no regular file", path.display())]
+    #[error("the file {file:?} of the snapshot {} is not a regular file", path.display())]
     NotRegular {
         /// The directory.
         path: PathBuf,

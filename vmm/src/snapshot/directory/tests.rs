@@ -201,7 +201,7 @@ fn hostile_directories_are_refused() {
     assert_eq!(
         error.to_string(),
         format!(
-            "{} is no snapshot: it has no file \"state\"",
+            "{} is not a snapshot: it has no file \"state\"",
             path.display()
         )
     );

@@ -12,7 +12,7 @@ pub enum WriteError {
     #[error("cannot write the saved state")]
     Io(#[source] io::Error),
     /// A value could not be encoded.
-    #[error("a section of the saved state cannot be encoded")]
+    #[error("cannot encode a section of the saved state")]
     Encode(#[source] postcard::Error),
     /// A payload is longer than a reader accepts.
     #[error("section {name} has {}; at most {} are read back", ByteCount(*len), ByteCount(*max))]
@@ -30,19 +30,19 @@ pub enum WriteError {
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// It has another magic.
-    #[error("this is no saved state of Bellhop")]
+    #[error("this is not a saved state of Bellhop")]
     NotASnapshot,
     /// Another version of the format.
     #[error(
-        "the saved state has format {found}, this program reads {FORMAT_VERSION}; restore it with \
-         the version of Bellhop that wrote it"
+        "the saved state has format {found}, but this program reads {FORMAT_VERSION}; restore it \
+         with the version of Bellhop that wrote it"
     )]
     Format {
         /// The version found.
         found: u32,
     },
     /// It ends early.
-    #[error("the saved state ends early; it was not written or copied to its end")]
+    #[error("the saved state ends early: its write or copy is incomplete")]
     Truncated,
     /// The source failed.
     #[error("cannot read the saved state")]
@@ -57,7 +57,7 @@ pub enum ReadError {
         max: u64,
     },
     /// Bytes follow the end.
-    #[error("the saved state goes on after its end")]
+    #[error("the saved state has data after its end")]
     AfterEnd,
     /// The body is no list of sections, or has a section twice, a long name or too many sections.
     #[error("the sections of the saved state are malformed")]
@@ -102,7 +102,7 @@ pub enum ReadError {
     },
     /// A section of an unsupported version.
     #[error(
-        "section {name} of the saved state has version {found}, this program has {current}; \
+        "section {name} of the saved state has version {found}, but this program has {current}; \
          restore it with the version of Bellhop that wrote it"
     )]
     Version {

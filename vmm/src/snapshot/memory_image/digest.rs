@@ -45,7 +45,7 @@ pub enum DigestError {
     #[error("cannot read the guest's memory")]
     Read(#[source] io::Error),
     /// The digest is of a memory of another size.
-    #[error("the digest is of {said} bytes of memory in {blocks} blocks, not of {ram} bytes")]
+    #[error("the digest covers {said} bytes of memory in {blocks} blocks, not {ram} bytes")]
     Size {
         /// Bytes according to the digest.
         said: u64,
@@ -56,7 +56,8 @@ pub enum DigestError {
     },
     /// Some blocks differ.
     #[error(
-        "{differing} of {blocks} MiB of the guest's memory differ from what they were, the first at offset {first:#x}"
+        "{differing} of {blocks} MiB of the guest's memory differ from the original, the first at \
+         offset {first:#x}"
     )]
     Differs {
         /// Blocks of [`BLOCK_SIZE`] that differ.

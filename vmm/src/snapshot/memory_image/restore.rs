@@ -20,7 +20,7 @@ const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 pub enum RestoreError {
     /// The state has checksums for another size of memory.
     #[error(
-        "the saved state is of a guest with {} of memory, this one has {}; give it as much",
+        "the saved state is of a guest with {} of memory, but this one has {}; give it as much",
         ByteCount(*saved),
         ByteCount(*ram)
     )]
@@ -39,12 +39,12 @@ pub enum RestoreError {
         expected: u64,
     },
     /// The file is a directory, device, pipe or the like.
-    #[error("the file with the guest's memory is no regular file")]
+    #[error("the file with the guest's memory is not a regular file")]
     NotRegular,
     /// The file's length has changed since it was written.
     #[error(
-        "the file with the guest's memory has {found} bytes instead of {expected}; it was not \
-         copied to its end or belongs to another guest"
+        "the file with the guest's memory has {found} bytes instead of {expected}; its copy is \
+         incomplete, or it belongs to another guest"
     )]
     Length {
         /// Bytes of the file.
@@ -54,7 +54,8 @@ pub enum RestoreError {
     },
     /// A checksum is wrong.
     #[error(
-        "the saved memory is damaged or of another snapshot: the checksum of {} from {offset:#x} on is wrong",
+        "the saved memory is damaged or from another snapshot: the checksum of {} from {offset:#x} \
+         on is wrong",
         ByteCount(*len)
     )]
     Checksum {
@@ -92,7 +93,7 @@ pub fn restore(ram: &GuestRam, file: &File, digest: &MemoryDigest) -> Result<(),
             source,
         }
     };
-    let target = Target::new(ram).map_err(failed("look at the guest's memory", 0))?;
+    let target = Target::new(ram).map_err(failed("inspect the guest's memory", 0))?;
     let total = target.size;
     if digest.size != total {
         return Err(RestoreError::OtherSize {
@@ -108,7 +109,7 @@ pub fn restore(ram: &GuestRam, file: &File, digest: &MemoryDigest) -> Result<(),
     }
     let metadata = file
         .metadata()
-        .map_err(failed("look at the file with the guest's memory", 0))?;
+        .map_err(failed("inspect the file with the guest's memory", 0))?;
     if !metadata.is_file() {
         return Err(RestoreError::NotRegular);
     }

@@ -15,12 +15,12 @@ use crate::memory::GuestRam;
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// The file is not empty: its bytes would show through the holes.
-    #[error("the file for the guest's memory is no empty regular file")]
+    #[error("the file for the guest's memory is not an empty regular file")]
     NotEmpty,
     /// The file system is full, or the user's quota is used up.
     #[error(
-        "there is no room for the guest's memory: it takes up to {} and {} can be had; \
-         make room, or save it on another file system",
+        "there is no room for the guest's memory: it takes up to {}, but {} are free; make room, \
+         or save it on another file system",
         ByteCount(*needed),
         ByteCount(*free)
     )]
@@ -62,7 +62,7 @@ pub fn save(ram: &GuestRam, file: &File) -> Result<MemoryDigest, SaveError> {
     };
     let metadata = file
         .metadata()
-        .map_err(at_start("look at the file for the guest's memory"))?;
+        .map_err(at_start("inspect the file for the guest's memory"))?;
     if !metadata.is_file() || metadata.len() != 0 {
         return Err(SaveError::NotEmpty);
     }
@@ -90,7 +90,7 @@ fn copy(memory: &File, file: &File) -> Result<MemoryDigest, SaveError> {
     };
     let total = memory
         .metadata()
-        .map_err(failed("look at the guest's memory", 0))?
+        .map_err(failed("inspect the guest's memory", 0))?
         .len();
     file.set_len(total).map_err(full(total))?;
 

@@ -290,7 +290,8 @@ fn a_change_of_any_block_is_noticed() {
         let error = restore(&ram(SIZE), &file, &digest).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the saved memory is damaged or of another snapshot: the checksum of 1 MiB from 0x500000 on is wrong"
+            "the saved memory is damaged or from another snapshot: the checksum of 1 MiB from \
+             0x500000 on is wrong"
         );
     };
     file.write_all_at(&[0; 1 << 20], 5 * MIB).unwrap();
@@ -306,7 +307,8 @@ fn other_sizes_are_refused() {
     let error = restore(&ram(32 * MIB), &file, &digest).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the saved state is of a guest with 16 MiB of memory, this one has 32 MiB; give it as much"
+        "the saved state is of a guest with 16 MiB of memory, but this one has 32 MiB; give it as \
+         much"
     );
     for count in [0, 16, 18] {
         let mut checksums = digest.checksums.clone();

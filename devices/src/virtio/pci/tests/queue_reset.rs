@@ -175,7 +175,7 @@ fn a_reset_queue_is_saved_as_such() {
         let mut hostile = state.clone();
         change(&mut hostile.registers);
         let error = Rig::cold().device.restore(&hostile).unwrap_err();
-        let expected = format!("registers of queue {queue} are impossible");
+        let expected = format!("no driver can reach the registers of queue {queue}");
         assert!(in_one_line(&error).ends_with(&expected), "{error:?}");
     };
     refused(|registers| registers.queues[0].enabled = true, 0);

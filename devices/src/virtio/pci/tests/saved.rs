@@ -237,7 +237,7 @@ fn hostile_states_are_refused_and_change_nothing() {
     let cases: &[(Falsify, &str)] = &[
         (|s| s.version = 1, "state of version 1:"),
         (|s| s.isr = 1, "ISR status 0x01"),
-        (|s| s.backend = None, "not due in device status 0x0f"),
+        (|s| s.backend = None, "unexpected in device status 0x0f"),
         (
             |s| s.config_space.bytes.truncate(10),
             "has 10 bytes instead of 256",
@@ -252,9 +252,12 @@ fn hostile_states_are_refused_and_change_nothing() {
         ),
         (
             |s| s.registers.status = 4,
-            "device status 0x04 cannot be reached",
+            "no driver can reach device status 0x04",
         ),
-        (|s| s.registers.status = 15 | 16, "cannot be reached"),
+        (
+            |s| s.registers.status = 15 | 16,
+            "no driver can reach device status",
+        ),
         (|s| s.registers.driver_features = 0, "does not offer (0x0)"),
         (
             |s| s.registers.driver_features |= 1 << 38,
@@ -262,27 +265,27 @@ fn hostile_states_are_refused_and_change_nothing() {
         ),
         (
             |s| s.registers.queues[0].addresses.size = 512,
-            "registers of queue 0 are impossible",
+            "no driver can reach the registers of queue 0",
         ),
         (
             |s| s.registers.queues[0].addresses.size = 0,
-            "registers of queue 0 are impossible",
+            "no driver can reach the registers of queue 0",
         ),
         (
             |s| s.registers.queues[1].addresses.size = 63,
-            "registers of queue 1 are impossible",
+            "no driver can reach the registers of queue 1",
         ),
         (
             |s| s.registers.queues[2].enabled = true,
-            "registers of queue 2 are impossible",
+            "no driver can reach the registers of queue 2",
         ),
         (
             |s| s.registers.queues[3].vector = 5,
-            "registers of queue 3 are impossible",
+            "no driver can reach the registers of queue 3",
         ),
         (
             |s| s.registers.config_vector = 0x7fff,
-            "a register holds what no driver can write",
+            "a register holds a value that no driver can write",
         ),
         (
             |s| {
@@ -296,7 +299,7 @@ fn hostile_states_are_refused_and_change_nothing() {
                 s.registers.status = 3;
                 s.backend = None;
             },
-            "registers of queue 0 are impossible",
+            "no driver can reach the registers of queue 0",
         ),
         // Features before there is a driver.
         (
@@ -305,10 +308,13 @@ fn hostile_states_are_refused_and_change_nothing() {
                 s.registers.queues = Rig::cold().device.save().unwrap().registers.queues;
                 s.backend = None;
             },
-            "a register holds what no driver can write",
+            "a register holds a value that no driver can write",
         ),
         // A backend state for a device that does not run.
-        (|s| s.registers.status = 11, "not due in device status 0x0b"),
+        (
+            |s| s.registers.status = 11,
+            "unexpected in device status 0x0b",
+        ),
     ];
     let (_, good) = running();
     for (number, (falsify, expected)) in cases.iter().enumerate() {

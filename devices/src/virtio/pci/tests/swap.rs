@@ -197,7 +197,7 @@ fn lesser_shapes() -> Vec<(Shape, &'static str)> {
             "queue 0 of the new device takes 128 entries",
         ),
         (smaller(3, 0), "queue 3"),
-        (more_queues, "6 queues, the guest was shown 4"),
+        (more_queues, "6 queues, but the guest has seen 4"),
         (
             Shape {
                 config_len: 9,
@@ -210,7 +210,7 @@ fn lesser_shapes() -> Vec<(Shape, &'static str)> {
                 refuses: Some("not as nice"),
                 ..fits()
             },
-            "cannot take the old one's place",
+            "cannot replace the old one",
         ),
     ]
 }
@@ -551,7 +551,7 @@ fn what_the_guest_relies_on_counts_when_its_state_comes_not_only_before() {
             assert_eq!(checked.is_ok(), fits, "{runs} {checked:?}");
             if let Err(error) = checked {
                 let text = error.to_string();
-                assert_eq!(text, "the device has not what the guest relies on");
+                assert_eq!(text, "the device lacks properties that the guest relies on");
                 assert!(other.device.restore(&state).is_err());
             }
             assert_eq!(other.stage(), Stage::Inactive);

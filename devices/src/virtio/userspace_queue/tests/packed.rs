@@ -100,7 +100,7 @@ fn sizes_above_the_offer_are_refused() {
         UserspaceQueue::new(driver.queue(), max, PACKED, memory).map(drop)
     };
     attempt(SIZE).unwrap();
-    assert!(refusal(attempt(SIZE - 1)).contains("is not possible"));
+    assert!(refusal(attempt(SIZE - 1)).contains("cannot use queue size"));
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn restores_where_it_was_saved() {
     assert_eq!(after.pop().unwrap().unwrap().id, 1);
 
     // Neither format accepts the other's position, nor an invalid one.
-    assert!(refusal(restore(saved, SPLIT)).contains("cannot go on at"));
+    assert!(refusal(restore(saved, SPLIT)).contains("cannot resume at"));
     let split = SavedQueue {
         position: SavedPosition::Split {
             next_avail: 2,
@@ -136,14 +136,14 @@ fn restores_where_it_was_saved() {
         },
         broken: false,
     };
-    assert!(refusal(restore(split, PACKED)).contains("cannot go on at"));
+    assert!(refusal(restore(split, PACKED)).contains("cannot resume at"));
     for number in [0x8006_8006, 0x8001_8002, 0x0001_8001] {
         let base = VringBase::from_kernel(number, true).unwrap();
         let hostile = SavedQueue {
             position: SavedPosition::Packed { base },
             broken: false,
         };
-        assert!(refusal(restore(hostile, PACKED)).contains("cannot go on at"));
+        assert!(refusal(restore(hostile, PACKED)).contains("cannot resume at"));
         // A broken queue stays broken, at any position.
         let broken = SavedQueue {
             broken: true,

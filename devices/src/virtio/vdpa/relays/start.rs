@@ -34,7 +34,7 @@ impl VdpaBackend {
                 tracing::warn!(
                     device = %self.rings.id,
                     error = &error as &dyn std::error::Error,
-                    "what the device writes cannot be recorded: all memory counts as written"
+                    "cannot record the device's writes: all memory counts as written"
                 );
                 Ok(None)
             }

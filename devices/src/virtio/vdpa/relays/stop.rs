@@ -66,7 +66,11 @@ impl VdpaBackend {
             && !self.log.on
             && let Err(error) = self.end_relaying()
         {
-            tracing::warn!(device = %self.rings.id, error = &error as &dyn std::error::Error, "queues stay relayed");
+            tracing::warn!(
+                device = %self.rings.id,
+                error = &error as &dyn std::error::Error,
+                "queues stay relayed"
+            );
         }
     }
 
@@ -85,7 +89,11 @@ impl VdpaBackend {
         match self.rings.device.reset() {
             Ok(()) => self.bring_up_again(set, &targets),
             Err(error) => {
-                tracing::error!(device = %self.rings.id, error = &error as &dyn std::error::Error, "the device cannot be reset");
+                tracing::error!(
+                    device = %self.rings.id,
+                    error = &error as &dyn std::error::Error,
+                    "cannot reset the device"
+                );
             }
         }
     }

@@ -243,7 +243,7 @@ fn a_packed_ring_is_taken_back_as_far_as_it_tells() {
     put(1, AVAILABLE | NEXT);
     let refused = back().unwrap_err().to_string();
     assert!(
-        refused.starts_with("queue 5: where its packed ring stands"),
+        refused.starts_with("queue 5: the position of its packed ring"),
         "{refused}"
     );
 }

@@ -116,8 +116,8 @@ fn rings_and_positions_must_fit() {
     assert!(new(start, SIZE, start).is_ok());
     for (stands, entries, base, says) in [
         (start, SIZE - 1, start, "cannot stand in for"),
-        (split, SIZE, start, "cannot go on at"),
-        (at(SIZE), SIZE, start, "cannot go on at"),
+        (split, SIZE, start, "cannot resume at"),
+        (at(SIZE), SIZE, start, "cannot resume at"),
         (start, SIZE, split, "cannot begin at"),
         (start, SIZE, at(SIZE), "cannot begin at"),
         (start, 1024, start, "of a shared buffer of"),

@@ -111,7 +111,7 @@ fn goes_on_where_it_stood_but_not_with_chains_in_flight() {
         let ring = GuestRing::new(Arc::clone(&ram), SIZE, RING, true).unwrap();
         DeviceQueue::new(ring, base, features(false, false))
     };
-    assert!(refusal(again(queue.base())).contains("cannot go on at"));
+    assert!(refusal(again(queue.base())).contains("cannot resume at"));
     queue.push_used(5, 0).unwrap();
     let mut queue = again(queue.base()).unwrap();
     available(&ram, 2, (0x8000, 4, 5, 0));
@@ -121,7 +121,7 @@ fn goes_on_where_it_stood_but_not_with_chains_in_flight() {
         VringBase::from_kernel(0x8008_8008, true).unwrap(),
         VringBase::from_kernel(0x8000_0000, true).unwrap(),
     ] {
-        assert!(refusal(again(base)).contains("cannot go on at"));
+        assert!(refusal(again(base)).contains("cannot resume at"));
     }
 }
 

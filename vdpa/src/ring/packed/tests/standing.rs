@@ -66,7 +66,7 @@ fn nothing_else_is_taken_for_a_place() {
             match (standing(&flags), honest.get(&flags)) {
                 (Ok(told), Some(places)) => assert_eq!(told, *places),
                 (Err(error), None) => {
-                    assert!(error.to_string().contains("fit no place"), "{error}");
+                    assert!(error.to_string().contains("match no position"), "{error}");
                 }
                 (told, honest) => panic!("{flags:x?}: {told:?}, not {honest:?}"),
             }
@@ -144,7 +144,7 @@ fn what_is_left_of_a_chain_of_two_is_not_given_to_a_device_to_write() {
             match ring.standing() {
                 Err(error) => {
                     assert!(refused);
-                    let says = format!("entry {} may be left", (round + 1) % 8);
+                    let says = format!("entry {} may be a remnant", (round + 1) % 8);
                     assert!(error.to_string().starts_with(&says), "{round}: {error}");
                 }
                 Ok(_) => assert!(!refused),
