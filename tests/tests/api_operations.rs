@@ -82,8 +82,14 @@ fn a_snapshot_is_an_operation_whose_result_survives_the_daemon() {
     let snapshot = "/v1/vms/web/snapshot?wait=false";
     let operation = begun(&node, "POST", snapshot, &first);
     let done = ended(&node, &operation);
-    assert_eq!((&done["kind"], &done["phase"]), (&json!("snapshot"), &json!("done")));
-    assert_eq!(done["result"]["snapshot"]["path"], first["path"], "{done:#}");
+    assert_eq!(
+        (&done["kind"], &done["phase"]),
+        (&json!("snapshot"), &json!("done"))
+    );
+    assert_eq!(
+        done["result"]["snapshot"]["path"], first["path"],
+        "{done:#}"
+    );
     assert!(at("first").is_dir());
     // The directory is there already.
     let again = begun(&node, "POST", snapshot, &first);
@@ -101,7 +107,9 @@ fn a_snapshot_is_an_operation_whose_result_survives_the_daemon() {
     let listed = |node: &Node, query: &str| {
         let all = node.api.get(&format!("/v1/operations{query}")).unwrap();
         let all = all["items"].as_array().unwrap().clone();
-        all.into_iter().map(|one| one["id"].clone()).collect::<Vec<_>>()
+        all.into_iter()
+            .map(|one| one["id"].clone())
+            .collect::<Vec<_>>()
     };
     assert_eq!(listed(&node, "?phase=failed"), [failed["id"].clone()]);
     assert_eq!(listed(&node, "?target=web&kind=snapshot").len(), 3);
@@ -109,7 +117,10 @@ fn a_snapshot_is_an_operation_whose_result_survives_the_daemon() {
     assert_eq!(events(&node, "operation_started").len(), 3);
     let ends = events(&node, "operation_ended");
     assert_eq!(ends[0]["operation"], done["id"], "{ends:?}");
-    assert_eq!((&ends[0]["kind"], &ends[0]["phase"]), (&json!("snapshot"), &json!("done")));
+    assert_eq!(
+        (&ends[0]["kind"], &ends[0]["phase"]),
+        (&json!("snapshot"), &json!("done"))
+    );
     assert_eq!(ends[1]["phase"], "failed", "{ends:?}");
 
     let before = listed(&node, "");
@@ -126,7 +137,10 @@ fn a_snapshot_is_an_operation_whose_result_survives_the_daemon() {
     let id = done["id"].as_str().unwrap();
     let shown = bellhop(&node, &["operation", "show", id]);
     assert!(String::from_utf8_lossy(&shown.stdout).contains("snapshot of web: done"));
-    let wait = bellhop(&node, &["operation", "wait", failed["id"].as_str().unwrap()]);
+    let wait = bellhop(
+        &node,
+        &["operation", "wait", failed["id"].as_str().unwrap()],
+    );
     assert!(!wait.status.success());
 }
 
@@ -198,7 +212,10 @@ fn a_vm_is_created_as_an_operation_and_bad_input_begins_none() {
     let spec = node.tiny(&json!([])).unwrap();
     let operation = begun(&node, "PUT", "/v1/vms/web?wait=false", &spec);
     let done = ended(&node, &operation);
-    assert_eq!((&done["kind"], &done["phase"]), (&json!("create"), &json!("done")));
+    assert_eq!(
+        (&done["kind"], &done["phase"]),
+        (&json!("create"), &json!("done"))
+    );
     node.await_phase("web", "Running").unwrap();
     let mut other = spec.clone();
     other["memory"] = json!("64M");
@@ -212,8 +229,18 @@ fn a_vm_is_created_as_an_operation_and_bad_input_begins_none() {
         ("PUT", "/v1/vms/db?wait=false", &text, 422),
         ("PUT", "/v1/vms/db?wait=x", &spec, 400),
         ("POST", "/v1/vms/web/snapshot?wait=false", &text, 422),
-        ("POST", "/v1/vms/no/snapshot?wait=false", &json!({ "path": "/x" }), 404),
-        ("POST", "/v1/vms/web/upgrade", &json!({ "program": "/nonexistent" }), 422),
+        (
+            "POST",
+            "/v1/vms/no/snapshot?wait=false",
+            &json!({ "path": "/x" }),
+            404,
+        ),
+        (
+            "POST",
+            "/v1/vms/web/upgrade",
+            &json!({ "program": "/nonexistent" }),
+            422,
+        ),
         ("POST", "/v1/vms/web/migration", &json!({ "send": {} }), 422),
     ] {
         let answer = node.api.ask(method, path, Some(body)).unwrap();
@@ -221,18 +248,44 @@ fn a_vm_is_created_as_an_operation_and_bad_input_begins_none() {
     }
     assert_eq!(node.api.get("/v1/operations").unwrap(), before);
     refused(&node, "GET", "/v1/operations/17", 404, "no_such_operation");
-    refused(&node, "GET", "/v1/operations/%2e%2e?wait=1", 404, "no_such_operation");
-    refused(&node, "DELETE", "/v1/operations/17", 404, "no_such_operation");
-    for query in ["kind=x", "phase=x", "phase=unknown", "phase=running&phase=done"] {
+    refused(
+        &node,
+        "GET",
+        "/v1/operations/%2e%2e?wait=1",
+        404,
+        "no_such_operation",
+    );
+    refused(
+        &node,
+        "DELETE",
+        "/v1/operations/17",
+        404,
+        "no_such_operation",
+    );
+    for query in [
+        "kind=x",
+        "phase=x",
+        "phase=unknown",
+        "phase=running&phase=done",
+    ] {
         let path = format!("/v1/operations?{query}");
         refused(&node, "GET", &path, 400, "bad_parameter");
     }
-    refused(&node, "GET", "/v1/operations?no=1", 400, "unknown_parameter");
+    refused(
+        &node,
+        "GET",
+        "/v1/operations?no=1",
+        400,
+        "unknown_parameter",
+    );
     for wait in ["61", "-1", "x"] {
         let path = format!("{operation}?wait={wait}");
         refused(&node, "GET", &path, 400, "bad_parameter");
     }
-    assert_eq!(bellhop(&node, &["operation", "show", "17"]).status.code(), Some(5));
+    assert_eq!(
+        bellhop(&node, &["operation", "show", "17"]).status.code(),
+        Some(5)
+    );
     node.api
         .done("DELETE", "/v1/vms/web?force=true", None)
         .unwrap();

@@ -473,8 +473,12 @@ impl Machines {
     /// The last migration of a machine that left this node: what its process reported.
     pub(crate) fn last_departure(&self, vm: &VmName) -> Option<MigrationStatus> {
         let record = self.find(vm).ok().and_then(|slot| slot.record());
-        let end = record.map(|record| record.last_end);
-        if end.is_some_and(|end| end.is_none_or(|end| end.reason != EndReason::Moved)) {
+        let left = record.is_none_or(|record| {
+            let moved = record.departure.is_some_and(|departure| departure.moved);
+            let end = record.last_end.map(|end| end.reason);
+            moved || end == Some(EndReason::Moved)
+        });
+        if !left {
             return None;
         }
         let all = self.operations.list(&OperationQuery {
@@ -666,11 +670,9 @@ fn interrupted() -> Error {
 
 /// How far a migration is: bytes of guest memory that are at the destination.
 fn progress(status: &MigrationStatus) -> OperationProgress {
-    let begins = matches!(status.phase, MigrationPhase::Offer | MigrationPhase::Join);
-    let left = if begins {
-        status.ram_bytes
-    } else {
-        status.left_bytes
+    let left = match status.rounds {
+        0 => status.ram_bytes,
+        _ => status.left_bytes,
     };
     OperationProgress {
         done: status.ram_bytes.saturating_sub(left),

@@ -140,7 +140,7 @@ fn a_report_tells_progress_and_end() {
     assert_eq!((progress(&status).done, progress(&status).total), (70, 100));
     status.left_bytes = u64::MAX;
     assert_eq!(progress(&status).done, 0);
-    (status.phase, status.left_bytes) = (MigrationPhase::Offer, 0);
+    (status.rounds, status.left_bytes) = (0, 0);
     assert_eq!(progress(&status).done, 0);
 }
 
