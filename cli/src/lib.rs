@@ -17,6 +17,7 @@ mod signals;
 mod terminal;
 mod units;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -72,7 +73,13 @@ struct Logs {
 
     /// Log to this file instead of standard error, each line with its time; beyond 16 MiB it is
     /// renamed to FILE.1 and begun anew
-    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_LOG_FILE")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "BELLHOP_LOG_FILE",
+        help_heading = "Global options"
+    )]
     log_file: Option<PathBuf>,
 }
 
@@ -109,12 +116,16 @@ impl Arguments {
     }
 }
 
-/// Whether a wrong command line asks for JSON.
-fn wants_json() -> bool {
-    let matches = Arguments::command().ignore_errors(true).try_get_matches();
-    matches
-        .and_then(|matches| Format::from_arg_matches(&matches))
-        .is_ok_and(Format::is_json)
+/// Whether a wrong command line asks for JSON; clap may have stopped at an earlier word.
+fn wants_json(words: impl Iterator<Item = OsString>) -> bool {
+    let words: Vec<OsString> = words.collect();
+    let is = |word: &OsString, known: &[&str]| known.iter().any(|known| word == known);
+    let json = ["-j", "-jp", "-pj", "--json", "-ojson", "--output=json"];
+    let option = |pair: &[OsString]| match pair {
+        [option, format] => is(option, &["-o", "--output"]) && format == "json",
+        _ => false,
+    };
+    words.iter().any(|word| is(word, &json)) || words.windows(2).any(option)
 }
 
 /// The error of a wrong command line; none for a request for help.
@@ -149,7 +160,7 @@ pub fn main() -> ExitCode {
         // A command line of another version may not be one of this.
         commands::refuse_hand_over(&error);
         match wrong_line(&error) {
-            Some(report) if wants_json() => {
+            Some(report) if wants_json(std::env::args_os()) => {
                 Report::use_json();
                 report.print();
                 std::process::exit(error.exit_code())
@@ -209,6 +220,19 @@ mod tests {
         );
         for line in ["vm", "--help", "vm list --help", "--version"] {
             assert_eq!(error(line), None, "{line}");
+        }
+        for (line, json) in [
+            ("vm lst -o json", true),
+            ("vm list --output=json --nosuch", true),
+            ("-jp nosuch", true),
+            ("vm lst -o table", false),
+            ("vm show json -o", false),
+        ] {
+            assert_eq!(
+                wants_json(line.split(' ').map(OsString::from)),
+                json,
+                "{line}"
+            );
         }
     }
 }
