@@ -5,7 +5,6 @@
 //! and a variant of `commands::Command`. Knows the terminal, files and
 //! signals; must not know ring layouts or KVM.
 
-mod columns;
 mod commands;
 mod config_file;
 mod confirm;
@@ -17,9 +16,12 @@ mod progress;
 mod signals;
 mod terminal;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use bellhop_common::exit::Report;
+use bellhop_common::listing::Format;
 use bellhop_common::{colour, exit};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 use tracing::level_filters::LevelFilter;
@@ -31,6 +33,9 @@ use tracing::level_filters::LevelFilter;
 #[derive(Debug, Parser)]
 #[command(name = "bellhop", version, after_help = exit::help(), styles = colour::STYLES)]
 struct Arguments {
+    #[command(flatten)]
+    format: Format,
+
     #[command(flatten)]
     logs: Logs,
 
@@ -67,7 +72,13 @@ struct Logs {
 
     /// Log to this file instead of standard error, each line with its time; beyond 16 MiB it is
     /// renamed to FILE.1 and begun anew
-    #[arg(long, global = true, value_name = "FILE", env = "BELLHOP_LOG_FILE")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "BELLHOP_LOG_FILE",
+        help_heading = "Global options"
+    )]
     log_file: Option<PathBuf>,
 }
 
@@ -89,7 +100,12 @@ impl Arguments {
             && let Ok(HandedOver { logs, command }) = HandedOver::try_parse()
         {
             let command = command.into();
-            return Ok(Self { logs, command });
+            let format = Format::default();
+            return Ok(Self {
+                format,
+                logs,
+                command,
+            });
         }
         // Help and errors are laid out, which takes longer than a command line that is right.
         Self::try_parse().or_else(|_| {
@@ -97,6 +113,31 @@ impl Arguments {
             Self::from_arg_matches(&matches)
         })
     }
+}
+
+/// Whether a wrong command line asks for JSON; clap may have stopped at an earlier word.
+fn wants_json(words: impl Iterator<Item = OsString>) -> bool {
+    let words: Vec<OsString> = words.collect();
+    let is = |word: &OsString, known: &[&str]| known.iter().any(|known| word == known);
+    let json = ["-j", "-jp", "-pj", "--json", "-ojson", "--output=json"];
+    let option = |pair: &[OsString]| match pair {
+        [option, format] => is(option, &["-o", "--output"]) && format == "json",
+        _ => false,
+    };
+    words.iter().any(|word| is(word, &json)) || words.windows(2).any(option)
+}
+
+/// The error of a wrong command line; none for a request for help.
+fn wrong_line(error: &clap::Error) -> Option<Report> {
+    if !error.use_stderr()
+        || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    {
+        return None;
+    }
+    let text = error.to_string();
+    let (message, _) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let message = message.trim().strip_prefix("error: ").unwrap_or(message);
+    Some(Report::from_messages([message.to_owned()]).code("wrong_command_line"))
 }
 
 /// Makes each panic end the process, as in a release build. Cargo's profile for tests cannot: the
@@ -117,15 +158,80 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::read().unwrap_or_else(|error| {
         // A command line of another version may not be one of this.
         commands::refuse_hand_over(&error);
-        error.exit()
+        match wrong_line(&error) {
+            Some(report) if wants_json(std::env::args_os()) => {
+                Report::use_json();
+                report.print();
+                std::process::exit(error.exit_code())
+            }
+            _ => error.exit(),
+        }
     });
+    if arguments.format.is_json() {
+        Report::use_json();
+    }
     let logs = &arguments.logs;
     logging::start(logs.log_level, logs.log_format, logs.log_file.as_deref());
-    match arguments.command.execute() {
+    match arguments.command.execute(arguments.format) {
         Ok(code) => code.into(),
         Err(error) => {
             error.in_words().print();
             error.code().into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_command_has_the_same_formats() {
+        for line in [
+            "doctor -o csv --columns name,state",
+            "probe nic0 -o yaml",
+            "report -j",
+            "vm list -o wide --no-headers",
+            "-o json vm delete web",
+            "node shutdown-guests -o name",
+            "version -jp",
+        ] {
+            let words = std::iter::once("bellhop").chain(line.split(' '));
+            let arguments = Arguments::try_parse_from(words).unwrap();
+            assert!(
+                !arguments.format.is_text() || line.contains("wide"),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_wrong_line_has_a_message_and_help_has_none() {
+        let error = |line: &str| {
+            let words = std::iter::once("bellhop").chain(line.split(' '));
+            wrong_line(&Arguments::try_parse_from(words).unwrap_err())
+        };
+        let report = error("vm show web -j --nosuch").unwrap();
+        let expected = "unexpected argument '--nosuch' found";
+        assert_eq!(
+            report,
+            Report::from_messages([expected.to_owned()]).code("wrong_command_line")
+        );
+        for line in ["vm", "--help", "vm list --help", "--version"] {
+            assert_eq!(error(line), None, "{line}");
+        }
+        for (line, json) in [
+            ("vm lst -o json", true),
+            ("vm list --output=json --nosuch", true),
+            ("-jp nosuch", true),
+            ("vm lst -o table", false),
+            ("vm show json -o", false),
+        ] {
+            assert_eq!(
+                wants_json(line.split(' ').map(OsString::from)),
+                json,
+                "{line}"
+            );
         }
     }
 }

@@ -156,7 +156,7 @@ fn without_a_daemon_commands_say_so_and_a_report_comes() {
         "report",
         "--state-dir",
         node.directory.to_str().unwrap(),
-        "--output",
+        "--file",
         file_name,
     ];
     let (said, errors) = node.says(&words, 0);
@@ -323,7 +323,24 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     assert!(made.starts_with("web: ") && made.contains("pid "), "{made}");
     until("it runs", || node.done(&["vm", "list"]).contains("Running"));
     let vms: Value = serde_json::from_str(&node.done(&["vm", "list", "-o", "json"])).unwrap();
-    assert_eq!(vms[0]["name"], "web", "{vms}");
+    assert_eq!(
+        (&vms[0]["name"], &vms[0]["vcpus"]),
+        (&"web".into(), &1.into()),
+        "{vms}"
+    );
+    assert_eq!(node.done(&["vm", "list", "-o", "name"]), "web\n");
+    let words = [
+        "vm",
+        "list",
+        "-o",
+        "csv",
+        "--columns",
+        "name,state",
+        "--no-headers",
+    ];
+    assert_eq!(node.done(&words), "web,Running\n");
+    let yaml = node.done(&["vm", "list", "-o", "yaml"]);
+    assert!(yaml.contains("  phase: Running\n"), "{yaml}");
     // The name is taken, also for the same VM; and one that runs is not replaced.
     let (_, errors) = node.says(&create, 10);
     assert!(
@@ -379,7 +396,7 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     let state = node.state();
     let words = [
         "report",
-        "--output",
+        "--file",
         report.to_str().unwrap(),
         "--state-dir",
         state.to_str().unwrap(),
@@ -420,8 +437,10 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     until("it runs again", || {
         node.done(&["vm", "list"]).contains("Running")
     });
-    node.done(&["vm", "delete", "web", "--force"]);
-    let (_, errors) = node.says(&["vm", "show", "web"], 5);
-    assert!(errors.contains("web"), "{errors}");
+    let deleted = node.done(&["vm", "delete", "web", "--force", "-j"]);
+    assert_eq!(deleted, "{\"deleted\":true,\"name\":\"web\"}\n");
+    let (_, errors) = node.says(&["vm", "show", "web", "-j"], 5);
+    let error: Value = serde_json::from_str(&errors).unwrap();
+    assert_eq!(error["code"], "no_such_vm", "{error}");
     assert_eq!(node.done(&["vm", "list", "-j"]).trim(), "[]");
 }

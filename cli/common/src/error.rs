@@ -2,7 +2,6 @@
 //! remedy for the user.
 
 use std::error::Error as StdError;
-use std::io;
 
 use vdpa_mgmt::ErrorKind as MgmtErrorKind;
 use vdpa_mgmt::nic::{MakeError, NicError, RemoveError, StoreError};
@@ -30,6 +29,22 @@ pub enum ErrorKind {
     TimedOut,
     /// The node daemon refused the request.
     Refused(Refusal),
+}
+
+impl ErrorKind {
+    /// A word for programs.
+    fn word(&self) -> &str {
+        match self {
+            Self::Failed => "failed",
+            Self::WrongCommandLine => "wrong_command_line",
+            Self::Absent => "absent",
+            Self::Conflict => "conflict",
+            Self::InvalidInput => "invalid_input",
+            Self::NoDaemon => "no_daemon",
+            Self::TimedOut => "timed_out",
+            Self::Refused(refusal) => &refusal.body.code,
+        }
+    }
 }
 
 vdpa::opaque_error! {
@@ -76,9 +91,9 @@ impl Error {
         Self::new(ErrorKind::InvalidInput, message)
     }
 
-    /// Standard output cannot be written.
+    /// The result cannot be written.
     #[must_use]
-    pub fn output(source: io::Error) -> Self {
+    pub fn unwritten(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::failed("cannot write the result").because(source)
     }
 
@@ -144,7 +159,7 @@ impl Error {
     pub fn in_words(&self) -> Report {
         let report = match &self.0.kind {
             ErrorKind::Refused(refusal) => refusal.in_words(),
-            _ => Report::of(self),
+            kind => Report::of(self).code(kind.word()),
         };
         match self.0.hint {
             Some(hint) => report.hint(hint),

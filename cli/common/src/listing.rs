@@ -10,77 +10,8 @@ use serde::{Serialize, Serializer};
 
 use crate::error::Error;
 use crate::exit::Code;
+pub use crate::format::{Format, print};
 use crate::text::printable;
-
-/// How a listing is printed: options of each command that shows something.
-#[derive(Debug, Clone, Copy, clap::Args)]
-pub struct Format {
-    /// Print JSON: the same as -o json
-    #[arg(short, long, global = true, help_heading = "Output options")]
-    json: bool,
-
-    /// How it is printed
-    #[arg(
-        short = 'o',
-        long = "output",
-        value_name = "FORMAT",
-        global = true,
-        value_enum,
-        conflicts_with = "json",
-        help_heading = "Output options"
-    )]
-    output: Option<Output>,
-
-    /// Print JSON on many lines, with -j or -o json
-    #[arg(short, long, global = true, help_heading = "Output options")]
-    pretty: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Output {
-    /// As JSON, for programs
-    Json,
-    /// As text, for people
-    Table,
-}
-
-impl Format {
-    /// Whether JSON is asked for.
-    #[must_use]
-    pub fn is_json(self) -> bool {
-        self.json || self.output == Some(Output::Json)
-    }
-
-    /// Prints a value on standard output, as JSON or as this text.
-    ///
-    /// # Errors
-    /// Standard output cannot be written.
-    pub fn print(
-        self,
-        value: &impl Serialize,
-        text: impl FnOnce() -> String,
-    ) -> Result<Code, Error> {
-        let text = if self.is_json() {
-            json(value, self.pretty)?
-        } else {
-            text()
-        };
-        print(text.as_bytes())
-    }
-}
-
-/// Prints on standard output.
-///
-/// # Errors
-/// Standard output cannot be written.
-pub fn print(bytes: &[u8]) -> Result<Code, Error> {
-    let mut output = io::stdout().lock();
-    match output.write_all(bytes).and_then(|()| output.flush()) {
-        // The reader has seen enough, as `head` does.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Code::Success),
-        written => written.map(|()| Code::Success).map_err(Error::output),
-    }
-}
 
 /// How an entry is laid out as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -308,7 +239,7 @@ impl Listing {
 }
 
 /// A value as JSON with a line break at its end.
-fn json(value: &impl Serialize, pretty: bool) -> Result<String, Error> {
+pub(crate) fn json(value: &impl Serialize, pretty: bool) -> Result<String, Error> {
     let mut bytes = Vec::new();
     let written = if pretty {
         let formatter = Pretty::default();
@@ -322,7 +253,7 @@ fn json(value: &impl Serialize, pretty: bool) -> Result<String, Error> {
         bytes.push(b'\n');
         String::from_utf8(bytes).map_err(io::Error::other)
     });
-    written.map_err(Error::output)
+    written.map_err(Error::unwritten)
 }
 
 impl Serialize for Listing {

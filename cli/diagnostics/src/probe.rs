@@ -5,6 +5,7 @@ use std::fmt::Write;
 use vdpa::conformance::{self, Verdict};
 use vdpa::probe::{Identity, Outcome, Report};
 
+use bellhop_common::table::Table;
 use bellhop_common::text::address;
 
 /// Names of the virtio device types that vDPA parents make (virtio 1.3, section 5).
@@ -108,6 +109,55 @@ fn features(lines: &mut Lines, identity: &Identity) {
     }
 }
 
+fn outcome(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Ok => "ok",
+        Outcome::Failed => "FAILED",
+        Outcome::NotOffered => "not offered",
+        Outcome::Inconclusive => "inconclusive",
+    }
+}
+
+/// The checks of a probe.
+#[must_use]
+pub fn checks(report: &Report) -> Table {
+    let rows = report.checks.iter().map(|check| {
+        [
+            check.name.to_owned(),
+            outcome(check.outcome).to_lowercase(),
+            check.milliseconds.to_string(),
+            check.detail.clone(),
+        ]
+    });
+    Table::new(["NAME", "OUTCOME", "MILLISECONDS", "DETAIL"], rows)
+}
+
+fn verdict(verdict: &Verdict) -> (&'static str, &str) {
+    match verdict {
+        Verdict::Pass { detail } => ("pass", detail),
+        Verdict::Fail { detail } => ("FAIL", detail),
+        Verdict::Quirk { detail } => ("quirk", detail),
+        Verdict::Skipped { detail } => ("skipped", detail),
+    }
+}
+
+/// The rules of a report on conformance.
+#[must_use]
+pub fn rules(report: &conformance::Report) -> Table {
+    let rows = report.lines.iter().map(|line| {
+        let (word, detail) = verdict(&line.verdict);
+        let cells = [
+            line.id,
+            &word.to_lowercase(),
+            line.rule,
+            detail,
+            line.source,
+        ];
+        cells.map(str::to_owned)
+    });
+    Table::new(["ID", "VERDICT", "RULE", "DETAIL", "SOURCE"], rows)
+}
+
 /// The report of a probe.
 #[must_use]
 pub fn probe(report: &Report) -> String {
@@ -115,12 +165,7 @@ pub fn probe(report: &Report) -> String {
     identity(&mut lines, &report.identity);
     lines.0.push('\n');
     for check in &report.checks {
-        let outcome = match check.outcome {
-            Outcome::Ok => "ok",
-            Outcome::Failed => "FAILED",
-            Outcome::NotOffered => "not offered",
-            Outcome::Inconclusive => "inconclusive",
-        };
+        let outcome = outcome(check.outcome);
         let (time, detail) = (check.milliseconds, &check.detail);
         lines.line(
             check.name,
@@ -136,13 +181,12 @@ pub fn conformance(report: &conformance::Report) -> String {
     let mut text = String::new();
     let (mut passed, mut failed, mut other) = (0, 0, 0);
     for line in &report.lines {
-        let (word, detail, count) = match &line.verdict {
-            Verdict::Pass { detail } => ("pass", detail, &mut passed),
-            Verdict::Fail { detail } => ("FAIL", detail, &mut failed),
-            Verdict::Quirk { detail } => ("quirk", detail, &mut other),
-            Verdict::Skipped { detail } => ("skipped", detail, &mut other),
-        };
-        *count += 1;
+        let (word, detail) = verdict(&line.verdict);
+        *match line.verdict {
+            Verdict::Pass { .. } => &mut passed,
+            Verdict::Fail { .. } => &mut failed,
+            Verdict::Quirk { .. } | Verdict::Skipped { .. } => &mut other,
+        } += 1;
         let _ = writeln!(text, "{word:<8} {:<22} {}", line.id, line.rule);
         if !detail.is_empty() {
             let _ = writeln!(text, "{:31} {detail}", "");

@@ -43,9 +43,6 @@ Examples:
 
 Changing the driver needs root.")]
 pub(crate) struct Arguments {
-    #[command(flatten)]
-    format: Format,
-
     /// The device: its name, /dev/vhost-vdpa-N, or pci/ADDRESS
     #[arg(value_name = "DEV")]
     device: String,
@@ -69,7 +66,7 @@ pub(crate) struct Arguments {
 const NO_DRIVER: &str = "none";
 
 /// Binds if asked to, and prints how it is then.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let driver = arguments.driver.as_deref();
     let namespace = arguments.netns.namespace(&arguments.device, driver)?;
     if let Some(driver) = driver {
@@ -78,7 +75,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             let mut steps = change.steps();
             let namespace = namespace.iter();
             steps.extend(namespace.map(|to| format!("move its interface to {}", to.name())));
-            return plan::print(&steps, arguments.format);
+            return plan::print(&steps, format);
         }
         if !change.deletes.is_empty() {
             arguments.confirmation.ask(change.question())?;
@@ -100,7 +97,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         layout: Layout::Line,
         entries: vec![entry],
     }
-    .print(arguments.format)
+    .print(format)
 }
 
 /// A device that gets a driver.

@@ -4,6 +4,7 @@ use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::{Format, Listing};
 use bellhop_common::management::dev::{config_listing, listing, stats_listing};
+use serde_json::json;
 use vdpa_mgmt::{Connection, NewDevice};
 
 use super::words::{self, Words};
@@ -30,9 +31,6 @@ Adding, deleting, changing and counters need CAP_NET_ADMIN. JSON differs from ip
 the keys \"link\" and \"link_announce\" have no space at their end, the configuration of block
 devices is shown, and of a device without the feature MQ queue 0 is rx and queue 2 is control_vq.")]
 pub(crate) struct Arguments {
-    #[command(flatten)]
-    format: Format,
-
     #[command(subcommand)]
     command: Command,
 }
@@ -153,8 +151,16 @@ enum VstatsCommand {
 }
 
 /// Does what was asked, and prints what is to be shown.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    let show = |listing: Listing| listing.print(arguments.format);
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
+    let show = |listing: Listing| listing.print(format);
+    // iproute2 prints nothing for people.
+    let show_changed = |connection: &Connection, name: &str| {
+        if format.is_text() {
+            Ok(Code::Success)
+        } else {
+            show(listing(&[connection.device(name)?]))
+        }
+    };
     match &arguments.command {
         Command::Show { device } => {
             let connection = Connection::open()?;
@@ -162,7 +168,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
                 Some(name) => vec![connection.device(name)?],
                 None => connection.devices()?,
             };
-            show(listing(&devices))?;
+            show(listing(&devices))
         }
         Command::Config(ConfigCommand::Show { device }) => {
             let connection = Connection::open()?;
@@ -170,23 +176,27 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
                 Some(name) => vec![connection.config(name)?],
                 None => connection.configs()?,
             };
-            show(config_listing(&configs))?;
+            show(config_listing(&configs))
         }
         Command::Vstats(VstatsCommand::Show { device, words }) => {
             let words = Words::parse(words, &["qidx"])?;
             let queue_index = words.needed("qidx", words::number)?;
             let stats = Connection::open()?.vendor_stats(device, queue_index)?;
-            show(stats_listing(&stats))?;
+            show(stats_listing(&stats))
         }
         Command::Add { words } => {
             let device = new_device(words)?;
-            Connection::open()?.add(&device)?;
+            let connection = Connection::open()?;
+            connection.add(&device)?;
+            show_changed(&connection, device.name())
         }
         Command::Set { words } => {
             let words = Words::parse(words, &["name", "mac"])?;
             let name: String = words.needed("name", words::text)?;
             let mac = words.needed("mac", words::mac)?;
-            Connection::open()?.set_mac(&name, mac)?;
+            let connection = Connection::open()?;
+            connection.set_mac(&name, mac)?;
+            show_changed(&connection, &name)
         }
         Command::Del {
             device,
@@ -194,9 +204,9 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         } => {
             confirmation.ask(format!("Delete the vDPA device {device}?"))?;
             Connection::open()?.delete(device)?;
+            format.print_done(&json!({ "name": device, "deleted": true }))
         }
     }
-    Ok(Code::Success)
 }
 
 fn new_device(words: &[String]) -> Result<NewDevice, Error> {

@@ -5,7 +5,7 @@ use std::io;
 use bellhop_common::colour;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
-use bellhop_common::listing;
+use bellhop_common::listing::{self, Format};
 use bellhop_diagnostics::doctor::{self, Host};
 
 /// Say whether this host is fit for VMs on vDPA NICs, and what mends it
@@ -25,26 +25,20 @@ the file that is named.
 
 Examples:
   bellhop doctor
-  bellhop doctor --json | jq '.findings[] | select(.state == \"missing\")'
+  bellhop doctor -j | jq '.findings[] | select(.state == \"missing\")'
 
 The exit code is 0 if nothing is missing, and 1 if something is.")]
-pub(crate) struct Arguments {
-    /// Print JSON instead of a table
-    #[arg(short, long)]
-    json: bool,
-}
-
-const UNWRITTEN: &str = "cannot write the findings";
+pub(crate) struct Arguments {}
 
 /// Looks and prints.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(_: &Arguments, format: Format) -> Result<Code, Error> {
     let report = doctor::report(&Host::this());
-    let text = if arguments.json {
-        serde_json::to_string_pretty(&report).map_err(Error::context(UNWRITTEN))? + "\n"
+    if format.is_text() {
+        let text = doctor::text(&report, colour::wanted(&io::stdout()));
+        listing::print(text.as_bytes())?;
     } else {
-        doctor::table(&report, colour::wanted(&io::stdout()))
-    };
-    listing::print(text.as_bytes())?;
+        format.print_table(&report, || doctor::table(&report))?;
+    }
     Ok(if report.fit {
         Code::Success
     } else {

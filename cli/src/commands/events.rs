@@ -31,9 +31,6 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
 
-    #[command(flatten)]
-    format: Format,
-
     /// Continue with events as they happen
     #[arg(short, long)]
     follow: bool,
@@ -47,26 +44,35 @@ pub(crate) struct Arguments {
     kind: Option<String>,
 }
 
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let node = arguments.node.connect()?;
     let mut print = |text: String| listing::print(text.as_bytes()).map(drop);
-    show(arguments, &node, &mut print)
+    show(arguments, &node, format, &mut print)
 }
 
 fn show(
     arguments: &Arguments,
     node: &Node,
+    format: Format,
     print: &mut dyn FnMut(String) -> Result<(), Error>,
 ) -> Result<Code, Error> {
-    let format = arguments.format;
     let query = EventQuery {
         vm: arguments.vm.clone(),
         kind: arguments.kind.clone(),
         since: Some(0),
         follow: None,
     };
+    let has_lines = format.is_text() || format.is_json();
+    if arguments.follow && !has_lines {
+        return Err(Error::wrong(
+            "--follow prints a line for each event: choose -o table or -o json, without --columns",
+        ));
+    }
     if !arguments.follow {
         let events = node.past_events(query)?;
+        if !has_lines {
+            return format.print_done(&events);
+        }
         let lines = events.iter().map(|event| line(event, format));
         print(lines.collect::<Result<_, _>>()?)?;
         return Ok(Code::Success);
@@ -98,21 +104,24 @@ fn line(event: &Value, format: Format) -> Result<String, Error> {
 #[cfg(test)]
 mod tests {
     use bellhop_common::client::made_up::MadeUp;
-    use clap::FromArgMatches as _;
+    use clap::{Args as _, FromArgMatches as _};
     use serde_json::json;
 
     use super::*;
 
     fn shown(words: &[&str], made_up: &MadeUp) -> (String, Result<Code, Error>) {
-        let command = <Arguments as clap::Args>::augment_args(clap::Command::new("x"));
+        let command = Arguments::augment_args(clap::Command::new("x"));
         let line = std::iter::once(&"x").chain(words);
-        let arguments = Arguments::from_arg_matches(&command.try_get_matches_from(line).unwrap());
+        let command = Format::augment_args(command);
+        let matches = command.try_get_matches_from(line).unwrap();
+        let arguments = Arguments::from_arg_matches(&matches).unwrap();
+        let format = Format::from_arg_matches(&matches).unwrap();
         let mut all = String::new();
         let mut print = |text: String| {
             all.push_str(&text);
             Ok(())
         };
-        let code = show(&arguments.unwrap(), &made_up.node(), &mut print);
+        let code = show(&arguments, &made_up.node(), format, &mut print);
         (all, code)
     }
 
@@ -140,6 +149,8 @@ mod tests {
             (&event["change"], &event["new"]),
             (&json!("created"), &json!(1))
         );
+        let (_, error) = shown(&["-f", "-o", "csv"], &MadeUp::default());
+        assert_eq!(error.unwrap_err().code(), Code::WrongCommandLine);
     }
 
     #[test]

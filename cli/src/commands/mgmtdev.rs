@@ -18,9 +18,6 @@ Examples:
   bellhop mgmtdev show pci/0000:01:00.1
   bellhop mgmtdev show -jp")]
 pub(crate) struct Arguments {
-    #[command(flatten)]
-    format: Format,
-
     #[command(subcommand)]
     command: Command,
 }
@@ -43,12 +40,12 @@ Examples:
 }
 
 /// Asks and prints.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let Command::Show { device } = &arguments.command;
     let connection = Connection::open()?;
     let devices = match device {
         Some(name) => vec![connection.mgmt_device(name)?],
         None => connection.mgmt_devices()?,
     };
-    listing(&devices).print(arguments.format)
+    listing(&devices).print(format)
 }

@@ -27,6 +27,7 @@ pub(crate) use run::{is_handed_over, refuse_hand_over};
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 
 /// A subcommand and its arguments.
 #[derive(Debug, clap::Subcommand)]
@@ -66,29 +67,33 @@ impl From<GoesOn> for Command {
 }
 
 impl Command {
-    /// Does what was asked.
-    pub(crate) fn execute(self) -> Result<Code, Error> {
+    /// Does what was asked, and prints the result in this format.
+    pub(crate) fn execute(self, format: Format) -> Result<Code, Error> {
         match self {
             Self::Run(arguments) => run::execute(arguments),
-            Self::Vm(arguments) => vm::execute(&arguments),
-            Self::Events(arguments) => events::execute(&arguments),
+            Self::Vm(arguments) => vm::execute(&arguments, format),
+            Self::Events(arguments) => events::execute(&arguments, format),
             Self::Serve(arguments) => serve::execute(&arguments),
-            Self::Probe(arguments) => probe::execute(&arguments),
-            Self::Mgmtdev(arguments) => mgmtdev::execute(&arguments),
-            Self::Dev(arguments) => dev::execute(&arguments).map_err(Error::blame_arguments),
-            Self::Port(arguments) => port::execute(&arguments).map_err(Error::blame_arguments),
-            Self::Vf(arguments) => vf::execute(&arguments).map_err(Error::blame_arguments),
-            Self::Bind(arguments) => bind::execute(&arguments),
-            Self::Nic(arguments) => nic::execute(&arguments),
-            Self::Node(arguments) => node::execute(&arguments),
-            Self::Topology(arguments) => {
-                topology::execute(&arguments).map_err(Error::blame_arguments)
+            Self::Probe(arguments) => probe::execute(&arguments, format),
+            Self::Mgmtdev(arguments) => mgmtdev::execute(&arguments, format),
+            Self::Dev(arguments) => {
+                dev::execute(&arguments, format).map_err(Error::blame_arguments)
             }
-            Self::Doctor(arguments) => doctor::execute(&arguments),
-            Self::Report(arguments) => report::execute(&arguments),
+            Self::Port(arguments) => {
+                port::execute(&arguments, format).map_err(Error::blame_arguments)
+            }
+            Self::Vf(arguments) => vf::execute(&arguments, format).map_err(Error::blame_arguments),
+            Self::Bind(arguments) => bind::execute(&arguments, format),
+            Self::Nic(arguments) => nic::execute(&arguments, format),
+            Self::Node(arguments) => node::execute(&arguments, format),
+            Self::Topology(arguments) => {
+                topology::execute(&arguments, format).map_err(Error::blame_arguments)
+            }
+            Self::Doctor(arguments) => doctor::execute(&arguments, format),
+            Self::Report(arguments) => report::execute(&arguments, format),
             Self::Completions(arguments) => completions::execute(&arguments),
             Self::Man(arguments) => man::execute(&arguments),
-            Self::Version(arguments) => version::execute(&arguments),
+            Self::Version(arguments) => version::execute(&arguments, format),
             Self::StateVersions(_) => state_versions::execute(),
         }
     }

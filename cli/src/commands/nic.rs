@@ -33,9 +33,6 @@ The node daemon creates and deletes the NICs of its VMs itself: `bellhop vm nic`
 `nic create` leaves a record in /run/bellhop/nics before each step, so that `nic delete` can undo
 what was done even if the command was killed in the middle. Both need root.")]
 pub(crate) struct Arguments {
-    #[command(flatten)]
-    format: Format,
-
     #[command(subcommand)]
     command: Command,
 }
@@ -55,8 +52,7 @@ enum Command {
 }
 
 /// Does what was asked.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    let format = arguments.format;
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     match &arguments.command {
         Command::Create(arguments) => make::execute(arguments, format),
         Command::Add(OfVm { vm, options, node }) => {
@@ -65,7 +61,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Command::Swap(OfVm { vm, options, node }) => {
             swap::execute(vm, options, node, &node.connect()?, format)
         }
-        Command::Delete(arguments) => remove::execute(arguments),
+        Command::Delete(arguments) => remove::execute(arguments, format),
         Command::List(_) => list::execute(format),
         Command::Show(arguments) => show::execute(arguments, format),
     }

@@ -1,5 +1,6 @@
 //! `bellhop node`: a node as a whole.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,10 +9,12 @@ use bellhop_api::Items;
 use bellhop_api::machine::WantedState;
 use bellhop_api::node::{AfterGrace, GRACE_PERIOD_MAX_S, VmInfo, VmPhase, VmStateChange};
 use bellhop_common::client::{MAKING, Node, NodeArguments, path};
-use bellhop_common::error::Error;
-use bellhop_common::exit::{Code, Report};
+use bellhop_common::error::{Error, ErrorKind};
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 use bellhop_common::text::printable;
 use hyper::{Method, StatusCode};
+use serde_json::{Value, json};
 
 use super::vm::until;
 
@@ -57,30 +60,39 @@ struct ShutdownGuests {
 }
 
 /// Does what was asked.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let node = arguments.node.connect()?;
     match &arguments.command {
-        Command::ShutdownGuests(arguments) => shut_down(&node, arguments.time_limit),
+        Command::ShutdownGuests(arguments) => shut_down(&node, arguments.time_limit, format),
     }
 }
 
-fn shut_down(node: &Node, limit: u32) -> Result<Code, Error> {
+fn shut_down(node: &Node, limit: u32, format: Format) -> Result<Code, Error> {
     let start = Instant::now();
     let mut waiting = Vec::new();
-    let mut failed = false;
+    // Which of them are off.
+    let mut off = BTreeMap::new();
+    let say = |name: &str, what: &str| {
+        if format.is_text() {
+            say(name, what);
+        }
+    };
     for (name, asked) in ask(node, limit)? {
         match asked {
             Ok(true) => {
                 say(&name, "asked to power off");
                 waiting.push(name);
             }
-            Ok(false) => say(&name, "stopped"),
+            Ok(false) => {
+                say(&name, "stopped");
+                off.insert(name, true);
+            }
             // It went by itself.
             Err(error) if error.code() == Code::NotThere => {}
             Err(error) => {
                 say(&name, "cannot be stopped");
                 error.in_words().print();
-                failed = true;
+                off.insert(name, false);
             }
         }
     }
@@ -100,16 +112,21 @@ fn shut_down(node: &Node, limit: u32) -> Result<Code, Error> {
             let runs = now.is_some_and(|vm| vm.pid.is_some());
             if !runs {
                 say(name, &format!("off ({} s)", elapsed.as_secs()));
+                off.insert(name.clone(), true);
             }
             runs
         });
         Ok(waiting.is_empty().then_some(()))
     })?;
+    let failed = off.values().any(|off| !off);
+    off.extend(waiting.iter().map(|name| (name.clone(), false)));
+    let states = off.iter();
+    let states = states.map(|(name, off)| json!({ "name": name, "off": off }));
+    format.print_done(&states.collect::<Vec<Value>>())?;
     if !waiting.is_empty() {
         let message = format!("these VMs still run: {}", printable(&waiting.join(", ")));
         let hint = "`bellhop vm stop --force NAME` ends one";
-        Report::from_messages([message]).hint(hint).print();
-        return Ok(Code::TimedOut);
+        return Err(Error::new(ErrorKind::TimedOut, message).hint(hint));
     }
     Ok(if failed { Code::Failed } else { Code::Success })
 }
@@ -156,10 +173,8 @@ fn say(name: &str, what: &str) {
 
 #[cfg(test)]
 mod tests {
-    use bellhop_common::client::made_up::{self, MadeUp};
-    use serde_json::{Value, json};
-
     use super::*;
+    use bellhop_common::client::made_up::{self, MadeUp};
 
     const REQUEST: &str =
         r#"{"state":"Stopped","grace_period_s":1,"then":"hard","until_reboot":true}"#;
@@ -181,7 +196,10 @@ mod tests {
             .answer(202, &c)
             .answer(200, &json!({"items": [a, b, off("c"), d]}))
             .answer(200, &json!({"items": [off("a"), d]}));
-        assert_eq!(shut_down(&made_up.node(), 1).unwrap(), Code::Success);
+        assert_eq!(
+            shut_down(&made_up.node(), 1, Format::default()).unwrap(),
+            Code::Success
+        );
         let asked = made_up.asked();
         assert_eq!(asked.len(), 6);
         for name in ["a", "b", "c"] {
@@ -198,6 +216,9 @@ mod tests {
             .answer(200, &json!({"items": [a]}))
             .answer(409, &refusal)
             .answer(200, &json!({"items": [a]}));
-        assert_eq!(shut_down(&made_up.node(), 1).unwrap(), Code::Failed);
+        assert_eq!(
+            shut_down(&made_up.node(), 1, Format::default()).unwrap(),
+            Code::Failed
+        );
     }
 }

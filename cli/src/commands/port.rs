@@ -7,6 +7,7 @@ use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use bellhop_common::management::port::{listing, rate_listing};
+use serde_json::json;
 use vdpa_mgmt::devlink::{Devlink, Handle, NewSubfunction, Port, PortHandle};
 
 use super::words::{self, Words};
@@ -30,9 +31,6 @@ From a NIC in switchdev mode to a subfunction in use, and back:
 The interface behind `netdev` is the port's representor: what it sends, the function receives. Changes
 need CAP_NET_ADMIN.")]
 pub(crate) struct Arguments {
-    #[command(flatten)]
-    format: Format,
-
     #[command(subcommand)]
     command: Command,
 }
@@ -118,7 +116,7 @@ Examples:
   bellhop port add pci/0000:06:00.0 flavour pcisf pfnum 0 sfnum 88";
 
 /// Does what was asked, and prints what is to be shown.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     match &arguments.command {
         Command::Show { port } => {
             let devlink = Devlink::open()?;
@@ -132,26 +130,25 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
                     },
                 },
             };
-            listing(&ports).print(arguments.format)?;
+            listing(&ports).print(format)
         }
         Command::Add { device, words } => {
             let (handle, subfunction) = new_subfunction(device, words)?;
             let port = Devlink::open()?.add_port(&handle, &subfunction)?;
-            listing(&[port]).print(arguments.format)?;
+            listing(&[port]).print(format)
         }
         Command::Del { port, confirmation } => {
             let devlink = Devlink::open()?;
             let port = find(&devlink, port)?;
             confirmation.ask(format!("Delete the port {port} and its subfunction?"))?;
             devlink.delete_port(&port)?;
+            format.print_done(&json!({ "name": port.to_string(), "deleted": true }))
         }
-        Command::Function(command) => {
-            if let Some(rates) = command.carry_out()? {
-                rate_listing(&rates).print(arguments.format)?;
-            }
-        }
+        Command::Function(command) => match command.carry_out()? {
+            Some(rates) => rate_listing(&rates).print(format),
+            None => format.print_done(&json!({ "changed": true })),
+        },
     }
-    Ok(Code::Success)
 }
 
 /// The port that an argument names.

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
-use bellhop_common::listing;
-use bellhop_diagnostics::probe as table;
+use bellhop_common::listing::{self, Format};
+use bellhop_common::table::Table;
+use bellhop_diagnostics::probe as shown;
 use vdpa::conformance;
 use vdpa::probe::{self, ProbeOptions};
 use vdpa_mgmt::bus::Bus;
@@ -37,7 +38,7 @@ Examples:
   bellhop probe /dev/vhost-vdpa-0
   bellhop probe nic0
   bellhop probe /dev/vhost-vdpa-0 --peer 52:54:00:12:34:56 --seconds 10
-  bellhop probe /dev/vhost-vdpa-0 --json | jq .checks
+  bellhop probe /dev/vhost-vdpa-0 -j | jq .checks
   bellhop probe /dev/vhost-vdpa-0 --conformance
 
 The exit code is 0 if nothing failed.")]
@@ -45,10 +46,6 @@ pub(crate) struct Arguments {
     /// The device: /dev/vhost-vdpa-N, or its name
     #[arg(value_name = "DEV")]
     device: PathBuf,
-
-    /// Print JSON instead of a table
-    #[arg(long)]
-    json: bool,
 
     /// How long frames are sent at most
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -64,14 +61,15 @@ pub(crate) struct Arguments {
 }
 
 /// Probes and prints.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let device = character_device(&Bus::default(), &arguments.device)?;
     let mut progress = ProgressLine::new();
-    let (text, good) = if arguments.conformance {
+    let is_good = if arguments.conformance {
         let report =
             conformance::report(&device, &mut |what| progress.show(format_args!("{what} …")))?;
-        let text = arguments.show(&report, table::conformance)?;
-        (text, report.is_good())
+        drop(progress);
+        show(&report, format, shown::conformance, shown::rules)?;
+        report.is_good()
     } else {
         let options = ProbeOptions {
             peer: arguments.peer.map(MacAddress::bytes),
@@ -80,12 +78,11 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         let report = probe::probe(&device, &options, &mut |what| {
             progress.show(format_args!("{what} …"))
         })?;
-        let text = arguments.show(&report, table::probe)?;
-        (text, report.is_good())
+        drop(progress);
+        show(&report, format, shown::probe, shown::checks)?;
+        report.is_good()
     };
-    drop(progress);
-    listing::print(text.as_bytes())?;
-    Ok(if good { Code::Success } else { Code::Failed })
+    Ok(if is_good { Code::Success } else { Code::Failed })
 }
 
 /// The character device of a vDPA device that is named by its file or by its own name.
@@ -104,17 +101,16 @@ fn character_device(bus: &Bus, device: &Path) -> Result<PathBuf, Error> {
     })
 }
 
-impl Arguments {
-    fn show<T: serde::Serialize>(
-        &self,
-        report: &T,
-        table: impl FnOnce(&T) -> String,
-    ) -> Result<String, Error> {
-        if !self.json {
-            return Ok(table(report));
-        }
-        let text = serde_json::to_string_pretty(report);
-        Ok(text.map_err(Error::context("cannot write the result"))? + "\n")
+fn show<T: serde::Serialize>(
+    report: &T,
+    format: Format,
+    text: impl FnOnce(&T) -> String,
+    table: impl FnOnce(&T) -> Table,
+) -> Result<Code, Error> {
+    if format.is_text() {
+        listing::print(text(report).as_bytes())
+    } else {
+        format.print_table(report, || table(report))
     }
 }
 

@@ -9,9 +9,10 @@ use std::time::SystemTime;
 use bellhop_common::client::{Address, NodeArguments};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
-use bellhop_common::listing;
+use bellhop_common::listing::{self, Format};
 use bellhop_diagnostics::doctor::Host;
 use bellhop_diagnostics::report::{self, Context};
+use serde_json::json;
 
 /// Write a bundle for a support ticket: what is known about this host, its devices and its VMs
 ///
@@ -35,15 +36,15 @@ kernel command lines, MAC addresses and this host's name are.
 
 Examples:
   bellhop report
-  bellhop report --output /tmp/ticket-4711.tar.gz
-  bellhop report --output - | ssh support tar -tz")]
+  bellhop report --file /tmp/ticket-4711.tar.gz
+  bellhop report --file - | ssh support tar -tz")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
 
     /// The file, which must not be there yet; - is standard output (default: bellhop-report-TIME.tar.gz here)
     #[arg(long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    file: Option<PathBuf>,
 
     /// With what guests said on their consoles
     #[arg(long)]
@@ -55,7 +56,7 @@ pub(crate) struct Arguments {
 }
 
 /// Collects and writes.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let node = arguments.node.address();
     let runtime_dir = match node {
         Address::Socket(path) => path.parent().map(Path::to_owned).unwrap_or_default(),
@@ -70,18 +71,19 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         console: arguments.console,
     };
     let bundle = report::collect(&context, SystemTime::now());
-    let path = match &arguments.output {
+    let path = match &arguments.file {
         Some(path) => path.clone(),
         None => format!("{}.tar.gz", bundle.name()).into(),
     };
     let missing = bundle.missing();
-    let bytes = bundle.finish().map_err(Error::output)?;
+    let bytes = bundle.finish().map_err(Error::unwritten)?;
     if path.as_os_str() == "-" {
         listing::print(&bytes)?;
     } else {
         let shown = path.display();
         write(&path, &bytes).map_err(Error::context(format!("cannot write {shown}")))?;
-        listing::print(format!("{shown}\n").as_bytes())?;
+        let written = json!({ "name": path.to_string_lossy(), "missing": missing });
+        format.print(&written, || format!("{shown}\n"))?;
     }
     if missing > 0 {
         let parts = if missing == 1 { "part is" } else { "parts are" };

@@ -37,23 +37,20 @@ Examples:
   bellhop topology enp1s0
   bellhop topology -j | jq -r '.. | objects | select(.path) | \"\\(.name) \\(.path) \\([.holders[].pid])\"'")]
 pub(crate) struct Arguments {
-    #[command(flatten)]
-    format: Format,
-
     /// One NIC only: a network interface or pci/ADDRESS, also of a virtual function
     #[arg(value_name = "PF")]
     function: Option<String>,
 }
 
 /// Looks and prints.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let topology = match arguments.function.as_deref().map(find).transpose()? {
         Some(address) => topology::read_function(address)?,
         None => topology::read()?,
     };
     let section = BTreeMap::from([("topology", &topology)]);
     let text = || text(&topology, Lines::of_locale());
-    arguments.format.print(&section, text)
+    format.print(&section, text)
 }
 
 /// The function that is meant.

@@ -20,9 +20,6 @@ Examples:
 pub(crate) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
-
-    #[command(flatten)]
-    format: Format,
 }
 
 #[derive(Debug, Serialize)]
@@ -39,10 +36,10 @@ struct Client {
 }
 
 /// Prints the versions.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let (versions, absent) = ask(&arguments.node.connect()?)?;
     let text = || text(&versions, absent.as_ref());
-    arguments.format.print(&versions, text)
+    format.print(&versions, text)
 }
 
 /// The versions, and why there is none of the daemon.

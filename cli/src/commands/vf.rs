@@ -31,9 +31,6 @@ From a NIC to a device for guests, and back (a virtio NIC; with mlx5_vdpa no `bi
 
 Nothing is taken away that somebody uses: the command says who it is. Changes need root.")]
 pub(crate) struct Arguments {
-    #[command(flatten)]
-    format: Format,
-
     #[command(subcommand)]
     command: Command,
 }
@@ -104,7 +101,7 @@ Examples:
   bellhop vf show enp1s0 -jp";
 
 /// Does what was asked, and prints what is to be shown.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let pci = Pci::default();
     let listing = match &arguments.command {
         Command::Show { physical: None } => vf::all()?,
@@ -128,7 +125,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             let function = pci.check_virtual_functions(address, *count)?;
             let now = function.virtual_functions.len();
             if *dry_run {
-                return plan::print(&count_steps(address, now, *count), arguments.format);
+                return plan::print(&count_steps(address, now, *count), format);
             }
             if now != 0 && u32::try_from(now) != Ok(*count) {
                 confirmation.ask(format!("Delete all {now} virtual functions of {address}?"))?;
@@ -149,10 +146,14 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
             let now = || settings::rates_now(&links, &interface, *virtual_function);
             let settings = settings::read(words, now)?;
             links.set(&interface, *virtual_function, &settings)?;
-            return Ok(Code::Success);
+            // `ip link` prints nothing for people.
+            if format.is_text() {
+                return Ok(Code::Success);
+            }
+            vf::one(physical)?
         }
     };
-    listing.print(arguments.format)
+    listing.print(format)
 }
 
 /// From `now` virtual functions to `count`.

@@ -70,9 +70,6 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
 
-    #[command(flatten)]
-    format: Format,
-
     #[command(subcommand)]
     command: Command,
 }
@@ -130,8 +127,8 @@ struct Names {
 }
 
 /// Does what was asked.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    let (which, format) = (&arguments.node, arguments.format);
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
+    let which = &arguments.node;
     let node = which.connect()?;
     match &arguments.command {
         Command::Create(arguments) => create::execute(arguments, which, &node, format),
@@ -166,7 +163,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
         Command::Upgrade(arguments) => upgrade::execute(arguments, which, &node, format),
         Command::Delete(arguments) => {
             arguments.confirm()?;
-            delete::execute(arguments, &node)
+            delete::execute(arguments, &node, format)
         }
     }
 }

@@ -119,6 +119,9 @@ impl Refusal {
         let causes = body.causes.iter().cloned();
         let messages = std::iter::once(body.message.clone()).chain(causes);
         let mut report = Report::from_messages(messages);
+        if !body.code.is_empty() {
+            report = report.code(&body.code);
+        }
         if let Some(hint) = self.hint_for_users() {
             report = report.hint(hint);
         }

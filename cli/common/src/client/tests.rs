@@ -26,6 +26,7 @@ fn a_refusal_is_told_in_the_daemons_words() {
     );
     let messages = ["the VM runs", "because", "it does"].map(str::to_owned);
     let wanted = Report::from_messages(messages)
+        .code("wrong_state")
         .hint("stop it")
         .request_id("4f");
     assert_eq!(error.in_words(), wanted);

@@ -6,13 +6,17 @@
 //! hint: run it as root
 //! ```
 //!
+//! A command whose result is JSON prints errors as one JSON object with the same members.
+//!
 //! Messages may quote what a file, a device or another machine said, so control characters do not reach
 //! a terminal.
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::builder::styling::Style;
+use serde_json::{Value, json};
 
 use crate::colour;
 use crate::text::printable;
@@ -20,9 +24,13 @@ use crate::text::printable;
 /// As deep as a chain of causes is followed; a chain has a handful of links.
 const CAUSES_MAX: usize = 32;
 
+/// Whether errors are JSON objects.
+static JSON: AtomicBool = AtomicBool::new(false);
+
 /// What is said about an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
+    code: String,
     messages: Vec<String>,
     hint: Option<String>,
     request_id: Option<String>,
@@ -67,10 +75,18 @@ impl Report {
             }
         }
         Self {
+            code: "failed".to_owned(),
             messages: kept,
             hint: None,
             request_id: None,
         }
+    }
+
+    /// With a word for programs, as the API's errors have one.
+    #[must_use]
+    pub fn code(mut self, code: impl Into<String>) -> Self {
+        self.code = code.into();
+        self
     }
 
     /// With what can be done about it.
@@ -87,6 +103,11 @@ impl Report {
         self
     }
 
+    /// From now on this process prints errors as JSON objects.
+    pub fn use_json() {
+        JSON.store(true, Ordering::Relaxed);
+    }
+
     /// Says it on standard error.
     pub fn print(&self) {
         let stderr = io::stderr().lock();
@@ -94,9 +115,28 @@ impl Report {
     }
 
     fn print_to(&self, mut stream: impl Write + IsTerminal) {
-        let text = self.text(colour::wanted(&stream));
+        let text = if JSON.load(Ordering::Relaxed) {
+            format!("{}\n", self.json())
+        } else {
+            self.text(colour::wanted(&stream))
+        };
         // Nothing is left to tell it to.
         let _ = stream.write_all(text.as_bytes());
+    }
+
+    fn json(&self) -> Value {
+        let (message, causes) = self.messages.split_first().unzip();
+        let mut json = json!({
+            "code": self.code,
+            "message": message.map_or("", String::as_str),
+            "causes": causes.unwrap_or_default(),
+        });
+        for (key, value) in [("hint", &self.hint), ("request_id", &self.request_id)] {
+            if let Some(value) = value {
+                json[key] = value.as_str().into();
+            }
+        }
+        json
     }
 
     /// The lines, each with its end.
@@ -205,6 +245,18 @@ mod tests {
         );
         assert!(coloured.contains("hint:\x1b[0m do it"));
         assert!(!coloured.contains("[2J\x1b") && coloured.contains("?[2J"));
+    }
+
+    #[test]
+    fn programs_get_an_object() {
+        let report = Report::from_messages(["no".to_owned(), "because\x1b".to_owned()])
+            .code("busy")
+            .hint("wait");
+        let expected = r#"{"causes":["because\u001b"],"code":"busy","hint":"wait","message":"no"}"#;
+        assert_eq!(report.json().to_string(), expected);
+        let empty = Report::from_messages([]).json();
+        assert_eq!(empty["code"], "failed");
+        assert_eq!(empty["causes"], json!([]));
     }
 
     #[test]

@@ -21,13 +21,13 @@ mod modules;
 mod nics;
 mod numa;
 mod rights;
-mod table;
+mod text;
 
 use serde::Serialize;
 
 pub use finding::{Finding, State};
 pub use host::Host;
-pub use table::table;
+pub use text::{table, text};
 
 /// What looks at a theme.
 type Look = fn(&Host) -> Vec<Finding>;

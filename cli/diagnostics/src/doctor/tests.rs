@@ -32,14 +32,14 @@ fn good() -> Tree {
 #[test]
 fn a_good_host_is_fit() {
     let report = report(&good().host());
-    assert!(report.fit, "{}", table(&report, false));
-    let text = table(&report, false);
+    assert!(report.fit, "{}", text(&report, false));
+    let shown = text(&report, false);
     assert!(
-        text.contains("Nothing that is needed is missing ("),
-        "{text}"
+        shown.contains("Nothing that is needed is missing ("),
+        "{shown}"
     );
-    assert!(!text.contains('\x1b'));
-    assert!(table(&report, true).contains("\x1b[32mok"));
+    assert!(!shown.contains('\x1b'));
+    assert!(text(&report, true).contains("\x1b[32mok"));
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn a_machine_with_nothing_is_not_fit_and_all_groups_are_named() {
         assert!(!silent, "no remedy: {finding:?}");
         assert!(!finding.found.is_empty());
     }
-    assert!(table(&report, false).contains("Not fit for VMs on vDPA NICs: "));
+    assert!(text(&report, false).contains("Not fit for VMs on vDPA NICs: "));
 }
 
 /// A chroot without anything: what can't be read is not said to be missing.

@@ -30,7 +30,7 @@ pub(super) fn add(context: &Context, bundle: &mut Bundle) {
         bundle.put(&["host", &name], host.bytes(path, FILE_MAX));
     }
     let report = doctor::report(host);
-    bundle.add(&["doctor.txt"], doctor::table(&report, false).as_bytes());
+    bundle.add(&["doctor.txt"], doctor::text(&report, false).as_bytes());
     bundle.put(&["doctor.json"], serde_json::to_vec_pretty(&report));
 }
 

@@ -23,6 +23,7 @@ fn nic_info(node: &Node, vm: &VmName, record: &Record, nic: &NicSpec) -> VmNic {
         device: record.made(nic.id(), failed_over).map(str::to_owned),
         path: device(&now),
         failover: stand_by.as_ref().and_then(device),
+        mac: nic.mac(),
         failed_over,
     }
 }
@@ -52,6 +53,8 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
         version: live.as_ref().and_then(|live| live.version.clone()),
         api: live.as_ref().and_then(|live| live.api),
         adopted: live.as_ref().is_some_and(|live| live.adopted),
+        vcpus: record.spec.machine().cpus,
+        memory: record.spec.machine().memory.size,
         restarts: record.restarts,
         nics: nics.collect(),
         alarms: alarms.cloned().collect(),

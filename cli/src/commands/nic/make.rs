@@ -173,7 +173,7 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
             };
         }
     };
-    if format.is_json() {
+    if !format.is_text() {
         return listing(std::slice::from_ref(&nic))?.print(format);
     }
     let path = nics.character_device(&nic)?;

@@ -3,6 +3,8 @@
 use bellhop_common::client::NodeArguments;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+use serde_json::json;
 use vdpa_mgmt::Connection;
 use vdpa_mgmt::nic::{Nics, Store, StoreError};
 
@@ -45,25 +47,34 @@ pub(crate) struct Arguments {
     confirmation: Confirmation,
 }
 
-pub(super) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let name = &arguments.name;
     arguments.confirmation.ask(match &arguments.vm {
         Some(vm) => format!("Remove the NIC {name} from the VM {vm}?"),
         None => format!("Delete the vDPA device {name} and undo the steps that made it?"),
     })?;
     if let Some(vm) = &arguments.vm {
-        return remove(&arguments.node.connect()?, [vm, "nics", name], GUEST);
+        return remove(
+            &arguments.node.connect()?,
+            [vm, "nics", name],
+            GUEST,
+            format,
+        );
     }
     let mut watch = Watch::start(Store::open_default()?.lock()?)?;
     let nic = match watch.store().nic(name) {
-        Err(StoreError::NoNic(_)) => return without_record(name, arguments.no_record),
+        Err(StoreError::NoNic(_)) => return without_record(name, arguments.no_record, format),
         nic => nic?,
     };
     Nics::open()?.remove(&nic, &mut watch)?;
-    Ok(Code::Success)
+    deleted(name, format)
 }
 
-fn without_record(name: &str, asked_for: bool) -> Result<Code, Error> {
+fn deleted(name: &str, format: Format) -> Result<Code, Error> {
+    format.print_done(&json!({ "name": name, "deleted": true }))
+}
+
+fn without_record(name: &str, asked_for: bool, format: Format) -> Result<Code, Error> {
     let connection = Connection::open()?;
     match connection.device(name) {
         Err(error) if error.is_missing() => Err(Error::failed(format!(
@@ -77,7 +88,7 @@ fn without_record(name: &str, asked_for: bool) -> Result<Code, Error> {
         ))),
         Ok(_) => {
             connection.delete(name)?;
-            Ok(Code::Success)
+            deleted(name, format)
         }
     }
 }

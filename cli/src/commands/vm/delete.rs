@@ -3,7 +3,9 @@
 use bellhop_common::client::{MAKING, Node, Refusal};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 use hyper::Method;
+use serde_json::json;
 
 use super::{each, of_vm};
 use crate::confirm::Confirmation;
@@ -48,20 +50,21 @@ impl Arguments {
     }
 }
 
-pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, Error> {
+pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     each(&arguments.names, |name| {
-        match delete(arguments, name, node) {
+        let deleted = match delete(arguments, name, node) {
             Err(error)
                 if arguments.if_exists && error.refusal().is_some_and(Refusal::is_not_there) =>
             {
-                Ok(Code::Success)
+                false
             }
-            ended => ended,
-        }
+            ended => ended.map(|()| true)?,
+        };
+        format.print_done(&json!({ "name": name, "deleted": deleted }))
     })
 }
 
-fn delete(arguments: &Arguments, name: &str, node: &Node) -> Result<Code, Error> {
+fn delete(arguments: &Arguments, name: &str, node: &Node) -> Result<(), Error> {
     let force = if arguments.force { "?force=true" } else { "" };
     let at = format!("{}{force}", of_vm(name));
     let deleted = node.change_within(Method::DELETE, &at, MAKING);
@@ -72,5 +75,5 @@ fn delete(arguments: &Arguments, name: &str, node: &Node) -> Result<Code, Error>
         );
         error.advise("vm_runs", hint)
     })?;
-    Ok(Code::Success)
+    Ok(())
 }

@@ -53,7 +53,7 @@ pub(super) fn execute(
 ) -> Result<Code, Error> {
     match &arguments.command {
         Command::Add(arguments) => add::execute(arguments, which, node, format),
-        Command::Remove(arguments) => arguments.execute(node, "disk", "disks"),
+        Command::Remove(arguments) => arguments.execute(node, "disk", "disks", format),
         Command::List(arguments) => list::execute(arguments, node, format),
     }
 }

@@ -2,15 +2,15 @@
 
 use bellhop_api::Items;
 use bellhop_api::node::VmInfo;
-use bellhop_common::client::{Node, path};
+use bellhop_common::client::Node;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
+use bellhop_common::table::Table;
 use serde_json::Value;
 
+use super::read;
 use super::view::{health, uptime};
-use super::{of_vm, read};
-use crate::columns;
 
 /// List this node's VMs
 #[derive(Debug, clap::Args)]
@@ -27,6 +27,8 @@ Columns:
           NIC is on its backup device; (+N): N more findings (`bellhop vm show NAME`)
   UPTIME  since its process was started; resets of the guest do not count
   RESTARTS  how often the node has started it again
+  RESTART, VERSION, MACS  with -o wide: its restart policy, the version of Bellhop that runs it, and
+          the addresses that its NICs were given
 
 Examples:
   bellhop vm list
@@ -34,62 +36,39 @@ Examples:
 )]
 pub(crate) struct Arguments {}
 
-/// A machine, and what of it the list does not tell: what it was asked to be.
-#[derive(Debug)]
-pub(super) struct Row {
-    vm: VmInfo,
-    cpus: Option<u64>,
-    memory: Option<String>,
-}
-
 pub(super) fn execute(node: &Node, format: Format) -> Result<Code, Error> {
     let answer: Items<Value> = node.get("/v1/vms")?;
-    let rows = if format.is_json() {
-        Vec::new()
-    } else {
-        let rows = answer.items.iter().map(|vm| row(read(vm)?, node));
-        rows.collect::<Result<_, _>>()?
-    };
-    format.print(&answer.items, || table(&rows))
+    let vms = answer.items.iter().map(read);
+    let vms = vms.collect::<Result<Vec<VmInfo>, _>>()?;
+    format.print_table(&answer.items, || table(&vms))
 }
 
-pub(super) fn row(vm: VmInfo, node: &Node) -> Result<Row, Error> {
-    let spec = format!("{}{}", of_vm(&vm.name), path(["spec"]));
-    let spec: Value = match node.get(&spec) {
-        Ok(spec) => spec,
-        // It went away meanwhile.
-        Err(error) if error.refusal().is_some() => Value::Null,
-        Err(error) => return Err(error),
-    };
-    let memory = spec.get("memory");
-    let memory = memory.and_then(|memory| memory.get("size").unwrap_or(memory).as_str());
-    Ok(Row {
-        cpus: spec.get("cpus").and_then(Value::as_u64),
-        memory: memory.map(str::to_owned),
-        vm,
-    })
-}
-
-pub(super) fn table(rows: &[Row]) -> String {
+pub(super) fn table(vms: &[VmInfo]) -> Table {
     let unknown = || "-".to_owned();
-    let rows: Vec<_> = rows
-        .iter()
-        .map(|Row { vm, cpus, memory }| {
-            [
-                vm.name.clone(),
-                vm.phase.to_string(),
-                vm.pid.map_or_else(unknown, |pid| pid.to_string()),
-                cpus.map_or_else(unknown, |cpus| cpus.to_string()),
-                memory.clone().unwrap_or_else(unknown),
-                vm.nics.len().to_string(),
-                health(vm).unwrap_or_else(unknown),
-                uptime(vm).unwrap_or_else(unknown),
-                vm.restarts.to_string(),
-            ]
-        })
-        .collect();
+    let rows = vms.iter().map(|vm| {
+        let macs: Vec<String> = vm
+            .nics
+            .iter()
+            .filter_map(|nic| Some(nic.mac?.to_string()))
+            .collect();
+        [
+            vm.name.clone(),
+            vm.phase.to_string(),
+            vm.pid.map_or_else(unknown, |pid| pid.to_string()),
+            vm.vcpus.get().to_string(),
+            vm.memory.to_string(),
+            vm.nics.len().to_string(),
+            health(vm).unwrap_or_else(unknown),
+            uptime(vm).unwrap_or_else(unknown),
+            vm.restarts.to_string(),
+            vm.restart.to_string(),
+            vm.version.clone().unwrap_or_else(unknown),
+            macs.join(" "),
+        ]
+    });
     let heading = [
         "NAME", "STATE", "PID", "VCPUS", "MEMORY", "NICS", "HEALTH", "UPTIME", "RESTARTS",
+        "RESTART", "VERSION", "MACS",
     ];
-    columns::draw(heading, &rows)
+    Table::new(heading, rows).with_wide(3)
 }

@@ -59,7 +59,7 @@ pub(super) fn execute(
         Command::Add(add::Arguments { vm, options }) => {
             add::execute(vm, options, which, node, format)
         }
-        Command::Remove(arguments) => arguments.execute(node, "NIC", "nics"),
+        Command::Remove(arguments) => arguments.execute(node, "NIC", "nics", format),
         Command::List(arguments) => list::execute(arguments, node, format),
         Command::Swap(swap::Arguments { vm, options }) => {
             swap::execute(vm, options, which, node, format)

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use bellhop_common::client::{MAKING, Node, path};
-use bellhop_common::error::Error;
-use bellhop_common::exit::{Code, Report};
+use bellhop_common::error::{Error, ErrorKind};
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
 use hyper::{Method, StatusCode};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::until;
 use crate::confirm::Confirmation;
@@ -31,11 +32,17 @@ pub(super) struct Arguments {
 
 impl Arguments {
     /// Removes the device, which is of this kind and in this list of the VM's.
-    pub(super) fn execute(&self, node: &Node, kind: &str, list: &str) -> Result<Code, Error> {
+    pub(super) fn execute(
+        &self,
+        node: &Node,
+        kind: &str,
+        list: &str,
+        format: Format,
+    ) -> Result<Code, Error> {
         let Self { vm, id, .. } = self;
         let question = format!("Remove the {kind} {id} from the VM {vm}?");
         self.confirmation.ask(question)?;
-        remove(node, [vm, list, id], GUEST)
+        remove(node, [vm, list, id], GUEST, format)
     }
 }
 
@@ -44,11 +51,13 @@ pub(crate) fn remove(
     node: &Node,
     [vm, list, id]: [&str; 3],
     patience: Duration,
+    format: Format,
 ) -> Result<Code, Error> {
     let at = path(["v1", "vms", vm, list, id]);
+    let removed = json!({ "id": id, "vm": vm, "removed": true });
     let (status, _) = node.change_within(Method::DELETE, &at, MAKING)?;
     if status != StatusCode::ACCEPTED {
-        return Ok(Code::Success);
+        return format.print_done(&removed);
     }
     let gone = until(patience, || match node.get::<Value>(&at) {
         // The VM has stopped meanwhile.
@@ -63,14 +72,13 @@ pub(crate) fn remove(
         answer => answer.map(|_| None),
     })?;
     if gone.is_some() {
-        return Ok(Code::Success);
+        return format.print_done(&removed);
     }
     let seconds = patience.as_secs();
     let message = format!("the guest of {vm} has not given {id} up within {seconds} s");
     let hint =
         "it goes when the guest does so, or is reset or stopped; nothing more has to be asked for";
-    Report::from_messages([message]).hint(hint).print();
-    Ok(Code::TimedOut)
+    Err(Error::new(ErrorKind::TimedOut, message).hint(hint))
 }
 
 #[cfg(test)]
@@ -82,9 +90,12 @@ mod tests {
 
     #[test]
     fn a_guest_is_waited_for() {
-        let of = ["web", "disks", "data"];
+        let (of, format) = (["web", "disks", "data"], Format::default());
         let gone = MadeUp::default().answer(204, &Value::Null);
-        assert_eq!(remove(&gone.node(), of, GUEST).unwrap(), Code::Success);
+        assert_eq!(
+            remove(&gone.node(), of, GUEST, format).unwrap(),
+            Code::Success
+        );
         assert_eq!(gone.asked(), ["DELETE /v1/vms/web/disks/data"]);
 
         let disk = json!({ "id": "data", "state": "UnplugRequested" });
@@ -94,12 +105,15 @@ mod tests {
                 .answer(202, &disk)
                 .answer(200, &disk)
                 .answer(status, &refusal);
-            assert_eq!(remove(&asked.node(), of, GUEST).unwrap(), Code::Success);
+            assert_eq!(
+                remove(&asked.node(), of, GUEST, format).unwrap(),
+                Code::Success
+            );
             assert_eq!(asked.asked()[2], "GET /v1/vms/web/disks/data");
         }
 
         let deaf = MadeUp::default().answer(202, &disk).answer(200, &disk);
-        let code = remove(&deaf.node(), of, Duration::ZERO).unwrap();
-        assert_eq!(code, Code::TimedOut);
+        let error = remove(&deaf.node(), of, Duration::ZERO, format).unwrap_err();
+        assert_eq!(error.code(), Code::TimedOut);
     }
 }

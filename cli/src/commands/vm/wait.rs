@@ -9,7 +9,7 @@ use bellhop_api::machine::NicInfo;
 use bellhop_api::node::{EventQuery, VmInfo, VmPhase};
 use bellhop_common::client::{Node, path};
 use bellhop_common::error::{Error, ErrorKind};
-use bellhop_common::exit::{Code, Report};
+use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -93,9 +93,8 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
                 "the VM {name} is {phase}, not {wanted}, after {} s",
                 arguments.timeout
             );
-            let hint = format!("`bellhop events --vm {name}` shows its events");
-            Report::from_messages([message]).hint(hint).print();
-            return Ok(Code::TimedOut);
+            let hint = "`bellhop events --vm NAME` shows the events of a VM";
+            return Err(Error::new(ErrorKind::TimedOut, message).hint(hint));
         }
     }
 }

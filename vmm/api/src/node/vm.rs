@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::config::{CpuCount, MacAddress, MemorySize};
 use crate::machine::{AlarmInfo, End, WantedState};
 
 described! {
@@ -195,6 +196,14 @@ pub struct VmInfo {
     #[serde(default)]
     #[schema(required)]
     pub adopted: bool,
+    /// How many vCPUs it has.
+    #[serde(default)]
+    #[schema(required, value_type = u8, minimum = 1, maximum = 32)]
+    pub vcpus: CpuCount,
+    /// Its memory, such as 512M or 4G.
+    #[serde(default)]
+    #[schema(required, value_type = String)]
+    pub memory: MemorySize,
     /// How often it was started again by its restart policy.
     #[serde(default)]
     #[schema(required)]
@@ -232,6 +241,9 @@ pub struct VmNic {
     /// The character device that is its backup; null without one.
     #[schema(required, value_type = Option<String>)]
     pub failover: Option<PathBuf>,
+    /// The address that it was given; null for its device's own.
+    #[schema(required, value_type = Option<String>)]
+    pub mac: Option<MacAddress>,
     /// Whether it is on its backup: until it is moved back, or the machine is stopped.
     #[serde(default)]
     #[schema(required)]

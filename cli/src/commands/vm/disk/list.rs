@@ -6,9 +6,9 @@ use bellhop_common::client::{Node, path};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
+use bellhop_common::table::Table;
 use serde_json::Value;
 
-use crate::columns;
 use crate::commands::vm::read;
 
 /// List a VM's disks
@@ -37,10 +37,10 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
     let answer: Items<Value> = node.get(&path(["v1", "vms", &arguments.vm, "disks"]))?;
     let disks = answer.items.iter().map(read);
     let disks = disks.collect::<Result<Vec<DiskSummary>, _>>()?;
-    format.print(&answer.items, || table(&disks))
+    format.print_table(&answer.items, || table(&disks))
 }
 
-fn table(disks: &[DiskSummary]) -> String {
+fn table(disks: &[DiskSummary]) -> Table {
     let rows = disks.iter().map(|disk| {
         let access = if disk.readonly { "ro" } else { "rw" };
         [
@@ -51,8 +51,7 @@ fn table(disks: &[DiskSummary]) -> String {
             disk.path.clone(),
         ]
     });
-    let rows: Vec<_> = rows.collect();
-    columns::draw(["ID", "STATE", "ACCESS", "ADDRESS", "PATH"], &rows)
+    Table::new(["ID", "STATE", "ACCESS", "ADDRESS", "PATH"], rows)
 }
 
 #[cfg(test)]
@@ -74,6 +73,6 @@ ID     STATE       ACCESS  ADDRESS  PATH
 disk0  Plugged     ro      00:05.0  /a.img
 data   Configured  rw      -        /b?.img
 ";
-        assert_eq!(table(&disks), wanted);
+        assert_eq!(table(&disks).draw(true), wanted);
     }
 }

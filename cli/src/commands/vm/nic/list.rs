@@ -5,8 +5,8 @@ use bellhop_common::client::Node;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
+use bellhop_common::table::Table;
 
-use crate::columns;
 use crate::commands::vm::vm;
 
 /// List a VM's NICs
@@ -18,6 +18,7 @@ Columns:
   DEVICE  the vDPA device that the daemon made for it
   PATH    the character device that it is on
   BACKUP  the character device that it moves to if its own fails; in use: it has moved there
+  MAC     with -o wide: its address; -: the device's own
 
 Examples:
   bellhop vm nic list web
@@ -31,10 +32,10 @@ pub(super) struct Arguments {
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     let (view, answer) = vm(node, &arguments.vm)?;
-    format.print(&answer["nics"], || table(&view.nics))
+    format.print_table(&answer["nics"], || table(&view.nics))
 }
 
-fn table(nics: &[VmNic]) -> String {
+fn table(nics: &[VmNic]) -> Table {
     let none = || "-".to_owned();
     let rows = nics.iter().map(|nic| {
         let shown = |path: &std::path::PathBuf| path.display().to_string();
@@ -48,10 +49,10 @@ fn table(nics: &[VmNic]) -> String {
             nic.device.clone().unwrap_or_else(none),
             nic.path.as_ref().map_or_else(none, shown),
             backup,
+            nic.mac.map_or_else(none, |mac| mac.to_string()),
         ]
     });
-    let rows: Vec<_> = rows.collect();
-    columns::draw(["ID", "DEVICE", "PATH", "BACKUP"], &rows)
+    Table::new(["ID", "DEVICE", "PATH", "BACKUP", "MAC"], rows).with_wide(1)
 }
 
 #[cfg(test)]
@@ -64,17 +65,17 @@ mod tests {
     fn nics_are_listed_with_what_backs_them() {
         let nics: Vec<VmNic> = serde_json::from_value(json!([
             { "id": "net0", "device": "web.net0", "path": "/dev/vhost-vdpa-0",
-              "failover": "/dev/vhost-vdpa-1" },
+              "failover": "/dev/vhost-vdpa-1", "mac": "52:54:00:12:34:56" },
             { "id": "net1", "path": "/dev/vhost-vdpa-3", "failed_over": true },
             { "id": "net2" },
         ]))
         .unwrap();
         let wanted = "\
-ID    DEVICE    PATH               BACKUP
-net0  web.net0  /dev/vhost-vdpa-0  /dev/vhost-vdpa-1
-net1  -         /dev/vhost-vdpa-3  in use
-net2  -         -                  -
+ID    DEVICE    PATH               BACKUP             MAC
+net0  web.net0  /dev/vhost-vdpa-0  /dev/vhost-vdpa-1  52:54:00:12:34:56
+net1  -         /dev/vhost-vdpa-3  in use             -
+net2  -         -                  -                  -
 ";
-        assert_eq!(table(&nics), wanted);
+        assert_eq!(table(&nics).draw(true), wanted);
     }
 }

@@ -87,7 +87,7 @@ pub(crate) fn execute(
 ) -> Result<Code, Error> {
     let answer = swap(vm, options, which.address(), node)?;
     // What it is on now is what was asked for: there is nothing to say to people.
-    format.print(&answer, String::new)
+    format.print_done(&answer)
 }
 
 fn swap(vm: &str, options: &Options, at: &Address, node: &Node) -> Result<Value, Error> {

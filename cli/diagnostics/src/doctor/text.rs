@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use bellhop_common::table::Table;
+
 use super::{Report, State};
 
 /// Columns: group, state, name; what was found follows.
@@ -17,9 +19,25 @@ fn word(state: State) -> (&'static str, u8) {
     }
 }
 
-/// The report as a table, with a line of summary. `colours`: it goes to a terminal.
+/// The findings, with their remedies in the last column.
 #[must_use]
-pub fn table(report: &Report, colours: bool) -> String {
+pub fn table(report: &Report) -> Table {
+    let rows = report.findings.iter().map(|line| {
+        let finding = &line.finding;
+        [
+            finding.name.clone(),
+            line.group.to_owned(),
+            word(finding.state).0.to_lowercase(),
+            finding.found.clone(),
+            finding.remedy.join("; "),
+        ]
+    });
+    Table::new(["NAME", "GROUP", "STATE", "FOUND", "REMEDY"], rows)
+}
+
+/// The report for people, with a line of summary. `colours`: it goes to a terminal.
+#[must_use]
+pub fn text(report: &Report, colours: bool) -> String {
     let mut text = String::new();
     let mut last = "";
     for line in &report.findings {
