@@ -1,13 +1,19 @@
-//! A line of progress on a terminal.
+//! A line of progress on a terminal, or lines in a log.
 
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+/// Between two lines where standard error is no terminal.
+const PERIOD: Duration = Duration::from_secs(10);
 
 /// A line of standard error, if that is a terminal, which each text replaces; gone when dropped.
 #[derive(Debug)]
 pub(crate) struct ProgressLine {
     interactive: bool,
     shown: bool,
+    /// When the last line was written where there is no terminal; none: it writes none.
+    written: Option<Instant>,
 }
 
 impl ProgressLine {
@@ -15,6 +21,15 @@ impl ProgressLine {
         Self {
             interactive: io::stderr().is_terminal(),
             shown: false,
+            written: None,
+        }
+    }
+
+    /// The same, with a line every 10 seconds where there is no terminal.
+    pub(crate) fn with_lines() -> Self {
+        Self {
+            written: Some(Instant::now()),
+            ..Self::new()
         }
     }
 
@@ -23,6 +38,12 @@ impl ProgressLine {
             // A terminal that went away must not end what is under way.
             let _ = write!(io::stderr(), "\r\x1b[K{text}");
             self.shown = true;
+        } else if self
+            .written
+            .is_some_and(|written| written.elapsed() >= PERIOD)
+        {
+            let _ = writeln!(io::stderr(), "{text}");
+            self.written = Some(Instant::now());
         }
     }
 }

@@ -128,7 +128,10 @@ fn stays_away(daemon: &mut Daemon, spec: &Value) {
         let vm = daemon.await_phase("web", "MayBeElsewhere");
         assert_eq!(vm["pid"], Value::Null, "{vm:#}");
         let why = &vm["may_be_elsewhere"];
-        assert!(why["remedy"].to_string().contains("--settle"), "{vm:#}");
+        assert!(
+            why["remedy"].to_string().contains("migration settle"),
+            "{vm:#}"
+        );
         policies_act(daemon);
         assert_eq!(daemon.machines(), 0);
         for (method, body) in [

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   POST …/migration ── 202 ──> daemon killed, sooner or later ──> the guest is there, its process here is gone
-//!        └──> daemon again: known to have moved, or may be elsewhere ──> --settle there ──> stopped
+//!        └──> daemon again: known to have moved, or may be elsewhere ──> settled there ──> stopped
 //! ```
 
 #![expect(
@@ -68,7 +68,7 @@ fn settle_there(node: &Node) {
         let refused = node.api.ask("PATCH", "/v1/vms/web", Some(&start)).unwrap();
         assert_eq!(refused.status, 409, "{}", refused.body);
         let remedy = refused.body["message"].as_str().unwrap();
-        assert!(remedy.contains("--settle there"), "{remedy}");
+        assert!(remedy.contains("settle web there"), "{remedy}");
         let there = json!({ "settle": "There" });
         node.api
             .done("PATCH", "/v1/vms/web/migration", Some(&there))

@@ -12,11 +12,14 @@ mod disk;
 mod list;
 mod logs;
 mod migrate;
+mod migration;
 pub(crate) mod nic;
 pub(crate) mod removal;
 mod replace;
+mod reset;
 mod show;
 mod snapshot;
+mod stats;
 mod stop;
 mod upgrade;
 mod view;
@@ -61,6 +64,7 @@ Examples:
   bellhop vm snapshot web /var/lib/snapshots/web
   bellhop vm compat web --to https://node2:8443
   bellhop vm migrate web --to https://node2:8443
+  bellhop vm migration show web
   bellhop vm upgrade web --program /opt/bellhop-0.2/bellhop
   bellhop vm stop web
   bellhop vm delete web
@@ -83,7 +87,7 @@ enum Command {
     /// From now on it is to run: also after it has crashed, by its restart policy, and after a reboot of the host.
     #[command(after_long_help = "\
 A VM that runs is left alone; one that is paused goes on. One that may run elsewhere since it was migrated is not started:
-`bellhop vm migrate NAME --settle here|there` says first where it is.
+`bellhop vm migration settle NAME here|there` says first where it is.
 
 Examples:
   bellhop vm start web db")]
@@ -104,8 +108,19 @@ Examples:
   bellhop vm resume web")]
     Resume(Names),
     Stop(stop::Arguments),
+    Reset(reset::Arguments),
+    /// Send a non-maskable interrupt to VMs
+    ///
+    /// Linux logs it, or panics with `unknown_nmi_panic`, which helps with a guest that hangs.
+    #[command(after_long_help = "\
+The first vCPU gets it; a paused one when it resumes.
+
+Examples:
+  bellhop vm nmi web")]
+    Nmi(Names),
     List(list::Arguments),
     Show(show::Arguments),
+    Stats(stats::Arguments),
     Nic(nic::Arguments),
     Disk(disk::Arguments),
     Wait(wait::Arguments),
@@ -113,6 +128,7 @@ Examples:
     Logs(logs::Arguments),
     Snapshot(snapshot::Arguments),
     Migrate(migrate::Arguments),
+    Migration(migration::Arguments),
     Compat(compat::Arguments),
     Upgrade(upgrade::Arguments),
     Delete(delete::Arguments),
@@ -147,18 +163,19 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
             arguments.confirm()?;
             stop::execute(arguments, &node, format)
         }
+        Command::Reset(arguments) => reset::execute(arguments, &node, format),
+        Command::Nmi(vms) => reset::press(&vms.names, "nmi", &node, format),
         Command::List(_) => list::execute(&node, format),
         Command::Show(arguments) => show::execute(arguments, &node, format),
+        Command::Stats(arguments) => stats::execute(arguments, &node, format),
         Command::Nic(arguments) => nic::execute(arguments, which, &node, format),
         Command::Disk(arguments) => disk::execute(arguments, which, &node, format),
         Command::Wait(arguments) => wait::execute(arguments, &node, format),
         Command::Console(arguments) => console::execute(arguments, which, &node),
         Command::Logs(arguments) => logs::execute(arguments, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
-        Command::Migrate(arguments) => {
-            arguments.confirm()?;
-            migrate::execute(arguments, which, &node, format)
-        }
+        Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),
+        Command::Migration(arguments) => migration::execute(arguments, &node, format),
         Command::Compat(arguments) => compat::execute(arguments, &node, format),
         Command::Upgrade(arguments) => upgrade::execute(arguments, which, &node, format),
         Command::Delete(arguments) => {

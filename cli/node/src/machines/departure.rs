@@ -90,8 +90,8 @@ impl Departure {
 /// What somebody has to do about a machine that may be elsewhere.
 pub(crate) fn remedy(vm: &str) -> String {
     format!(
-        "look at the other side; if it runs there, say `bellhop vm migrate {vm} --settle there`, else `bellhop vm migrate \
-         {vm} --settle here`"
+        "look at the other side; if it runs there, say `bellhop vm migration settle {vm} there`, \
+         else `bellhop vm migration settle {vm} here`"
     )
 }
 

@@ -19,8 +19,9 @@ use super::view::{health, uptime};
     after_long_help = "\
 Columns:
   STATE   Creating, Starting, Running, Paused, Stopped, Deleting; Receiving: it is to come from another node
-          (`bellhop vm migrate NAME --cancel` calls it off); Unknown: its process does not answer; or MayBeElsewhere:
-          it was being migrated when its process ended (`bellhop vm show NAME` says what to do)
+          (`bellhop vm migration cancel NAME` cancels that); Unknown: its process does not answer;
+          MayBeElsewhere: it was being migrated when its process ended (`bellhop vm show NAME`
+          names the remedy)
   PID     the process that runs it
   MEMORY  the guest's
   HEALTH  ok; net0 q1 STUCK (or DRIVERSTALLED, INCONSISTENT): a queue hangs; net0 failed over: the

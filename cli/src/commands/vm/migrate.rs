@@ -4,30 +4,23 @@ pub(super) mod trial;
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
 
 use bellhop_api::machine::{
-    CONNECTIONS, DOWNTIME_MS, DowntimeParts, EndReason, MigrationPhase, MigrationStatus, Place,
-    SettleRequest, TIMEOUT_S,
+    CONNECTIONS, DOWNTIME_MS, DowntimeParts, MigrationPhase, MigrationStatus, TIMEOUT_S,
 };
 use bellhop_api::node::SendToNode;
-use bellhop_common::client::{MAKING, Node, NodeArguments, Refusal};
+use bellhop_common::client::{MAKING, Node, NodeArguments};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
-use bellhop_common::listing::{self, Format};
+use bellhop_common::listing::Format;
 use bellhop_common::text::printable;
 use hyper::Method;
 use serde::Serialize;
-use serde_json::Value;
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
-use super::{PERIOD, absolute, of_vm, read, vm};
+use super::{absolute, migration, of_vm};
 use crate::commands::migration_tls::TlsArguments;
-use crate::confirm::Confirmation;
-use crate::progress::ProgressLine;
 
-/// How long a process may take to end that does not answer any more.
-const ENDING: Duration = Duration::from_secs(5);
 /// Characters of the bar.
 const BAR: u64 = 30;
 
@@ -53,14 +46,12 @@ Examples:
   bellhop vm migrate web --to tcp:10.0.0.2:7444 --tls-certificate host.pem --tls-key host.key --tls-authority ca.pem
   bellhop vm migrate web --to unix:/run/bellhop/web.move --downtime 100
   bellhop vm migrate web --to unix:/run/bellhop/web.move --dry-run
-  bellhop vm migrate web --cancel             while it is under way: the guest stays here
+  bellhop vm migrate web --to https://node2:8443 --detach
+  bellhop vm migration watch web
 
-A migration goes on when this command is interrupted. Should the connection break while the guest is handed over, it stands
-still on both hosts until somebody who can see both says where it is. The same goes for a VM whose process is gone before it
-has said how it went (`bellhop vm show` says so then); nobody starts it again meanwhile:
-  bellhop vm migrate web --settle here        the destination does not have it
-  bellhop vm migrate web --settle there       it runs there; the one here ends")]
-#[command(group = clap::ArgGroup::new("what").required(true))]
+The migration continues if this command is interrupted, or with --detach. `bellhop vm migration` shows, follows and
+cancels it, and says where the guest is if neither host knows. Without a terminal the command prints a line of
+progress every 10 seconds, but not with -o json.")]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(value_name = "NAME")]
@@ -68,8 +59,8 @@ pub(crate) struct Arguments {
 
     /// The other node's daemon: https://HOST:PORT, or node:/PATH of its socket on this host; or where a process waits:
     /// unix:/PATH or tcp:HOST:PORT
-    #[arg(long, value_name = "DESTINATION", group = "what")]
-    to: Option<Destination>,
+    #[arg(long, value_name = "DESTINATION")]
+    to: Destination,
 
     #[command(flatten)]
     there: There,
@@ -78,57 +69,33 @@ pub(crate) struct Arguments {
     #[arg(
         long,
         value_name = "MILLISECONDS",
-        default_value_t = DOWNTIME_MS,
-        requires = "to"
+        default_value_t = DOWNTIME_MS
     )]
     downtime: u32,
 
     /// When to give up, from the beginning, on a guest that writes faster than its memory goes over
-    #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT_S, requires = "to")]
+    #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT_S)]
     timeout: u32,
 
     /// Compare all memory at both ends before the guest runs there, by checksums: it stays if a byte differs, and stands still
     /// meanwhile, for longer than --downtime
-    #[arg(long, requires = "to")]
+    #[arg(long)]
     verify_memory: bool,
 
     /// Connections that carry memory, 1 to 16
-    #[arg(long, value_name = "N", default_value_t = CONNECTIONS, requires = "to", value_parser = clap::value_parser!(u16).range(1..=16))]
+    #[arg(long, value_name = "N", default_value_t = CONNECTIONS, value_parser = clap::value_parser!(u16).range(1..=16))]
     connections: u16,
 
     /// Only ask whether the destination would take it, and what that would cost
-    #[arg(long, requires = "to")]
+    #[arg(long)]
     dry_run: bool,
+
+    /// Do not wait until it has ended
+    #[arg(long, conflicts_with = "dry_run")]
+    detach: bool,
 
     #[command(flatten)]
     tls: TlsArguments,
-
-    /// End the migration that is under way
-    #[arg(long, group = "what")]
-    cancel: bool,
-
-    /// Say where the guest is, after a migration that is not settled
-    #[arg(long, value_name = "WHERE", group = "what")]
-    settle: Option<Whereabouts>,
-
-    #[command(flatten)]
-    confirmation: Confirmation,
-}
-
-impl Arguments {
-    /// Asks the user before --settle, which nothing can check.
-    pub(super) fn confirm(&self) -> Result<(), Error> {
-        let name = &self.name;
-        match self.settle {
-            None => Ok(()),
-            Some(Whereabouts::Here) => self.confirmation.ask(format!(
-                "Keep the guest of {name} here? A second one at the destination ruins its disks."
-            )),
-            Some(Whereabouts::There) => self.confirmation.ask(format!(
-                "End the VM {name} here? A guest that does not run at the destination is lost."
-            )),
-        }
-    }
 }
 
 /// Where a VM goes.
@@ -173,22 +140,13 @@ impl fmt::Display for Destination {
 pub(super) struct There {
     /// To another node: what all of the VM's NICs are made of there, also those on devices that are there already; without it
     /// each is made of, or found under, the same name as here
-    #[arg(long, value_name = "NIC", requires = "to")]
+    #[arg(long, value_name = "NIC")]
     pub(super) from: Option<String>,
 
     /// To another node: the VM's name there, if another than here; needed with node:/PATH, where both daemons would call
     /// devices the same
-    #[arg(long = "as", value_name = "NAME", requires = "to")]
+    #[arg(long = "as", value_name = "NAME")]
     pub(super) name_there: Option<String>,
-}
-
-/// Which host has a guest.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Whereabouts {
-    /// This one: it goes on, or may be started again
-    Here,
-    /// The other one: the VM here ends
-    There,
 }
 
 /// What of the downtime took how long, in a line: `stop 1.2, memory 30.1, …`.
@@ -214,7 +172,7 @@ pub(super) enum Wanted<T> {
 }
 
 /// Where the migration of a VM is.
-fn at(name: &str) -> String {
+pub(super) fn at(name: &str) -> String {
     format!("{}/migration", of_vm(name))
 }
 
@@ -224,24 +182,7 @@ pub(super) fn execute(
     node: &Node,
     format: Format,
 ) -> Result<Code, Error> {
-    let name = &arguments.name;
-    let at = at(name);
-    if arguments.cancel {
-        node.change(Method::DELETE, &at)?;
-        return Ok(Code::Success);
-    }
-    if let Some(place) = arguments.settle {
-        let settle = match place {
-            Whereabouts::Here => Place::Here,
-            Whereabouts::There => Place::There,
-        };
-        node.send(Method::PATCH, &at, &SettleRequest { settle }, MAKING)?;
-        return Ok(Code::Success);
-    }
-    let Some(destination) = &arguments.to else {
-        // clap demands one of the three.
-        return Err(Error::failed(format!("{name} is not being migrated")));
-    };
+    let destination = &arguments.to;
     let wanted = SendToNode {
         destination: destination.to_string(),
         name: arguments.there.name_there.clone(),
@@ -285,102 +226,21 @@ fn migrate(
     if arguments.dry_run {
         return trial::execute(node, &at, &wanted, format);
     }
-    node.send(Method::POST, &at, &wanted, MAKING)?;
-    let answer = match follow(node, &at, name) {
-        Err(error) if error.refusal().is_some() => {
-            return gone(node, name, destination, error);
-        }
-        answer => answer?,
-    };
-    let status: MigrationStatus = read(&answer)?;
-    match status.phase {
-        MigrationPhase::Moved => {
-            format.print(&answer, || summary(name, &destination.to_string(), &status))
-        }
-        MigrationPhase::Unsettled => {
-            let why = why(&status);
-            Err(Error::failed(format!(
-                "it is not settled where {name} is, so it stands still here: {why}. Look at the \
-                 destination; if it runs there, say `bellhop vm migrate {name} --settle there`, \
-                 else `bellhop vm migrate {name} --settle here`"
-            )))
-        }
-        _ => {
-            let why = why(&status);
-            Err(Error::failed(format!(
-                "{name} did not move, it stays here: {why}"
-            )))
-        }
-    }
-}
-
-/// The process does not answer any more: what the daemon knows of it.
-fn gone(node: &Node, name: &str, destination: &Destination, error: Error) -> Result<Code, Error> {
-    let start = Instant::now();
-    let view = loop {
-        let view = match vm(node, name) {
-            // The other node has all of it.
-            Err(error)
-                if error.refusal().is_some_and(Refusal::is_not_there)
-                    && matches!(destination, Destination::Node(_)) =>
-            {
-                return say_moved(name, destination);
-            }
-            view => view?.0,
+    let (_, answer) = node.send(Method::POST, &at, &wanted, MAKING)?;
+    if arguments.detach {
+        let text = || {
+            format!(
+                "{}: `bellhop vm migration watch {0}` follows it\n",
+                printable(name)
+            )
         };
-        if view.pid.is_none() || start.elapsed() >= ENDING {
-            break view;
-        }
-        std::thread::sleep(PERIOD);
-    };
-    if let Some(departure) = view.may_be_elsewhere {
-        let why = printable(&format!("{}; {}", departure.reason, departure.remedy));
-        return Err(Error::failed(format!("nothing answers for {name}: {why}")));
+        return format.print(&answer, text);
     }
-    let moved = view.pid.is_none()
-        && view
-            .last_end
-            .is_some_and(|end| end.reason == EndReason::Moved);
-    if !moved {
-        return Err(error);
-    }
-    say_moved(name, destination)
-}
-
-fn say_moved(name: &str, destination: &Destination) -> Result<Code, Error> {
-    let line = format!(
-        "{} runs at {} now; its process here ended before it could say how long it stood still\n",
-        printable(name),
-        printable(&destination.to_string()),
-    );
-    listing::print(line.as_bytes())
-}
-
-fn why(status: &MigrationStatus) -> String {
-    let why = status.error.as_deref().unwrap_or("no reason is given");
-    printable(why)
-}
-
-/// Looks until it is over, and shows how far it is where somebody can see it.
-fn follow(node: &Node, at: &str, name: &str) -> Result<Value, Error> {
-    let mut progress = ProgressLine::new();
-    loop {
-        let started = Instant::now();
-        let answer: Value = node.get(at)?;
-        let status: MigrationStatus = read(&answer)?;
-        progress.show(line(name, &status));
-        if matches!(
-            status.phase,
-            MigrationPhase::Moved | MigrationPhase::Stayed | MigrationPhase::Unsettled
-        ) {
-            return Ok(answer);
-        }
-        std::thread::sleep(PERIOD.saturating_sub(started.elapsed()));
-    }
+    migration::wait(node, name, Some(destination), format)
 }
 
 /// One line: a bar over the memory of this round.
-fn line(name: &str, status: &MigrationStatus) -> String {
+pub(super) fn line(name: &str, status: &MigrationStatus) -> String {
     let name = printable(name);
     if status.phase != MigrationPhase::Copy || status.ram_bytes == 0 {
         return format!("{name}: {}", status.phase);
@@ -406,7 +266,7 @@ fn line(name: &str, status: &MigrationStatus) -> String {
     line
 }
 
-fn summary(name: &str, destination: &str, status: &MigrationStatus) -> String {
+pub(super) fn summary(name: &str, destination: &str, status: &MigrationStatus) -> String {
     format!(
         "{} runs at {} now: it stood still for {:.1} ms ({}); {} rounds, {} MiB on the wire, {} of {} pages zero, {:.1} s in all\n",
         printable(name),
@@ -425,6 +285,7 @@ fn summary(name: &str, destination: &str, status: &MigrationStatus) -> String {
 mod tests {
     use serde_json::json;
 
+    use super::super::read;
     use super::*;
 
     fn status() -> MigrationStatus {

@@ -449,7 +449,7 @@ fn another_program_goes_on_with_a_machine() {
 fn elsewhere() -> Value {
     made_up::vm(
         &json!({"phase": "MayBeElsewhere", "pid": null, "may_be_elsewhere":
-        {"destination": "unix:/b", "reason": "its guest may run there", "remedy": "say `--settle there`"}}),
+        {"destination": "unix:/b", "reason": "its guest may run there", "remedy": "say `migration settle web there`"}}),
     )
 }
 
@@ -466,7 +466,7 @@ fn a_machine_that_is_gone_while_it_moves_is_said_to_be() {
         migrate::execute(&arguments, &local, &made_up.node(), format(&[]))
     };
     let error = after(&elsewhere()).unwrap_err().to_string();
-    assert!(error.contains("--settle there"), "{error}");
+    assert!(error.contains("migration settle web there"), "{error}");
     let mut moved = stopped();
     moved["last_end"] = json!({"reason": "Moved"});
     assert_eq!(after(&moved).unwrap(), Code::Success);
@@ -483,19 +483,81 @@ fn a_machine_that_is_gone_while_it_moves_is_said_to_be() {
         "{text}"
     );
     assert!(text.contains("its guest may run there\n"), "{text}");
-    assert!(text.contains("└── say `--settle there`"), "{text}");
+    assert!(
+        text.contains("└── say `migration settle web there`"),
+        "{text}"
+    );
+}
+
+/// Runs a subcommand of `vm migration`.
+fn migration(words: &[&str], made_up: &MadeUp) -> Result<Code, Error> {
+    let arguments = parse::<migration::Arguments>(words).unwrap();
+    migration::execute(&arguments, &made_up.node(), format(&["-j"]))
 }
 
 #[test]
 fn where_a_guest_is_is_said_to_the_daemon() {
-    let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
     for (place, body) in [("here", "Here"), ("there", "There")] {
-        let arguments = parse::<migrate::Arguments>(&["web", "--settle", place]).unwrap();
         let made_up = MadeUp::default().answer(204, &Value::Null);
-        migrate::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap();
+        migration(&["settle", "web", place], &made_up).unwrap();
         let asked = format!(r#"PATCH /v1/vms/web/migration {{"settle":"{body}"}}"#);
         assert_eq!(made_up.asked(), [asked]);
     }
+}
+
+#[test]
+fn a_migration_is_started_shown_followed_and_cancelled() {
+    let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
+    let status = |phase: &str| {
+        json!({
+            "direction": "Send", "peer": "unix:/b", "phase": phase, "rounds": 1, "elapsed_ms": 2,
+            "ram_bytes": 4096, "sent_bytes": 1, "pages": 1, "zero_pages": 0, "left_bytes": 0,
+            "bytes_per_second": 1, "dirty_bytes_per_second": 1, "throttle_percent": 0,
+        })
+    };
+    let words = ["web", "--to", "unix:/b", "--detach"];
+    let arguments = parse::<migrate::Arguments>(&words).unwrap();
+    let made_up = MadeUp::default().answer(202, &status("Offer"));
+    migrate::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(made_up.asked().len(), 1);
+
+    let made_up = MadeUp::default().answer(200, &status("Copy"));
+    assert_eq!(
+        migration(&["show", "web"], &made_up).unwrap(),
+        Code::Success
+    );
+    let made_up = MadeUp::default()
+        .answer(200, &status("Copy"))
+        .answer(200, &status("Copy"))
+        .answer(200, &status("Moved"));
+    assert_eq!(
+        migration(&["watch", "web"], &made_up).unwrap(),
+        Code::Success
+    );
+    let made_up = MadeUp::default()
+        .answer(200, &status("Stayed"))
+        .answer(200, &status("Stayed"));
+    migration(&["watch", "web"], &made_up).unwrap_err();
+    let made_up = MadeUp::default().answer(202, &Value::Null);
+    migration(&["cancel", "web"], &made_up).unwrap();
+    assert_eq!(made_up.asked(), ["DELETE /v1/vms/web/migration"]);
+}
+
+#[test]
+fn buttons_of_several_machines_are_pressed() {
+    let made_up = MadeUp::default()
+        .answer(204, &Value::Null)
+        .answer(204, &Value::Null)
+        .answer(204, &Value::Null);
+    let arguments = parse::<reset::Arguments>(&["a", "b"]).unwrap();
+    reset::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+    reset::press(&["a".to_owned()], "nmi", &made_up.node(), format(&["-j"])).unwrap();
+    let asked = [
+        "POST /v1/vms/a/reset",
+        "POST /v1/vms/b/reset",
+        "POST /v1/vms/a/nmi",
+    ];
+    assert_eq!(made_up.asked(), asked);
 }
 
 #[test]
