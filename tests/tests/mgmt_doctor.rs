@@ -90,6 +90,10 @@ fn the_lab_host_is_fit() {
     has(device, "found", net.path().to_str().unwrap());
     has(device, "found", "no visible process holds it");
 
+    let next = report["next"].as_array().unwrap();
+    let last = next.last().unwrap().as_str().unwrap();
+    assert!(last.contains("/dev/vhost-vdpa-"), "{last}");
+
     // It says who has the device, and has not reset it under the holder.
     let held = File::options()
         .read(true)

@@ -21,11 +21,13 @@ Each finding has a state:
   unknown   could not be found out
 
 What mends a finding stands below it, one line each: commands for a root shell, or lines for
-the file that is named.
+the file that is named. The last lines are the next commands on this host, from its devices,
+NICs and kernel to a VM.
 
 Examples:
   bellhop doctor
   bellhop doctor -j | jq '.findings[] | select(.state == \"missing\")'
+  bellhop doctor -j | jq -r '.next[]'
 
 The exit code is 0 if nothing is missing, and 1 if something is.")]
 pub(crate) struct Arguments {}

@@ -6,6 +6,7 @@
 use bellhop_common::error::Error;
 use rustix::io::Errno;
 use vdpa::causes::in_one_line;
+use vdpa::device::holder::Holder;
 
 use super::finding::{Finding, first};
 use super::host::{Host, is_plain};
@@ -64,6 +65,23 @@ pub(super) fn pin_memory(host: &Host) -> bool {
         || host
             .text("/sys/module/vdpa_sim/parameters/use_va")
             .is_ok_and(|value| value == "N")
+}
+
+/// The number of the first `/dev/vhost-vdpa-N` that no visible process holds.
+pub(super) fn free(host: &Host) -> Option<u32> {
+    let devices = devices(host).unwrap_or_default();
+    let is_vhost = |device: &&Device| device.driver.as_deref() == Some("vhost_vdpa");
+    let mut files = devices
+        .iter()
+        .filter(is_vhost)
+        .filter_map(|device| Some((&device.name, device.file?)));
+    let free = files.find(|(name, number)| holders(host, name, *number).is_empty());
+    free.map(|(_, number)| number)
+}
+
+fn holders(host: &Host, name: &str, number: u32) -> Vec<Holder> {
+    let number = host.text(&format!("{VDPA}/{name}/vhost-vdpa-{number}/dev"));
+    host.holders(number.as_deref().unwrap_or_default())
 }
 
 /// Looks at all devices.
@@ -132,8 +150,7 @@ fn describe(host: &Host, device: &Device) -> Finding {
     let path = format!("/dev/vhost-vdpa-{number}");
     match host.may_open(&path) {
         Ok(()) => {
-            let number = host.text(&format!("{VDPA}/{name}/vhost-vdpa-{number}/dev"));
-            let holders = host.holders(number.as_deref().unwrap_or_default());
+            let holders = holders(host, name, *number);
             let holders: Vec<String> = holders.iter().map(ToString::to_string).collect();
             let state = if holders.is_empty() {
                 "can be opened, and no visible process holds it".to_owned()

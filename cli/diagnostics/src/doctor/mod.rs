@@ -18,6 +18,7 @@ mod kvm;
 mod made_up;
 mod memlock;
 mod modules;
+mod next;
 mod nics;
 mod numa;
 mod rights;
@@ -58,13 +59,15 @@ pub struct Line {
 }
 
 /// All that was found. In JSON: `{"fit": bool, "findings": [{"group", "name",
-/// "state", "found", "remedy": [lines]}]}`.
+/// "state", "found", "remedy": [lines]}], "next": [commands]}`.
 #[derive(Debug, Serialize)]
 pub struct Report {
     /// Nothing that is needed is missing.
     pub fit: bool,
     /// In the order of the groups.
     pub findings: Vec<Line>,
+    /// Commands that lead to a VM on this host, once nothing is missing.
+    pub next: Vec<String>,
 }
 
 impl Report {
@@ -91,7 +94,11 @@ pub fn report(host: &Host) -> Report {
     let fit = findings
         .iter()
         .all(|line| line.finding.state != State::Missing);
-    Report { fit, findings }
+    Report {
+        fit,
+        findings,
+        next: next::commands(host),
+    }
 }
 
 #[cfg(test)]

@@ -96,6 +96,11 @@ impl Function {
         self.is_virtual || self.parent.dedicated
     }
 
+    /// Whether a NIC for a guest can be made of it, with the kernel's drivers.
+    pub(super) fn is_source(&self) -> bool {
+        self.parent.module.is_some() && (self.total > 0 || self.becomes_a_device())
+    }
+
     fn of(host: &Host, address: &str) -> Option<Self> {
         let path = format!("{PCI}/{address}");
         let is_virtual = host.exists(&format!("{path}/physfn"));

@@ -38,6 +38,8 @@ fn a_good_host_is_fit() {
         shown.contains("Nothing that is needed is missing ("),
         "{shown}"
     );
+    let next = "\n\nNext:\n  bellhop run --kernel KERNEL --vdpa path=/dev/vhost-vdpa-0\n";
+    assert!(shown.ends_with(next), "{shown}");
     assert!(!shown.contains('\x1b'));
     assert!(text(&report, true).contains("\x1b[32mok"));
 }

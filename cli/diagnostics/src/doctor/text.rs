@@ -78,5 +78,16 @@ pub fn text(report: &Report, colours: bool) -> String {
             counted(State::Missing, "thing is", "things are")
         )
     };
+    if !report.next.is_empty() {
+        let first = if report.fit {
+            ""
+        } else {
+            " mend all that is MISSING, as said above; then"
+        };
+        let _ = writeln!(text, "\nNext:{first}");
+        for command in &report.next {
+            let _ = writeln!(text, "  {command}");
+        }
+    }
     text
 }

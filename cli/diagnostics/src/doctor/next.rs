@@ -1,0 +1,156 @@
+//! The next commands on this host: from what it has to a VM on a vDPA NIC.
+//!
+//! Names only files, devices and functions that are there. Must not know findings or remedies.
+
+use super::devices;
+use super::host::Host;
+use super::modules::{Modules, Presence, VDPA_SIM_NET};
+use super::nics;
+
+/// The socket of the node daemon.
+const SOCKET: &str = "/run/bellhop/node.socket";
+/// Where its unit may be.
+const UNITS: [&str; 3] = [
+    "/etc/systemd/system/bellhop.service",
+    "/usr/lib/systemd/system/bellhop.service",
+    "/lib/systemd/system/bellhop.service",
+];
+
+/// The commands, in their order; none if the host has nothing that becomes a NIC.
+pub(super) fn commands(host: &Host) -> Vec<String> {
+    let mut commands = Vec::new();
+    let Some(nic) = nic(host, &mut commands) else {
+        return commands;
+    };
+    let boot = boot_files(host);
+    let has_daemon = host.exists(SOCKET);
+    if !has_daemon && UNITS.iter().any(|unit| host.exists(unit)) {
+        commands.push("systemctl start bellhop".to_owned());
+    } else if !has_daemon {
+        let path = match nic {
+            Nic::There(path) => path,
+            Nic::From(source) => {
+                commands.push(format!("bellhop nic create nic0 --from {source}"));
+                "/dev/vhost-vdpa-N    (as the command before prints it)".to_owned()
+            }
+        };
+        commands.push(format!("bellhop run {boot} --vdpa path={path}"));
+        return commands;
+    }
+    let nic = match nic {
+        Nic::There(path) => format!("path={path}"),
+        Nic::From(source) => format!("from={source}"),
+    };
+    commands.push(format!("bellhop vm create test {boot} --nic {nic}"));
+    commands.push("bellhop vm console test".to_owned());
+    commands
+}
+
+/// What a VM's NIC can be.
+enum Nic {
+    /// A device that no visible process holds.
+    There(String),
+    /// One made of this.
+    From(String),
+}
+
+/// The best one of this host; adds what must be done for it before.
+fn nic(host: &Host, commands: &mut Vec<String>) -> Option<Nic> {
+    if let Some(number) = devices::free(host) {
+        return Some(Nic::There(format!("/dev/vhost-vdpa-{number}")));
+    }
+    let functions = nics::functions(host).unwrap_or_default();
+    if let Some(function) = functions.iter().find(|function| function.is_source()) {
+        return Some(Nic::From(format!("pci/{}", function.address)));
+    }
+    let simulator = Modules::of(host).presence(VDPA_SIM_NET);
+    if simulator == Presence::Loadable {
+        commands.push(format!("modprobe {}", VDPA_SIM_NET.name));
+    }
+    let is_possible = simulator.is_possible();
+    is_possible.then(|| Nic::From("vdpasim_net".to_owned()))
+}
+
+/// The options for a guest with this host's kernel; KERNEL stands for one that the host lacks.
+fn boot_files(host: &Host) -> String {
+    let Ok(release) = Modules::of(host).release else {
+        return "--kernel KERNEL".to_owned();
+    };
+    let kernel = format!("/boot/vmlinuz-{release}");
+    if !host.exists(&kernel) {
+        return "--kernel KERNEL".to_owned();
+    }
+    // Debian and Ubuntu; Fedora and RHEL.
+    let names = [
+        format!("/boot/initrd.img-{release}"),
+        format!("/boot/initramfs-{release}.img"),
+    ];
+    let initramfs = names.iter().find(|name| host.exists(name));
+    let initramfs = initramfs.map(|name| format!(" --initramfs {name}"));
+    format!("--kernel {kernel}{}", initramfs.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::made_up::Tree;
+    use super::*;
+
+    fn with_kernel() -> Tree {
+        let tree = Tree::new();
+        tree.file("/proc/sys/kernel/osrelease", "6.12\n")
+            .file("/lib/modules/6.12/modules.dep", "a/vdpa_sim_net.ko: b\n")
+            .file("/boot/vmlinuz-6.12", "")
+            .file("/boot/initrd.img-6.12", "");
+        tree
+    }
+
+    const BOOT: &str = "--kernel /boot/vmlinuz-6.12 --initramfs /boot/initrd.img-6.12";
+
+    #[test]
+    fn a_host_without_a_nic_simulates_one() {
+        let tree = with_kernel();
+        let wanted = [
+            "modprobe vdpa_sim_net".to_owned(),
+            "bellhop nic create nic0 --from vdpasim_net".to_owned(),
+            format!(
+                "bellhop run {BOOT} --vdpa path=/dev/vhost-vdpa-N    (as the command before prints \
+                 it)"
+            ),
+        ];
+        assert_eq!(commands(&tree.host()), wanted);
+        assert!(commands(&Tree::new().host()).is_empty());
+        assert!(commands(&Tree::without_sysfs().host()).is_empty());
+    }
+
+    #[test]
+    fn a_function_is_the_daemons() {
+        let tree = with_kernel();
+        let function = "/sys/bus/pci/devices/0000:01:00.0";
+        tree.file(&format!("{function}/sriov_totalvfs"), "8\n")
+            .link(&format!("{function}/driver"), "../drivers/mlx5_core")
+            .file("/usr/lib/systemd/system/bellhop.service", "");
+        let create = format!("bellhop vm create test {BOOT} --nic from=pci/0000:01:00.0");
+        let wanted = [
+            "systemctl start bellhop",
+            &create,
+            "bellhop vm console test",
+        ];
+        assert_eq!(commands(&tree.host()), wanted);
+        tree.file(SOCKET, "");
+        assert_eq!(commands(&tree.host()), wanted[1..]);
+    }
+
+    #[test]
+    fn a_free_device_is_used_as_it_is() {
+        let tree = Tree::new();
+        tree.file("/dev/vhost-vdpa-3", "")
+            .file("/sys/devices/sim/nic0/vhost-vdpa-3/dev", "511:0\n")
+            .link("/sys/bus/vdpa/devices/nic0", "../../../devices/sim/nic0")
+            .link(
+                "/sys/devices/sim/nic0/driver",
+                "../../../bus/vdpa/drivers/vhost_vdpa",
+            );
+        let wanted = "bellhop run --kernel KERNEL --vdpa path=/dev/vhost-vdpa-3";
+        assert_eq!(commands(&tree.host()), [wanted]);
+    }
+}
