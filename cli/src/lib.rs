@@ -15,6 +15,7 @@ mod plan;
 mod progress;
 mod signals;
 mod terminal;
+mod units;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

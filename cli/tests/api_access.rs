@@ -34,7 +34,7 @@ fn said(arguments: &[String]) -> (Option<i32>, String) {
 fn tcp_is_never_without_certificates_and_tokens() {
     let files = Files::new();
     let all = files.arguments();
-    for option in ["--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"] {
+    for option in ["--tls-cert", "--tls-key", "--tls-ca", "--tokens"] {
         let at = all.iter().position(|argument| argument == option).unwrap();
         let mut arguments = all.clone();
         arguments.drain(at..at + 2);

@@ -73,7 +73,7 @@ impl Files {
         let files = [
             ("--tls-cert", "node.crt"),
             ("--tls-key", "node.key"),
-            ("--tls-client-ca", "ca.crt"),
+            ("--tls-ca", "ca.crt"),
             ("--tokens", "tokens"),
             ("--node-ca", "ca.crt"),
             ("--node-cert", "node.crt"),

@@ -9,19 +9,19 @@ use vmm::migration::tls::TlsFiles;
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct TlsArguments {
     /// Over TCP: this host's certificate and those between it and its authority, PEM
-    #[arg(long, value_name = "FILE")]
-    tls_certificate: Option<PathBuf>,
+    #[arg(long, alias = "tls-certificate", value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
 
     /// Over TCP: the certificate's private key, PEM
     #[arg(long, value_name = "FILE")]
     tls_key: Option<PathBuf>,
 
     /// Over TCP: the authority whose certificate the other host must have, PEM
-    #[arg(long, value_name = "FILE")]
-    tls_authority: Option<PathBuf>,
+    #[arg(long, alias = "tls-authority", value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
 
     /// Over TCP without TLS: only where nobody else is on the network, for the guest's memory goes over it as it is
-    #[arg(long, conflicts_with_all = ["tls_certificate", "tls_key", "tls_authority"])]
+    #[arg(long, conflicts_with_all = ["tls_cert", "tls_key", "tls_ca"])]
     pub(crate) plaintext: bool,
 }
 
@@ -31,13 +31,9 @@ impl TlsArguments {
         mut self,
         change: impl Fn(&Path) -> Result<PathBuf, E>,
     ) -> Result<Self, E> {
-        for path in [
-            &mut self.tls_certificate,
-            &mut self.tls_key,
-            &mut self.tls_authority,
-        ]
-        .into_iter()
-        .flatten()
+        for path in [&mut self.tls_cert, &mut self.tls_key, &mut self.tls_ca]
+            .into_iter()
+            .flatten()
         {
             *path = change(path)?;
         }
@@ -46,7 +42,7 @@ impl TlsArguments {
 
     /// Whether anything is said.
     pub(crate) fn is_given(&self) -> bool {
-        let files = [&self.tls_certificate, &self.tls_key, &self.tls_authority];
+        let files = [&self.tls_cert, &self.tls_key, &self.tls_ca];
         self.plaintext || files.iter().any(|file| file.is_some())
     }
 
@@ -56,9 +52,9 @@ impl TlsArguments {
     /// Only some of them are.
     pub(crate) fn files(&self) -> Result<Option<TlsFiles>, Error> {
         let clone = (
-            self.tls_certificate.clone(),
+            self.tls_cert.clone(),
             self.tls_key.clone(),
-            self.tls_authority.clone(),
+            self.tls_ca.clone(),
         );
         match clone {
             (None, None, None) => Ok(None),
@@ -68,7 +64,7 @@ impl TlsArguments {
                 authority,
             })),
             _ => Err(Error::wrong(
-                "--tls-certificate, --tls-key and --tls-authority belong together: give all three",
+                "--tls-cert, --tls-key and --tls-ca belong together: give all three",
             )),
         }
     }
@@ -92,8 +88,13 @@ mod tests {
             let line = std::iter::once(&"x").chain(words);
             Line::try_parse_from(line).map(|line| line.tls)
         };
-        let all = parse(&["--tls-certificate=c", "--tls-key=k", "--tls-authority=a"]).unwrap();
-        assert!(all.files().unwrap().is_some() && all.is_given());
+        for all in [
+            ["--tls-cert=c", "--tls-key=k", "--tls-ca=a"],
+            ["--tls-certificate=c", "--tls-key=k", "--tls-authority=a"],
+        ] {
+            let all = parse(&all).unwrap();
+            assert!(all.files().unwrap().is_some() && all.is_given());
+        }
         let none = parse(&[]).unwrap();
         assert!(none.files().unwrap().is_none() && !none.is_given());
         let one = parse(&["--tls-key=k"]).unwrap();

@@ -17,6 +17,7 @@ use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::vm::until;
+use crate::units::seconds;
 
 /// How long VMs that the daemon ends after the time limit may take.
 const ENDING: Duration = Duration::from_secs(30);
@@ -26,7 +27,7 @@ const ENDING: Duration = Duration::from_secs(30);
 #[command(after_long_help = "\
 Examples:
   bellhop node shutdown-guests
-  bellhop node shutdown-guests --time-limit 300")]
+  bellhop node shutdown-guests --timeout 5m")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
@@ -52,18 +53,24 @@ since its guest cannot power off.
 
 Examples:
   bellhop node shutdown-guests
-  bellhop node shutdown-guests --time-limit 300")]
+  bellhop node shutdown-guests --timeout 5m")]
 struct ShutdownGuests {
-    /// How long the guests may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=i64::from(GRACE_PERIOD_MAX_S)))]
-    time_limit: u32,
+    /// How long the guests may take, such as 90s or 10m; without a unit in seconds
+    #[arg(
+        long,
+        alias = "time-limit",
+        value_name = "DURATION",
+        default_value_t = 120,
+        value_parser = seconds(1..=GRACE_PERIOD_MAX_S)
+    )]
+    timeout: u32,
 }
 
 /// Does what was asked.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let node = arguments.node.connect()?;
     match &arguments.command {
-        Command::ShutdownGuests(arguments) => shut_down(&node, arguments.time_limit, format),
+        Command::ShutdownGuests(arguments) => shut_down(&node, arguments.timeout, format),
     }
 }
 

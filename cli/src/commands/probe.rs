@@ -14,6 +14,7 @@ use vdpa_mgmt::bus::Bus;
 use vmm::config::MacAddress;
 
 use crate::progress::ProgressLine;
+use crate::units::seconds;
 
 /// Show what a vDPA device is and offers, and try whether it works, without a VM
 ///
@@ -37,7 +38,7 @@ it is written. It opens and resets the device many times. For NIC vendors and ke
 Examples:
   bellhop probe /dev/vhost-vdpa-0
   bellhop probe nic0
-  bellhop probe /dev/vhost-vdpa-0 --peer 52:54:00:12:34:56 --seconds 10
+  bellhop probe /dev/vhost-vdpa-0 --peer 52:54:00:12:34:56 --timeout 10s
   bellhop probe /dev/vhost-vdpa-0 -j | jq .checks
   bellhop probe /dev/vhost-vdpa-0 --conformance
 
@@ -47,9 +48,15 @@ pub(crate) struct Arguments {
     #[arg(value_name = "DEV")]
     device: PathBuf,
 
-    /// How long frames are sent at most
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    seconds: u64,
+    /// How long frames are sent at most, such as 10s or 2m; without a unit in seconds
+    #[arg(
+        long,
+        alias = "seconds",
+        value_name = "DURATION",
+        default_value_t = 3,
+        value_parser = seconds(1..=3600)
+    )]
+    timeout: u32,
 
     /// Send frames to this address, where something sends them back
     #[arg(long, value_name = "MAC", conflicts_with = "conformance")]
@@ -73,7 +80,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     } else {
         let options = ProbeOptions {
             peer: arguments.peer.map(MacAddress::bytes),
-            traffic: Duration::from_secs(arguments.seconds),
+            traffic: Duration::from_secs(arguments.timeout.into()),
         };
         let report = probe::probe(&device, &options, &mut |what| {
             progress.show(format_args!("{what} …"))

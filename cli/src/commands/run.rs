@@ -62,7 +62,7 @@ Examples:
   kernel that is here (over unix:PATH that of the source is used where none is given):
     bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=nic0,path=/dev/vhost-vdpa-0 --api-socket vm.socket \\
         --kernel vmlinuz --initramfs initrd.img \\
-        --tls-certificate host.pem --tls-key host.key --tls-authority ca.pem
+        --tls-cert host.pem --tls-key host.key --tls-ca ca.pem
 
   Without a terminal: who wants to see the console connects to it:
     bellhop run --config machine.toml --console-socket console.socket --console-log console.log

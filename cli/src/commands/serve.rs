@@ -23,10 +23,10 @@ Examples:
   curl --unix-socket /run/bellhop/node.socket http://node/v1/version
   bellhop serve --group kvm
   bellhop serve --listen 192.0.2.1:8443 --tls-cert node.crt --tls-key node.key \\
-      --tls-client-ca clients.crt --tokens tokens
+      --tls-ca clients.crt --tokens tokens
 
 On the Unix socket its mode says who may connect: root (0600), or with --group that group, too (0660). Whoever may,
-may do everything. By TCP a client needs a certificate of --tls-client-ca and, in each request, a token of --tokens:
+may do everything. By TCP a client needs a certificate of --tls-ca and, in each request, a token of --tokens:
   curl --cacert ca.crt --cert me.crt --key me.key -H \"Authorization: Bearer $TOKEN\" https://node:8443/v1/vms
 
 Each line of --tokens is `ROLE NAME SHA256`, the last being the output of `printf %s \"$TOKEN\" | sha256sum`. Roles:
@@ -112,7 +112,7 @@ impl MoveBy {
 struct Remote {
     /// Listen for TCP, too, for clients with a certificate and a token
     #[arg(long, value_name = "ADDRESS:PORT",
-        requires_all = ["tls_cert", "tls_key", "tls_client_ca", "tokens"])]
+        requires_all = ["tls_cert", "tls_key", "tls_ca", "tokens"])]
     listen: Option<SocketAddr>,
 
     /// With --listen: the daemon's certificate and those between it and its authority (PEM)
@@ -124,8 +124,13 @@ struct Remote {
     tls_key: Option<PathBuf>,
 
     /// With --listen: the authorities of clients' certificates (PEM)
-    #[arg(long, value_name = "FILE", requires = "listen")]
-    tls_client_ca: Option<PathBuf>,
+    #[arg(
+        long,
+        alias = "tls-client-ca",
+        value_name = "FILE",
+        requires = "listen"
+    )]
+    tls_ca: Option<PathBuf>,
 
     /// With --listen: the tokens that clients may have
     #[arg(long, value_name = "FILE", requires = "listen")]
@@ -138,7 +143,7 @@ impl Remote {
         let certificates = CertificateFiles {
             certificate: self.tls_cert.clone()?,
             key: self.tls_key.clone()?,
-            client_ca: self.tls_client_ca.clone()?,
+            client_ca: self.tls_ca.clone()?,
         };
         let tokens = self.tokens.clone()?;
         Some((

@@ -115,7 +115,7 @@ impl Files {
         for (option, name) in [
             ("--tls-cert", "node.crt"),
             ("--tls-key", "node.key"),
-            ("--tls-client-ca", "clients.crt"),
+            ("--tls-ca", "clients.crt"),
             ("--tokens", "tokens"),
         ] {
             arguments.extend([option.to_owned(), file(name)]);

@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     from: String,
 
     /// What of the NIC it is made on
-    #[arg(long, value_enum, default_value = "auto")]
+    #[arg(long, value_enum, ignore_case = true, default_value = "auto")]
     kind: KindWord,
 
     /// Its MAC address
@@ -45,8 +45,13 @@ pub(crate) struct Arguments {
     mtu: Option<u16>,
 
     /// Its queue pairs
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=32768))]
-    max_vqp: Option<u16>,
+    #[arg(
+        long,
+        alias = "max-vqp",
+        value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=32768)
+    )]
+    queue_pairs: Option<u16>,
 
     /// Its virtio feature bits in hexadecimal, all others off
     #[arg(long, value_name = "MASK", value_parser = mask)]
@@ -65,8 +70,13 @@ pub(crate) struct Arguments {
     min_tx_rate: Option<u32>,
 
     /// How many virtual functions the NIC gets if it has none (default: what it can have, at most 8)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    vfs: Option<u32>,
+    #[arg(
+        long,
+        alias = "vfs",
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    virtual_functions: Option<u32>,
 
     /// Check, and print the steps instead of taking them
     #[arg(long)]
@@ -96,8 +106,8 @@ Progress is shown on standard error if that is a terminal, and logged with --log
 
 Examples:
   bellhop nic create nic0 --from enp1s0f0 --mac 52:54:00:12:34:56
-  bellhop nic create nic1 --from pci/0000:01:00.0 --kind vf --vfs 4 -j
-  bellhop nic create nic2 --from enp6s0f0np0 --connect bridge=br0,vlan=100 --max-vqp 4
+  bellhop nic create nic1 --from pci/0000:01:00.0 --kind vf --virtual-functions 4 -j
+  bellhop nic create nic2 --from enp6s0f0np0 --connect bridge=br0,vlan=100 --queue-pairs 4
   bellhop nic create test0 --from vdpasim_net --mac 52:54:00:12:34:57 --mtu 1500
   bellhop nic create nic3 --from enp1s0f0 --dry-run
 
@@ -140,11 +150,11 @@ impl Arguments {
             },
             mac: self.mac,
             mtu: self.mtu,
-            max_vqp: self.max_vqp,
+            max_vqp: self.queue_pairs,
             device_features: self.device_features,
             connectivity: self.connect.clone(),
             rates,
-            virtual_functions: self.vfs,
+            virtual_functions: self.virtual_functions,
             ..NicRequest::new(name.cloned().unwrap_or_default(), &self.from)
         })
     }
@@ -201,6 +211,18 @@ mod tests {
             let line = Line::try_parse_from(line).unwrap();
             let request = line.arguments.request().unwrap();
             assert_eq!((&*request.name, &*request.from), ("nic0", "enp1s0"));
+        }
+        for counts in [
+            ["--queue-pairs=2", "--virtual-functions=4"],
+            ["--max-vqp=2", "--vfs=4"],
+        ] {
+            let line = ["create", "nic0", "--from=enp1s0"].iter().chain(&counts);
+            let request = Line::try_parse_from(line).unwrap().arguments.request();
+            let request = request.unwrap();
+            assert_eq!(
+                (request.max_vqp, request.virtual_functions),
+                (Some(2), Some(4))
+            );
         }
         for bad in [
             &["create", "--from", "enp1s0"][..],

@@ -60,7 +60,7 @@ pub(crate) struct VmArguments {
     file: Option<PathBuf>,
 
     /// What happens when it ends by itself (default: on-failure)
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, ignore_case = true)]
     restart: Option<RestartWord>,
 
     /// Make it, with its NICs, but do not start it
@@ -74,6 +74,7 @@ enum RestartWord {
     /// It stays stopped
     Never,
     /// It is started again if it crashed, not if its guest powered off
+    #[value(alias = "OnFailure")]
     OnFailure,
     /// It is started again in any case
     Always,

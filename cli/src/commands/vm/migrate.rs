@@ -20,6 +20,7 @@ use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
 use super::{absolute, migration, of_vm};
 use crate::commands::migration_tls::TlsArguments;
+use crate::units::{milliseconds, seconds};
 
 /// Characters of the bar.
 const BAR: u64 = 30;
@@ -37,21 +38,21 @@ when it has moved (`bellhop serve --help` says what the two need):
 To a process that waits, with a vDPA device for each of the VM's NICs:
     bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=net0,path=/dev/vhost-vdpa-0 --api-socket web.socket \\
         --kernel vmlinuz --initramfs initrd.img \\
-        --tls-certificate host.pem --tls-key host.key --tls-authority ca.pem
+        --tls-cert host.pem --tls-key host.key --tls-ca ca.pem
 
 With --dry-run it is only asked whether it would take the VM, and waits on: what is in the way is said with what helps, and
 nothing changes. Exit code 0: the VM can move; 1: it cannot.
 
 Examples:
-  bellhop vm migrate web --to tcp:10.0.0.2:7444 --tls-certificate host.pem --tls-key host.key --tls-authority ca.pem
-  bellhop vm migrate web --to unix:/run/bellhop/web.move --downtime 100
+  bellhop vm migrate web --to tcp:10.0.0.2:7444 --tls-cert host.pem --tls-key host.key --tls-ca ca.pem
+  bellhop vm migrate web --to unix:/run/bellhop/web.move --downtime 100ms
   bellhop vm migrate web --to unix:/run/bellhop/web.move --dry-run
   bellhop vm migrate web --to https://node2:8443 --detach
   bellhop vm migration watch web
 
-The migration continues if this command is interrupted, or with --detach. `bellhop vm migration` shows, follows and
-cancels it, and says where the guest is if neither host knows. Without a terminal the command prints a line of
-progress every 10 seconds, but not with -o json.")]
+The migration continues if this command is interrupted, or with --detach. `bellhop vm migration`
+shows, follows and cancels it, and says where the guest is if neither host knows. Without a terminal
+the command prints a line of progress every 10 seconds, but not with -o json.")]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(value_name = "NAME")]
@@ -65,16 +66,24 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     there: There,
 
-    /// How long the guest may stand still at most; less than 25 is never reached
+    /// How long the guest may be paused at most, such as 300ms or 2s; without a unit in
+    /// milliseconds. Less than 25 ms is never reached
     #[arg(
         long,
-        value_name = "MILLISECONDS",
-        default_value_t = DOWNTIME_MS
+        value_name = "DURATION",
+        default_value_t = DOWNTIME_MS,
+        value_parser = milliseconds(0..=u32::MAX)
     )]
     downtime: u32,
 
-    /// When to give up, from the beginning, on a guest that writes faster than its memory goes over
-    #[arg(long, value_name = "SECONDS", default_value_t = TIMEOUT_S)]
+    /// When to give up, from the beginning, on a guest that writes faster than its memory goes over:
+    /// such as 90s or 10m; without a unit in seconds
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value_t = TIMEOUT_S,
+        value_parser = seconds(0..=u32::MAX)
+    )]
     timeout: u32,
 
     /// Compare all memory at both ends before the guest runs there, by checksums: it stays if a byte differs, and stands still
@@ -195,7 +204,7 @@ pub(super) fn execute(
     };
     match destination {
         Destination::Node(_) if arguments.tls.is_given() => Err(Error::wrong(
-            "--tls-certificate, --tls-key, --tls-authority and --plaintext are for processes that \
+            "--tls-cert, --tls-key, --tls-ca and --plaintext are for processes that \
              wait (tcp:HOST:PORT): between two daemons what those have is used",
         )),
         Destination::Node(_) => migrate(arguments, destination, &wanted, node, format),

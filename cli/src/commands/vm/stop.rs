@@ -12,6 +12,7 @@ use hyper::Method;
 
 use super::{each, of_vm, say};
 use crate::confirm::Confirmation;
+use crate::units::seconds;
 
 /// Have a VM's guest power off, or with --force end the VM without asking it
 ///
@@ -25,7 +26,7 @@ stop back while the guest still runs.
 
 Examples:
   bellhop vm stop web
-  bellhop vm stop web --time-limit 300 || bellhop vm stop web --force")]
+  bellhop vm stop web --timeout 5m || bellhop vm stop web --force")]
 pub(crate) struct Arguments {
     /// The VMs, stopped one after the other
     #[arg(value_name = "NAME", required = true)]
@@ -35,9 +36,16 @@ pub(crate) struct Arguments {
     #[arg(long)]
     force: bool,
 
-    /// How long the guest may take
-    #[arg(long, value_name = "SECONDS", default_value_t = GRACE_PERIOD_S, conflicts_with = "force", value_parser = clap::value_parser!(u32).range(1..=i64::from(GRACE_PERIOD_MAX_S)))]
-    time_limit: u32,
+    /// How long the guest may take, such as 90s or 10m; without a unit in seconds
+    #[arg(
+        long,
+        alias = "time-limit",
+        value_name = "DURATION",
+        default_value_t = GRACE_PERIOD_S,
+        conflicts_with = "force",
+        value_parser = seconds(1..=GRACE_PERIOD_MAX_S)
+    )]
+    timeout: u32,
 
     #[command(flatten)]
     confirmation: Confirmation,
@@ -63,7 +71,7 @@ fn stop(arguments: &Arguments, name: &str, node: &Node, format: Format) -> Resul
     let (mode, grace) = if arguments.force {
         (StopMode::Hard, None)
     } else {
-        (StopMode::Graceful, Some(arguments.time_limit))
+        (StopMode::Graceful, Some(arguments.timeout))
     };
     let change = VmStateChange {
         mode: Some(mode),

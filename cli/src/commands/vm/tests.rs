@@ -109,6 +109,10 @@ fn a_file_goes_as_it_is_with_paths_from_the_root_on() {
     // For the daemon to refuse, in its words.
     assert_eq!(made["unknown"], 1);
     assert_eq!(made["restart"], "Never");
+    for restart in ["on-failure", "OnFailure", "ONFAILURE"] {
+        let made = body(&["web", "--file", path, "--restart", restart], HERE).unwrap();
+        assert_eq!(made["restart"], "OnFailure");
+    }
     assert_eq!(made.get("state"), None);
     assert!(parse::<create::Arguments>(&["web", "--file", path, "--kernel", "k"]).is_err());
     std::fs::write(&file, "kernel = ").unwrap();
@@ -214,7 +218,7 @@ fn a_stop_is_one_request_which_waits_for_the_guest() {
         assert_eq!(code, Code::Success);
         assert_eq!(made_up.asked(), [format!("PATCH /v1/vms/web {body}")]);
     }
-    for wrong in ["--time-limit=0", "--time-limit=86401"] {
+    for wrong in ["--timeout=0", "--time-limit=86401"] {
         assert!(parse::<stop::Arguments>(&["web", wrong]).is_err());
     }
 }
@@ -426,7 +430,7 @@ fn another_program_goes_on_with_a_machine() {
         .answer(200, &stopped());
     let error = upgrade::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap_err();
     assert!(error.refusal().is_some(), "{error}");
-    let hasty = parse::<upgrade::Arguments>(&["web", "--time-limit=1"]).unwrap();
+    let hasty = parse::<upgrade::Arguments>(&["web", "--timeout=1s"]).unwrap();
     let mut made_up = MadeUp::default()
         .answer(200, &watch("0.1.0", 0, Value::Null))
         .answer(202, &Value::Null);

@@ -13,6 +13,7 @@ use hyper::Method;
 use serde_json::json;
 
 use super::{absolute, of_vm, until, vm};
+use crate::units::seconds;
 
 /// Have another version of Bellhop go on with a running VM
 ///
@@ -34,9 +35,15 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
 
-    /// How long it may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    time_limit: u64,
+    /// How long it may take, such as 90s or 10m; without a unit in seconds
+    #[arg(
+        long,
+        alias = "time-limit",
+        value_name = "DURATION",
+        default_value_t = 120,
+        value_parser = seconds(1..=86_400)
+    )]
+    timeout: u32,
 }
 
 pub(super) fn execute(
@@ -50,11 +57,11 @@ pub(super) fn execute(
     let before = look(node, name)?;
     let at = format!("{}{}", of_vm(name), path(["upgrade"]));
     node.send(Method::POST, &at, &UpgradeRequest { program }, MAKING)?;
-    let limit = Duration::from_secs(arguments.time_limit);
+    let limit = Duration::from_secs(arguments.timeout.into());
     let Some(after) = follow(node, name, &before, limit)? else {
         let message = format!(
             "the VM {name} has not said within {} s that another program goes on with it",
-            arguments.time_limit
+            arguments.timeout
         );
         let hint = format!("`bellhop vm show {name}` shows which version runs it");
         Report::from_messages([message]).hint(hint).print();

@@ -15,6 +15,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::{say, vm};
+use crate::units::seconds;
 
 /// Between two looks while no event comes.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -29,7 +30,7 @@ for deleted), and with 6 after the time limit.
 
 Examples:
   bellhop vm wait web --for running
-  bellhop vm wait web --for nic-ready --timeout 120 && ssh web.example
+  bellhop vm wait web --for nic-ready --timeout 2m && ssh web.example
   bellhop vm stop web & bellhop vm wait web --for stopped")]
 pub(crate) struct Arguments {
     /// The VM
@@ -40,10 +41,9 @@ pub(crate) struct Arguments {
     #[arg(long = "for", value_name = "CONDITION")]
     condition: Condition,
 
-    /// How long, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60,
-          value_parser = clap::value_parser!(u64).range(..=86_400))]
-    timeout: u64,
+    /// How long, such as 90s or 10m; without a unit in seconds
+    #[arg(long, value_name = "DURATION", default_value_t = 60, value_parser = seconds(0..=86_400))]
+    timeout: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -60,7 +60,7 @@ enum Condition {
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     let (name, condition) = (&arguments.name, arguments.condition);
-    let end = Instant::now() + Duration::from_secs(arguments.timeout);
+    let end = Instant::now() + Duration::from_secs(arguments.timeout.into());
     let period = match condition {
         Condition::NicReady => DRIVER_PERIOD,
         _ => PERIOD,

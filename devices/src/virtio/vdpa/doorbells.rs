@@ -21,10 +21,13 @@ use crate::hypervisor::DoorbellPage;
 pub enum DoorbellMode {
     /// Stores in the device's own page where a queue has one, else eventfds.
     #[default]
+    #[serde(alias = "Auto")]
     Auto,
     /// As `auto`, but a data queue without a page is an error.
+    #[serde(alias = "On")]
     On,
     /// Eventfds only.
+    #[serde(alias = "Off")]
     Off,
 }
 

@@ -66,7 +66,7 @@ impl FromStr for RingWatch {
         if text == "off" {
             return Ok(Self::Off);
         }
-        let seconds = text.parse::<u64>();
+        let seconds = text.strip_suffix('s').unwrap_or(text).parse::<u64>();
         Self::try_from(seconds.map_err(|_| RingWatchError(format!("{text:?}")))?)
     }
 }

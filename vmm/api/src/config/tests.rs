@@ -171,6 +171,7 @@ fn unknown_and_impossible_fields_are_refused() {
 
 #[test]
 fn ring_watch_is_off_or_seconds() {
+    assert_eq!("5s".parse::<RingWatch>(), Ok(RingWatch::default()));
     for (text, seconds) in [("off", None), ("1", Some(1)), ("3600", Some(3600))] {
         let watch: RingWatch = text.parse().unwrap();
         assert_eq!(watch.threshold().map(|time| time.as_secs()), seconds);
@@ -178,7 +179,7 @@ fn ring_watch_is_off_or_seconds() {
         let json = serde_json::to_string(&watch).unwrap();
         assert_eq!(serde_json::from_str::<RingWatch>(&json).unwrap(), watch);
     }
-    for text in ["", "on", "0", "3601", "-1", "1.5", "5s"] {
+    for text in ["", "on", "0", "3601", "-1", "1.5", "5m"] {
         let error = text.parse::<RingWatch>().unwrap_err().to_string();
         assert!(error.contains("give off, or 1 to 3600 seconds"), "{error}");
     }

@@ -376,8 +376,10 @@ described! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     pub enum Place {
         /// This host: the guest resumes here.
+        #[serde(alias = "here")]
         Here,
         /// The other host: this machine ends.
+        #[serde(alias = "there")]
         There,
     }
 }

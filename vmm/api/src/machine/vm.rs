@@ -156,11 +156,14 @@ described! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     pub enum WantedState {
         /// Build and boot the machine; if it is paused, resume its vCPUs.
+        #[serde(alias = "running")]
         Running,
         /// Park its vCPUs. Devices finish their work; interrupts wait.
+        #[serde(alias = "paused")]
         Paused,
         /// End the machine and its process. The machine's own API does not ask the guest:
         /// `POST …/power-button` does. The node daemon asks it, unless `mode` is `hard`.
+        #[serde(alias = "stopped")]
         Stopped,
     }
 }

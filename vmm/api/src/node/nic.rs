@@ -19,10 +19,13 @@ described! {
     pub enum NicKind {
         /// A named management device; a subfunction in switchdev mode; else a virtual function.
         #[default]
+        #[serde(alias = "Auto")]
         Auto,
         /// A virtual function.
+        #[serde(alias = "Vf", alias = "VF")]
         Vf,
         /// A subfunction.
+        #[serde(alias = "Sf", alias = "SF")]
         Sf,
     }
 }

@@ -66,8 +66,10 @@ described! {
     pub enum Desired {
         /// It runs, also after a reboot of the host.
         #[default]
+        #[serde(alias = "running")]
         Running,
         /// It exists with its NICs and does not run.
+        #[serde(alias = "stopped")]
         Stopped,
     }
 }
@@ -126,8 +128,10 @@ described! {
     pub enum StopMode {
         /// Its guest is asked to power off, by the ACPI power button.
         #[default]
+        #[serde(alias = "Graceful")]
         Graceful,
         /// It ends at once, as if its power was cut.
+        #[serde(alias = "Hard")]
         Hard,
     }
 }
@@ -139,8 +143,10 @@ described! {
     pub enum AfterGrace {
         /// The request fails and the guest continues to run. If it powers off later, it stays stopped.
         #[default]
+        #[serde(alias = "Fail")]
         Fail,
         /// It ends, as if its power was cut.
+        #[serde(alias = "Hard")]
         Hard,
     }
 }
@@ -150,11 +156,14 @@ described! {
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub enum Restart {
         /// It stays stopped.
+        #[serde(alias = "never")]
         Never,
         /// It is started again after a crash, not after the guest powered off.
         #[default]
+        #[serde(alias = "on-failure", alias = "on_failure")]
         OnFailure,
         /// It is always started again.
+        #[serde(alias = "always")]
         Always,
     }
 }
@@ -271,4 +280,27 @@ pub struct MayBeElsewhere {
     pub reason: String,
     /// What to do about it, in a sentence.
     pub remedy: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_in_both_cases_and_written_in_one() {
+        for word in ["OnFailure", "on-failure", "on_failure"] {
+            let restart: Restart = serde_json::from_value(word.into()).unwrap();
+            assert_eq!(
+                (restart, restart.to_string().as_str()),
+                (Restart::OnFailure, "OnFailure")
+            );
+        }
+        for state in ["Stopped", "stopped"] {
+            let change = serde_json::json!({"state": state, "mode": "Hard", "then": "Fail"});
+            let change: VmStateChange = serde_json::from_value(change).unwrap();
+            assert_eq!(change.state, WantedState::Stopped);
+            assert_eq!(serde_json::to_value(change).unwrap()["mode"], "hard");
+        }
+        assert!(serde_json::from_value::<Restart>("sometimes".into()).is_err());
+    }
 }

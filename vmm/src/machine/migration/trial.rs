@@ -121,9 +121,7 @@ fn ask(
 fn waiting_at(destination: &Endpoint) -> String {
     let more = match destination {
         Endpoint::Unix(_) => "",
-        Endpoint::Tcp { .. } => {
-            " --kernel PATH --tls-certificate FILE --tls-key FILE --tls-authority FILE"
-        }
+        Endpoint::Tcp { .. } => " --kernel PATH --tls-cert FILE --tls-key FILE --tls-ca FILE",
     };
     format!(
         "at the destination: bellhop run --receive {destination} --vdpa id=NAME,path=/dev/vhost-vdpa-N --api-socket PATH{more}"
