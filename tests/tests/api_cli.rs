@@ -216,6 +216,9 @@ fn a_nic_moves_to_another_device_in_the_words_of_the_command_line() {
     until("its driver has the NIC", || {
         node.done(&["vm", "show", "web"]).contains("queue 0: ")
     });
+    let words = ["vm", "stats", "web", "-o", "csv", "--columns", "nic,queue"];
+    let queues = node.done(&words);
+    assert!(queues.starts_with("NIC,QUEUE\nnet0,0\n"), "{queues}");
     let paths = || {
         let shown = node.done(&["vm", "show", "web", "-o", "json"]);
         let vm: Value = serde_json::from_str(&shown).unwrap();
@@ -409,9 +412,15 @@ fn a_machines_life_in_the_words_of_the_command_line() {
 
     let (_, errors) = node.says(&["vm", "delete", "web"], 10);
     assert!(errors.contains("bellhop vm stop web"), "{errors}");
+    for button in ["nmi", "reset"] {
+        let pressed = node.done(&["vm", button, "web", "-o", "name"]);
+        assert_eq!(pressed, "web\n");
+    }
+    let (_, errors) = node.says(&["vm", "migration", "show", "web"], 5);
+    assert!(errors.starts_with("error: "), "{errors}");
     // With the guest's consent or without it: the small one need not listen to its power button.
     let stopped = node
-        .command(&["vm", "stop", "web", "--time-limit", "5"])
+        .command(&["vm", "stop", "web", "--timeout", "5s"])
         .output()
         .unwrap();
     match stopped.status.code() {
