@@ -40,6 +40,7 @@ impl ErrorKind {
             Self::Failed => "failed",
             Self::WrongCommandLine => "wrong_command_line",
             Self::Absent => "absent",
+            Self::NotThere => "not_there",
             Self::Conflict => "conflict",
             Self::InvalidInput => "invalid_input",
             Self::NoDaemon => "no_daemon",

@@ -58,6 +58,28 @@ class Operations(Transport):
         """Read this description."""
         return self._call("GET", ["v1", "openapi.json"])
 
+    def list_operations(
+        self,
+        *,
+        kind: OperationKind | None = None,
+        target: str | None = None,
+        phase: OperationPhase | None = None,
+    ) -> ItemsOperation:
+        """List operations."""
+        return self._call(
+            "GET",
+            ["v1", "operations"],
+            query={"kind": kind, "target": target, "phase": phase},
+        )
+
+    def cancel_operation(self, id: str) -> Operation:
+        """Cancel an operation."""
+        return self._call("DELETE", ["v1", "operations", id])
+
+    def get_operation(self, id: str, *, wait: int | None = None) -> Operation:
+        """Read an operation."""
+        return self._call("GET", ["v1", "operations", id], query={"wait": wait})
+
     def list_ports(self) -> PortListing:
         """List ports."""
         return self._call("GET", ["v1", "ports"])
@@ -98,9 +120,9 @@ class Operations(Transport):
         """Read the version of the daemon."""
         return self._call("GET", ["v1", "version"])
 
-    def list_vms(self) -> ItemsVmInfo:
+    def list_vms(self, *, label: str | None = None, phase: VmPhase | None = None) -> ItemsVmInfo:
         """List virtual machines."""
-        return self._call("GET", ["v1", "vms"])
+        return self._call("GET", ["v1", "vms"], query={"label": label, "phase": phase})
 
     def delete_vm(
         self,
@@ -145,13 +167,15 @@ class Operations(Transport):
         name: str,
         body: VmSpec,
         *,
+        wait: bool | None = None,
         if_match: str | None = None,
         if_none_match: str | None = None,
-    ) -> VmInfo:
+    ) -> Operation | VmInfo:
         """Make a virtual machine, with its NICs."""
         return self._call(
             "PUT",
             ["v1", "vms", name],
+            query={"wait": wait},
             headers={"If-Match": if_match, "If-None-Match": if_none_match},
             body=body,
         )
@@ -211,7 +235,7 @@ class Operations(Transport):
         self,
         name: str,
         body: NodeMigrationRequest,
-    ) -> Awaited | MigrationStatus | MigrationTrial:
+    ) -> Awaited | MigrationTrial | Operation:
         """Migrate a virtual machine to another node."""
         return self._call("POST", ["v1", "vms", name, "migration"], body=body)
 
@@ -255,16 +279,41 @@ class Operations(Transport):
         """Reset the machine."""
         return self._call("POST", ["v1", "vms", name, "reset"])
 
-    def create_vm_snapshot(self, name: str, body: SnapshotRequest) -> SnapshotInfo:
+    def create_vm_snapshot(
+        self,
+        name: str,
+        body: SnapshotRequest,
+        *,
+        wait: bool | None = None,
+    ) -> Operation | SnapshotInfo:
         """Create a snapshot."""
-        return self._call("POST", ["v1", "vms", name, "snapshot"], body=body)
+        return self._call("POST", ["v1", "vms", name, "snapshot"], query={"wait": wait}, body=body)
 
     def get_vm_spec(self, name: str) -> VmSpec:
         """Read the configuration of a virtual machine."""
         return self._call("GET", ["v1", "vms", name, "spec"])
 
-    def upgrade_vm(self, name: str, body: UpgradeRequest) -> None:
-        """Upgrade the program of the machine in place."""
+    def patch_vm_spec(
+        self,
+        name: str,
+        body: VmSpecPatch,
+        *,
+        dry_run: bool | None = None,
+        if_match: str | None = None,
+        if_none_match: str | None = None,
+    ) -> SpecChanges:
+        """Change the configuration of a virtual machine."""
+        return self._call(
+            "PATCH",
+            ["v1", "vms", name, "spec"],
+            query={"dry_run": dry_run},
+            headers={"If-Match": if_match, "If-None-Match": if_none_match},
+            body=body,
+            media_type="application/merge-patch+json",
+        )
+
+    def upgrade_vm(self, name: str, body: UpgradeRequest) -> Operation:
+        """Upgrade the program of a virtual machine in place."""
         return self._call("POST", ["v1", "vms", name, "upgrade"], body=body)
 
     def watch_vm(

@@ -11,6 +11,8 @@ AfterGrace = Literal["fail", "hard"]
 
 AlarmKind = Literal["Stuck", "DriverStalled", "Inconsistent"]
 
+Applied = Literal["now", "next_start"]
+
 CpuBaseline = Literal["x86-64-v2", "x86-64-v3", "x86-64-v4", "host"]
 
 Desired = Literal["Running", "Stopped"]
@@ -45,6 +47,7 @@ ErrorCode = Literal[
     "busy",
     "cannot_announce",
     "cannot_be_saved",
+    "cannot_cancel",
     "cannot_follow_writes",
     "cannot_hand_over",
     "cannot_listen",
@@ -64,6 +67,7 @@ ErrorCode = Literal[
     "incompatible",
     "incomplete_body",
     "internal",
+    "interrupted",
     "invalid_body",
     "malformed_body",
     "may_be_elsewhere",
@@ -81,6 +85,7 @@ ErrorCode = Literal[
     "no_sriov",
     "no_such_device",
     "no_such_log",
+    "no_such_operation",
     "no_such_path",
     "no_such_vm",
     "no_token",
@@ -89,10 +94,13 @@ ErrorCode = Literal[
     "not_a_nic",
     "not_arrived",
     "not_found",
+    "not_moved",
     "not_negotiated",
     "not_permitted",
     "not_running",
+    "not_upgraded",
     "one_device",
+    "operation_ended",
     "other_api_level",
     "other_vm_runs",
     "part_of_nic",
@@ -146,6 +154,8 @@ EventChange = Literal[
     "disk_removed",
     "alarm_raised",
     "alarm_cleared",
+    "operation_started",
+    "operation_ended",
     "added",
     "removed",
     "bound",
@@ -178,6 +188,10 @@ MigrationPhase = Literal[
 NicKind = Literal["auto", "vf", "sf"]
 
 NodeMigrationRequest = Union["NodeMigrationRequestSend", "NodeMigrationRequestReceive"]
+
+OperationKind = Literal["migration", "snapshot", "upgrade", "create"]
+
+OperationPhase = Literal["running", "done", "failed", "cancelled"]
 
 Place = Literal["Here", "There"]
 
@@ -335,9 +349,12 @@ class Event(TypedDict):
     end: NotRequired[EndReason | None]
     generation: int
     healthy: NotRequired[bool | None]
+    kind: NotRequired[OperationKind | None]
     listen: NotRequired[str | None]
     nic: NotRequired[str | None]
+    operation: NotRequired[str | None]
     parameter: NotRequired[str | None]
+    phase: NotRequired[OperationPhase | None]
     place: NotRequired[Place | None]
     queue: NotRequired[int | None]
     reason: NotRequired[str | None]
@@ -466,6 +483,12 @@ class ItemsNicSummary(TypedDict):
     """A list, in an object so that a later version can add members beside it."""
 
     items: list[NicSummary]
+
+
+class ItemsOperation(TypedDict):
+    """A list, in an object so that a later version can add members beside it."""
+
+    items: list[Operation]
 
 
 class ItemsVmInfo(TypedDict):
@@ -605,6 +628,39 @@ class NodeMigrationRequestReceive(TypedDict):
     receive: ReceiveFromNode
 
 
+class Operation(TypedDict):
+    """Work of the daemon that takes long."""
+
+    created_ms: int
+    ended_ms: int | None
+    error: ErrorBody | None
+    id: str
+    kind: OperationKind
+    phase: OperationPhase
+    progress: OperationProgress | None
+    request_id: str
+    requested_by: str
+    result: OperationResult | None
+    target: str
+
+
+class OperationProgress(TypedDict):
+    """How far an operation is."""
+
+    done: int
+    forecast_downtime_ms: int | None
+    total: int
+    unit: str
+
+
+class OperationResult(TypedDict):
+    """What an operation came to: the member of its kind, if it has one."""
+
+    migration: NotRequired[MigrationStatus | None]
+    snapshot: NotRequired[SnapshotInfo | None]
+    upgrade: NotRequired[UpgradeInfo | None]
+
+
 class PciFunction(TypedDict):
     """A function of the PCI bus with what is made on it."""
 
@@ -672,6 +728,7 @@ class QueueInfo(TypedDict):
 class ReceiveFromNode(TypedDict):
     """The machine as it is to be here."""
 
+    running: NotRequired[VmConfig | None]
     spec: VmSpec
 
 
@@ -718,6 +775,24 @@ class SnapshotRequest(TypedDict):
     """Where a snapshot is to be."""
 
     path: str
+
+
+SpecChange = TypedDict(
+    "SpecChange",
+    {
+        "applied": "Applied",
+        "field": "str",
+        "from": "Any",
+        "to": "Any",
+    },
+)
+
+
+class SpecChanges(TypedDict):
+    """The result of a change of a spec."""
+
+    changes: list[SpecChange]
+    generation: int
 
 
 class Subfunction(TypedDict):
@@ -771,6 +846,14 @@ class TopologyQueue(TypedDict):
     doorbell: Doorbell
     index: int
     posted_interrupt: PostedInterrupt
+
+
+class UpgradeInfo(TypedDict):
+    """An upgrade that was done."""
+
+    after: str
+    before: str
+    downtime_ms: float | None
 
 
 class UpgradeRequest(TypedDict):
@@ -895,20 +978,25 @@ class VmInfo(TypedDict):
 
     adopted: bool
     alarms: list[AlarmInfo]
+    annotations: dict[str, str]
     api: int | None
     console: ConsolePaths
     generation: int
+    labels: dict[str, str]
     last_end: End | None
     log: str
     may_be_elsewhere: MayBeElsewhere | None
+    memory: str
     name: str
     nics: list[VmNic]
+    pending: list[str]
     phase: VmPhase
     pid: int | None
     restart: Restart
     restarts: int
     state: Desired
     uptime_s: int | None
+    vcpus: int
     version: str | None
 
 
@@ -919,6 +1007,7 @@ class VmNic(TypedDict):
     failed_over: bool
     failover: str | None
     id: str
+    mac: str | None
     path: str | None
 
 
@@ -933,6 +1022,7 @@ class VmSpecMemory(TypedDict):
 class VmSpec(TypedDict):
     """A virtual machine as it is to be."""
 
+    annotations: NotRequired[dict[str, str]]
     cmdline: NotRequired[str]
     cpu: NotRequired[CpuBaseline]
     cpu_affinity: NotRequired[list[list[int]]]
@@ -940,11 +1030,38 @@ class VmSpec(TypedDict):
     disks: NotRequired[list[DiskConfig]]
     initramfs: NotRequired[str | None]
     kernel: str
+    labels: NotRequired[dict[str, str]]
     memory: NotRequired[str | VmSpecMemory]
     nics: NotRequired[list[NicSpec]]
     restart: NotRequired[Restart]
     ring_watch: NotRequired[Literal["off"] | int]
     state: NotRequired[Desired]
+
+
+class VmSpecPatchMemory(TypedDict):
+    """One of several forms."""
+
+    host_numa_node: NotRequired[int]
+    hugepages: NotRequired[Literal["2M", "1G"]]
+    size: NotRequired[str]
+
+
+class VmSpecPatch(TypedDict):
+    """A merge patch (RFC 7396) for a `VmSpec`: null restores the default."""
+
+    annotations: NotRequired[dict[str, str | None] | None]
+    cmdline: NotRequired[str | None]
+    cpu: NotRequired[CpuBaseline | None]
+    cpu_affinity: NotRequired[list[list[int]] | None]
+    cpus: NotRequired[int | None]
+    disks: NotRequired[list[DiskConfig] | None]
+    initramfs: NotRequired[str | None | None]
+    kernel: NotRequired[str]
+    labels: NotRequired[dict[str, str | None] | None]
+    memory: NotRequired[str | VmSpecPatchMemory | None]
+    nics: NotRequired[list[NicSpec] | None]
+    restart: NotRequired[Restart | None]
+    ring_watch: NotRequired[Literal["off"] | int | None]
 
 
 class VmStateChange(TypedDict):

@@ -331,7 +331,6 @@ pub(super) fn summary(name: &str, destination: &str, status: &MigrationStatus) -
 mod tests {
     use serde_json::json;
 
-    use super::super::read;
     use super::*;
 
     fn status() -> MigrationStatus {

@@ -35,6 +35,18 @@ operations! {
     GET get_openapi() ["v1", "openapi.json"]
         read serde_json::Value;
 
+    /// List operations.
+    GET list_operations() ["v1", "operations"]
+        read bellhop_api::Items<bellhop_api::node::Operation>;
+
+    /// Cancel an operation.
+    DELETE cancel_operation(id) ["v1", "operations", id]
+        read bellhop_api::node::Operation;
+
+    /// Read an operation.
+    GET get_operation(id) ["v1", "operations", id]
+        read bellhop_api::node::Operation;
+
     /// List ports.
     GET list_ports() ["v1", "ports"]
         read serde_json::Value;
@@ -93,7 +105,7 @@ operations! {
 
     /// Make a virtual machine, with its NICs.
     PUT put_vm(name; body) ["v1", "vms", name]
-        read bellhop_api::node::VmInfo;
+        read serde_json::Value;
 
     /// Read the configuration.
     GET get_vm_config(name) ["v1", "vms", name, "config"]
@@ -181,15 +193,19 @@ operations! {
 
     /// Create a snapshot.
     POST create_vm_snapshot(name; body) ["v1", "vms", name, "snapshot"]
-        read bellhop_api::machine::SnapshotInfo;
+        read serde_json::Value;
 
     /// Read the configuration of a virtual machine.
     GET get_vm_spec(name) ["v1", "vms", name, "spec"]
         read serde_json::Value;
 
-    /// Upgrade the program of the machine in place.
+    /// Change the configuration of a virtual machine.
+    PATCH patch_vm_spec(name; body) ["v1", "vms", name, "spec"]
+        read bellhop_api::node::SpecChanges;
+
+    /// Upgrade the program of a virtual machine in place.
     POST upgrade_vm(name; body) ["v1", "vms", name, "upgrade"]
-        read ();
+        read bellhop_api::node::Operation;
 
     /// Wait for a change.
     GET watch_vm(name) ["v1", "vms", name, "watch"]

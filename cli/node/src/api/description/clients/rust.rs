@@ -12,7 +12,7 @@ operations! {";
 /// The modules of `bellhop_api`, and those of their records that operations answer with.
 /// Other answers are read as JSON values.
 const RECORDS: [(&str, &[&str]); 3] = [
-    ("node", &["Version", "VmInfo"]),
+    ("node", &["Operation", "SpecChanges", "Version", "VmInfo"]),
     (
         "machine",
         &[
