@@ -625,18 +625,24 @@ fn a_migration_is_started_shown_followed_and_cancelled() {
         migration(&["show", "web"], &made_up).unwrap(),
         Code::Success
     );
-    let made_up = MadeUp::default()
-        .answer(200, &status("Copy"))
-        .answer(200, &status("Copy"))
-        .answer(200, &status("Moved"));
+    let last = |phase: &str, state: &str| {
+        let result = json!({ "result": { "migration": status(state) } });
+        let running = json!({ "items": [operation("running", &json!({}))] });
+        MadeUp::default()
+            .answer(200, &running)
+            .answer(200, &operation(phase, &result))
+    };
+    let made_up = last("done", "Moved");
     assert_eq!(
         migration(&["watch", "web"], &made_up).unwrap(),
         Code::Success
     );
-    let made_up = MadeUp::default()
-        .answer(200, &status("Stayed"))
-        .answer(200, &status("Stayed"));
-    migration(&["watch", "web"], &made_up).unwrap_err();
+    let list = "GET /v1/operations?kind=migration&target=web";
+    assert_eq!(made_up.asked(), [list, "GET /v1/operations/17"]);
+    migration(&["watch", "web"], &last("cancelled", "Stayed")).unwrap_err();
+    let none = MadeUp::default().answer(200, &json!({ "items": [] }));
+    let error = migration(&["watch", "web"], &none).unwrap_err();
+    assert_eq!(error.code(), Code::NotThere);
     let made_up = MadeUp::default().answer(202, &Value::Null);
     migration(&["cancel", "web"], &made_up).unwrap();
     assert_eq!(made_up.asked(), ["DELETE /v1/vms/web/migration"]);
