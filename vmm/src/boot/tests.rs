@@ -310,7 +310,7 @@ fn wrong_files_are_named() {
     let good = directory.file("vmlinux", &sample_elf());
     let path = |name: &str| directory.0.join(name);
     for (file, expected) in [
-        (path("nothing"), "cannot be opened: No such file"),
+        (path("nothing"), "cannot open it: No such file"),
         (directory.0.clone(), "is a directory"),
         (PathBuf::from("/dev/null"), "is not a regular file"),
         (directory.file("empty", b""), "is empty"),
@@ -333,7 +333,7 @@ fn wrong_files_are_named() {
         );
     }
     for (file, expected) in [
-        (path("nothing"), "cannot be opened: No such file"),
+        (path("nothing"), "cannot open it: No such file"),
         (directory.0.clone(), "is a directory"),
         (directory.file("empty", b""), "is empty"),
     ] {

@@ -325,7 +325,10 @@ impl Machines {
     }
 
     fn end_operation(&self, id: &str, end: &End) {
-        let end = end.as_ref().map(Clone::clone).map_err(kept);
+        let end = match end {
+            Ok(result) => Ok(result.clone()),
+            Err(error) => Err(kept(error)),
+        };
         let Some(operation) = self.operations.at_end(id, end) else {
             return;
         };

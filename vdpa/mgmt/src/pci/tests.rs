@@ -178,7 +178,7 @@ fn driver_and_override_come_back_when_the_new_driver_fails() {
     fs::remove_file(sysfs.0.join("bus/pci/drivers/vp-vdpa/bind")).unwrap();
     let error = sysfs.pci().bind(address(VF), "vp-vdpa").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotUndone);
-    assert!(error.to_string().contains("it now has nic."), "{error}");
+    assert!(error.to_string().contains("which now has nic"), "{error}");
     assert_eq!(sysfs.told("bus/pci/drivers/nic/bind"), VF);
     assert_eq!(sysfs.told(&file), "nic\n");
 }

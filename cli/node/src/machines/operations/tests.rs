@@ -31,11 +31,9 @@ fn end(
     Some((ended, dropped))
 }
 
-fn failed(code: &'static str) -> Result<Option<OperationResult>, ErrorBody> {
+fn failure(code: &'static str) -> ErrorBody {
     let long = "\u{e4}".repeat(10 * TEXT_MAX);
-    Err(kept(
-        &Error::conflict(code, long.clone()).because(Error::failed(long)),
-    ))
+    kept(&Error::conflict(code, long.clone()).because(Error::failed(long)))
 }
 
 #[test]
@@ -50,7 +48,7 @@ fn the_last_of_those_that_have_ended_are_kept_and_all_that_run() {
         assert_eq!(ended.phase, OperationPhase::Done);
         assert_eq!(dropped.len(), usize::from(number >= KEPT));
         // Ends once.
-        assert!(end(&operations, &id, failed("ended")).is_none());
+        assert!(end(&operations, &id, Err(failure("ended"))).is_none());
         last = id;
     }
     let all = operations.list(&OperationQuery::default());
@@ -87,7 +85,7 @@ fn more_requests_than_can_run_are_refused() {
 fn texts_are_bounded_and_an_error_has_its_request() {
     let operations = none();
     let id = begun(&operations, OperationKind::Create);
-    let (ended, _) = end(&operations, &id, failed("unusable")).unwrap();
+    let (ended, _) = end(&operations, &id, Err(failure("unusable"))).unwrap();
     let error = ended.error.unwrap();
     for text in [&ended.requested_by, &error.causes[0]] {
         assert_eq!(text.chars().count(), TEXT_MAX);
@@ -113,7 +111,7 @@ fn only_a_guest_that_stays_was_cancelled() {
         assert_eq!(operations.migration_of(&vm).as_ref(), Some(&id));
         assert_eq!(operations.migration_of(&"db".parse().unwrap()), None);
         operations.update(&id, |entry| entry.cancelled = true);
-        let (ended, _) = end(&operations, &id, failed(code)).unwrap();
+        let (ended, _) = end(&operations, &id, Err(failure(code))).unwrap();
         assert_eq!(ended.phase, phase);
         assert_eq!(operations.migration_of(&vm), None);
     }
