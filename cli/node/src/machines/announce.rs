@@ -1,16 +1,17 @@
-//! Saying on the network where a guest is that has come and cannot say it itself.
+//! Announces the place of an arrived guest to the network, for drivers that cannot announce it.
 //!
 //! ```text
 //!   arrived, or a NIC moved to another device ─> each NIC: did its driver agree on GUEST_ANNOUNCE?
-//!     yes, or no driver runs it   the machine has asked the driver; or there is nobody to be found
-//!     no                          this host tells the bridge and the network (`vdpa_mgmt::announce`)
+//!     yes, or no driver runs it   the VMM has asked the driver; or there is no driver to reach
+//!     no                          this host notifies the bridge and the network (`vdpa_mgmt::announce`)
 //! ```
 //!
-//! The address is the one that the NIC was given by this node, or its device's own: not one that the guest has chosen, for the host
-//! would speak in the name of others. Nothing here can fail for a machine: what nobody says the network learns from the
-//! guest's first frame.
+//! The announced address is the one that this node configured for the NIC, or the device's own. It
+//! is never an address that the guest chose, because the host would then send in the name of
+//! others. A failure here does not fail the VM: the network also learns the place from the guest's
+//! first frame.
 //!
-//! Owns for which NICs it is said. It must not know how.
+//! Owns for which NICs an announcement is sent. It must not know how.
 
 use std::thread;
 use std::time::Duration;
@@ -23,14 +24,14 @@ use super::Machines;
 use super::spec::{NicSpec, VmName};
 use crate::error::Error;
 
-/// How often it is said: a switch may be busy, a frame lost.
+/// Number of announcements: a switch may be busy, or a frame lost.
 const TIMES: u32 = 3;
-/// Between two times.
+/// Delay between two announcements.
 const BETWEEN: Duration = Duration::from_millis(70);
-/// The feature of drivers that announce their NIC when they are asked to (VIRTIO_NET_F_GUEST_ANNOUNCE).
+/// The driver's feature to announce its NIC on request (VIRTIO_NET_F_GUEST_ANNOUNCE).
 const GUEST_ANNOUNCE: &str = "GUEST_ANNOUNCE";
 
-/// Whether a driver runs a device that does not announce it.
+/// Whether a driver runs the device but cannot announce it.
 fn is_mute(device: Option<&DeviceInfo>) -> bool {
     let running = device.filter(|device| device.driver_ok);
     let negotiated = running.and_then(|device| device.features_negotiated.as_ref());
@@ -38,7 +39,7 @@ fn is_mute(device: Option<&DeviceInfo>) -> bool {
 }
 
 impl Machines {
-    /// Says where the guest is on these NICs of it that it does not announce itself.
+    /// Announces those of these NICs that the guest does not announce itself.
     pub(super) fn announce_mute(&self, vm: &VmName, nics: &[NicSpec]) {
         let mut announcements = Vec::new();
         for nic in nics {
@@ -71,7 +72,7 @@ impl Machines {
         }
     }
 
-    /// What is to be said of a NIC, if anything.
+    /// The announcement for a NIC, if it needs one.
     fn announcement(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<Announcement>, Error> {
         let info = self.runtime.block_on(self.api_of(vm).nic(nic.id()));
         let info = info.map_err(Error::context(
@@ -128,7 +129,7 @@ mod tests {
         assert!(!is_mute(None));
     }
 
-    /// The names by which a machine tells features are the library's.
+    /// The VMM API names features as the library does.
     #[test]
     fn the_feature_is_called_so() {
         assert_eq!(vdpa::features::name(21, 1), Some(GUEST_ANNOUNCE));

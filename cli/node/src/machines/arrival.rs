@@ -1,54 +1,55 @@
-//! A machine that is to come from another node: whether its guest is here yet, as far as can be known from here.
+//! An incoming VM: whether its guest runs here yet, as far as this host can know.
 //!
-//! Its record is marked with an [`Arrival`] from before a process waits for it until that process says that the guest is here.
-//! Until then the guest is the source's, so whatever goes wrong here takes all of it back; but for one case, in which nobody here
-//! can know ([`at_end`]):
+//! Its record has an [`Arrival`] mark from before the receiving process waits until that process
+//! reports that the guest is here. Until then the guest belongs to the source, so any failure here
+//! rolls everything back. There is one exception, in which this host cannot know ([`at_end`]):
 //!
 //! ```text
 //!   process                                        the guest
-//!   lives: waits, under way, not settled, silent   is not here, as far as is known: the mark stays
-//!   lives: stayed                                  is not here, and is not waited for any more: all is taken back
+//!   lives: waits, in progress, unsettled, silent   is not here, as far as is known: the mark stays
+//!   lives: stayed                                  is not here, nor awaited: all is rolled back
 //!   lives: moved                                   is here: the mark goes
-//!   gone: sent away                                is not here any more: all is taken back
+//!   gone: sent away                                is no longer here: all is rolled back
 //!   gone: guest powered off or crashed             was here: the mark goes
-//!   gone: in any other way                         may have been here: somebody has to say it
+//!   gone: in any other way                         may have been here: the operator must decide
 //! ```
-//! Owns that table. It must not know how a process is asked, nor what follows from the answer.
+//! Owns that table. It must not know how the process is queried, nor what follows from the answer.
 
 use std::time::Duration;
 
 use bellhop_api::machine::{Direction, EndReason, MigrationPhase, MigrationStatus};
 use serde::{Deserialize, Serialize};
 
-/// How long a source may take to come: it does so at once, and then opens devices and pins memory, some GiB in a second.
+/// How long the source may take to connect. It connects at once, and before that opens devices and
+/// pins memory, at some GiB per second.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// That a machine is to come, in its record.
+/// The mark in the record of a VM that is to arrive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Arrival {
-    /// Where its process waits for it: an `Endpoint`.
+    /// Where its process listens for the source: an `Endpoint`.
     pub(crate) listen: String,
 }
 
-/// What the process says that waits for a machine.
+/// The report of a process that waits for an incoming VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Coming {
-    /// No source has come yet, for so long.
+    /// No source has connected yet, for this long.
     Waits(Duration),
-    /// A source is there.
+    /// A source is connected.
     UnderWay,
     /// The guest is here.
     Arrived,
-    /// The guest stayed where it was, and is not waited for any more.
+    /// The guest stayed at the source, and the process no longer waits for it.
     Stayed,
-    /// Nobody here can know.
+    /// This host cannot know where the guest is.
     Unsettled,
-    /// It does not answer, or not so that it is understood.
+    /// The process does not answer, or its answer is not understood.
     Silent,
 }
 
 impl Coming {
-    /// Whether nobody will come any more.
+    /// Whether the VM will not arrive any more.
     pub(crate) fn is_vain(self) -> bool {
         matches!(self, Self::Waits(time) if time >= PATIENCE) || self == Self::Stayed
     }
@@ -61,7 +62,7 @@ impl From<&MigrationStatus> for Coming {
                 Self::Waits(Duration::from_millis(status.elapsed_ms))
             }
             (Direction::Receive, MigrationPhase::Moved) => Self::Arrived,
-            // It leaves again already.
+            // It already leaves again.
             (Direction::Send, _) => Self::Arrived,
             (Direction::Receive, MigrationPhase::Stayed) => Self::Stayed,
             (Direction::Receive, MigrationPhase::Unsettled) => Self::Unsettled,
@@ -70,24 +71,24 @@ impl From<&MigrationStatus> for Coming {
     }
 }
 
-/// What the end of a process comes to that waited for a machine.
+/// The result of the end of a process that waited for an incoming VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtEnd {
-    /// The guest is not here, and nobody needs what was made for it.
+    /// The guest is not here: delete all that was created for it.
     TakeBack,
-    /// It was, and this is its own end.
+    /// The guest was here, and this is its own end.
     WasHere,
-    /// Nobody here knows.
+    /// This host does not know.
     Open,
 }
 
-/// What this end of such a process comes to.
+/// The result of this end of such a process.
 pub(crate) fn at_end(because: EndReason) -> AtEnd {
     match because {
         EndReason::Moved => AtEnd::TakeBack,
         EndReason::PoweredOff | EndReason::Crashed => AtEnd::WasHere,
-        // It fails only once there is a machine: one that does not come is said, and the process lives. Who calls it off
-        // takes all back at once.
+        // This reason needs a running VM. A process whose VM does not arrive reports that and stays
+        // alive. A client that cancels the arrival rolls everything back at once.
         EndReason::Stopped
         | EndReason::Unsettled
         | EndReason::Failed

@@ -1,91 +1,92 @@
-//! What becomes of machines, in words: what clients are told as events, what they ask for, and what that came to.
+//! Changes of VMs, as clients receive them as events, and the results of requests.
 //!
-//! Owns those words. It must not know how anything of it is done.
+//! Owns the types of changes and results. It must not know how any of it is done.
 
 use bellhop_api::machine::{AlarmInfo, End, Place, VmState};
 use bellhop_api::node::{DeviceId, Event, EventChange, NicId, OperationKind, OperationPhase};
 
 use super::spec::VmName;
 
-/// What became of a machine.
+/// A change of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It was made.
+    /// It was created.
     Created,
-    /// It is another one by the same name.
+    /// Another VM of the same name replaced it.
     Replaced,
-    /// Its spec has changed: these members, as JSON pointers.
+    /// Its spec changed: these members, as JSON pointers.
     SpecChanged(Vec<String>),
     /// It runs.
     Started,
-    /// It was found running by this daemon.
+    /// This daemon found it running and adopted it.
     Adopted,
-    /// What it does has changed, by its own account.
+    /// The VMM reports another state.
     State(VmState),
-    /// Its guest was asked to power off.
+    /// Its guest was requested to power off.
     Stopping,
     /// It has ended.
     Ended(End),
-    /// Its process is gone, and its guest may run elsewhere: why.
+    /// Its process is gone, and its guest may run elsewhere: the reason.
     MayBeElsewhere(String),
-    /// Somebody has said where its guest is.
+    /// A client reported where its guest is.
     Settled {
-        /// It is here.
+        /// Whether it is here.
         here: bool,
     },
-    /// It is waited for: where.
+    /// A process waits for its arrival: at this address.
     Awaited(String),
-    /// It has come from another node, and runs.
+    /// It arrived from another node, and runs.
     Arrived,
-    /// It has not come: why.
+    /// It did not arrive: the reason.
     NotArrived(String),
-    /// It could not be started; it is tried again later.
+    /// Its start failed; the daemon retries later.
     NotStarted(String),
-    /// It has a NIC more.
+    /// A NIC was added.
     NicAdded(NicId),
-    /// One of its NICs is on another device.
+    /// One of its NICs moved to another device.
     NicMoved(NicId),
-    /// One of its NICs has failed, and is on the device that stood by; why it was moved, if not by the machine itself.
+    /// One of its NICs failed and moved to its backup device. The reason is given if the daemon,
+    /// not the VMM, moved it.
     NicFailedOver(NicId, Option<String>),
-    /// One of its NICs has failed as devlink says, and stays where it is: why.
+    /// One of its NICs failed according to devlink, and stays on its device: the reason.
     NicNotFailedOver(NicId, String),
-    /// It has a NIC less.
+    /// A NIC was removed.
     NicRemoved(NicId),
-    /// It has one more disk.
+    /// A disk was added.
     DiskAdded(DeviceId),
-    /// It has one disk less.
+    /// A disk was removed.
     DiskRemoved(DeviceId),
-    /// A queue of one of its devices has an alarm, or has it no more.
+    /// A queue of one of its devices raised or cleared an alarm.
     Alarm {
         /// The device, the queue and the alarm.
         alarm: AlarmInfo,
-        /// Whether the device is a NIC; else it is a disk.
+        /// Whether the device is a NIC; otherwise it is a disk.
         is_nic: bool,
-        /// Whether it is new.
+        /// Whether it was raised.
         raised: bool,
     },
-    /// Long work began or ended.
+    /// An operation began or ended.
     Operation {
-        /// Which.
+        /// The operation's ID.
         id: String,
-        /// What it does.
+        /// The kind of work.
         kind: OperationKind,
         /// Whether it began, or how it ended.
         phase: OperationPhase,
-        /// Why it failed.
+        /// The reason of a failure.
         reason: Option<String>,
     },
-    /// It is gone.
+    /// It was deleted.
     Deleted,
 }
 
-/// The most alarms of a machine that count, and the longest name of a device: its process may be
-/// hostile.
+/// The most alarms per VM that are processed, and the longest name of a device: the VM's process
+/// may be hostile.
 pub(super) const ALARMS_MAX: usize = 64;
 pub(super) const DEVICE_NAME_MAX: usize = 64;
 
 impl Change {
-    /// As an event of this machine, if it is one.
+    /// Converts the change to an event of this VM, if it is one.
     pub(crate) fn as_event(&self, vm: &VmName) -> Option<Event> {
         let event = |change| Event::new(format!("/v1/vms/{vm}"), change);
         let because = |change, why: &String| Event {
@@ -200,23 +201,23 @@ impl Change {
     }
 }
 
-/// What `PUT` came to.
+/// The result of a `PUT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Put {
-    /// There was none of this name.
+    /// There was no VM of this name.
     Created,
-    /// It was there, as it is to be.
+    /// It exists and already matches the request.
     Same,
-    /// It was stopped, and is another one now.
+    /// It was stopped, and another VM replaced it.
     Replaced,
 }
 
-/// What the removal of a NIC or a disk came to.
+/// The result of the removal of a NIC or a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removed {
-    /// It is gone.
+    /// It is removed.
     Gone,
-    /// The guest was asked to give it up, and has not yet.
+    /// The guest was requested to release it, and has not yet done so.
     Asked,
 }
 

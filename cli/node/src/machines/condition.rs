@@ -1,4 +1,4 @@
-//! On which machine a request depends: on none of its name, on any, or on one of a generation.
+//! The precondition of a request on a VM: absent, present, or at a given generation.
 //!
 //! Owns the comparison and its errors. It must not know how a client words the condition.
 
@@ -8,29 +8,28 @@ use super::record::Record;
 use super::spec::VmName;
 use crate::error::Error;
 
-/// A condition on the machine that a request names: if it does not hold, the request is refused.
+/// A precondition on the VM that a request names: if it does not hold, the request is rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Condition {
-    /// Nothing.
+    /// No precondition.
     None,
-    /// There is no machine of this name.
+    /// The VM must not exist.
     Absent,
-    /// There is one.
+    /// The VM must exist.
     Present,
-    /// There is one, at one of these generations, as [`tag`] words them.
+    /// The VM must exist at one of these generations, in the form of [`tag`].
     At(Vec<String>),
 }
 
-/// A generation as clients read and write it.
+/// A generation in the form that clients read and write.
 pub(crate) fn tag(generation: u64) -> String {
     format!("g{generation}")
 }
 
 impl Condition {
-    /// Whether it holds of the machine with this record. The caller holds the machine's lock.
+    /// Checks the precondition against this record. The caller holds the VM's lock.
     ///
-    /// # Errors
-    /// It does not hold.
+    /// # Errors It does not hold.
     pub(super) fn check(&self, vm: &VmName, record: Option<&Record>) -> Result<(), Error> {
         match (self, record) {
             (Self::None, _) | (Self::Absent, None) | (Self::Present, Some(_)) => Ok(()),

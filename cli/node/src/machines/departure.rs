@@ -1,47 +1,49 @@
-//! A machine that was sent elsewhere: where its guest is, as far as can be known from here.
+//! A VM that was sent elsewhere: where its guest is, as far as this host can know.
 //!
-//! Before a machine is asked to leave, its record is marked with a [`Departure`], so that no daemon, however it came to its
-//! knowledge, starts again what may run elsewhere. What takes the mark away is one table ([`judge`]):
+//! Before the daemon requests the VM to leave, it marks the record with a [`Departure`]. So no
+//! daemon starts a VM again that may run elsewhere. One table decides when the mark goes
+//! ([`judge`]):
 //!
 //! ```text
 //!   mark        process                                              the guest is
 //!   none        any, also gone by another code than 7 and 8          here
 //!   none        gone with code 7 (moved)                             there
-//!   none        gone with code 8 (not settled)                       open: it was sent behind the node's back
+//!   none        gone with code 8 (unsettled)                         open: sent without the node
 //!   sent        lives: was never sent, stayed, came back             here: the mark goes
-//!   sent        lives: under way, not settled, no answer             open
+//!   sent        lives: in progress, unsettled, no answer             open
 //!   any         lives: moved                                         there: the mark knows it
-//!   sent        gone, by whatever but 7, also 8, or nobody knows     open: somebody has to say it
+//!   sent        gone with any code but 7, also 8 or unknown          open: the operator must decide
 //!   sent        gone with code 7                                     there
-//!   moved       gone, by whatever                                    there
+//!   moved       gone with any code                                   there
 //! ```
-//! Owns that table. It must not know how a process is asked, nor what follows from the answer.
+//! Owns that table. It must not know how the process is queried, nor what follows from the answer.
 
 use bellhop_api::machine::{Direction, EndReason, MigrationPhase, MigrationStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::peers::Peer;
 
-/// The longest name of a destination that is remembered, in characters.
+/// The longest name of a destination in a record, in characters.
 const DESTINATION_MAX: usize = 256;
 
-/// That a machine was asked to leave, in its record.
+/// The mark in the record of a VM that was requested to leave.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Departure {
-    /// Where it was to go, as it was asked.
+    /// Its destination, as in the request.
     pub(crate) destination: String,
-    /// It has said that its guest runs there.
+    /// Whether it reported that its guest runs there.
     pub(crate) moved: bool,
-    /// The node that waits for it there, if it is one.
+    /// The destination node, if a node waits for it.
     #[serde(default)]
     pub(crate) peer: Option<Peer>,
-    /// It did not leave: it was to come, and its process ended without a word. `destination` is where that waited.
+    /// It was incoming instead of outgoing: its process ended without a report. `destination` is
+    /// the address at which that process waited.
     #[serde(default)]
     pub(crate) was_to_come: bool,
 }
 
 impl Departure {
-    /// To this place, which may be any text.
+    /// A departure to this destination, which may be any text.
     pub(crate) fn to(destination: &str) -> Self {
         Self {
             destination: destination.chars().take(DESTINATION_MAX).collect(),
@@ -51,7 +53,7 @@ impl Departure {
         }
     }
 
-    /// To this node.
+    /// A departure to this node.
     pub(crate) fn to_node(peer: Peer) -> Self {
         Self {
             peer: Some(peer.clone()),
@@ -59,12 +61,12 @@ impl Departure {
         }
     }
 
-    /// Of a machine that was sent without the node, and has only said so at its end.
+    /// The departure of a VM that was sent without the node, and reported so only at its end.
     pub(crate) fn unknown() -> Self {
         Self::to("a process that this node was not told of")
     }
 
-    /// Of a machine that was waited for at `listen`, and of which nothing is known any more.
+    /// The mark of an incoming VM, expected at `listen`, whose fate is unknown.
     pub(crate) fn unheard_of(listen: &str) -> Self {
         Self {
             was_to_come: true,
@@ -72,7 +74,7 @@ impl Departure {
         }
     }
 
-    /// Why it is not known where the guest of `vm` is.
+    /// Why the place of the guest is unknown.
     pub(crate) fn reason(&self) -> String {
         if self.was_to_come {
             return format!(
@@ -87,7 +89,7 @@ impl Departure {
     }
 }
 
-/// What somebody has to do about a machine that may be elsewhere.
+/// How the operator resolves a VM that may run elsewhere.
 pub(crate) fn remedy(vm: &str) -> String {
     format!(
         "look at the other side; if it runs there, say `bellhop vm migration settle {vm} there`, \
@@ -95,20 +97,20 @@ pub(crate) fn remedy(vm: &str) -> String {
     )
 }
 
-/// What a machine's process says of its last migration.
+/// The report of a VM's process about its last migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Account {
-    /// There was none.
+    /// There was no migration.
     None,
-    /// It is not over.
+    /// It is in progress.
     UnderWay,
-    /// It is over, and the guest is here: it stayed, or has come.
+    /// It ended, and the guest is here: it stayed, or has arrived.
     Here,
-    /// It is over, and nobody here can know.
+    /// It ended, and this host cannot know where the guest is.
     Unsettled,
-    /// It is over, and the guest runs elsewhere.
+    /// It ended, and the guest runs elsewhere.
     There,
-    /// It does not answer, or not so that it is understood.
+    /// The process does not answer, or its answer is not understood.
     Silent,
 }
 
@@ -124,27 +126,27 @@ impl From<&MigrationStatus> for Account {
     }
 }
 
-/// A machine's process.
+/// The state of a VM's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Process {
-    /// It is there, and says this.
+    /// It runs, with this report.
     Lives(Account),
-    /// It is gone, with this as its last word or exit code, if anybody has heard it.
+    /// It is gone, with this last report or exit code, if the daemon received one.
     Gone(EndReason),
 }
 
-/// Where a guest is.
+/// The place of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// On this host, if it is anywhere.
     Here,
-    /// Nobody here knows.
+    /// Unknown to this host.
     Open,
     /// On another host, or in another process of this one.
     There,
 }
 
-/// Where the guest of a machine is that has this mark.
+/// Where the guest of a VM with this mark is.
 pub(crate) fn judge(mark: Option<&Departure>, process: Process) -> Verdict {
     match (mark, process) {
         (_, Process::Gone(EndReason::Moved) | Process::Lives(Account::There)) => Verdict::There,
@@ -164,18 +166,19 @@ pub(crate) fn judge(mark: Option<&Departure>, process: Process) -> Verdict {
     }
 }
 
-/// What came of a request to leave.
+/// The result of a request to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answered {
-    /// It is under way.
+    /// The migration is in progress.
     Accepted,
-    /// The machine has refused (a status of 4xx), was only asked whether it could (`dry_run`), or never got it.
+    /// The VM rejected it (a 4xx status), it was a `dry_run`, or it never reached the VM.
     Refused,
-    /// Anything else, or nothing.
+    /// Any other answer, or none.
     Unknown,
 }
 
-/// The mark of a machine that had the mark `former` and was asked to leave; `account` is what it says afterwards.
+/// The mark after a request to leave, for a VM that had the mark `former`; `account` is the VM's
+/// report afterwards.
 pub(crate) fn after_request(
     former: Option<Departure>,
     asked: Departure,
@@ -191,14 +194,14 @@ pub(crate) fn after_request(
             moved: true,
             ..former.unwrap_or(asked)
         }),
-        // This request has changed nothing: only what was before counts.
+        // This request changed nothing: only the state before it counts.
         Verdict::Open if answered == Answered::Refused && account == Account::Silent => former,
-        // It is another one that is under way.
+        // Another migration is in progress.
         Verdict::Open => Some(former.unwrap_or(asked)),
     }
 }
 
-/// A migration by a machine's account, which may be a later version's.
+/// A migration from a VM's report, which may be of a later version.
 #[cfg(test)]
 pub(super) fn migration_status(direction: &str, phase: &str, elapsed_ms: u64) -> MigrationStatus {
     let status = serde_json::json!({

@@ -1,4 +1,4 @@
-//! Errors about virtual machines that several requests have, and their statuses.
+//! Errors about VMs that several requests share, and their statuses.
 //!
 //! Owns their texts. It must not know the request.
 
@@ -32,7 +32,7 @@ pub(crate) fn no_disk(vm: &VmName, id: &DeviceId) -> Error {
     error.hint("GET /v1/vms/{name}/disks lists its disks")
 }
 
-/// Another device of the machine has this name.
+/// Another device of the VM has this name.
 pub(super) fn other_device(vm: &VmName, id: &DeviceId) -> Error {
     let message =
         format!("{vm} has another device {id}: remove that first, or give this one another name");
@@ -65,7 +65,7 @@ pub(super) fn not_running(vm: &VmName) -> Error {
     Error::conflict("not_running", message)
 }
 
-/// Something is not done to a machine that runs.
+/// The operation is not possible on a running VM.
 pub(super) fn vm_runs(vm: &VmName, what: &str, hint: &'static str) -> Error {
     Error::conflict("vm_runs", format!("cannot {what} {vm}: it runs")).hint(hint)
 }
@@ -110,7 +110,7 @@ fn kind(error: &NicError) -> ErrorKind {
         NicError::NoneFree { .. } | NicError::NoSfnum(_) => conflict("no_room"),
         NicError::NameTaken(_) | NicError::RecordTaken(_) => conflict("name_taken"),
         NicError::Record(_) | NicError::NotInTime { .. } => HOST_FAILED,
-        // All that is left is about what was named in the request.
+        // All other errors concern an object that the request names.
         _ => UNUSABLE,
     }
 }

@@ -1,10 +1,11 @@
-//! NICs that move to the device that stands by because devlink says that their own has failed.
+//! Moves NICs to their backup device when devlink reports that their own device has failed.
 //!
-//! A device that fails by its own word (DEVICE_NEEDS_RESET) the machine sees by itself; what is said of the function or the port
-//! below it comes to the node only. The move is the one that `PATCH /v1/vms/{name}/nics/{id}` makes. What cannot be moved now is
-//! told and left alone: it may be that nothing has failed of which the guest knows.
+//! The VMM itself notices a device that reports its failure (DEVICE_NEEDS_RESET). A report about
+//! the function or port below the device reaches only the node. The move is the same as that of
+//! `PATCH /v1/vms/{name}/nics/{id}`. If a NIC cannot move now, the daemon reports that and does not
+//! retry: the guest may not be affected by the failure.
 //!
-//! Owns who is looked at when. What a failure comes to is [`super::health`]'s.
+//! Owns which NICs are checked when. [`super::health`] owns the consequence of a failure.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,11 +21,12 @@ use super::slot::Slot;
 use super::spec::{NicId, NicSpec, VmName};
 use super::{Change, Machines};
 
-/// Where devices are.
+/// The directory of devices.
 const SYSFS: &str = "/sys";
 
 impl Machines {
-    /// Hears what devlink says; NICs that it concerns are moved on workers. Reads sysfs and records of NICs.
+    /// Handles a devlink notification; workers move the affected NICs. Reads sysfs and the records
+    /// of NICs.
     pub(crate) fn hears_devlink(self: &Arc<Self>, notice: &Notice) {
         let failed = {
             let mut in_error = self.in_error.lock();
@@ -85,7 +87,7 @@ impl Machines {
         });
     }
 
-    /// What the device of a NIC hangs on; nothing, if it is not known.
+    /// The parents of a NIC's device; empty if they are unknown.
     fn place_of(&self, vm: &VmName, nic: &NicSpec, made: &BTreeMap<String, MadeNic>) -> Place {
         match self.vdpa_device(vm, nic) {
             Some(device) => Place::read(Path::new(SYSFS), &device, made.get(&device)),
@@ -93,7 +95,7 @@ impl Machines {
         }
     }
 
-    /// Moves a NIC whose device has failed to the one that stands by, unless somebody has by now.
+    /// Moves a NIC whose device has failed to its backup, unless it has moved meanwhile.
     fn fail_over_now(&self, slot: &Slot, id: &NicId, why: String) {
         let vm = slot.name();
         let Some(mut record) = slot.record().filter(is_concerned) else {
@@ -127,7 +129,7 @@ impl Machines {
     }
 }
 
-/// Whether a machine has NICs that can be moved: it runs here.
+/// Whether a VM has NICs that can move: it runs here.
 fn is_concerned(record: &Record) -> bool {
     record.phase == Phase::Present && record.process().is_some() && record.arrival.is_none()
 }

@@ -1,17 +1,19 @@
-//! Health as devlink tells it: whose NIC hangs on what has failed, and whether another device can take its place.
+//! Health as devlink reports it: whose NIC depends on the failed part, and whether the backup
+//! device can replace it.
 //!
 //! ```text
-//!   reporter of           the NIC's own device          what stands by              the NIC
+//!   reporter of           the NIC's own device          the backup device           the NIC
 //!   a function            hangs on it, however deep     hangs on it, too            stays: it would be no better
 //!                                                       does not                    moves, once for each failure
 //!   a port                is that port's function's,    as above                    as above
 //!                         or the function has the port
 //!   anything else         does not                      either                      stays
 //! ```
-//! A failure begins with a reporter's first message that says so, and ends with one that says otherwise. What a reporter said before
-//! the daemon's start, or while messages were lost, is not acted on: it may be old, and somebody may have moved NICs since.
+//! A failure begins with a reporter's first message in the error state, and ends with one in
+//! another state. The daemon does not act on reports from before its start, or from while messages
+//! were lost: they may be old, and NICs may have moved since.
 //!
-//! Owns that table. It must not know how messages come, nor how a NIC moves.
+//! Owns that table. It must not know how messages arrive, nor how a NIC moves.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,25 +24,27 @@ use vdpa_mgmt::nic::{MadeNic, Step};
 
 /// More directories than there are between a device and the root of sysfs.
 const DEPTH_MAX: usize = 32;
-/// More reporters than a host has in error. Further ones are not remembered: what they say again is a failure again.
+/// More reporters than a host has in error. Further ones are not remembered: their next report
+/// counts as a new failure.
 const IN_ERROR_MAX: usize = 4096;
 
-/// What a vDPA device hangs on.
+/// The parents that a vDPA device depends on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Its function, then what that is part of, as devlink would call them.
+    /// Its function, then the parents of that, in devlink's names.
     functions: Vec<Handle>,
-    /// The port of its function in the switch, if it was made with that.
+    /// The port of its function in the switch, if it was created with one.
     port: Option<PortHandle>,
 }
 
 impl Place {
-    /// The place of the vDPA device called `device` in the sysfs at `sysfs`; `made` tells how it was made.
+    /// Reads the parents of the vDPA device `device` from the sysfs at `sysfs`; `made` is the
+    /// record of its creation.
     pub(crate) fn read(sysfs: &Path, device: &str, made: Option<&MadeNic>) -> Self {
         let path = fs::canonicalize(sysfs.join("bus/vdpa/devices").join(device));
         let above = path.iter().flat_map(|path| path.ancestors().skip(1));
         let functions = above.take(DEPTH_MAX).flat_map(|directory| {
-            // A virtual function lies beside its physical one, and is part of it.
+            // A virtual function is a sibling of its physical function in sysfs, and a part of it.
             let physical = fs::canonicalize(directory.join("physfn")).ok();
             let physical = physical.as_deref().and_then(handle);
             handle(directory).into_iter().chain(physical)
@@ -52,11 +56,11 @@ impl Place {
         }
     }
 
-    /// Whether the device fails with what this reporter watches.
+    /// Whether an error of this reporter makes the device fail.
     fn hangs_on(&self, reporter: &HealthReporter) -> bool {
         match reporter.port_index {
             None => self.functions.contains(&reporter.handle),
-            // The ports of its own function are its own; of those of the NIC it has one.
+            // All ports of its own function are its own; of the whole NIC's ports it has one.
             Some(index) => {
                 self.functions.first() == Some(&reporter.handle)
                     || self.port.as_ref() == Some(&reporter.handle.port(index))
@@ -65,14 +69,14 @@ impl Place {
     }
 }
 
-/// The device at this directory of sysfs, if it is one on a bus.
+/// The devlink handle of this sysfs directory, if it is a device on a bus.
 fn handle(directory: &Path) -> Option<Handle> {
     let bus = fs::read_link(directory.join("subsystem")).ok()?;
     let [bus, device] = [bus.as_path(), directory].map(|path| path.file_name()?.to_str());
     Handle::new(bus?, device?).ok()
 }
 
-/// The port that a step is about.
+/// The port that a step concerns.
 fn port(step: &Step) -> Option<PortHandle> {
     match step {
         Step::AddPort { port, .. } => port.clone(),
@@ -81,18 +85,18 @@ fn port(step: &Step) -> Option<PortHandle> {
     }
 }
 
-/// What a failure comes to for a NIC for which a device stands by.
+/// The consequence of a failure for a NIC with a backup device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It has nothing to do with it.
+    /// The failure does not affect it.
     Untouched,
-    /// It is to move.
+    /// It must move to the backup.
     FailOver,
-    /// It has failed, and so has what stands by.
+    /// Its own device and the backup have both failed.
     Both,
 }
 
-/// What this reporter's error comes to for a NIC that is at `own` and for which a device at `stand_by` stands by.
+/// The consequence of this reporter's error for a NIC at `own` with a backup device at `stand_by`.
 pub(crate) fn judge(reporter: &HealthReporter, own: &Place, stand_by: &Place) -> Verdict {
     match (own.hangs_on(reporter), stand_by.hangs_on(reporter)) {
         (false, _) => Verdict::Untouched,
@@ -101,7 +105,7 @@ pub(crate) fn judge(reporter: &HealthReporter, own: &Place, stand_by: &Place) ->
     }
 }
 
-/// What failed, in a sentence for people.
+/// A sentence for people about the failure.
 pub(crate) fn reason(reporter: &HealthReporter) -> String {
     let (name, handle) = (&reporter.name, &reporter.handle);
     let port = reporter
@@ -111,12 +115,12 @@ pub(crate) fn reason(reporter: &HealthReporter) -> String {
     format!("devlink says that {name} of {of} is in error")
 }
 
-/// Reporters that say that what they watch is in error.
+/// Reporters in the error state.
 #[derive(Debug, Default)]
 pub(crate) struct InError(BTreeSet<(Handle, Option<u32>, String)>);
 
 impl InError {
-    /// Hears a reporter. Whether a failure begins with that.
+    /// Records a reporter's state. Returns whether a failure begins.
     pub(crate) fn hears(&mut self, reporter: &HealthReporter) -> bool {
         let which = (
             reporter.handle.clone(),
@@ -133,12 +137,12 @@ impl InError {
         }
     }
 
-    /// This instance is gone, with its reporters.
+    /// Forgets the reporters of this devlink instance, which is gone.
     pub(crate) fn goes(&mut self, handle: &Handle) {
         self.0.retain(|(of, ..)| of != handle);
     }
 
-    /// What they have said last is not known any more.
+    /// Forgets all states, because messages were lost.
     pub(crate) fn lost(&mut self) {
         self.0.clear();
     }
@@ -187,7 +191,7 @@ mod tests {
             sf(3, "pci/0000:02:00.0"),
         );
         for (reporter, port, to_near, to_far) in [
-            // The NIC as a whole, which both hang on, or one.
+            // The NIC as a whole, which both devices depend on, or one of them.
             ("pci/0000:01:00.0", None, Verdict::Both, Verdict::FailOver),
             ("auxiliary/sf.1", None, Verdict::FailOver, Verdict::FailOver),
             (
@@ -202,7 +206,7 @@ mod tests {
                 Verdict::FailOver,
                 Verdict::FailOver,
             ),
-            // Others' ports and functions, the stand-by's among them.
+            // Ports and functions of others, among them the backup's.
             (
                 "pci/0000:01:00.0",
                 Some(2),
@@ -226,7 +230,7 @@ mod tests {
             assert_eq!(judge(&reporter, &own, &near), to_near, "{reporter:?}");
             assert_eq!(judge(&reporter, &own, &far), to_far, "{reporter:?}");
         }
-        // Of what is nowhere nothing is known.
+        // Nothing is known of a device that is nowhere.
         let whole = of("pci/0000:01:00.0", None, HealthState::Error);
         assert_eq!(judge(&whole, &Place::default(), &far), Verdict::Untouched);
         assert!(reason(&whole).contains("fw of pci/0000:01:00.0"));

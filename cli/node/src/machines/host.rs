@@ -1,6 +1,6 @@
-//! Steps as they are done on this host: directories, vDPA devices, processes, and machines by their API.
+//! Steps on the real host: directories, vDPA devices, processes, and VMs through their API.
 //!
-//! Owns what a step needs of the outside. It must not know in which order steps are done.
+//! Owns all access of a step to the host. It must not know the order of the steps.
 
 mod nics;
 
@@ -33,26 +33,26 @@ use crate::error::{Error, UNUSABLE};
 use crate::peers::Peer;
 use crate::store::VMS;
 
-/// How long a process may take to listen.
+/// How long a process may take until it listens.
 const LISTEN: Duration = Duration::from_secs(20);
-/// How long a process that does not listen is asked again, when a daemon finds it.
+/// How long a starting daemon retries a process that does not listen.
 const FIND: Duration = Duration::from_secs(2);
-/// How long a process may take to end by itself.
+/// How long a process may take to exit on request.
 const GRACE: Duration = Duration::from_secs(10);
-/// Between two looks at a process.
+/// The interval of checks of a process.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a guest that is asked to give a NIC or a disk up is waited for.
+/// How long the daemon waits for a guest to release a NIC or a disk.
 const GIVE_UP: Duration = Duration::from_secs(5);
-/// How much of a log is shown, in bytes.
+/// How much of a log an error shows, in bytes.
 const SHOWN: u64 = 2048;
 
 impl Machines {
-    /// A machine's own API.
+    /// The API of a VM.
     pub(super) fn api_of(&self, vm: &VmName) -> Vmm {
         Vmm::new(&self.paths.api_socket(vm))
     }
 
-    /// Ends processes that are marked as a machine's of this node that `wanted` does not know.
+    /// Ends processes that carry this node's mark and whose VM is not `wanted`.
     pub(crate) fn end_strays(&self, wanted: impl Fn(&str) -> bool) -> io::Result<()> {
         let below = self.paths.runtime().join("vms");
         for (mark, identity) in process::all_marked()? {
@@ -66,7 +66,7 @@ impl Machines {
         Ok(())
     }
 
-    /// The process ended before it ran the machine. The text has the end of its log.
+    /// The error for a process that exited before it ran the VM. The text has the end of its log.
     fn ended_early(&self, vm: &VmName) -> Error {
         let said = self.end_of_log(vm);
         Error::failed(format!("the machine's process ended at its start: {said}"))
@@ -104,7 +104,7 @@ impl Machines {
         }
     }
 
-    /// Waits until the process that was started listens.
+    /// Waits until the started process listens.
     fn await_started(&self, vm: &VmName, identity: Identity) -> Result<(), Error> {
         let process = Process::open(identity).map_err(unended)?;
         let process = process.ok_or_else(|| self.ended_early(vm))?;
@@ -119,7 +119,7 @@ impl Machines {
         }
     }
 
-    /// What a machine's process says, if it is this one that answers; else `silent`.
+    /// The answer of a VM's process, if this very process answers; otherwise `silent`.
     fn asked<T>(
         &self,
         vm: &VmName,
@@ -136,8 +136,8 @@ impl Machines {
         })
     }
 
-    /// Asks the running machine to give the device at `path` up. Returns whether it is gone, which
-    /// `is_gone` tells from the machine's status.
+    /// Requests the running VM to release the device at `path`. Returns whether it is gone;
+    /// `is_gone` decides that from the VM's status.
     fn give_up(
         &self,
         vm: &VmName,
@@ -168,7 +168,8 @@ impl Machines {
         })
     }
 
-    /// The machine's configuration, and its devices, open, in the order in which it names them.
+    /// The VM's configuration, and its opened devices in the order in which the configuration names
+    /// them.
     fn configuration(
         &self,
         vm: &VmName,
@@ -185,7 +186,7 @@ impl Machines {
     }
 }
 
-/// Opens a disk's image as a machine's process does, and closes it.
+/// Opens a disk's image as the VM's process does, and closes it.
 pub(super) fn check_disk(disk: &DiskConfig) -> Result<(), Error> {
     match Disk::open(&disk.path, disk.readonly) {
         Ok(_) => Ok(()),
@@ -193,7 +194,7 @@ pub(super) fn check_disk(disk: &DiskConfig) -> Result<(), Error> {
     }
 }
 
-/// Whether a machine can be created with these files.
+/// Checks whether a VM can be created with these files.
 pub(super) fn check_files(machine: &VmConfig) -> Result<(), Error> {
     let source = BootSource {
         kernel: &machine.kernel,
@@ -223,7 +224,7 @@ fn remove_directory(path: &Path) -> Result<(), Error> {
     unless_gone(fs::remove_dir_all(path)).map_err(file(path))
 }
 
-/// Success, too, if there was nothing to remove.
+/// Treats a missing file as success.
 fn unless_gone(removed: io::Result<()>) -> io::Result<()> {
     removed.or_else(|error| match error.kind() {
         ErrorKind::NotFound => Ok(()),
@@ -235,8 +236,7 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
     Error::context(format!("cannot use {}", path.display()))
 }
 
-/// The machine's process does not end.
-/// Ends a process if it is there.
+/// The VM's process does not end. Ends a process if it is there.
 fn end(identity: Identity) -> io::Result<()> {
     Process::open(identity)?.map_or(Ok(()), |process| process.end(GRACE))
 }
@@ -261,7 +261,8 @@ impl Host for Machines {
 
     fn forget(&self, vm: &VmName) -> Result<(), Error> {
         let forgotten = self.store.remove(VMS, vm.as_str());
-        // Nothing is left of it, whatever the store says: a record without steps does no harm.
+        // Nothing is left of the VM, whatever the store contains: a record without steps does no
+        // harm.
         if let Some(slot) = self.slots().get(vm) {
             slot.shows(None);
         }
@@ -319,7 +320,7 @@ impl Host for Machines {
     }
 
     fn start_process(&self, vm: &VmName) -> Result<Identity, Error> {
-        // After a reboot of the host one of them is gone.
+        // After a reboot of the host one of them is missing.
         self.make_directories(vm)?;
         let log = self.paths.log(vm);
         let socket = self.paths.api_socket(vm);
@@ -352,7 +353,7 @@ impl Host for Machines {
         for marked in process::find(&runtime).map_err(unended)? {
             end(marked).map_err(unended)?;
         }
-        // Of one that was killed.
+        // A killed process leaves them behind.
         for socket in [
             self.paths.api_socket(vm),
             self.paths.console_socket(vm),
@@ -370,7 +371,7 @@ impl Host for Machines {
         self.runtime.block_on(async {
             vmm.hand_over(Method::PUT, "/v1/vm", Some(&config), SOON, &devices)
                 .await?;
-            // From here on they are the machine's alone: they are free when it ends.
+            // From here on only the VM has them open: they are free when it ends.
             drop(devices);
             vmm.want(WantedState::Running).await
         })?;
@@ -380,7 +381,7 @@ impl Host for Machines {
     fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         let vmm = self.api_of(vm);
         let status = self.runtime.block_on(vmm.status())?;
-        // A device opens once: who has it already cannot be given it again.
+        // A device opens only once: a VM that has it already cannot receive it again.
         if status.nics.iter().any(|one| one.id == nic.id().as_str()) {
             return Ok(());
         }
@@ -397,13 +398,13 @@ impl Host for Machines {
         let stand_by = self.stands_by(vm, nic)?;
         let there = self.runtime.block_on(vmm.nic(nic.id()))?;
         let there = there.failover.map(PathBuf::from);
-        // A device opens once: what has it already cannot be given it again.
+        // A device opens only once: a VM that has it already cannot receive it again.
         let (fd, devices) = if self.is_on(vm, nic) {
             (None, Vec::new())
         } else {
             (Some(0), vec![self.vdpa(vm, nic, 0)?.1])
         };
-        // A process of before does not know `failover`.
+        // A process of an earlier version does not know `failover`.
         let failover = (there != stand_by).then_some(stand_by);
         if fd.is_none() && failover.is_none() {
             return Ok(());
@@ -478,7 +479,8 @@ impl Host for Machines {
         self.await_started(vm, identity)?;
         let mut vdpa = Vec::new();
         for nic in record.nics_now(vm) {
-            // By its path: so that the source may try first, which takes a device and gives it back.
+            // By path, so that the source can make a dry run first, which opens the device and
+            // closes it again.
             let path = self.character_device_of(vm, &nic)?;
             let failover = self.stands_by(vm, &nic)?;
             vdpa.push(nic.vdpa(VdpaSource::Path(path), failover));
@@ -517,7 +519,7 @@ impl Host for Machines {
         let vmm = self.api_of(vm);
         let asked = vmm.ask(Method::DELETE, MIGRATION, None::<&()>, SOON);
         match self.runtime.block_on(asked) {
-            // It may come too late, or be over already: what the process says then counts.
+            // The request may arrive too late or after the end: the report of the process counts.
             Err(error) if !error.is_not_listening() && !error.is_refused(StatusCode::CONFLICT) => {
                 return Err(error);
             }
@@ -529,7 +531,7 @@ impl Host for Machines {
                 return Ok(true);
             }
             match self.coming(vm, identity) {
-                // It could be given another machine now: there is none.
+                // The process could receive another VM now, but there is none.
                 Coming::Stayed => {
                     self.runtime.block_on(vmm.want(WantedState::Stopped))?;
                     return process.wait(GRACE).map_err(unended);
@@ -603,7 +605,7 @@ impl Host for Machines {
     }
 }
 
-/// What there is, unless the process has ended meanwhile.
+/// `otherwise`, unless the process has exited meanwhile.
 fn gone_or(process: &Process, otherwise: Found) -> Found {
     match process.wait(Duration::ZERO) {
         Ok(true) => Found::Gone,

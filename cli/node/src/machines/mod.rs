@@ -1,4 +1,4 @@
-//! The virtual machines of this node: one process each, which outlives the daemon.
+//! The VMs of this node: one process each, which outlives the daemon.
 //!
 //! ```text
 //!   endpoints ──> Machines ── a slot for each name, a lock for its steps ──> Life (steps in order)
@@ -7,7 +7,7 @@
 //!                    │ supervisor: a task for each process
 //!                    └── pidfd, GET /v1/vm/watch <── process "bellhop run"
 //! ```
-//! The life of one machine:
+//! The life of one VM:
 //!
 //! ```text
 //!   (none) ── Creating ──────────────> Present ───────────── Deleting ──> (none)
@@ -17,17 +17,19 @@
 //!                                         v    by its policy    │
 //!                     process ended: why? ┴───> stopped ────────┘
 //! ```
-//! A machine that was sent elsewhere is marked so in its record until it says that its guest is here; without a process it is
-//! started by nobody then, until somebody says where the guest is ([`departure`]). One that is to come from another node is Present, too,
-//! and marked until its guest is here ([`arrival`]); what two nodes do for that is in [`pairing`]. Where a guest is then that cannot say it
-//! itself this host says ([`announce`]).
+//! A VM that was sent elsewhere keeps a mark in its record until it reports that its guest is here.
+//! If its process is gone, the daemon does not start it until a client reports where the guest is
+//! ([`departure`]). An incoming VM is Present, too, and marked until its guest is here
+//! ([`arrival`]). [`pairing`] is the exchange between the two nodes. If an arrived guest cannot
+//! announce its place, this host does ([`announce`]).
 //!
-//! A daemon that starts reads the store, looks what there is ([`steps::Life::settle`]), adopts processes that run,
-//! undoes what was half made, starts what should run, and takes back what belongs to no machine of its own. It touches
-//! nothing that is not marked as its own.
+//! A daemon that starts reads the store, checks the state of the host ([`steps::Life::settle`]),
+//! adopts running processes, rolls back interrupted operations, starts VMs that should run, and
+//! deletes devices and processes that belong to none of its VMs. It touches nothing without its own
+//! mark.
 //!
-//! Steps wait for the kernel and for other processes, so they are done on worker threads, to their end also if the
-//! client goes. Owns which machines there are. It must not know HTTP's side of a request.
+//! Steps wait for the kernel and for other processes, so worker threads run them, to their end even
+//! if the client disconnects. Owns the set of VMs. It must not know HTTP's side of a request.
 
 mod announce;
 pub(crate) mod arrival;
@@ -83,38 +85,38 @@ use super::paths::Paths;
 use super::peers::Peers;
 use super::store::{Store, VMS};
 
-/// Whether this daemon can talk to a process with this level of the API: its own, and the one before.
+/// Whether this daemon supports a process with this API level: its own level, and the one before.
 pub(crate) fn speaks(level: u32) -> bool {
     level == API_LEVEL || level.checked_add(1) == Some(API_LEVEL)
 }
 
-/// Hears what becomes of machines.
+/// Receives the changes of VMs.
 pub(crate) type Listener = Arc<dyn Fn(&VmName, Change) + Send + Sync>;
 
-/// The virtual machines of this node, and the host that they run on.
+/// The VMs of this node, and their host.
 pub(crate) struct Machines {
     paths: Paths,
     store: Store,
-    /// Long work, and how it ended.
+    /// Operations, and their results.
     pub(crate) operations: Operations,
-    /// Which boot of the host this is.
+    /// The boot ID of the host.
     boot: String,
-    /// What a machine's process logs at.
+    /// The log level of VM processes.
     log_level: String,
     observer: Option<StepObserver>,
     /// Other nodes.
     peers: Peers,
-    /// Where requests to machines are waited for.
+    /// The runtime that waits for requests to VMs.
     runtime: Handle,
     listener: Listener,
     slots: Mutex<BTreeMap<VmName, Arc<Slot>>>,
-    /// Held while it is looked whether a device is another machine's.
+    /// Held while a check runs whether another VM has a device.
     reserving: Mutex<()>,
-    /// One NIC at a time: so that machines wait for each other here, and not with
-    /// limited patience for the records' lock.
+    /// One NIC at a time: VMs queue here instead of at the lock of the records, whose wait has a
+    /// time limit.
     nics: Mutex<()>,
     ending: AtomicBool,
-    /// Reporters of devlink that are in error.
+    /// devlink reporters in the error state.
     in_error: Mutex<InError>,
 }
 
@@ -135,7 +137,7 @@ impl Machines {
         (self.listener)(vm, change);
     }
 
-    /// The life of a machine. The caller holds its lock.
+    /// The life of a VM. The caller holds its lock.
     fn life<'a>(&'a self, slot: &'a Slot) -> Life<'a> {
         Life {
             host: self,
@@ -143,15 +145,15 @@ impl Machines {
         }
     }
 
-    /// What owns the character devices that a NIC has: its own, and the one that stands by.
+    /// The owners of a NIC's character devices: of its own, and of its backup.
     fn devices_of(&self, vm: &VmName, nic: &NicSpec) -> impl Iterator<Item = PathBuf> {
         let stand_by = nic.on_stand_by(vm);
         let stand_by = stand_by.map(|nic| self.device_of(vm, &nic));
         std::iter::once(self.device_of(vm, nic)).chain(stand_by)
     }
 
-    /// Fails if a device that `spec` names is another machine's, or is there twice. From now on it is this one's,
-    /// until `pending` is taken away.
+    /// Fails if another VM has a device that `spec` names, or if `spec` names one twice. From now
+    /// on the devices are reserved for this VM, until `pending` is cleared.
     fn reserve(&self, slot: &Slot, spec: &VmSpec) -> Result<(), Error> {
         let _one = self.reserving.lock();
         let mut taken: Vec<(PathBuf, VmName)> = Vec::new();
@@ -180,10 +182,9 @@ impl Machines {
         Ok(())
     }
 
-    /// All machines that the store tells of. Nothing is done about them yet: see [`Self::settle`].
+    /// Opens all VMs in the store. Does not change any yet: see [`Self::settle`].
     ///
-    /// # Errors
-    /// A record that cannot be read: then nothing was touched.
+    /// # Errors A record cannot be read; then nothing was changed.
     pub(crate) fn open(
         store: Store,
         paths: Paths,
@@ -231,12 +232,12 @@ impl Machines {
         Ok(Arc::new(machines))
     }
 
-    /// From now on nothing new is begun. Machines go on.
+    /// Begins nothing new from now on. VMs continue to run.
     pub(crate) fn end(&self) {
         self.ending.store(true, Ordering::SeqCst);
     }
 
-    /// Does something under a machine's lock, on a worker thread, to its end.
+    /// Runs a closure under a VM's lock, on a worker thread, to its end.
     async fn locked<T: Send + 'static>(
         self: &Arc<Self>,
         slot: &Arc<Slot>,
@@ -254,8 +255,8 @@ impl Machines {
         done.await.map_err(unfinished)
     }
 
-    /// Does what a request asks for, under a machine's lock. Watches the process that was started for that, and gives
-    /// the place back if it is empty then.
+    /// Runs a request under a VM's lock. Then watches the process that it started, and removes the
+    /// slot if it is empty.
     async fn request<T: Send + 'static>(
         self: &Arc<Self>,
         slot: Arc<Slot>,
@@ -280,7 +281,7 @@ impl Machines {
             .ok_or_else(|| no_vm(vm))
     }
 
-    /// The place of a name, empty if there is no such machine.
+    /// The slot of a name, empty if there is no such VM.
     fn place(&self, vm: &VmName) -> Arc<Slot> {
         let mut slots = self.slots();
         let slot = slots
@@ -289,17 +290,17 @@ impl Machines {
         slot.clone()
     }
 
-    /// Gives an empty place back, unless somebody else waits for it.
+    /// Removes an empty slot, unless another task waits for it.
     fn tidy(&self, slot: &Arc<Slot>) {
         let mut slots = self.slots();
-        // The map's and the caller's: nobody gets another one but under this lock.
+        // The references of the map and of the caller: others are handed out only under this lock.
         const NOBODY_ELSE: usize = 2;
         if Arc::strong_count(slot) <= NOBODY_ELSE && slot.view().record.is_none() {
             slots.remove(slot.name());
         }
     }
 
-    /// All machines, by name.
+    /// All VMs, by name.
     pub(crate) fn list(&self) -> Vec<(VmName, View)> {
         let slots: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
         let views = slots.iter().map(|slot| {
@@ -309,15 +310,14 @@ impl Machines {
         views.filter(|(_, view)| view.record.is_some()).collect()
     }
 
-    /// One machine.
+    /// One VM.
     ///
-    /// # Errors
-    /// There is none.
+    /// # Errors It does not exist.
     pub(crate) fn show(&self, vm: &VmName) -> Result<View, Error> {
         Ok(self.find(vm)?.view().clone())
     }
 
-    /// As [`Self::request`], if the condition holds once the lock is held.
+    /// As [`Self::request`], if the precondition holds once the lock is held.
     async fn request_if<T: Send + 'static>(
         self: &Arc<Self>,
         slot: Arc<Slot>,
@@ -331,10 +331,9 @@ impl Machines {
         .await
     }
 
-    /// Makes a machine, or has the one that is there be like this.
+    /// Creates a VM, or changes the existing one to match the request.
     ///
-    /// # Errors
-    /// What was begun is undone then.
+    /// # Errors The change failed and was rolled back.
     pub(crate) async fn put(
         self: &Arc<Self>,
         vm: &VmName,
@@ -346,7 +345,7 @@ impl Machines {
         self.request_if(self.place(vm), condition, work).await
     }
 
-    /// Tells a machine what to do.
+    /// Changes the state of a VM.
     pub(crate) async fn change(
         self: &Arc<Self>,
         vm: &VmName,
@@ -357,10 +356,10 @@ impl Machines {
         self.request_if(self.find(vm)?, condition, work).await
     }
 
-    /// Takes a machine away with all that was made for it.
+    /// Deletes a VM with all that was created for it.
     ///
-    /// # Errors
-    /// It runs, and this is not forced. What could not be undone can be tried again.
+    /// # Errors It runs, and `force` is not set; or a step cannot be undone, which a client may
+    /// retry.
     pub(crate) async fn delete(
         self: &Arc<Self>,
         vm: &VmName,
@@ -371,19 +370,17 @@ impl Machines {
         self.request_if(self.find(vm)?, condition, work).await
     }
 
-    /// Gives a machine a NIC.
+    /// Adds a NIC to a VM.
     ///
-    /// # Errors
-    /// What was begun is undone then.
+    /// # Errors The change failed and was rolled back.
     pub(crate) async fn add_nic(self: &Arc<Self>, vm: &VmName, nic: NicSpec) -> Result<Put, Error> {
         let work = move |machines: &Self, slot: &Slot| machines.add_nic_now(slot, &nic);
         self.request(self.find(vm)?, work).await
     }
 
-    /// Moves a NIC of a machine to another device.
+    /// Moves a NIC of a VM to another device.
     ///
-    /// # Errors
-    /// The NIC stays where it was then.
+    /// # Errors The move failed; the NIC stays on its device.
     pub(crate) async fn swap_nic(
         self: &Arc<Self>,
         vm: &VmName,
@@ -395,7 +392,7 @@ impl Machines {
         self.request(self.find(vm)?, work).await
     }
 
-    /// Takes a NIC away from a machine.
+    /// Removes a NIC from a VM.
     pub(crate) async fn remove_nic(
         self: &Arc<Self>,
         vm: &VmName,
@@ -406,10 +403,9 @@ impl Machines {
         self.request(self.find(vm)?, work).await
     }
 
-    /// Gives a machine a disk, which has the name `id`.
+    /// Adds a disk named `id` to a VM.
     ///
-    /// # Errors
-    /// The machine is as before then.
+    /// # Errors The change failed; the VM is as before.
     pub(crate) async fn add_disk(
         self: &Arc<Self>,
         vm: &VmName,
@@ -421,7 +417,7 @@ impl Machines {
         self.request(self.find(vm)?, work).await
     }
 
-    /// Takes a disk away from a machine.
+    /// Removes a disk from a VM.
     pub(crate) async fn remove_disk(
         self: &Arc<Self>,
         vm: &VmName,
@@ -432,8 +428,8 @@ impl Machines {
         self.request(self.find(vm)?, work).await
     }
 
-    /// Has a running machine leave for another process. From before it is asked until it says that its guest is here, nobody
-    /// starts it again. A refusal is the machine's, whatever it is.
+    /// Requests a running VM to leave for another process. From before the request until the VM
+    /// reports that its guest is here, the daemon does not start it. Any refusal is the VM's own.
     pub(crate) async fn send(
         self: &Arc<Self>,
         vm: &VmName,
@@ -446,12 +442,13 @@ impl Machines {
         .await
     }
 
-    /// The process of a machine.
+    /// The process of a VM.
     pub(crate) fn process_of(&self, vm: &VmName) -> Option<Identity> {
         self.find(vm).ok()?.record()?.process()?.0
     }
 
-    /// A client is about to read how a machine's migration goes, by the account of this process.
+    /// Updates the state of a VM's migration from the report of this process, before a client reads
+    /// it.
     pub(crate) async fn hears_migration(
         self: &Arc<Self>,
         vm: &VmName,
@@ -462,10 +459,11 @@ impl Machines {
             return;
         };
         match Account::from(&status) {
-            // It is asked again, so that an answer to an earlier request is not taken for one to a later.
+            // The supervisor queries it again, so that the answer to an earlier request does not
+            // count for a later one.
             Account::Here => slot.migration.notify_one(),
             Account::There => {
-                // It ends now, and this may have been its last word.
+                // The process exits now, and this may have been its last report.
                 let noted = self.locked(&slot, move |machines, slot| {
                     machines.hears_moved(slot, process, &status);
                 });
@@ -477,10 +475,9 @@ impl Machines {
         }
     }
 
-    /// A machine's own API.
+    /// The API of a VM.
     ///
-    /// # Errors
-    /// There is no such machine, it does not run, or it speaks another level.
+    /// # Errors There is no such VM, it does not run, or its API has an unsupported level.
     pub(crate) fn vmm(&self, vm: &VmName) -> Result<Vmm, Error> {
         let slot = self.find(vm)?;
         let view = slot.view().clone();

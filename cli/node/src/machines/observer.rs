@@ -1,15 +1,15 @@
-//! Lets another process see each step before it is done, and hold it there: for tests that kill the daemon
-//! between any two of them.
+//! Shows each step to another process before it runs, and waits for it: for tests that kill the
+//! daemon between any two steps.
 //!
 //! ```text
 //!   daemon ── "web do nic net0\n" ──> observer      the step waits
-//!          <────────── one byte ───── observer      it goes on; so it does when the observer is gone
+//!          <────────── one byte ───── observer      it continues, also without an observer
 //! ```
-//! Tests also hold a daemon at any line of its log (`lab::node`), without the daemon's help. There
-//! they see which line it is only once it has passed, so a test that needs a certain step needs
-//! this.
+//! Tests also hold a daemon at any line of its log (`lab::node`), without the daemon's help. They
+//! can identify a log line only once the daemon has passed it, so a test of one given step needs
+//! this module.
 //!
-//! Owns the connection. It must not know what a step is.
+//! Owns the connection. It must not know the meaning of a step.
 
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
@@ -18,18 +18,17 @@ use std::path::Path;
 
 use parking_lot::Mutex;
 
-/// Somebody who wants to see steps.
+/// A connected observer of steps.
 #[derive(Debug)]
 pub(crate) struct StepObserver {
-    /// None once it is gone.
+    /// None once the observer has disconnected.
     stream: Mutex<Option<UnixStream>>,
 }
 
 impl StepObserver {
-    /// Whoever listens on this socket.
+    /// Connects to the observer that listens on this socket.
     ///
-    /// # Errors
-    /// Nobody does.
+    /// # Errors No process listens.
     pub(crate) fn connect(socket: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
         Ok(Self {
@@ -37,7 +36,7 @@ impl StepObserver {
         })
     }
 
-    /// Shows where a machine's life is, and waits until it may go on.
+    /// Shows a VM's next step, and waits until it may run.
     pub(crate) fn show(&self, vm: &dyn fmt::Display, place: &dyn fmt::Display) {
         let mut stream = self.stream.lock();
         let Some(open) = stream.as_mut() else {

@@ -3,12 +3,13 @@
 //! ```text
 //!   begin ──> running ──> done | failed | cancelled      in memory and in the store
 //!                │
-//!                └─ the daemon ends ──> next daemon: follows a migration further, all else failed
+//!                └─ the daemon ends ──> next daemon: resumes to follow a migration, all else failed
 //! ```
-//! A request under way belongs to a task, which ends its operation. A migration belongs to the VM's
-//! process: the supervisor asks that process, and the last report or its end decides.
+//! A running request belongs to a task, which ends its operation. A migration belongs to the VM's
+//! process: the supervisor queries that process, and the last report or its exit decides.
 //!
-//! Owns the records, their limits and who waits for them. It must not know how work is done.
+//! Owns the records, their limits and the clients that wait for them. It must not know how work is
+//! done.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -41,11 +42,11 @@ use super::{Change, Machines};
 use crate::error::Error;
 use crate::store::{OPERATIONS, Store};
 
-/// How many operations that have ended are kept.
+/// How many ended operations are kept.
 const KEPT: usize = 1000;
 /// How many may run before requests for more are refused.
 const RUNNING_MAX: usize = 128;
-/// How many clients may wait for an end.
+/// How many clients may wait for the end of operations.
 const WAITING_MAX: usize = 32;
 /// The longest text of a VM's process in a record, in characters: the process may be hostile.
 const TEXT_MAX: usize = 512;
@@ -53,29 +54,29 @@ const TEXT_MAX: usize = 512;
 const MESSAGE_MAX: usize = 2 * TEXT_MAX;
 /// The most causes of an error.
 const CAUSES_MAX: usize = 8;
-/// How long an upgrade may take: much more than a guest could stand still.
+/// How long an upgrade may take: far longer than a guest tolerates being paused.
 const UPGRADE_TIME: Duration = Duration::from_secs(600);
-/// Between two looks at an upgrade.
+/// The interval of checks of an upgrade.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The code of a migration whose guest stays here.
 const NOT_MOVED: &str = "not_moved";
 
-/// Who requested an operation.
+/// The requester of an operation.
 #[derive(Debug, Clone)]
 pub(crate) struct Requested {
-    /// The client, as in the audit.
+    /// The client, as in the audit log.
     pub(crate) by: String,
     /// The ID of the request.
     pub(crate) request_id: String,
 }
 
-/// The answer to a request to send a machine elsewhere.
+/// The answer to a request to send a VM elsewhere.
 #[derive(Debug)]
 pub(crate) enum Sent {
     /// It is in progress.
     Begun(Box<Operation>),
-    /// The machine refuses, or reports only whether it could be sent.
+    /// The VM rejects the request, or reports only whether it could be sent.
     Answered(Passed),
 }
 
@@ -86,17 +87,17 @@ struct Entry {
     cancelled: bool,
 }
 
-/// All operations that are kept, by ID.
+/// All kept operations, by ID.
 #[derive(Debug)]
 pub(crate) struct Operations {
     all: Mutex<BTreeMap<String, Entry>>,
-    /// Wakes all who wait for an end.
+    /// Wakes all clients that wait for an end.
     ended: Notify,
     waiting: Semaphore,
 }
 
 impl Operations {
-    /// Those that the store has.
+    /// Reads the operations from the store.
     pub(super) fn read(store: &Store) -> Result<Self, Error> {
         let all = store.all(OPERATIONS)?.into_iter();
         let all = all.map(|(id, operation)| {
@@ -113,7 +114,7 @@ impl Operations {
         })
     }
 
-    /// Those that a query asks for, the oldest first.
+    /// The operations that match a query, the oldest first.
     pub(crate) fn list(&self, query: &OperationQuery) -> Vec<Operation> {
         let fits = |one: &Operation| {
             query.kind.is_none_or(|kind| one.kind == kind)
@@ -125,10 +126,9 @@ impl Operations {
         all.filter(|one| fits(one)).cloned().collect()
     }
 
-    /// One of them.
+    /// One operation.
     ///
-    /// # Errors
-    /// There is none.
+    /// # Errors It does not exist.
     pub(crate) fn show(&self, id: &str) -> Result<Operation, Error> {
         let all = self.all.lock();
         let found = all.get(id).map(|entry| entry.operation.clone());
@@ -139,10 +139,9 @@ impl Operations {
         })
     }
 
-    /// One of them, once it has ended or this time is over.
+    /// One operation, once it has ended or this time is over.
     ///
-    /// # Errors
-    /// There is none, or too many clients wait.
+    /// # Errors It does not exist, or too many clients wait.
     pub(crate) async fn wait(&self, id: &str, time: Duration) -> Result<Operation, Error> {
         let _place = self.waiting.try_acquire().map_err(|_| {
             let message = format!("{WAITING_MAX} clients wait for operations already");
@@ -150,7 +149,7 @@ impl Operations {
         })?;
         let end = tokio::time::Instant::now() + time;
         loop {
-            // Before the look, so that no end is missed.
+            // Before the check, so that no end is missed.
             let ended = self.ended.notified();
             let operation = self.show(id)?;
             if operation.phase.is_end() || tokio::time::timeout_at(end, ended).await.is_err() {
@@ -159,7 +158,7 @@ impl Operations {
         }
     }
 
-    /// The migration of this machine that is in progress.
+    /// The migration of this VM that is in progress.
     pub(super) fn migration_of(&self, vm: &VmName) -> Option<String> {
         let all = self.all.lock();
         let mut all = all.values().map(|entry| &entry.operation);
@@ -176,7 +175,7 @@ impl Operations {
         let now = since_1970();
         let after = all.last_key_value().and_then(|(id, _)| id.parse().ok());
         let id = now.as_micros().max(after.unwrap_or(0_u128) + 1);
-        // In the order of text, too.
+        // Zero-padded, so that the order of text is the order of numbers.
         let id = format!("{id:016}");
         let operation = Operation {
             id: id.clone(),
@@ -199,7 +198,7 @@ impl Operations {
         operation
     }
 
-    /// One that runs as it is at its end. It is to be stored before anyone sees it.
+    /// The ended form of a running operation. It must be stored before it is visible.
     fn at_end(
         &self,
         id: &str,
@@ -229,7 +228,7 @@ impl Operations {
         Some(operation)
     }
 
-    /// Shows one at its end. Returns those that are not kept any more.
+    /// Publishes an ended operation. Returns the operations that are no longer kept.
     fn show_end(&self, operation: Operation) -> Vec<String> {
         let mut all = self.all.lock();
         if let Some(entry) = all.get_mut(&operation.id) {
@@ -290,7 +289,7 @@ fn kept(error: &Error) -> ErrorBody {
     body
 }
 
-/// How a migration ended, by the report of the machine; none: it has not.
+/// The result of a migration, from the VM's report; none: it has not ended.
 fn end_of(vm: &VmName, status: &MigrationStatus) -> Option<Result<(), Error>> {
     let why = status.error.as_deref().unwrap_or("no reason is given");
     match status.phase {
@@ -345,8 +344,8 @@ impl Machines {
         }
     }
 
-    /// Stores an operation. If this fails, the work is done all the same, but the next daemon does
-    /// not know of it.
+    /// Stores an operation. If this fails, the work continues, but the next daemon does not know of
+    /// it.
     fn store_operation(&self, operation: &Operation) {
         if let Err(error) = self.store.put(OPERATIONS, &operation.id, operation) {
             let (id, error) = (&operation.id, &error as &dyn std::error::Error);
@@ -364,7 +363,7 @@ impl Machines {
         self.tell(vm, change);
     }
 
-    /// Ends the operations of the daemon before, but for migrations whose result is not known yet.
+    /// Ends the operations of the previous daemon, except migrations with a pending result.
     pub(super) fn end_interrupted(&self) {
         for operation in self.operations.list(&OperationQuery {
             phase: Some(OperationPhase::Running),
@@ -382,7 +381,7 @@ impl Machines {
         }
     }
 
-    /// A machine reports how far its migration is, or how it ended.
+    /// Handles a VM's report of the progress or the result of its migration.
     pub(super) fn migration_reports(&self, vm: &VmName, status: &MigrationStatus) {
         let Some(id) = self.operations.migration_of(vm) else {
             return;
@@ -409,13 +408,13 @@ impl Machines {
         }
     }
 
-    /// A machine has no process any more: this ends its migration.
+    /// Ends the migration of a VM whose process is gone.
     pub(super) fn process_gone(&self, slot: &Slot) {
         let vm = slot.name();
         let Some(id) = self.operations.migration_of(vm) else {
             return;
         };
-        // Nothing is left here of a machine that another node has.
+        // A VM that another node has leaves no record here.
         let end = slot.record().map_or(Ok(None), |record| {
             if let Some(departure) = record.may_be_elsewhere() {
                 let (reason, remedy) = (departure.reason(), remedy(vm.as_str()));
@@ -432,14 +431,14 @@ impl Machines {
             }
         });
         if end.is_ok() {
-            // The last report is of before the end.
+            // The last report is older than the end.
             let forget = |entry: &mut Entry| entry.operation.result = None;
             self.operations.update(&id, forget);
         }
         self.end_operation(&id, &end);
     }
 
-    /// A machine is about to be deleted: this ends its migration.
+    /// Ends the migration of a VM that is about to be deleted.
     pub(super) fn migration_deleted(&self, vm: &VmName) {
         if let Some(id) = self.operations.migration_of(vm) {
             let message = format!("a client deleted {vm} while it was migrated");
@@ -447,8 +446,8 @@ impl Machines {
         }
     }
 
-    /// Has a machine sent elsewhere by `send`, as an operation from its answer on. The caller holds
-    /// the machine's lock.
+    /// Sends a VM elsewhere with `send`, as an operation once the VM has answered. The caller holds
+    /// the VM's lock.
     pub(super) fn send_as_operation(
         &self,
         slot: &Slot,
@@ -457,7 +456,7 @@ impl Machines {
     ) -> Result<Sent, Error> {
         let vm = slot.name();
         if self.operations.migration_of(vm).is_some() {
-            // How the one before ended is known only until this one begins.
+            // The result of the previous migration is available only until this one begins.
             self.look_for_guest(slot);
         }
         let sent = send();
@@ -473,7 +472,7 @@ impl Machines {
         Ok(Sent::Begun(Box::new(operation)))
     }
 
-    /// The last migration of a machine that left this node: what its process reported.
+    /// The last report of a VM that left this node about its migration.
     pub(crate) fn last_departure(&self, vm: &VmName) -> Option<MigrationStatus> {
         let record = self.find(vm).ok().and_then(|slot| slot.record());
         let left = record.is_none_or(|record| {
@@ -492,13 +491,13 @@ impl Machines {
         all.into_iter().next_back()?.result?.migration
     }
 
-    /// Cancels the migration of a machine that leaves.
+    /// Cancels the migration of a VM that leaves.
     pub(crate) async fn cancel_migration(&self, vm: &VmName) -> Result<(), Error> {
         let vmm = self.vmm(vm)?;
         let Some(id) = self.operations.migration_of(vm) else {
             return vmm.cancel_migration().await;
         };
-        // Before, because it may have ended when the answer comes.
+        // First, because the migration may have ended when the answer arrives.
         self.operations.update(&id, |entry| entry.cancelled = true);
         let asked = vmm.cancel_migration().await;
         if asked.is_err() {
@@ -529,7 +528,7 @@ impl Machines {
         self.operations.show(id)
     }
 
-    /// Has a task do the work of an operation, to its end also if the client goes.
+    /// Runs the work of an operation in a task, to its end even if the client disconnects.
     async fn spawn_operation(
         self: &Arc<Self>,
         kind: OperationKind,
@@ -555,10 +554,9 @@ impl Machines {
         Ok((operation, task))
     }
 
-    /// Creates or replaces a machine as an operation.
+    /// Creates or replaces a VM as an operation.
     ///
-    /// # Errors
-    /// The spec or the condition is wrong, or too many operations run; nothing began.
+    /// # Errors The spec or the precondition is wrong, or too many operations run; nothing began.
     pub(crate) async fn begin_put(
         self: &Arc<Self>,
         vm: &VmName,
@@ -579,10 +577,9 @@ impl Machines {
         Ok(begun.await?.0)
     }
 
-    /// Writes a snapshot as an operation, whose end can be waited for.
+    /// Writes a snapshot as an operation, whose end a client can wait for.
     ///
-    /// # Errors
-    /// The machine does not run, and nothing began.
+    /// # Errors The VM does not run, and nothing began.
     pub(crate) async fn snapshot(
         self: &Arc<Self>,
         vm: &VmName,
@@ -611,10 +608,9 @@ impl Machines {
         Ok((operation, written))
     }
 
-    /// Replaces the program of a running machine as an operation.
+    /// Upgrades the VMM of a running VM as an operation.
     ///
-    /// # Errors
-    /// The machine refuses, and nothing began.
+    /// # Errors The VM rejects the request, and nothing began.
     pub(crate) async fn upgrade(
         self: &Arc<Self>,
         vm: &VmName,
@@ -631,7 +627,7 @@ impl Machines {
         Ok(begun.await?.0)
     }
 
-    /// Waits until another program runs a machine. Its API is away meanwhile.
+    /// Waits until another VMM runs the VM. The API is unavailable meanwhile.
     async fn await_upgrade(&self, vm: &VmName, before: VmStatus) -> End {
         let start = Instant::now();
         while start.elapsed() < UPGRADE_TIME {
@@ -671,7 +667,7 @@ fn interrupted() -> Error {
     Error::conflict("interrupted", message).hint("look at the state of the virtual machine")
 }
 
-/// How far a migration is: bytes of guest memory that are at the destination.
+/// The progress of a migration: bytes of guest memory at the destination.
 fn progress(status: &MigrationStatus) -> OperationProgress {
     let left = match status.rounds {
         0 => status.ram_bytes,

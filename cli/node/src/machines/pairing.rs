@@ -1,13 +1,13 @@
-//! A machine that moves between two nodes: what the daemon on each side does for it.
+//! Migration between two nodes: the work of the daemon on each side.
 //!
 //! ```text
-//!   source       the other node asked to wait ─> marked, the machine asked to leave ─> refused: the other one told
-//!   destination  NICs, a process that waits ─> asked again and again whether the guest is here
-//!                  └─ called off, or nobody came in time ─> all is taken back; one of its name that left before is
+//!   source       asks the other node to wait ─> marks the VM, asks it to leave ─> refused: notifies the node
+//!   destination  NICs, a process that waits ─> polled whether the guest is here
+//!                  └─ cancelled, or timed out ─> all is rolled back; a VM of its name that left before is
 //!                     remembered as it was
 //! ```
-//! What follows at the source's end of it is in the steps of machines that leave. Owns these requests. It must not know how the
-//! guest gets over.
+//! The steps of leaving VMs do the rest at the source. Owns these requests. It must not know how
+//! the guest is transferred.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use super::{Change, Machines};
 use crate::error::{Error, ErrorKind, UNUSABLE};
 use crate::peers::{Peer, check};
 
-/// The answer about this node instead of the process there, which is gone again.
+/// Rewrites an answer of the process there, which is gone, as one of this node.
 fn about(peer: &Peer, answered: Passed) -> Passed {
     match serde_json::from_slice::<Value>(&answered.body) {
         Ok(Value::Object(mut answer)) if answered.status == StatusCode::OK => {
@@ -44,11 +44,10 @@ fn about(peer: &Peer, answered: Passed) -> Passed {
 }
 
 impl Machines {
-    /// Has a running machine leave for another node, or only asks whether it could. The answer is the machine's; one that could not
-    /// is said in the same form if it is the other node that says so.
+    /// Sends a running VM to another node, or only checks whether it could go. The answer is the
+    /// VM's; a refusal of the other node has the same form.
     ///
-    /// # Errors
-    /// Nothing is left there then.
+    /// # Errors Then nothing is left at the other node.
     pub(crate) async fn send_to_node(
         self: &Arc<Self>,
         vm: &VmName,
@@ -63,10 +62,10 @@ impl Machines {
         .await
     }
 
-    /// Makes all of a machine but its guest, and a process that waits for that. `near`: who sends it is on this host.
+    /// Creates all of a VM but its guest, and a process that waits for the guest. `near`: the
+    /// sender is on this host.
     ///
-    /// # Errors
-    /// What was begun is undone then.
+    /// # Errors The arrival failed and was rolled back.
     pub(crate) async fn receive(
         self: &Arc<Self>,
         vm: &VmName,
@@ -78,11 +77,11 @@ impl Machines {
             wanted.spec.with_machine(running).check(vm)?;
         }
         let slot = self.place(vm);
-        // Said without the lock: it may be held by who asks, here or crosswise at the other node.
+        // Reported without the lock: the sender may hold it, here or, crosswise, at the other node.
         if let Some(record) = slot.record().filter(|record| !is_done_with(record)) {
             return Err(taken(vm, &record));
         }
-        // To its end also if who asked goes: what waits has to be watched.
+        // To its end even if the client disconnects: the waiting process must be watched.
         let machines = self.clone();
         let received = tokio::spawn(async move {
             let work = move |machines: &Self, slot: &Slot| machines.receive_now(slot, wanted, near);
@@ -91,10 +90,10 @@ impl Machines {
         received.await.map_err(unfinished)?
     }
 
-    /// The machine that is waited for does not come: takes back what was made for it. Returns nothing if none is waited for.
+    /// Cancels the arrival of a VM, and rolls back all that was created for it. Returns nothing if
+    /// no arrival is expected.
     ///
-    /// # Errors
-    /// It has come, or may have; or something could not be undone.
+    /// # Errors It has arrived, or may have; or a step cannot be undone.
     pub(crate) async fn call_off(self: &Arc<Self>, vm: &VmName) -> Result<Option<()>, Error> {
         let slot = self.find(vm)?;
         if slot.record().is_none_or(|record| record.arrival.is_none()) {
@@ -132,7 +131,7 @@ impl Machines {
             Ok(endpoint) => endpoint,
             Err(error) => {
                 if matches!(error.kind(), ErrorKind::UnclearThere(_)) {
-                    // It may have made what nobody will come to.
+                    // The other node may have created a process for which no guest comes.
                     self.withdraw(vm, &peer);
                 }
                 let (reason, remedy) = match error.kind() {
@@ -166,7 +165,7 @@ impl Machines {
         let sent = self.life(slot).send(&mut record, &request);
         let marked = record.departure.as_ref();
         if marked.is_none_or(|mark| mark.peer.as_ref() != Some(&peer)) {
-            // It goes nowhere, so nobody waits for it there.
+            // The VM stays, so the other node must not wait for it.
             self.withdraw(vm, &peer);
         }
         Ok(about(&peer, sent?))
@@ -180,7 +179,7 @@ impl Machines {
     ) -> Result<Awaited, Error> {
         let vm = slot.name();
         let ReceiveFromNode { mut spec, running } = wanted;
-        // Its guest runs where it comes from.
+        // Its guest runs at the source.
         spec.state = Desired::Running;
         let mut former = slot.record();
         if let Some(record) = former.take_if(|record| !is_done_with(record)) {
@@ -203,7 +202,7 @@ impl Machines {
             .to_string();
         self.reserve(slot, &spec)?;
         if let Some(mut record) = former.take_if(|record| record.phase != Phase::Present) {
-            // What could not be undone of it is nobody's.
+            // Parts that could not be undone have no owner.
             self.life(slot).delete(&mut record)?;
             former = slot.record();
         }
@@ -223,7 +222,7 @@ impl Machines {
             return Err(no_vm(vm));
         };
         if record.may_be_elsewhere().is_some() {
-            // Somebody has to say where its guest is.
+            // A client must report where its guest is.
             return Err(has_come(vm));
         }
         let done = self.take_back(slot, &mut record, "it was called off");
@@ -235,7 +234,7 @@ impl Machines {
         done
     }
 
-    /// Has nobody wait for a machine any more, and takes back what was made for it.
+    /// Cancels the wait for a VM, and deletes all that was created for it.
     fn take_back(&self, slot: &Slot, record: &mut Record, why: &str) -> Result<(), Error> {
         let vm = slot.name();
         if record.phase == Phase::Present && !self.life(slot).call_off(record)? {
@@ -247,7 +246,7 @@ impl Machines {
         Ok(())
     }
 
-    /// Asks whether a machine that is waited for is here; calls it off when nobody comes.
+    /// Queries whether an awaited VM is here; cancels its arrival on a timeout.
     pub(super) fn look_for_arrival(&self, slot: &Slot) {
         let Some(mut record) = slot.record().filter(|record| record.arrival.is_some()) else {
             return;
@@ -284,7 +283,8 @@ fn taken(vm: &VmName, record: &Record) -> Error {
     }
 }
 
-/// Whether another machine may take its name: it left this node, or something could not be undone.
+/// Whether another VM may take its name: it left this node, or one of its parts could not be
+/// undone.
 fn is_done_with(record: &Record) -> bool {
     let left = record
         .last_end

@@ -1,15 +1,15 @@
-//! Processes that run machines: started, found again, ended.
+//! Processes that run VMs: started, found again, ended.
 //!
 //! ```text
 //!   start ──> own session, marked in its environment ──> Identity (pid, start time)
 //!   find the mark in /proc ─────────────────────────────────^   a daemon that was killed
-//!   Identity ──open──> Process (a pidfd: nobody else can get its number any more)
+//!   Identity ──open──> Process (a pidfd: its number cannot be reused)
 //!                        └─ SIGTERM ─ grace ─> SIGKILL ─> reaped if it is ours
 //! ```
-//! A pid alone names whoever has it now. So a process is known by its pid and the time at which it
-//! started, and signals go through a pidfd that was opened before that was compared.
+//! A pid alone names its current holder. So a process is identified by its pid and its start time,
+//! and signals go through a pidfd that was opened before the start time was compared.
 //!
-//! Owns pids, pidfds and `/proc/PID`. It must not know what a process does.
+//! Owns pids, pidfds and `/proc/PID`. It must not know the work of a process.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
@@ -28,27 +28,27 @@ use rustix::process::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The variable in the environment that marks a process, also one that has done nothing yet.
+/// The environment variable that marks a process, even before it does anything.
 const MARK: &str = "BELLHOP_VM";
-/// The variable in the environment that names the file of log lines, which the process rotates. A
-/// variable, since a program of another version that takes over ignores one that it does not know.
+/// The environment variable with the path of the log file, which the process rotates. It is a
+/// variable because a program of another version ignores unknown ones when it takes over.
 const LOG_FILE: &str = "BELLHOP_LOG_FILE";
-/// A longer environment is not one that this program gave, in bytes.
+/// Maximum size of an environment in bytes. This program never passes a longer one.
 const ENVIRONMENT_MAX: u64 = 256 * 1024;
 /// The 22nd field of `/proc/PID/stat`, counted from the one behind the name in parentheses (proc_pid_stat(5)).
 const START_TIME_BEHIND_NAME: usize = 19;
 
-/// A process, whoever looks at it.
+/// Identifies a process across daemons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
-    /// Its number.
+    /// The process ID.
     pub(crate) pid: u32,
     /// When it started, in clock ticks since the host's boot.
     pub(crate) start_time: u64,
 }
 
 impl Identity {
-    /// How long ago it started, in whole seconds of the host, its sleep included.
+    /// Its age in whole seconds of the host, including time in suspend.
     pub(crate) fn age_s(self) -> u64 {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         let started = self.start_time / rustix::param::clock_ticks_per_second().max(1);
@@ -58,28 +58,28 @@ impl Identity {
     }
 }
 
-/// A process that was opened: as long as this lives, its number is nobody else's.
+/// An opened process: its number is not reused while this exists.
 #[derive(Debug)]
 pub(crate) struct Process {
     identity: Identity,
     pidfd: OwnedFd,
 }
 
-/// What is started.
+/// The parameters of a new process.
 #[derive(Debug)]
 pub(crate) struct Start<'a> {
-    /// The arguments behind the program's name.
+    /// The arguments after the program's name.
     pub(crate) arguments: Vec<OsString>,
-    /// What it is found by.
+    /// The mark that identifies it.
     pub(crate) mark: &'a Path,
-    /// Where its log lines go, and its standard output and error, appended.
+    /// The file to which its log lines, standard output and standard error are appended.
     pub(crate) log: &'a Path,
 }
 
-/// This program's file, for another process of it.
+/// The path of this program, to start another process of it.
 ///
-/// After an update there is another file at the path that this process was started by; that one is to run then. If there is
-/// none any more, the file that this process runs is still there, without a name.
+/// After an update another file is at the path that started this process; the new process must run
+/// that one. If the path is gone, the file of this process still exists without a name.
 pub(crate) fn program() -> PathBuf {
     let running = PathBuf::from("/proc/self/exe");
     let Ok(path) = std::env::current_exe() else {
@@ -92,10 +92,9 @@ pub(crate) fn program() -> PathBuf {
     if path.is_file() { path } else { running }
 }
 
-/// Starts a process of this program, in a session of its own, so that it outlives this one.
+/// Starts a process of this program in a session of its own, so that it outlives this one.
 ///
-/// # Errors
-/// The program, or its log, cannot be used.
+/// # Errors The program or its log cannot be used.
 pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
     let append = |path: &Path| {
         OpenOptions::new()
@@ -115,7 +114,7 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
         .stdin(Stdio::null())
         .stdout(append(start.log)?)
         .stderr(append(start.log)?);
-    // Of a service manager's, which are for this process only.
+    // Set by a service manager, for this process only.
     for variable in [
         "NOTIFY_SOCKET",
         "LISTEN_FDS",
@@ -134,7 +133,7 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
         });
     }
     let child = command.spawn()?;
-    // Not reaped yet, so its number is still its own.
+    // Not reaped yet, so its number is not reused.
     let pid = child.id();
     let pidfd = pidfd_open(pid_of(pid)?, PidfdFlags::empty())?;
     let start_time = start_time(pid)?;
@@ -144,20 +143,18 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
     })
 }
 
-/// The processes of this user that are marked so.
+/// The processes of this user that have this mark.
 ///
-/// # Errors
-/// `/proc` cannot be read.
+/// # Errors `/proc` cannot be read.
 pub(crate) fn find(mark: &Path) -> io::Result<Vec<Identity>> {
     let marked = all_marked()?;
     let found = marked.into_iter().filter(|(one, _)| one == mark);
     Ok(found.map(|(_, identity)| identity).collect())
 }
 
-/// The processes of this user that have a mark, with it.
+/// The processes of this user that have a mark, with their marks.
 ///
-/// # Errors
-/// `/proc` cannot be read.
+/// # Errors `/proc` cannot be read.
 pub(crate) fn all_marked() -> io::Result<Vec<(PathBuf, Identity)>> {
     let own = rustix::process::geteuid().as_raw();
     let mut found = Vec::new();
@@ -167,7 +164,7 @@ pub(crate) fn all_marked() -> io::Result<Vec<(PathBuf, Identity)>> {
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // A process may end while it is looked at.
+        // A process may exit during the check.
         if !entry.metadata().is_ok_and(|process| process.uid() == own) {
             continue;
         }
@@ -207,19 +204,19 @@ fn parse_start_time(stat: &[u8]) -> Option<u64> {
         .ok()
 }
 
-/// Memory of a process, in bytes.
+/// The memory of a process, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memory {
-    /// That it has in RAM.
+    /// Resident in RAM.
     pub(crate) resident: u64,
-    /// That stays there for devices, guest RAM of vDPA devices among it.
+    /// Pinned for devices, including guest RAM of vDPA devices.
     pub(crate) pinned: u64,
 }
 
-/// The memory of a process that is there.
+/// The memory of a process, if it exists.
 pub(crate) fn memory(identity: Identity) -> Option<Memory> {
     let status = fs::read(format!("/proc/{}/status", identity.pid)).ok()?;
-    // Read before this: so it was not another process that has its number by now.
+    // The status was read before this check, so it is not that of a process that reuses the number.
     let is_it = start_time(identity.pid).is_ok_and(|time| time == identity.start_time);
     let memory = || parse_memory(&String::from_utf8_lossy(&status));
     is_it.then(memory).flatten()
@@ -246,16 +243,15 @@ fn pid_of(pid: u32) -> io::Result<Pid> {
 }
 
 impl Process {
-    /// The process, if it is still there.
+    /// Opens the process, if it still exists.
     ///
-    /// # Errors
-    /// The kernel has no descriptor left, or no pidfds.
+    /// # Errors The kernel has no free descriptor, or no pidfds.
     pub(crate) fn open(identity: Identity) -> io::Result<Option<Self>> {
         let pidfd = match pidfd_open(pid_of(identity.pid)?, PidfdFlags::empty()) {
             Err(rustix::io::Errno::SRCH) => return Ok(None),
             pidfd => pidfd?,
         };
-        // Somebody else may have its number by now; from here on nobody can get it any more.
+        // Another process may already have the number; from here on it cannot be reused.
         match start_time(identity.pid) {
             Ok(start_time) if start_time == identity.start_time => {
                 Ok(Some(Self { identity, pidfd }))
@@ -268,15 +264,14 @@ impl Process {
         self.identity
     }
 
-    /// Readable once it has ended.
+    /// Readable once the process has exited.
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 
-    /// Waits for its end. Returns whether it has ended.
+    /// Waits for its exit. Returns whether it has exited.
     ///
-    /// # Errors
-    /// Those of poll(2).
+    /// # Errors Those of poll(2).
     pub(crate) fn wait(&self, patience: Duration) -> io::Result<bool> {
         let start = Instant::now();
         loop {
@@ -292,10 +287,10 @@ impl Process {
         }
     }
 
-    /// Ends it: it is asked, and killed if it does not end in time. Returns when it is gone.
+    /// Ends it: sends SIGTERM, then SIGKILL if it does not exit in time. Returns when it is gone.
     ///
-    /// # Errors
-    /// It does not end although it was killed, which a sleep in the kernel may be.
+    /// # Errors It does not exit although it was killed, for example because it sleeps in the
+    /// kernel.
     pub(crate) fn end(&self, grace: Duration) -> io::Result<()> {
         for (signal, patience) in [(Signal::TERM, grace), (Signal::KILL, grace.max(KILL_TIME))] {
             match pidfd_send_signal(&self.pidfd, signal) {
@@ -316,8 +311,8 @@ impl Process {
         ))
     }
 
-    /// Takes the status of a process that has ended, if it is this one's child. A daemon that was started
-    /// later than its machines is not their parent.
+    /// Takes the exit status of a process that has ended, if it is a child of this one. A daemon
+    /// that started after its VMs is not their parent.
     pub(crate) fn reap(&self) -> Option<ExitStatus> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         let status = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options).ok()??;
@@ -328,7 +323,7 @@ impl Process {
     }
 }
 
-/// How long the kernel may take to end a process that was killed: it gives back pinned memory.
+/// How long the kernel may take to end a killed process: it releases pinned memory.
 const KILL_TIME: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
@@ -402,7 +397,7 @@ mod tests {
             let identity = found.into_iter().find(|one| one.pid == child.id()).unwrap();
             let process = Process::open(identity).unwrap().unwrap();
             assert!(!process.wait(Duration::ZERO).unwrap());
-            // Some time for the shell to have set its trap.
+            // Gives the shell time to set its trap.
             std::thread::sleep(Duration::from_millis(100));
             process.end(Duration::from_millis(300)).unwrap();
             assert!(process.wait(Duration::ZERO).unwrap());

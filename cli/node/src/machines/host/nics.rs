@@ -1,6 +1,7 @@
-//! The vDPA devices of machines' NICs: made, found by their names, taken back.
+//! The vDPA devices of VMs' NICs: created, found by name, deleted.
 //!
-//! Owns the lock on what was made and the order of looking at it. It must not know what a machine does with them.
+//! Owns the lock on the records of created NICs, and the order of its use. It must not know how a
+//! VM uses the devices.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +21,7 @@ use crate::machines::Machines;
 use crate::machines::spec::{ExistingDevice, NicSource, NicSpec, OWNER, VmName};
 use crate::machines::steps::Host as _;
 
-/// Keeps the record of a NIC, and shows its steps.
+/// Keeps the record of a NIC, and reports its steps.
 struct NicSteps<'a> {
     store: LockedStore,
     machines: &'a Machines,
@@ -52,7 +53,7 @@ impl nic::Observer for NicSteps<'_> {
 }
 
 impl Machines {
-    /// What owns the character device that a NIC has, to tell whether two are the same.
+    /// The owner of a NIC's character device, to compare whether two NICs use the same device.
     pub(crate) fn device_of(&self, vm: &VmName, nic: &NicSpec) -> PathBuf {
         let path = self.character_device_of(vm, nic);
         let path = path.unwrap_or_else(|_| match nic.device(vm) {
@@ -62,13 +63,13 @@ impl Machines {
         fs::canonicalize(&path).unwrap_or(path)
     }
 
-    /// The records of NICs, which nobody else changes meanwhile.
+    /// The records of NICs, locked against changes by others.
     fn nic_store(&self) -> Result<LockedStore, Error> {
         let store = nic::Store::open(&self.paths.nics()).and_then(nic::Store::lock);
         store.map_err(unread)
     }
 
-    /// Takes back what was made for machines that there are not. `wanted` says which devices are some machine's.
+    /// Deletes devices of VMs that no longer exist. `wanted` tells which devices belong to a VM.
     pub(crate) fn remove_stray_devices(&self, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
         let _one = self.nics.lock();
         let mut store = self.nic_store()?;
@@ -98,7 +99,7 @@ impl Machines {
         Ok(())
     }
 
-    /// The vDPA device of a NIC; none if there is none now.
+    /// The vDPA device of a NIC; none if it does not exist now.
     pub(crate) fn vdpa_device(&self, vm: &VmName, nic: &NicSpec) -> Option<String> {
         match nic.device(vm) {
             ExistingDevice::Name(name) => Some(name),
@@ -106,7 +107,7 @@ impl Machines {
         }
     }
 
-    /// How NICs were made, by the names of their devices; what cannot be read is not among them.
+    /// The records of created NICs by device name, without those that cannot be read.
     pub(crate) fn made_nics(&self) -> BTreeMap<String, MadeNic> {
         let all = nic::Store::open(&self.paths.nics()).and_then(|store| store.nics());
         let all = all.unwrap_or_else(|error| {
@@ -118,7 +119,7 @@ impl Machines {
             .collect()
     }
 
-    /// What a vDPA device of this host says of itself, by what a NIC is on; none if it is not known.
+    /// The configuration that the vDPA device of a NIC reports; none if it is unknown.
     pub(crate) fn net_config(&self, vm: &VmName, nic: &NicSpec) -> Option<NetConfig> {
         let ExistingDevice::Name(name) = nic.device(vm) else {
             return None;
@@ -126,7 +127,7 @@ impl Machines {
         self.config_of(vm, &name)
     }
 
-    /// The same of the device of this name.
+    /// The same for the device of this name.
     pub(in crate::machines) fn config_of(&self, vm: &VmName, name: &str) -> Option<NetConfig> {
         let config = Connection::open().and_then(|kernel| kernel.config(name));
         match config {
@@ -142,7 +143,8 @@ impl Machines {
         }
     }
 
-    /// A NIC as the machine takes it, and its device, which has this number among those that are handed over.
+    /// The configuration of a NIC for the VM, and its open device; `fd` is the device's index among
+    /// the passed descriptors.
     pub(super) fn vdpa(
         &self,
         vm: &VmName,
@@ -166,7 +168,7 @@ impl Machines {
         Ok((nic.vdpa(VdpaSource::Number(number), failover), device))
     }
 
-    /// The character device that stands by for a NIC, as it is now, if one is to.
+    /// The character device of a NIC's backup, as it is now, if the NIC has a backup.
     pub(super) fn stands_by(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<PathBuf>, Error> {
         let stand_by = nic.on_stand_by(vm);
         stand_by
@@ -174,7 +176,7 @@ impl Machines {
             .transpose()
     }
 
-    /// Checks that the host has the sources, or the devices, that a NIC and its backup name.
+    /// Checks that the host has the sources or devices of a NIC and its backup.
     pub(super) fn check_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
         let requests = [nic.request(vm), nic.stand_by_request(vm, None)];
         for request in requests.iter().flatten() {
@@ -199,7 +201,7 @@ impl Machines {
         Ok(())
     }
 
-    /// Makes a device for a NIC of a machine, unless it is there.
+    /// Creates a device for a VM's NIC, unless it exists.
     pub(super) fn make(&self, vm: &VmName, request: &NicRequest) -> Result<(), Error> {
         let _one = self.nics.lock();
         let store = self.nic_store()?;
@@ -224,7 +226,8 @@ impl Machines {
         Ok(())
     }
 
-    /// Takes back a device that was made for a NIC of this machine; does nothing if there is none, or it is another one's.
+    /// Deletes a device that was created for a NIC of this VM. Does nothing if there is none, or
+    /// another VM owns it.
     pub(super) fn take_device_back(&self, vm: &VmName, device: &str) -> Result<(), Error> {
         let _one = self.nics.lock();
         let store = self.nic_store()?;
@@ -254,7 +257,7 @@ impl Machines {
     }
 }
 
-/// The records of NICs cannot be used: a failure of the host, whatever it is.
+/// The error for records of NICs that cannot be used: always a failure of the host.
 fn unread(error: nic::StoreError) -> Error {
     Error::transparent(HOST_FAILED, error)
 }

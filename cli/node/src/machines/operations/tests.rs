@@ -47,7 +47,7 @@ fn the_last_of_those_that_have_ended_are_kept_and_all_that_run() {
         let (ended, dropped) = end(&operations, &id, Ok(None)).unwrap();
         assert_eq!(ended.phase, OperationPhase::Done);
         assert_eq!(dropped.len(), usize::from(number >= KEPT));
-        // Ends once.
+        // An operation ends once.
         assert!(end(&operations, &id, Err(failure("ended"))).is_none());
         last = id;
     }
