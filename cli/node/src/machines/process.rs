@@ -35,7 +35,8 @@ const MARK: &str = "BELLHOP_VM";
 const LOG_FILE: &str = "BELLHOP_LOG_FILE";
 /// Maximum size of an environment in bytes. This program never passes a longer one.
 const ENVIRONMENT_MAX: u64 = 256 * 1024;
-/// The 22nd field of `/proc/PID/stat`, counted from the one behind the name in parentheses (proc_pid_stat(5)).
+/// Index of the start time, the 22nd field of `/proc/PID/stat`, counted from the field after the
+/// name in parentheses (proc_pid_stat(5)).
 const START_TIME_BEHIND_NAME: usize = 19;
 
 /// Identifies a process across daemons.

@@ -1,11 +1,12 @@
-//! What the node remembers of a virtual machine.
+//! The node's persistent record of a VM.
 //!
 //! ```text
 //!   (none) ──> Creating ──> Present ──> Deleting ──> (none)
 //!                 └── a step failed, or a daemon finds it so ──^
 //! ```
-//! A step is in the record before it is done, and leaves it after it was undone; so what a record tells is never less than
-//! what there is. Steps are in the order in which they depend on each other, and are undone from the end.
+//! A step enters the record before it is done, and leaves it after it is undone. So the record
+//! never lists less than exists. Steps are in the order of their dependencies, and are undone from
+//! the end.
 //!
 //! Owns the form of the record. It must not know how a step is done.
 
@@ -23,14 +24,14 @@ use super::process::Identity;
 use super::spec::{Desired, DeviceId, NicId, NicSpec, VmName, VmSpec};
 use crate::peers::Peer;
 
-/// How far a virtual machine is.
+/// The phase of a VM's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Phase {
-    /// Its steps are being done, or were when the daemon that did them ended.
+    /// Its steps are in progress, or were when their daemon ended.
     Creating,
-    /// It is there.
+    /// It exists.
     Present,
-    /// Its steps are being undone, or were when the daemon that did that ended, or failed at it.
+    /// Its steps are being undone, or were when their daemon ended or failed to undo them.
     Deleting,
 }
 
@@ -40,27 +41,27 @@ pub(crate) enum Phase {
 pub(crate) enum Step {
     /// The machine's directories.
     Directories,
-    /// A vDPA device was made for one of its NICs.
+    /// The vDPA device of one of its NICs.
     Nic {
         /// The NIC.
         id: NicId,
         /// The device's name.
         device: String,
-        /// It stands by for the NIC's own.
+        /// Whether it is the NIC's backup device.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         stand_by: bool,
     },
-    /// A process was started to run it.
+    /// The process that runs the VM.
     Process {
-        /// Which; none until that is known, when it can be found by its mark.
+        /// Its identity; none until it is known. Until then its mark identifies it.
         identity: Option<Identity>,
-        /// The boot of the host in which it was started.
+        /// The boot ID of the host at its start.
         boot: String,
     },
 }
 
 impl Step {
-    /// What it made, as a part of a sentence.
+    /// The object that the step created, as a part of a sentence.
     pub(crate) fn part(&self) -> String {
         match self {
             Self::Directories => "its directories".to_owned(),
@@ -86,58 +87,62 @@ impl fmt::Display for Step {
     }
 }
 
-/// What the node remembers of a virtual machine.
+/// The node's persistent record of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
-    /// As it is to be; its state follows what it was told last.
+    /// Its desired spec; the spec's state follows the last request.
     pub(crate) spec: VmSpec,
-    /// Grows with each change of the spec that is kept; 1 in records of before it was counted.
+    /// Grows with each stored change of the spec; 1 in records from before it existed.
     #[serde(default = "first_generation")]
     pub(crate) generation: u64,
-    /// How far it is.
+    /// The phase of its life.
     pub(crate) phase: Phase,
-    /// Devices of NICs have records of their own (`vdpa_mgmt::nic`), which end with the host's boot as they do:
-    /// see [`Self::finds_device`].
+    /// Devices of NICs have records of their own (`vdpa_mgmt::nic`). Like the devices, those end
+    /// with the host's boot: see [`Self::finds_device`].
     #[serde(serialize_with = "without_devices")]
     steps: Vec<Step>,
-    /// The machine without devices as its process runs it, where `spec` has changed since.
+    /// The VM without devices as its process runs it, if `spec` has changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) running: Option<Box<VmConfig>>,
-    /// How often it was started again by the node.
+    /// How often the node has restarted it.
     pub(crate) restarts: u64,
-    /// How it ended the last time.
+    /// How it ended last.
     pub(crate) last_end: Option<End>,
-    /// It was asked to leave, and has not said since that its guest is here. Without a process nobody starts it.
+    /// The mark of a VM that was requested to leave and has not reported since that its guest is
+    /// here. Without a process the daemon does not start it.
     #[serde(default)]
     pub(crate) departure: Option<Departure>,
-    /// Its guest is to come from another node, and is not here yet as far as is known.
+    /// The mark of a VM whose guest is to arrive from another node and, as far as is known, has not
+    /// yet.
     #[serde(default)]
     pub(crate) arrival: Option<Arrival>,
-    /// Its guest was asked to power off and still runs. A daemon that starts leaves it running.
+    /// Whether its guest was requested to power off and still runs. A starting daemon leaves it
+    /// running.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) asked_to_power_off: bool,
-    /// The boot of the host in which it does not start any more, though it is to run: the host was
-    /// shutting down.
+    /// The boot of the host in which it no longer starts, although its desired state is running:
+    /// the host was shutting down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) off_in_boot: Option<String>,
-    /// NICs on devices that were not made for them, which the guest was to give up and may have still.
+    /// NICs on devices that were not created for them, which the guest was requested to release and
+    /// may still have.
     #[serde(default)]
     giving_up: BTreeSet<NicId>,
-    /// Disks that its process was asked to remove, and that the guest may have still.
+    /// Disks that its process was requested to remove and the guest may still have.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     removed_disks: BTreeSet<DeviceId>,
-    /// NICs that are on the device that stands by for them, their own having failed.
+    /// NICs that are on their backup device because their own has failed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     on_stand_by: BTreeSet<NicId>,
-    /// The machine of this name that left this node before, or that this one replaces. It has the
-    /// place again if this one, whose guest is still to come or which is not created yet, does not.
+    /// The VM of this name that left this node before, or that this one replaces. Its record is
+    /// restored if the guest of this one does not arrive, or its creation fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     former: Option<Box<Record>>,
 }
 
 impl Record {
-    /// The end of the machine that the end of its process stands for: the machine may have moved,
-    /// although the process did not report that.
+    /// The end of the VM that follows from the end of its process: the VM may have moved although
+    /// the process did not report that.
     pub(crate) fn account_of(&mut self, end: End) -> End {
         let moved = end.reason == EndReason::Moved;
         match judge(self.departure.as_ref(), Process::Gone(end.reason)) {
@@ -161,7 +166,7 @@ impl Record {
         }
     }
 
-    /// Of a machine of which nothing was done yet.
+    /// The record of a VM for which no step was done yet.
     pub(crate) fn new(spec: VmSpec) -> Self {
         Self {
             spec,
@@ -182,7 +187,7 @@ impl Record {
         }
     }
 
-    /// Of one whose guest is to come from another node.
+    /// The record of a VM whose guest is to arrive from another node.
     pub(crate) fn coming(spec: VmSpec, arrival: Arrival) -> Self {
         Self {
             arrival: Some(arrival),
@@ -190,7 +195,7 @@ impl Record {
         }
     }
 
-    /// Changes its spec. Its process keeps the machine that it runs.
+    /// Changes the spec. The process keeps the VM that it runs.
     pub(crate) fn change_spec(&mut self, spec: VmSpec) {
         let former = std::mem::replace(&mut self.spec, spec);
         if self.process().is_some() {
@@ -200,12 +205,12 @@ impl Record {
         }
     }
 
-    /// The machine as its process runs it; its disks are those of the spec.
+    /// The VM as its process runs it; the disks are those of the spec.
     pub(crate) fn running(&self) -> &VmConfig {
         self.running.as_deref().unwrap_or(self.spec.machine())
     }
 
-    /// Members of the spec, as JSON pointers, that its process gets at its next start.
+    /// Members of the spec, as JSON pointers, that take effect at the next start of its process.
     pub(crate) fn pending(&self) -> Vec<String> {
         let pending = self.running.as_ref().and_then(|running| {
             let running = serde_json::to_value(running).ok()?;
@@ -217,7 +222,7 @@ impl Record {
         pending.unwrap_or_default()
     }
 
-    /// Counts a change of the spec since the record of this name that was kept last.
+    /// Increments the generation if the spec differs from the last stored record of this name.
     pub(crate) fn count_change(&mut self, kept: Option<&Self>) {
         if let Some(kept) = kept {
             let change = u64::from(kept.spec != self.spec);
@@ -225,23 +230,24 @@ impl Record {
         }
     }
 
-    /// The specs whose devices are this machine's: its own, and that of the one which may have the
-    /// place again.
+    /// The specs whose devices are reserved for this VM: its own, and that of the former VM that
+    /// may be restored.
     pub(crate) fn specs(&self) -> impl Iterator<Item = &VmSpec> {
         let former = self.former.as_deref().map(|former| &former.spec);
         std::iter::once(&self.spec).chain(former)
     }
 
-    /// Takes the place of one that left this node, or is replaced. Its steps are this one's to
-    /// undo; the rest is remembered.
+    /// Replaces a VM that left this node or is to be replaced. This record takes over its steps, to
+    /// undo them, and keeps the rest as `former`.
     pub(crate) fn takes_place_of(&mut self, mut former: Self) {
-        // Logs of its successor are in its directories by then.
+        // By then its directories contain logs of its successor.
         self.steps = std::mem::replace(&mut former.steps, vec![Step::Directories]);
         self.former = Some(Box::new(former));
     }
 
-    /// The machine that this one was to replace, with the steps that could not be undone. None if
-    /// those are a process, or the device of a NIC that the former machine has in another way.
+    /// Restores the VM that this one was to replace, with the steps that could not be undone.
+    /// Returns none if those include a process, or the device of a NIC that the former VM has in
+    /// another form.
     pub(crate) fn gives_up_place(&mut self) -> Option<Self> {
         let former = &self.former.as_ref()?.spec;
         let fits = |step: &Step| match step {
@@ -262,23 +268,23 @@ impl Record {
         Some(former)
     }
 
-    /// The machine that had the place before, which is the only one of its name again.
+    /// Restores the former VM, which is again the only one of its name.
     pub(crate) fn gives_place_back(&mut self) -> Option<Self> {
         self.former.take().map(|former| *former)
     }
 
-    /// Nothing is to be left of the name once its steps are undone.
+    /// Drops the former VM, so that nothing of the name is left once the steps are undone.
     pub(crate) fn forget_former(&mut self) {
         self.former = None;
     }
 
-    /// Its guest is here. Whether that is news.
+    /// Records that its guest is here. Returns whether that is new.
     pub(crate) fn arrives(&mut self) -> bool {
         self.former = None;
         self.arrival.take().is_some()
     }
 
-    /// Whether it is to be started: it should run, does not, and its guest does not run elsewhere.
+    /// Whether it must be started: it should run, does not, and its guest does not run elsewhere.
     pub(crate) fn is_to_start(&self) -> bool {
         self.phase == Phase::Present
             && self.is_on()
@@ -287,12 +293,13 @@ impl Record {
             && self.arrival.is_none()
     }
 
-    /// Whether it is to run in this boot of the host.
+    /// Whether it should run in this boot of the host.
     pub(crate) fn is_on(&self) -> bool {
         self.spec.state == Desired::Running && self.off_in_boot.is_none()
     }
 
-    /// It is not to run: from now on or, if a boot of the host is given, for the rest of that.
+    /// Sets it to stopped: from now on or, if a boot of the host is given, for the rest of that
+    /// boot.
     pub(crate) fn turn_off(&mut self, in_boot: Option<String>) {
         if in_boot.is_none() {
             self.spec.state = Desired::Stopped;
@@ -301,25 +308,25 @@ impl Record {
         self.off_in_boot = in_boot;
     }
 
-    /// It is to run.
+    /// Sets it to running.
     pub(crate) fn turn_on(&mut self) {
         self.spec.state = Desired::Running;
         self.asked_to_power_off = false;
         self.off_in_boot = None;
     }
 
-    /// The node that it was sent to, if to one.
+    /// The node to which it was sent, if to a node.
     pub(crate) fn peer(&self) -> Option<Peer> {
         let mark = self.departure.as_ref();
         mark.and_then(|mark| mark.peer.clone())
     }
 
-    /// How it left, if it may be elsewhere: it has no process that could say that its guest is here.
+    /// Its departure, if it may run elsewhere: no process of it can report that the guest is here.
     pub(crate) fn may_be_elsewhere(&self) -> Option<&Departure> {
         self.departure.as_ref().filter(|_| self.process().is_none())
     }
 
-    /// A device was made for this NIC: so its own record says.
+    /// Adds the step of a device whose own record says that it was created for this NIC.
     pub(crate) fn finds_device(&mut self, vm: &VmName, id: NicId, device: &str) {
         let step = Step::Nic {
             stand_by: device == vm.stand_by(&id),
@@ -331,17 +338,17 @@ impl Record {
         }
     }
 
-    /// What was begun, in the order in which it depends on each other.
+    /// The begun steps, in the order of their dependencies.
     pub(crate) fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// The same, to be changed.
+    /// The begun steps, mutable.
     pub(crate) fn steps_mut(&mut self) -> &mut Vec<Step> {
         &mut self.steps
     }
 
-    /// Where a step belongs: NICs lie before the process, which has them open.
+    /// The index at which a step belongs: NICs precede the process, which has them open.
     pub(crate) fn place(&self, step: &Step) -> usize {
         match step {
             Step::Process { .. } => self.steps.len(),
@@ -350,36 +357,36 @@ impl Record {
         }
     }
 
-    /// The device that was made for a NIC, as its own or to stand by for that.
+    /// The device that was created for a NIC, as its own or as its backup.
     pub(crate) fn made(&self, nic: &NicId, to_stand_by: bool) -> Option<&str> {
         let mut all = self.all_made();
         let found = all.find(|(id, _, stand_by)| *id == nic && *stand_by == to_stand_by);
         found.map(|(_, device, _)| device)
     }
 
-    /// All devices that were made for a NIC.
+    /// All devices that were created for a NIC.
     pub(crate) fn all_made_for(&self, nic: &NicId) -> Vec<String> {
         let both = [true, false].map(|stand_by| self.made(nic, stand_by));
         both.into_iter().flatten().map(str::to_owned).collect()
     }
 
-    /// The place of the step that tells of this device.
+    /// The index of the step of this device.
     pub(crate) fn device_at(&self, name: &str) -> Option<usize> {
         let is_its = |step: &Step| matches!(step, Step::Nic { device, .. } if device == name);
         self.steps.iter().position(is_its)
     }
 
-    /// Whether any device was made for a NIC.
+    /// Whether any device was created for a NIC.
     pub(crate) fn has_made(&self, nic: &NicId) -> bool {
         self.all_made().any(|(id, ..)| id == nic)
     }
 
-    /// Whether a NIC is on the device that stands by for it.
+    /// Whether a NIC is on its backup device.
     pub(crate) fn is_on_stand_by(&self, nic: &NicId) -> bool {
         self.on_stand_by.contains(nic)
     }
 
-    /// A NIC is to be on the device that stands by for it, or on its own.
+    /// Sets whether a NIC is on its backup device or on its own.
     pub(crate) fn set_on_stand_by(&mut self, nic: &NicId, on_stand_by: bool) {
         if on_stand_by {
             self.on_stand_by.insert(nic.clone())
@@ -388,29 +395,29 @@ impl Record {
         };
     }
 
-    /// All NICs are to be on their own devices.
+    /// Sets all NICs to their own devices.
     pub(crate) fn leave_stand_by(&mut self) {
         self.on_stand_by.clear();
     }
 
-    /// A NIC on the device that it is on now.
+    /// A NIC on its current device.
     pub(crate) fn nic_now(&self, vm: &VmName, nic: &NicSpec) -> NicSpec {
         let failed_over = self.is_on_stand_by(nic.id());
         let stand_by = nic.on_stand_by(vm).filter(|_| failed_over);
         stand_by.unwrap_or_else(|| nic.clone())
     }
 
-    /// All NICs on the devices that they are on now.
+    /// All NICs on their current devices.
     pub(crate) fn nics_now(&self, vm: &VmName) -> impl Iterator<Item = NicSpec> {
         self.spec.nics().iter().map(|nic| self.nic_now(vm, nic))
     }
 
-    /// Whether this device was made for it.
+    /// Whether this device was created for the VM.
     pub(crate) fn has_device(&self, name: &str) -> bool {
         self.device_at(name).is_some()
     }
 
-    /// All devices that were made, and the NICs for which they were.
+    /// All created devices, with their NICs.
     fn all_made(&self) -> impl Iterator<Item = (&NicId, &str, bool)> {
         self.steps.iter().filter_map(|step| match step {
             Step::Nic {
@@ -422,31 +429,32 @@ impl Record {
         })
     }
 
-    /// NICs for which a device was made.
+    /// NICs for which a device was created.
     pub(crate) fn nics_made(&self) -> BTreeSet<NicId> {
         self.all_made().map(|(id, ..)| id.clone()).collect()
     }
 
-    /// NICs that it is not to have any more, and for which a device was made.
+    /// NICs that are no longer in the spec but for which a device was created.
     pub(crate) fn unwanted(&self) -> BTreeSet<NicId> {
         let mut unwanted = self.nics_made();
         unwanted.retain(|id| self.spec.nic(id).is_none());
         unwanted
     }
 
-    /// The guest is to give a NIC up. One with a device of its own has a step that tells.
+    /// Records that the guest must release a NIC. A NIC with a created device has a step for that
+    /// already.
     pub(crate) fn gives_up(&mut self, nic: &NicId) {
         if !self.has_made(nic) {
             self.giving_up.insert(nic.clone());
         }
     }
 
-    /// The guest has given a NIC up. Whether that was still to be done.
+    /// Records that the guest has released a NIC. Returns whether that was pending.
     pub(crate) fn gave_up(&mut self, nic: &NicId) -> bool {
         self.giving_up.remove(nic)
     }
 
-    /// NICs that it is not to have any more, and that its guest may have.
+    /// NICs that are no longer in the spec but that the guest may still have.
     pub(crate) fn unwanted_nics(&self) -> Vec<NicId> {
         let made = self.unwanted().into_iter();
         let others = self.giving_up.iter().cloned();
@@ -454,24 +462,24 @@ impl Record {
             .collect()
     }
 
-    /// The guest is to give a disk up. Without a process no guest has it.
+    /// Records that the guest must release a disk. Without a process no guest has it.
     pub(crate) fn removes_disk(&mut self, disk: &DeviceId) {
         if self.process().is_some() {
             self.removed_disks.insert(disk.clone());
         }
     }
 
-    /// The guest has given a disk up. Whether that was still to be done.
+    /// Records that the guest has released a disk. Returns whether that was pending.
     pub(crate) fn gave_disk_up(&mut self, disk: &DeviceId) -> bool {
         self.removed_disks.remove(disk)
     }
 
-    /// Disks that the guest is to give up, and may have still.
+    /// Disks that the guest must release and may still have.
     pub(crate) fn removed_disks(&self) -> &BTreeSet<DeviceId> {
         &self.removed_disks
     }
 
-    /// Devices that were made for NICs that it is to have, and to have on others by now.
+    /// Devices that were created for NICs of the spec that are on other devices now.
     pub(crate) fn left(&self) -> Vec<String> {
         let left = self.all_made().filter(|(id, _, stand_by)| {
             let nic = self.spec.nic(id);
@@ -480,13 +488,13 @@ impl Record {
         left.map(|(_, device, _)| device.to_owned()).collect()
     }
 
-    /// Where among the steps the process is.
+    /// The index of the process among the steps.
     pub(crate) fn process_at(&self) -> Option<usize> {
         let process = |step: &Step| matches!(step, Step::Process { .. });
         self.steps.iter().position(process)
     }
 
-    /// The process that was started to run it: which, if that is known, and in which boot of the host.
+    /// The process that was started to run it: its identity, if known, and the boot of the host.
     pub(crate) fn process(&self) -> Option<(Option<Identity>, &str)> {
         self.steps.iter().find_map(|step| match step {
             Step::Process { identity, boot } => Some((*identity, boot.as_str())),
@@ -494,7 +502,7 @@ impl Record {
         })
     }
 
-    /// Which process it is has become known.
+    /// Records the identity of its process.
     pub(crate) fn identify(&mut self, which: Identity) {
         for step in &mut self.steps {
             if let Step::Process { identity, .. } = step {
@@ -503,7 +511,7 @@ impl Record {
         }
     }
 
-    /// The process is gone.
+    /// Removes the process from the steps.
     pub(crate) fn forget_process(&mut self) {
         self.steps
             .retain(|step| !matches!(step, Step::Process { .. }));
@@ -511,7 +519,7 @@ impl Record {
         self.guest_ended();
     }
 
-    /// Its guest has nothing any more.
+    /// Clears all that the guest had to release, because the guest has ended.
     pub(crate) fn guest_ended(&mut self) {
         self.running = None;
         self.giving_up.clear();

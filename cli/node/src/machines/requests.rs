@@ -1,4 +1,4 @@
-//! What a request does to one machine, under that machine's lock and on a worker thread.
+//! The effect of a request on one VM, under that VM's lock and on a worker thread.
 //!
 //! Owns which request is possible when. It must not know who holds the lock, nor who watches
 //! processes.
@@ -39,7 +39,8 @@ impl Machines {
             .record()
             .filter(|record| record.phase != Phase::Present);
         if let Some(mut record) = left {
-            // The rest of one that could not be undone. One that it was to replace is back then.
+            // The rest of a VM that could not be undone. If it was to replace another VM, that one
+            // is restored.
             self.life(slot).delete(&mut record)?;
         }
         let Some(mut record) = slot.record() else {
@@ -71,7 +72,8 @@ impl Machines {
             );
             return Err(Error::conflict("other_vm_runs", message));
         }
-        // It would run under the name, and with the NICs, of a guest that may run elsewhere.
+        // Otherwise it would run under the name and with the NICs of a guest that may run
+        // elsewhere.
         check_whereabouts(slot.name(), &record)?;
         self.reserve(slot, &spec)?;
         self.life(slot).replace(&mut record, spec)?;
@@ -81,7 +83,7 @@ impl Machines {
 
     pub(super) fn delete_now(&self, slot: &Slot, force: bool) -> Result<(), Error> {
         let mut record = slot.record().ok_or_else(|| no_vm(slot.name()))?;
-        // One whose guest is still to come, or that is half deleted, has none to be asked.
+        // An incoming VM, or a half deleted one, has no guest to ask.
         let has_guest = record.phase == Phase::Present && record.arrival.is_none();
         if has_guest && record.process().is_some() && !force {
             let hint = "stop it first (PATCH it with `state: Stopped`), or add `?force=true`";
@@ -94,7 +96,7 @@ impl Machines {
         Ok(())
     }
 
-    /// The record of a machine whose state can be changed.
+    /// The record of a VM whose state can change.
     pub(super) fn changeable(&self, slot: &Slot) -> Result<Record, Error> {
         let vm = slot.name();
         let record = slot.record().ok_or_else(|| no_vm(vm))?;
@@ -125,7 +127,7 @@ impl Machines {
                 record.turn_on();
                 let started = self.life(slot).start(&mut record);
                 if started.is_err() {
-                    // The client knows: it is not tried again behind its back.
+                    // The client knows of the failure: the daemon does not retry without a request.
                     record.spec.state = Desired::Stopped;
                     self.life(slot).note(&mut record);
                 }
@@ -135,7 +137,7 @@ impl Machines {
         }
     }
 
-    /// Says so if a machine's guest may be elsewhere by now.
+    /// Sends an event if the guest of a VM may run elsewhere.
     pub(super) fn tell_whereabouts(&self, vm: &VmName, record: &Record) {
         if let Some(departure) = record.may_be_elsewhere() {
             let reason = departure.reason();
@@ -144,13 +146,13 @@ impl Machines {
         }
     }
 
-    /// Has a running machine leave for another process. The record says so before.
+    /// Requests a running VM to leave for another process. The record has the mark before.
     pub(super) fn send_now(&self, slot: &Slot, request: &SendRequest) -> Result<Passed, Error> {
         let mut record = self.sendable(slot)?;
         self.life(slot).send(&mut record, request)
     }
 
-    /// The record of a machine that runs, so that it can be asked to leave.
+    /// The record of a running VM, which can be requested to leave.
     pub(super) fn sendable(&self, slot: &Slot) -> Result<Record, Error> {
         let record = self.present(slot)?;
         if record.process().is_none() {
@@ -160,14 +162,14 @@ impl Machines {
         Ok(record)
     }
 
-    /// Asks a machine that was sent elsewhere how that went.
+    /// Queries the result of a migration from a VM that was sent elsewhere.
     pub(super) fn look_for_guest(&self, slot: &Slot) {
         if let Some(mut record) = slot.record() {
             self.life(slot).look_for_guest(&mut record);
         }
     }
 
-    /// This process has said that the guest runs elsewhere.
+    /// Handles the report of this process that the guest runs elsewhere.
     pub(super) fn hears_moved(
         &self,
         slot: &Slot,
@@ -186,7 +188,7 @@ impl Machines {
         }
     }
 
-    /// Somebody says where a machine's guest is: to the machine if it runs, else to its record.
+    /// Resolves where a VM's guest is: through the VM if it runs, otherwise in its record.
     pub(super) fn say_where_now(&self, slot: &Slot, here: bool) -> Result<(), Error> {
         let vm = slot.name();
         let mut record = self.there(slot)?;
@@ -209,7 +211,7 @@ impl Machines {
         self.tell(vm, Change::Settled { here });
         if !here {
             let gone = match (came, peer) {
-                // It never was a machine of this node's.
+                // It never was a VM of this node.
                 (true, _) => self.life(slot).delete(&mut record).map(|()| true),
                 (false, Some(peer)) => self.life(slot).leaves_to(&mut record, &peer),
                 (false, None) => Ok(false),
@@ -221,21 +223,21 @@ impl Machines {
         Ok(())
     }
 
-    /// Says so if there is no machine of this name any more.
+    /// Sends an event if there is no VM of this name any more.
     pub(super) fn tell_gone(&self, slot: &Slot) {
         if slot.record().is_none() {
             self.tell(slot.name(), Change::Deleted);
         }
     }
 
-    /// As [`Self::there`], of a machine whose guest is not still to come.
+    /// As [`Self::there`], but fails for an incoming VM.
     fn present(&self, slot: &Slot) -> Result<Record, Error> {
         let record = self.there(slot)?;
         check_here(slot.name(), &record)?;
         Ok(record)
     }
 
-    /// The record of a machine that is there, whose process, if it has one, can be talked to.
+    /// The record of an existing VM whose process, if any, has a supported API level.
     fn there(&self, slot: &Slot) -> Result<Record, Error> {
         let vm = slot.name();
         let record = slot.record().ok_or_else(|| no_vm(vm))?;
@@ -258,7 +260,7 @@ impl Machines {
                 Err(other_nic(vm, nic.id()))
             };
         }
-        // The guest has not given up an earlier one of this name.
+        // The guest has not released an earlier NIC of this name.
         if record.has_made(nic.id()) {
             return Err(other_nic(vm, nic.id()));
         }
@@ -297,8 +299,8 @@ impl Machines {
         Ok(())
     }
 
-    /// Whether a NIC that is to be on the device of `moved` is to be on the one that stands by for it, or on its own; nothing if it
-    /// is another one, or none stands by.
+    /// Whether a move to the device of `moved` means the NIC's backup device (true) or its own
+    /// (false). None if it is another device, or the NIC has no backup.
     fn seat_of(&self, vm: &VmName, nic: &NicSpec, moved: &NicSpec) -> Option<bool> {
         let stand_by = nic.on_stand_by(vm)?;
         let to = self.device_of(vm, moved);
@@ -310,7 +312,7 @@ impl Machines {
         }
     }
 
-    /// Moves a NIC to the device that stands by for it, or back to its own.
+    /// Moves a NIC to its backup device, or back to its own.
     fn seat(
         &self,
         slot: &Slot,
@@ -319,7 +321,7 @@ impl Machines {
         on_stand_by: bool,
     ) -> Result<(), Error> {
         let life = self.life(slot);
-        // The machine may have done so by itself.
+        // The VM may have done so by itself.
         life.look_for_failovers(&mut record);
         if record.is_on_stand_by(id) != on_stand_by {
             life.seat(&mut record, id, on_stand_by)?;
@@ -328,7 +330,7 @@ impl Machines {
         Ok(())
     }
 
-    /// Notes which NICs a machine has moved by itself to the device that stands by.
+    /// Records which NICs a VM has moved by itself to their backup device.
     pub(super) fn look_for_failovers(&self, slot: &Slot) {
         let Some(mut record) = slot
             .record()
@@ -344,7 +346,7 @@ impl Machines {
     pub(super) fn remove_nic_now(&self, slot: &Slot, id: &NicId) -> Result<Removed, Error> {
         let vm = slot.name();
         let mut record = self.present(slot)?;
-        // One that the guest was asked for is asked for again.
+        // A NIC that the guest was already requested to release is requested again.
         if record.spec.nic(id).is_none() && !record.has_made(id) {
             return Err(no_nic(vm, id));
         }
@@ -357,7 +359,7 @@ impl Machines {
         }
     }
 
-    /// `disk` has the name `id`.
+    /// Adds a disk. `disk` has the name `id`.
     pub(super) fn add_disk_now(
         &self,
         slot: &Slot,
@@ -372,7 +374,7 @@ impl Machines {
             None => {}
         }
         let is_nic = record.spec.nic(id).is_some() || record.has_made(id);
-        // The guest has not given up an earlier one of this name.
+        // The guest has not released an earlier disk of this name.
         if is_nic || record.removed_disks().contains(id) {
             return Err(other_device(vm, id));
         }
@@ -389,7 +391,7 @@ impl Machines {
     pub(super) fn remove_disk_now(&self, slot: &Slot, id: &DeviceId) -> Result<Removed, Error> {
         let vm = slot.name();
         let mut record = self.present(slot)?;
-        // The guest is asked again for a disk that it has not given up.
+        // The guest is requested again to release a disk that it still has.
         if record.spec.disk(id).is_none() && !record.removed_disks().contains(id) {
             return Err(no_disk(vm, id));
         }
@@ -402,7 +404,7 @@ impl Machines {
     }
 }
 
-/// Fails if the guest of a machine is still to come.
+/// Fails if the VM's guest has not arrived yet.
 fn check_here(vm: &VmName, record: &Record) -> Result<(), Error> {
     if record.arrival.is_some() && record.departure.is_none() {
         Err(arriving(vm))
@@ -411,7 +413,7 @@ fn check_here(vm: &VmName, record: &Record) -> Result<(), Error> {
     }
 }
 
-/// Fails if the guest of a machine without a process may run elsewhere.
+/// Fails if a VM has no process and its guest may run elsewhere.
 pub(super) fn check_whereabouts(vm: &VmName, record: &Record) -> Result<(), Error> {
     match record.may_be_elsewhere() {
         None => Ok(()),

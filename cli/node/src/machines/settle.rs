@@ -1,7 +1,7 @@
-//! A daemon that starts brings what there is in line with its records.
+//! Brings the host in line with the records when a daemon starts.
 //!
-//! Owns which machines are looked at and what is taken back afterwards: what belongs to no machine of its own. What one machine's
-//! record means is [`super::steps::Life::settle`]'s.
+//! Owns which VMs are checked, and the deletion of all that belongs to none of the node's VMs
+//! afterwards. [`super::steps::Life::settle`] interprets the record of one VM.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use super::{Change, Machines, supervisor};
 use crate::error::Error;
 
 impl Machines {
-    /// Brings what there is in line with the records: see the module. Returns when all that runs is adopted; machines
-    /// that are to be started are started meanwhile.
+    /// Brings the host in line with the records: see the module. Returns when all running VMs are
+    /// adopted; VMs that should run are started in the background.
     pub(crate) async fn settle(self: &Arc<Self>) {
         let strays = self.clone();
         let all: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
@@ -70,7 +70,7 @@ impl Machines {
         self.tidy(slot);
     }
 
-    /// Takes back what belongs to machines that there are not.
+    /// Deletes devices and processes of VMs that do not exist.
     fn remove_strays(&self) {
         let known = |name: &str| {
             let name = name.parse::<VmName>();

@@ -1,7 +1,7 @@
-//! The place of one virtual machine in the daemon's memory.
+//! The entry of one VM in the daemon's memory.
 //!
-//! Owns the lock under which its steps are done, and what everybody may see of it meanwhile. It must not know
-//! what the steps are.
+//! Owns the lock for the VM's steps, and the state that readers see meanwhile. It must not know the
+//! steps.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,22 +14,22 @@ use super::process::Identity;
 use super::record::Record;
 use super::spec::{VmName, VmSpec};
 
-/// What is known of a machine's process.
+/// The known state of a VM's process.
 #[derive(Debug, Clone)]
 pub(crate) struct Live {
-    /// Which it is.
+    /// Its identity.
     pub(crate) identity: Identity,
-    /// It was started by an earlier daemon.
+    /// Whether an earlier daemon started it.
     pub(crate) adopted: bool,
-    /// The version of Bellhop that it runs, once it has said that.
+    /// The version of Bellhop that it runs, once it has reported that.
     pub(crate) version: Option<String>,
     /// The level of its API.
     pub(crate) api: Option<u32>,
-    /// What it does; none while it does not say.
+    /// Its state; none while it does not report one.
     pub(crate) state: Option<VmState>,
-    /// Until when its guest may power off.
+    /// The deadline for its guest to power off.
     pub(crate) stopping_until: Option<Instant>,
-    /// All that it reported of itself last; none while it does not answer.
+    /// Its last full report; none while it does not answer.
     pub(crate) said: Option<Arc<VmStatus>>,
 }
 
@@ -46,32 +46,32 @@ impl Live {
         }
     }
 
-    /// Whether it is waited for its guest to power off.
+    /// Whether the daemon waits for its guest to power off.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping_until.is_some_and(|end| Instant::now() < end)
     }
 }
 
-/// What everybody may see.
+/// The state that readers see.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct View {
-    /// None: there is no such machine, or not yet.
+    /// None: the VM does not exist, or not yet.
     pub(crate) record: Option<Record>,
-    /// What it is about to become: its devices are taken from now on.
+    /// The spec that it is about to get: its devices are reserved from now on.
     pub(crate) pending: Option<VmSpec>,
     /// Its process.
     pub(crate) live: Option<Live>,
 }
 
-/// See the module.
+/// The entry of a VM: see the module.
 #[derive(Debug)]
 pub(crate) struct Slot {
     name: VmName,
     /// Held while steps are done.
     pub(crate) steps: Arc<tokio::sync::Mutex<()>>,
-    /// Told when there is something new about its migration.
+    /// Notified when its migration has news.
     pub(crate) migration: Notify,
-    /// Wakes all who wait for another record.
+    /// Wakes all tasks that wait for a change of the record.
     pub(super) record_changed: Notify,
     view: Mutex<View>,
 }
@@ -94,12 +94,12 @@ impl Slot {
         &self.name
     }
 
-    /// What there is now. Never held while something is waited for.
+    /// The current state. The guard must not be held across a wait.
     pub(crate) fn view(&self) -> MutexGuard<'_, View> {
         self.view.lock()
     }
 
-    /// This is its record now.
+    /// Publishes this record.
     pub(super) fn shows(&self, record: Option<&Record>) {
         let mut view = self.view();
         if record.is_none_or(|record| record.process().is_none()) {
@@ -114,7 +114,7 @@ impl Slot {
         self.view().record.clone()
     }
 
-    /// Changes what is known of this process, unless there is another one by now.
+    /// Changes the known state of this process, unless another one has replaced it.
     pub(crate) fn update(&self, identity: Identity, change: impl FnOnce(&mut Live)) {
         if let Some(live) = &mut self.view().live
             && live.identity == identity
@@ -123,7 +123,7 @@ impl Slot {
         }
     }
 
-    /// Which program its process says that it is.
+    /// Records the program that its process reports.
     pub(crate) fn is_of(&self, identity: Identity, who: &Handshake) {
         self.update(identity, |live| {
             live.version = Some(who.version.clone());

@@ -1,8 +1,8 @@
-//! What a virtual machine is to be like, as clients say it and the store keeps it.
+//! The spec of a VM, as clients write it and the store keeps it.
 //!
-//! A machine's part is [`VmConfig`] as it is, so that what `bellhop run` accepts is accepted here; NICs,
-//! the state and the restart policy are the node's. Values that could not work cannot be held. It must not know
-//! what is done about it.
+//! The VM's part is [`VmConfig`] unchanged, so the node accepts all that `bellhop run` accepts.
+//! NICs, the state and the restart policy are the node's own. The types cannot hold values that
+//! cannot work. It must not know the effects of a spec.
 
 mod name;
 mod nic;
@@ -38,20 +38,20 @@ use crate::error::Error;
 const DEVICE_NAME_MAX: usize = 63;
 /// The longest name of a disk, in bytes: the guest reads it as the disk's serial number.
 const DISK_NAME_MAX: usize = 20;
-/// A device that each machine has.
+/// A device that every VM has.
 const RNG: &str = "rng";
 
-/// A virtual machine as it is to be.
+/// The desired spec of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VmSpec {
-    /// The machine; without vDPA devices, which are `nics`. Each disk has its name.
+    /// The VM without vDPA devices, which are in `nics`. Each disk has its name.
     machine: VmConfig,
     nics: Vec<NicSpec>,
-    /// As it was asked for when the machine was made.
+    /// The state requested at the VM's creation.
     pub(crate) state: Desired,
-    /// What happens when it ends by itself.
+    /// The reaction to an end without a request.
     pub(crate) restart: Restart,
-    /// Few and short, as [`check_labels`] and [`check_annotations`] say.
+    /// Limited in number and length by [`check_labels`] and [`check_annotations`].
     pub(crate) labels: Labels,
     pub(crate) annotations: Labels,
 }
@@ -78,7 +78,7 @@ pub(crate) enum NodeMigrationRequest {
     Receive(Box<ReceiveFromNode>),
 }
 
-/// A body that is no NIC.
+/// A body that is not a NIC.
 pub(crate) fn not_a_nic(why: impl fmt::Display) -> Error {
     Error::invalid(format!("the body is no NIC: {why}"))
 }
@@ -96,12 +96,12 @@ impl VmSpec {
         self.nics.iter().find(|nic| nic.id() == id)
     }
 
-    /// The machine without its vDPA devices.
+    /// The VM without its vDPA devices.
     pub(crate) fn machine(&self) -> &VmConfig {
         &self.machine
     }
 
-    /// The machine without devices. A process keeps it until it ends; devices come and go.
+    /// The VM without devices. A process keeps it until its end, while devices come and go.
     pub(crate) fn fixed(&self) -> VmConfig {
         VmConfig {
             disks: Vec::new(),
@@ -109,7 +109,7 @@ impl VmSpec {
         }
     }
 
-    /// The same with another machine.
+    /// The same spec with another VM configuration.
     pub(crate) fn with_machine(&self, machine: &VmConfig) -> Self {
         Self {
             machine: machine.clone(),
@@ -117,7 +117,7 @@ impl VmSpec {
         }
     }
 
-    /// Whether it is the same but for what it is to do.
+    /// Whether the spec is the same except for its desired state.
     pub(crate) fn is_same_machine(&self, other: &Self) -> bool {
         let state = other.state;
         Self {
@@ -126,10 +126,9 @@ impl VmSpec {
         } == *other
     }
 
-    /// With one more NIC.
+    /// The spec with one more NIC.
     ///
-    /// # Errors
-    /// Another NIC has its name.
+    /// # Errors Another NIC has its name.
     pub(crate) fn with_nic(&self, nic: NicSpec) -> Result<Self, Error> {
         if self.nic(nic.id()).is_some() {
             return Err(two_nics(nic.id()));
@@ -139,7 +138,7 @@ impl VmSpec {
         Ok(spec)
     }
 
-    /// With another NIC in the place of the one of its name; the same if there is none.
+    /// The spec with the NIC of the same name replaced; unchanged if there is none.
     pub(crate) fn with_nic_replaced(&self, nic: &NicSpec) -> Self {
         let mut spec = self.clone();
         let mut nics = spec.nics.iter_mut();
@@ -149,10 +148,10 @@ impl VmSpec {
         spec
     }
 
-    /// As another node is to have it: see [`NicSpec::elsewhere`]. `device` is what a NIC's device here says of itself.
+    /// The spec for another node: see [`NicSpec::elsewhere`]. `device` returns the configuration
+    /// that a NIC's device on this host reports.
     ///
-    /// # Errors
-    /// A NIC cannot be so.
+    /// # Errors A NIC cannot be converted.
     pub(crate) fn elsewhere(
         &self,
         from: Option<&str>,
@@ -166,14 +165,14 @@ impl VmSpec {
         Ok(spec)
     }
 
-    /// The files that it boots from, and what they are.
+    /// The boot files, with their kinds.
     pub(crate) fn boot_files(&self) -> impl Iterator<Item = (&'static str, &PathBuf)> {
         let initramfs = self.machine.initramfs.iter();
         std::iter::once(("kernel", &self.machine.kernel))
             .chain(initramfs.map(|path| ("initramfs", path)))
     }
 
-    /// Without one of its NICs.
+    /// The spec without one of its NICs.
     pub(crate) fn without_nic(&self, id: &NicId) -> Self {
         let mut spec = self.clone();
         spec.nics.retain(|nic| nic.id() != id);
@@ -186,14 +185,14 @@ impl VmSpec {
         disks.find(|disk| disk.id.as_deref() == Some(id.as_str()))
     }
 
-    /// With one more disk, which has its name.
+    /// The spec with one more disk, which has its name.
     pub(crate) fn with_disk(&self, disk: DiskConfig) -> Self {
         let mut spec = self.clone();
         spec.machine.disks.push(disk);
         spec
     }
 
-    /// Without one of its disks.
+    /// The spec without one of its disks.
     pub(crate) fn without_disk(&self, id: &DeviceId) -> Self {
         let mut spec = self.clone();
         let disks = &mut spec.machine.disks;
@@ -201,7 +200,7 @@ impl VmSpec {
         spec
     }
 
-    /// Whether the names of all devices can be so.
+    /// Checks the names of all devices.
     fn check_names(&self) -> Result<(), Error> {
         let disks = &self.machine.disks;
         let ids = disks.iter().filter_map(|disk| disk.id.as_deref());
@@ -222,10 +221,10 @@ impl VmSpec {
         }
     }
 
-    /// Whether a machine of this name can be so.
+    /// Checks whether a VM of this name can have this spec.
     ///
-    /// # Errors
-    /// A path is relative, a device's name would be too long, or two devices have the same.
+    /// # Errors A path is relative, a device's name would be too long, or two devices have the same
+    /// name.
     pub(crate) fn check(&self, vm: &VmName) -> Result<(), Error> {
         self.check_names()?;
         let disks = self.machine.disks.iter();
@@ -287,7 +286,7 @@ impl Serialize for VmSpec {
 }
 
 impl VmSpec {
-    /// The names of the fields, as the description has them.
+    /// The names of the fields, as in the API description.
     fn fields() -> Vec<String> {
         match Self::schema() {
             RefOr::T(Schema::Object(object)) => object.properties.into_keys().collect(),
@@ -295,7 +294,7 @@ impl VmSpec {
         }
     }
 
-    /// Fails if one of these is the name of no field.
+    /// Fails if one of these fields is unknown.
     pub(crate) fn check_fields<E: de::Error>(fields: &Map<String, Value>) -> Result<(), E> {
         if fields.contains_key(VDPA) {
             return Err(de::Error::custom("unknown field `vdpa`: give `nics`"));
@@ -311,11 +310,12 @@ impl VmSpec {
     }
 }
 
-/// The field of [`VmConfig`] that is not for clients of the node.
+/// The field of [`VmConfig`] that clients of the node cannot set.
 const VDPA: &str = "vdpa";
 
 impl<'de> Deserialize<'de> for VmSpec {
-    // By hand: serde's `flatten` neither refuses unknown fields nor tells where a value is wrong.
+    // Written by hand: serde's `flatten` neither rejects unknown fields nor reports the position of
+    // a wrong value.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut fields = Map::deserialize(deserializer)?;
         Self::check_fields(&fields)?;
@@ -331,7 +331,7 @@ impl<'de> Deserialize<'de> for VmSpec {
             return Err(de::Error::custom(two_nics(nic.id())));
         }
         let mut machine: VmConfig = place("", Value::Object(fields))?;
-        // They keep their names when others go.
+        // Disks keep their names when others are removed.
         for (number, disk) in machine.disks.iter_mut().enumerate() {
             disk.id = Some(disk.name(number));
         }
@@ -360,7 +360,7 @@ fn take<T: DeserializeOwned + Default, E: de::Error>(
         .map_or_else(|| Ok(T::default()), |value| place(name, value))
 }
 
-/// Reads a value; an error says where in it.
+/// Deserializes a value; an error has its position.
 fn place<T: DeserializeOwned, E: de::Error>(name: &str, value: Value) -> Result<T, E> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = match (name, error.path().to_string().as_str()) {

@@ -1,11 +1,11 @@
-//! Changes of a machine's spec, also while it runs.
+//! Changes of a VM's spec, also while the VM runs.
 //!
 //! ```text
 //!   spec ─> JSON ─> merge patch ─> read and checked as a new one ─> recorded ─> [NICs made anew]
 //! ```
-//! Restart policy, labels and annotations are read from the record whenever they are needed. The
-//! machine's process has all other members, and gets them at its start: until then the record keeps
-//! the machine that it runs. NICs and disks of a machine that runs have requests of their own.
+//! The daemon reads restart policy, labels and annotations from the record on each use. The VM's
+//! process has all other members, and receives changes at its start. Until then the record keeps
+//! the VM that the process runs. NICs and disks of a running VM have requests of their own.
 //!
 //! Owns which member can change when. It must not know the form of a request.
 
@@ -28,14 +28,13 @@ use super::steps::Host as _;
 use super::{Change, Machines};
 use crate::error::Error;
 
-/// Members that are read from the record.
+/// Members that the daemon reads from the record.
 const NOW: [&str; 3] = ["restart", "labels", "annotations"];
 
 impl Machines {
-    /// Changes a machine's spec by a merge patch. With `dry_run` the changes are only returned.
+    /// Changes a VM's spec by a merge patch. With `dry_run` it only returns the changes.
     ///
-    /// # Errors
-    /// The machine is as before then.
+    /// # Errors The change failed; the VM is as before.
     pub(crate) async fn patch_spec(
         self: &Arc<Self>,
         vm: &VmName,
@@ -87,7 +86,7 @@ impl Machines {
     }
 }
 
-/// Fails if NICs or disks are to change that a process has, or is about to have.
+/// Fails if the change concerns NICs or disks that a process has, or is about to have.
 fn check_devices(vm: &VmName, record: &Record, spec: &VmSpec) -> Result<(), Error> {
     let same_nics = spec.nics() == record.spec.nics();
     let same_disks = spec.machine().disks == record.spec.machine().disks;
@@ -102,7 +101,7 @@ fn check_devices(vm: &VmName, record: &Record, spec: &VmSpec) -> Result<(), Erro
 
 /// The patched spec, and its changes.
 fn patched(spec: &VmSpec, patch: Map<String, Value>) -> Result<(VmSpec, Vec<SpecChange>), Error> {
-    // A member that is null is known, too.
+    // A member with the value null must be known, too.
     VmSpec::check_fields(&patch).map_err(|error: serde_json::Error| HttpError::Invalid {
         at: String::new(),
         reason: error.to_string(),
@@ -169,7 +168,7 @@ mod tests {
         patched(&spec(), patch)
     }
 
-    /// The changes in a line each.
+    /// One line for each change.
     fn lines(wanted: Value) -> Vec<String> {
         let (_, changes) = patch(wanted).unwrap();
         let line = |change: &SpecChange| {
@@ -198,7 +197,7 @@ mod tests {
         let mut found = lines(wanted);
         found.sort();
         assert_eq!(found, changes);
-        // The last one makes the object of labels empty, which goes with it.
+        // Removing the last label leaves the object of labels empty, so it is removed, too.
         let gone = lines(json!({ "labels": { "tier": null } }));
         assert_eq!(gone, [r#"/labels {"tier":"web"} null Now"#]);
     }
@@ -269,7 +268,7 @@ mod tests {
         record.change_spec(next(json!({ "memory": { "size": "2G" }, "cpus": 2 })));
         assert_eq!(record.pending(), ["/cpus", "/memory/size"]);
         assert_eq!(record.running(), &spec().fixed());
-        // It survives the daemon, and ends with the process.
+        // The change survives the daemon, and ends with the process.
         let kept = serde_json::to_value(&record).unwrap();
         let kept: Record = serde_json::from_value(kept).unwrap();
         assert_eq!(kept.running, record.running);
@@ -341,7 +340,7 @@ mod tests {
         let nics = other(json!({ "nics": [] }));
         let disks = other(json!({ "disks": [] }));
         for spec in [&nics, &disks] {
-            // It is to run, though it does not.
+            // Its desired state is running, although it does not run.
             let error = check_devices(&vm, &record, spec).unwrap_err();
             assert_eq!(error.answer().1, "vm_runs");
         }

@@ -143,7 +143,7 @@ impl Machines {
         }
     }
 
-    /// The configuration of a NIC for the VM, and its open device; `fd` is the device's index among
+    /// The configuration of a NIC for the VM, and its open device; `number` is the device's index among
     /// the passed descriptors.
     pub(super) fn vdpa(
         &self,

@@ -1,4 +1,4 @@
-//! The names of virtual machines, and the names that follow from them and from those of their NICs.
+//! Names of VMs, and the names derived from them and from the names of their NICs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use serde::Serialize;
 
 use crate::error::Error;
 
-/// The longest name of a virtual machine, in bytes.
+/// The longest name of a VM, in bytes.
 const VM_NAME_MAX: usize = 63;
 
-/// The name of a virtual machine: 1 to 63 of `a-z`, `0-9` and `-`, not `-` first.
+/// The name of a VM: 1 to 63 of `a-z`, `0-9` and `-`, not `-` first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub(crate) struct VmName(String);
 
-/// A text that is no name of a virtual machine.
+/// A text that is not the name of a VM.
 pub(crate) fn bad_vm_name() -> Error {
     Error::answered(
         StatusCode::BAD_REQUEST,
@@ -33,30 +33,31 @@ impl VmName {
         &self.0
     }
 
-    /// The name of the vDPA device that is made for a NIC of this machine. No other machine's can have it:
-    /// a machine's name has no dot.
+    /// The name of the vDPA device that is created for a NIC of this VM. It is unique to this VM,
+    /// because a VM's name has no dot.
     pub(crate) fn device(&self, nic: &NicId) -> String {
         format!("{}.{}", self.0, nic)
     }
 
-    /// The name of the vDPA device that is made to stand by for that one. No other NIC's can have it: a NIC's name has no tilde.
+    /// The name of the vDPA device that is created as this NIC's backup. It is unique to this NIC,
+    /// because a NIC's name has no tilde.
     pub(crate) fn stand_by(&self, nic: &NicId) -> String {
         format!("{}~", self.device(nic))
     }
 
-    /// What the record of such a device says about whose it is.
+    /// The owner in the record of such a device.
     pub(crate) fn owner(&self, nic: &NicId) -> String {
         format!("{OWNER}{}/{}", self.0, nic)
     }
 }
 
-/// Whose NIC a device with this owner was made for.
+/// The NIC for which a device with this owner was created.
 pub(crate) fn owned_by(owner: &str) -> Option<(VmName, NicId)> {
     let (vm, nic) = owner.strip_prefix(OWNER)?.split_once('/')?;
     Some((vm.parse().ok()?, nic.parse().ok()?))
 }
 
-/// What the owner of each NIC that a node has made begins with.
+/// The prefix of the owner of each NIC that a node has created.
 pub(crate) const OWNER: &str = "node:";
 
 impl FromStr for VmName {

@@ -1,11 +1,11 @@
-//! A NIC of a virtual machine, as clients say it and as it is once it is checked.
+//! A NIC of a VM, as clients write it and after validation.
 //!
-//! It may have a backup: another vDPA device, which the NIC moves to once its own has failed. A
-//! backup that is made (`from`) has the settings of the NIC's own device: address, MTU, queue
-//! pairs, connection, rates. So only a NIC that is made, too, can have it.
+//! It may have a backup: another vDPA device, to which the NIC moves when its own fails. A backup
+//! that is created (`from`) has the settings of the NIC's own device: address, MTU, queue pairs,
+//! connection, rates. So only a NIC whose own device is created, too, can have such a backup.
 //!
-//! Owns which of its settings go together. It must not know the machine's other NICs, or when a
-//! device has failed.
+//! Owns which of its settings go together. It must not know the VM's other NICs, or when a device
+//! has failed.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -30,16 +30,16 @@ use crate::error::Error;
 /// The MTU of Ethernet, in bytes.
 const MTU: u16 = 1500;
 
-/// Where a NIC's device comes from.
+/// The source of a NIC's device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NicSource {
-    /// It is made for the machine, like this; name and owner are the machine's to give.
+    /// The device is created for the VM with these settings; the VM adds name and owner.
     From(Box<NicRequest>),
-    /// It is there.
+    /// The device exists already.
     There(ExistingDevice),
 }
 
-/// A vDPA device that is there already.
+/// A vDPA device that exists already.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ExistingDevice {
     /// Its character device.
@@ -48,7 +48,7 @@ pub(crate) enum ExistingDevice {
     Name(String),
 }
 
-/// A NIC of a virtual machine, checked.
+/// A validated NIC of a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "NicSettings", into = "NicSettings")]
 pub(crate) struct NicSpec {
@@ -67,13 +67,13 @@ impl NicSpec {
         &self.source
     }
 
-    /// The address that was asked for; none: the device's own.
+    /// The requested address; none: the device's own.
     pub(crate) fn mac(&self) -> Option<MacAddress> {
         self.raw.mac
     }
 
-    /// The same NIC on a device that is there already. What is for devices that are made is gone, and so is what stands by for
-    /// it if that is this device, or made.
+    /// The same NIC on an existing device. Settings for created devices are dropped. The backup is
+    /// dropped, too, if it is that device or was to be created.
     pub(crate) fn moved_to(&self, device: ExistingDevice) -> Self {
         let other = NicSource::There(device.clone());
         let keeps =
@@ -102,7 +102,8 @@ impl NicSpec {
         }
     }
 
-    /// As the machine takes it, on this device; the character device `failover` stands by.
+    /// The NIC's configuration for the VM on this device, with the character device `failover` as
+    /// its backup.
     pub(crate) fn vdpa(&self, source: VdpaSource, failover: Option<PathBuf>) -> VdpaConfig {
         VdpaConfig {
             source,
@@ -115,11 +116,11 @@ impl NicSpec {
         }
     }
 
-    /// The NIC that another node is to make for the same guest: on what is called `from` there, if that is given, else on what is
-    /// called as here. What its device here has without having been asked for is asked for there.
+    /// The NIC that another node is to create for the same guest: on `from` there, if given,
+    /// otherwise on the source named as here. Settings that the device here has without a request
+    /// are requested there.
     ///
-    /// # Errors
-    /// `from` cannot be meant.
+    /// # Errors `from` is not possible for this NIC.
     pub(crate) fn elsewhere(
         &self,
         from: Option<&str>,
@@ -130,7 +131,7 @@ impl NicSpec {
             raw.from = Some(from.to_owned());
             raw.path = None;
             raw.device = None;
-            // These are about the NIC of this host.
+            // These concern the NIC of this host.
             raw.kind = NicKind::default();
             raw.virtual_functions = None;
             raw.failover = raw.failover.map(|_| NicStandBy::made_of(from));
@@ -141,7 +142,7 @@ impl NicSpec {
         Self::try_from(raw).map_err(not_a_nic)
     }
 
-    /// The device to be made for `vm`; none if it is there already.
+    /// The device to create for `vm`; none if it exists already.
     pub(crate) fn request(&self, vm: &VmName) -> Option<NicRequest> {
         match &self.source {
             NicSource::From(request) => Some(NicRequest {
@@ -153,7 +154,7 @@ impl NicSpec {
         }
     }
 
-    /// The device that it is on; one that is made has its name.
+    /// The NIC's device; one that is created has a derived name.
     pub(crate) fn device(&self, vm: &VmName) -> ExistingDevice {
         match &self.source {
             NicSource::From(_) => ExistingDevice::Name(vm.device(&self.id)),
@@ -161,12 +162,12 @@ impl NicSpec {
         }
     }
 
-    /// Where the device comes from that stands by for it, if one does.
+    /// The source of its backup device, if it has one.
     pub(crate) fn stand_by(&self) -> Option<&NicSource> {
         self.stand_by.as_ref()
     }
 
-    /// Whether its own device, or the one that stands by for it, is made for it.
+    /// Whether its own device, or its backup, is created for it.
     pub(crate) fn is_made(&self, stand_by: bool) -> bool {
         let source = if stand_by {
             self.stand_by.as_ref()
@@ -176,7 +177,7 @@ impl NicSpec {
         matches!(source, Some(NicSource::From(_)))
     }
 
-    /// The same NIC once it is on the device that stands by for it; none if none does.
+    /// The same NIC on its backup device; none if it has no backup.
     pub(crate) fn on_stand_by(&self, vm: &VmName) -> Option<Self> {
         let device = match self.stand_by.as_ref()? {
             NicSource::From(_) => ExistingDevice::Name(vm.stand_by(&self.id)),
@@ -188,9 +189,9 @@ impl NicSpec {
         Some(nic)
     }
 
-    /// The device to be made for `vm` to stand by; none if it is there already, or none does. `own`
-    /// is what the NIC's own device says of itself: what that has without having been asked for is
-    /// asked for here.
+    /// The backup device to create for `vm`; none if it exists already, or the NIC has no backup.
+    /// `own` is the configuration that the NIC's own device reports. Settings that it has without a
+    /// request are requested for the backup.
     pub(crate) fn stand_by_request(
         &self,
         vm: &VmName,
@@ -211,7 +212,7 @@ impl NicSpec {
         })
     }
 
-    /// The paths that it names, and what they are.
+    /// The paths in its settings, with their kinds.
     pub(crate) fn paths(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let own = (Some(&self.source), "a NIC's path");
         let stand_by = (self.stand_by.as_ref(), "a NIC's failover.path");
@@ -222,7 +223,7 @@ impl NicSpec {
         })
     }
 
-    /// The names of the devices that are made for it.
+    /// The names of the devices that are created for it.
     pub(crate) fn made_names(&self, vm: &VmName) -> impl Iterator<Item = String> {
         let own = self.is_made(false).then(|| vm.device(&self.id));
         let stand_by = self.is_made(true).then(|| vm.stand_by(&self.id));
@@ -236,7 +237,7 @@ impl From<NicSpec> for NicSettings {
     }
 }
 
-// The names of fields are all that a client needs to see of it.
+// A client needs only the names of the fields.
 impl PartialSchema for NicSpec {
     fn schema() -> RefOr<Schema> {
         NicSettings::schema()
@@ -253,7 +254,7 @@ impl ToSchema for NicSpec {
     }
 }
 
-/// A setting of devices that are made, for one that is there already.
+/// Rejects a setting of created devices for an existing device.
 fn only_from(id: &NicId, what: &str) -> Error {
     Error::invalid(format!(
         "{id} has {what}, which is for devices that are made (`from`): leave it out"
@@ -264,7 +265,7 @@ impl TryFrom<NicSettings> for NicSpec {
     type Error = Error;
 
     fn try_from(raw: NicSettings) -> Result<Self, Error> {
-        // As serde says it of a field that is not optional.
+        // In the words of serde for a missing field that is not optional.
         let no_id = || Error::invalid("missing field `id`");
         let id = raw.id.clone().ok_or_else(no_id)?;
         let own = (&raw.from, &raw.path, &raw.device);
@@ -296,7 +297,8 @@ impl TryFrom<NicSettings> for NicSpec {
     }
 }
 
-/// Where a device comes from, of which one of from, path and device is said, and `what` has it.
+/// The source of a device; exactly one of from, path and device must be set. `what` names the
+/// device in errors.
 fn source(
     said: (&Option<String>, &Option<PathBuf>, &Option<String>),
     what: impl fmt::Display,
@@ -317,7 +319,8 @@ fn source(
     Ok(NicSource::There(there))
 }
 
-/// Where the device comes from that stands by, for the NIC `id` that is `raw` and comes from `own`.
+/// The source of the backup device of the NIC `id`, which has the settings `raw` and the source
+/// `own`.
 fn stand_by_source(
     stand_by: &NicStandBy,
     id: &NicId,
@@ -336,7 +339,7 @@ fn stand_by_source(
     }
 }
 
-/// What is to be made, without name and owner.
+/// The device to create, without name and owner.
 fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, Error> {
     let wrong = |why: MgmtError| Error::invalid(format!("{id}: {why}"));
     let rates = match (raw.min_tx_rate, raw.max_tx_rate) {
@@ -353,7 +356,7 @@ fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, Erro
     let connectivity = (raw.bridge.is_some() || vlan.is_some()).then(|| Connectivity {
         bridge: raw.bridge.clone(),
         vlan,
-        // The representor has to let through what the function sends.
+        // The representor must pass all that the function sends.
         mtu: raw.mtu.filter(|_| raw.bridge.is_some()).map(u32::from),
     });
     let request = NicRequest {
@@ -370,14 +373,14 @@ fn request(id: &NicId, raw: &NicSettings, from: &str) -> Result<NicRequest, Erro
         virtual_functions: raw.virtual_functions,
         ..NicRequest::new("nic", from)
     };
-    // Values that no device can have, whatever it is made on.
+    // Rejects values that no device can have, whatever its source.
     if let Ok(any) = "any".parse() {
         request.device(any).map_err(wrong)?;
     }
     Ok(request)
 }
 
-/// Has a NIC ask for what its device has without having been asked for.
+/// Requests for a NIC the settings that its device has without a request.
 fn has_as(nic: &mut NicSettings, device: Option<&NetConfig>) {
     let Some(device) = device else {
         return;
@@ -386,7 +389,7 @@ fn has_as(nic: &mut NicSettings, device: Option<&NetConfig>) {
     nic.mac = nic
         .mac
         .or_else(|| mac.and_then(|mac| address(&mac).parse().ok()));
-    // What every device has need not be asked for: not all take the request.
+    // Defaults of every device need no request, because not all sources accept it.
     nic.mtu = nic.mtu.or(device.mtu.filter(|mtu| *mtu != MTU));
     nic.queue_pairs = nic
         .queue_pairs

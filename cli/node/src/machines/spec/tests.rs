@@ -79,7 +79,7 @@ fn disks_keep_their_names_when_others_come_and_go() {
     let more = less.with_disk("path=/a,id=disk0".parse().unwrap());
     more.check(&vm("web")).unwrap();
     assert_eq!(more.disk(&id("disk0")), all.disk(&id("disk0")));
-    // A client that names none means the same machine.
+    // A client that omits the names means the same VM.
     let named = json!({ "kernel": "/k",
         "disks": [{ "path": "/a", "id": "disk0" }, { "path": "/b", "id": "disk1" }] });
     assert_eq!(spec(named).unwrap(), all);
@@ -252,7 +252,7 @@ fn what_stands_by_is_made_like_the_nics_own() {
             ..made
         }
     );
-    // What was asked for counts.
+    // Requested settings have precedence.
     let own = NetConfig {
         mtu: Some(1500),
         ..own
@@ -271,7 +271,7 @@ fn what_stands_by_is_made_like_the_nics_own() {
         json!({ "id": "a", "device": "web.a~", "rescue": true })
     );
     assert!(there.on_stand_by(&vm).is_none());
-    // It goes with what was made, one that was there stays, and none stands by for itself.
+    // A created backup is dropped, an existing one stays, and no device is its own backup.
     let to = |path: &str| ExistingDevice::Path(path.into());
     assert!(nic.moved_to(to("/dev/x")).stand_by().is_none());
     let nic = one(json!({ "id": "a", "from": "b", "failover": { "path": "/dev/x" } }));
@@ -281,7 +281,7 @@ fn what_stands_by_is_made_like_the_nics_own() {
     assert_eq!(moved.stand_by(), Some(&NicSource::There(to("/dev/x"))));
     let again: NicSpec = serde_json::from_value(serde_json::to_value(&moved).unwrap()).unwrap();
     assert_eq!(again, moved);
-    // Its name has to fit, too.
+    // The name of its backup must fit, too.
     let long = one(json!({ "id": "n".repeat(59), "from": "b" }));
     let spec = |nic| VmSpec {
         nics: vec![nic],
