@@ -1,20 +1,21 @@
-//! The steps of a virtual machine's life, in order, and the way back.
+//! The steps of a VM's life, in order, and their rollback.
 //!
 //! ```text
-//!   create   directories ─> a device for each NIC, and one that stands by ─> [start]
-//!   replace  checked ─> undone as for delete ─> as create ─> fails: undone, the former one is back
+//!   create   directories ─> a device for each NIC, and its backup ─> [start]
+//!   replace  checked ─> undone as for delete ─> as create ─> fails: undone, the former VM is restored
 //!   start    devices that are gone (the host was rebooted) ─> process ─> configured, NICs, booted
-//!   ask      marked in the record ─> asked to power off
+//!   ask      marked in the record ─> requested to power off
 //!   stop     process
 //!   delete   what was begun, from the end
-//!   send     marked in the record ─> asked to leave for another process
+//!   send     marked in the record ─> requested to leave for another process
 //!   receive  as create, but that its process waits for the machine
 //! ```
-//! Each step is in the record, and the record kept, before it is done ([`Journal`]). What fails undoes what was done
-//! before it. Undoing what was not done, or is undone already, changes nothing; so after a crash anywhere the same can
-//! simply be done again.
+//! Each step is in the stored record before it runs ([`Journal`]). A failure rolls back the steps
+//! before it. To undo a step that was not done, or is undone already, changes nothing. So after a
+//! crash at any point the same can be repeated.
 //!
-//! Owns the order. How a step is done belongs to [`Host`]; tests have one in memory that fails wherever they like.
+//! Owns the order. [`Host`] owns how a step is done; tests have an in-memory host that fails at any
+//! call.
 
 mod arriving;
 mod disks;
@@ -39,105 +40,109 @@ use super::spec::{Desired, DeviceId, NicId, NicSpec, Restart, VmName, VmSpec};
 use crate::error::Error;
 use crate::peers::Peer;
 
-/// What a process that was started to run a machine turned out to be.
+/// The state of a process that was started to run a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// It is not there.
+    /// It does not exist.
     Gone,
-    /// It is there and runs no machine yet.
+    /// It exists and runs no VM yet.
     NotBooted,
-    /// It runs the machine.
+    /// It runs the VM.
     Runs,
-    /// It is there and does not say what it does, or is of a later level: it is left alone.
+    /// It exists but does not report its state, or has a later API level: the daemon does not touch
+    /// it.
     Unknown,
 }
 
-/// A request to a machine to leave for another process.
+/// A request to a VM to leave for another process.
 #[derive(Debug, Clone)]
 pub(crate) struct SendRequest {
-    /// Where to, as far as it says that.
+    /// The destination, as far as the request names it.
     pub(crate) destination: String,
-    /// As the machine gets it.
+    /// The body for the VM.
     pub(crate) body: Bytes,
-    /// Its name.
+    /// The ID of the request.
     pub(crate) request_id: String,
-    /// The node that waits for it, if it is one.
+    /// The destination node, if a node waits for the VM.
     pub(crate) peer: Option<Peer>,
 }
 
-/// What a machine has answered.
+/// The answer of a VM.
 #[derive(Debug, Clone)]
 pub(crate) struct Passed {
     pub(crate) status: StatusCode,
-    /// JSON.
+    /// A JSON document.
     pub(crate) body: Bytes,
 }
 
-/// What steps are done with. All of it can be done twice.
+/// The host that the steps act on. All methods can be repeated.
 pub(crate) trait Host: Send + Sync {
-    /// Keeps the record; it is in a safe place when this returns.
+    /// Stores the record; it is durable when this returns.
     fn keep(&self, vm: &VmName, record: &Record) -> Result<(), Error>;
-    /// There is no such machine any more.
+    /// Removes the record of a VM.
     fn forget(&self, vm: &VmName) -> Result<(), Error>;
-    /// Something is about to be done or undone, or was.
+    /// Observes a step: called before and after it is done or undone.
     fn at(&self, _vm: &VmName, _place: &dyn fmt::Display) {}
-    /// Which boot of the host this is.
+    /// The boot ID of the host.
     fn boot(&self) -> String;
-    /// Whether a machine can be created like this, as far as that shows before anything is touched.
+    /// Checks whether a VM can be created with this spec, as far as possible without a change.
     fn check(&self, vm: &VmName, spec: &VmSpec) -> Result<(), Error>;
-    /// Makes the machine's directories.
+    /// Creates the VM's directories.
     fn make_directories(&self, vm: &VmName) -> Result<(), Error>;
-    /// Removes them and what the machine left there.
+    /// Removes the directories with all files of the VM.
     fn remove_directories(&self, vm: &VmName) -> Result<(), Error>;
-    /// Makes the device of a NIC, unless it is there.
+    /// Creates the device of a NIC, unless it exists.
     fn make_nic(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
-    /// Makes the device that is to stand by for that of a NIC, which is there, unless it is there.
+    /// Creates a NIC's backup device, unless it exists. The NIC's own device exists already.
     fn make_stand_by(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
-    /// Takes a device back.
+    /// Deletes a device.
     fn remove_nic(&self, vm: &VmName, device: &str) -> Result<(), Error>;
-    /// Starts a process for the machine.
+    /// Starts a process for the VM.
     fn start_process(&self, vm: &VmName) -> Result<Identity, Error>;
-    /// Ends the machine's process: this one, and whichever is marked as the machine's.
+    /// Ends the VM's process: this one, and any other with the VM's mark.
     fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), Error>;
-    /// Has the process run the machine, with its NICs where the record has them.
+    /// Boots the VM in the process, with its NICs on the devices in the record.
     fn boot_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error>;
-    /// Gives the running machine a NIC, unless it has it.
+    /// Plugs a NIC into the running VM, unless it has the NIC.
     fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
-    /// Moves the running machine's NIC of this name to this device, unless it has that, and has this one's stand by for it. The
-    /// device that it leaves is free then.
+    /// Moves the running VM's NIC of this name to this device, unless it is there, and sets the
+    /// backup of this NIC. The former device is free afterwards.
     fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
-    /// Whether the running machine says that its NIC of this name is on this device.
+    /// Whether the running VM reports that its NIC of this name is on this device.
     fn is_on(&self, vm: &VmName, nic: &NicSpec) -> bool;
-    /// Asks the running machine to give a NIC up, unless it has none. Returns whether it has none any more.
+    /// Requests the running VM to release a NIC, if it has it. Returns whether the NIC is gone.
     fn unplug(&self, vm: &VmName, nic: &NicId) -> Result<bool, Error>;
-    /// Gives the running machine a disk, unless it has it.
+    /// Plugs a disk into the running VM, unless it has the disk.
     fn plug_disk(&self, vm: &VmName, id: &DeviceId, disk: &DiskConfig) -> Result<(), Error>;
-    /// Asks the running machine to give a disk up. Returns whether it has none of this name now.
+    /// Requests the running VM to release a disk. Returns whether it has no disk of this name now.
     fn unplug_disk(&self, vm: &VmName, id: &DeviceId) -> Result<bool, Error>;
-    /// Sees to it that the network knows where the guest is on these NICs, as far as the guest does not do it. It is no
-    /// failure if nobody can.
+    /// Announces the guest's place on these NICs to the network, unless the guest does so itself. A
+    /// failed announcement is not an error.
     fn announce(&self, vm: &VmName, nics: &[NicSpec]);
     /// Presses the running machine's power button.
     fn press_button(&self, vm: &VmName) -> Result<(), Error>;
-    /// Asks the running machine to leave for another process; what it answers.
+    /// Requests the running VM to leave for another process; returns its answer.
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, Error>;
-    /// What the machine says of its last migration, if it is this process that answers.
+    /// The VM's report about its last migration, if this process answers.
     fn migration(&self, vm: &VmName, identity: Identity) -> Account;
-    /// Has the process wait for the machine, where the record says, with its NICs' devices.
+    /// Makes the process wait for the VM at the address in the record, with the devices of the VM's
+    /// NICs.
     fn await_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error>;
-    /// What the process says that waits for a machine, if it is this one that answers.
+    /// The report of the process that waits for the VM, if this process answers.
     fn coming(&self, vm: &VmName, identity: Identity) -> Coming;
-    /// Has the process wait no more. Whether it is gone; if not, the machine has come, or may have.
+    /// Makes the process stop waiting. Returns whether it is gone; if not, the VM has arrived, or
+    /// may have.
     fn call_off(&self, vm: &VmName, identity: Identity) -> Result<bool, Error>;
-    /// Tells another node that this machine does not come. If it cannot be told, it notices.
+    /// Notifies another node that this VM does not arrive. If the node is unreachable, it finds out
+    /// by itself.
     fn withdraw(&self, vm: &VmName, peer: &Peer);
-    /// Whether another node is known to have this machine.
+    /// Whether another node is known to have this VM.
     fn is_at(&self, vm: &VmName, peer: &Peer) -> bool;
-    /// Looks what a process does.
+    /// The state of a process.
     fn look(&self, vm: &VmName, identity: Option<Identity>) -> Found;
 }
 
-/// The life of one machine.
+/// The life of one VM.
 pub(crate) struct Life<'a> {
     pub(crate) host: &'a dyn Host,
     pub(crate) vm: &'a VmName,
@@ -151,7 +156,7 @@ impl fmt::Debug for Life<'_> {
     }
 }
 
-/// The steps of one machine that are in its record.
+/// The steps in the record of one VM.
 struct Steps<'a> {
     life: &'a Life<'a>,
     record: &'a mut Record,
@@ -196,16 +201,16 @@ impl Journal for Steps<'_> {
     }
 
     fn keeps_those_before(step: &Step) -> bool {
-        // What it was made on is still in use.
+        // The objects of the steps before it are still in use.
         matches!(step, Step::Process { .. })
     }
 }
 
 impl Life<'_> {
-    /// Makes a machine, and starts it, or a process that waits for it, if it is to run.
+    /// Creates a VM. Starts it if it should run, or starts a process that waits for it.
     ///
-    /// # Errors
-    /// What failed. All is undone then, but for what the error names; that is in the record.
+    /// # Errors A step failed. All is rolled back, except parts that the error names; those are in
+    /// the record.
     pub(crate) fn create(&self, mut record: Record) -> Result<Record, Error> {
         match self.build(&mut record) {
             Ok(()) => Ok(record),
@@ -237,7 +242,7 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Undoes what was made for the machine that had its place before.
+    /// Undoes the steps of the former VM.
     fn clear(&self, record: &mut Record) -> Result<(), Error> {
         let count = record.steps().len();
         if count > 0 {
@@ -248,10 +253,9 @@ impl Life<'_> {
             .try_for_each(|place| self.steps(record).undo_at(place))
     }
 
-    /// Starts a machine that is there and does not run.
+    /// Starts a VM that exists and does not run.
     ///
-    /// # Errors
-    /// What failed; then it does not run.
+    /// # Errors A step failed; the VM does not run.
     pub(crate) fn start(&self, record: &mut Record) -> Result<(), Error> {
         self.start_steps(record).map_err(|source| {
             let not_undone = self.stop_steps(record).err();
@@ -280,11 +284,10 @@ impl Life<'_> {
         }
     }
 
-    /// Remembers that a machine is not to run, before it is stopped. When somebody starts it again it begins with its NICs' own
-    /// devices.
+    /// Records that a VM should not run, before it is stopped. Its next start begins with the NICs'
+    /// own devices.
     ///
-    /// # Errors
-    /// The record cannot be kept.
+    /// # Errors The record cannot be stored.
     pub(crate) fn wants_stopped(
         &self,
         record: &mut Record,
@@ -295,11 +298,10 @@ impl Life<'_> {
         self.keep(record).map_err(Error::context(NOT_STOPPED))
     }
 
-    /// Remembers that a machine is not to run, and asks its guest to power off. From then on no
-    /// restart policy starts it, whenever the guest does so.
+    /// Records that a VM should not run, and requests its guest to power off. From then on no
+    /// restart policy starts it, even if the guest powers off late.
     ///
-    /// # Errors
-    /// The guest was not asked. Then the record is as before.
+    /// # Errors The guest did not receive the request. The record is as before.
     pub(crate) fn ask_to_power_off(
         &self,
         record: &mut Record,
@@ -317,15 +319,14 @@ impl Life<'_> {
         })
     }
 
-    /// Changes the spec of a machine. Its process, if there is one, keeps the machine that it runs.
+    /// Changes the spec of a VM. Its process, if any, keeps the VM that it runs.
     ///
-    /// # Errors
-    /// The record cannot be kept; it is as before then.
+    /// # Errors The record cannot be stored; it is as before.
     pub(crate) fn change_spec(&self, record: &mut Record, spec: VmSpec) -> Result<(), Error> {
         let mut next = record.clone();
         next.change_spec(spec);
         if let Err(error) = self.keep(&next) {
-            // It may have been kept.
+            // The failed store may have written it.
             self.note(record);
             return Err(error);
         }
@@ -333,10 +334,9 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Ends the machine's process, if there is one.
+    /// Ends the VM's process, if any.
     ///
-    /// # Errors
-    /// It does not end.
+    /// # Errors The process does not end.
     pub(crate) fn stop(&self, record: &mut Record) -> Result<(), Error> {
         self.stop_steps(record).map_err(Error::context(NOT_STOPPED))
     }
@@ -349,14 +349,13 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Takes a machine away with all that was made for it. Then the record is that of the machine that had its place before,
-    /// if it is one that was still to come and there was one.
+    /// Deletes a VM with all that was created for it. If it was incoming and there was a former VM,
+    /// the record is that of the former VM afterwards.
     ///
-    /// # Errors
-    /// What could not be undone; it is still in the record, and can be tried again.
+    /// # Errors A step cannot be undone; it stays in the record, and the client may retry.
     pub(crate) fn delete(&self, record: &mut Record) -> Result<(), Error> {
         record.phase = Phase::Deleting;
-        // A daemon that is started later must know: what is there is to go.
+        // A later daemon must know that the rest is to be deleted.
         self.keep(record)
             .map_err(Error::context("the machine cannot be deleted"))?;
         let not_undone = self.undo(record);
@@ -369,8 +368,8 @@ impl Life<'_> {
         }
     }
 
-    /// Undoes all steps, the last one first. Then the record is that of the machine that had its place before, if there was
-    /// one, and nobody's else.
+    /// Undoes all steps, the last one first. If there was a former VM, the record is that of the
+    /// former VM afterwards.
     fn undo(&self, record: &mut Record) -> Vec<String> {
         record.phase = Phase::Deleting;
         let left = self.steps(record).roll_back();
@@ -388,11 +387,10 @@ impl Life<'_> {
             .collect()
     }
 
-    /// Brings what there is in line with the record, when a daemon starts. Returns whether the machine is to be
-    /// watched, and whether it is to be started.
+    /// Brings the host in line with the record when a daemon starts. Returns whether the VM must be
+    /// watched, and whether it must be started.
     ///
-    /// # Errors
-    /// What could not be undone; it stays in the record.
+    /// # Errors A step cannot be undone; it stays in the record.
     pub(crate) fn settle(&self, record: &mut Record) -> Result<Settled, Error> {
         if record.phase != Phase::Present {
             let replaces = record.arrival.is_none();
@@ -414,7 +412,8 @@ impl Life<'_> {
         }
         let Some((identity, boot)) = record.process() else {
             if let (Some(arrival), None) = (&record.arrival, &record.departure) {
-                // A daemon ended between its process's end and what that comes to.
+                // The former daemon ended after the process's exit, and before it recorded the
+                // result.
                 record.departure = Some(Departure::unheard_of(&arrival.listen));
                 self.note(record);
             }
@@ -422,7 +421,7 @@ impl Life<'_> {
         };
         if boot != self.host.boot() {
             record.forget_process();
-            // Their own devices are made again.
+            // Their own devices are created again.
             record.leave_stand_by();
             let end = End::new(EndReason::HostRebooted, "the host was rebooted");
             self.waited(record, &end);
@@ -432,7 +431,7 @@ impl Life<'_> {
         }
         let found = self.host.look(self.vm, identity);
         if record.arrival.is_some() && found != Found::Gone {
-            // Whatever it says: the guest may come, or may have come, while it does.
+            // The answer is not final: the guest may arrive, or may have arrived, meanwhile.
             self.look_for_arrival(record);
             return Ok(match record.arrival {
                 Some(_) => Settled::Awaited,
@@ -445,7 +444,7 @@ impl Life<'_> {
         let may_run = record.is_on() || record.asked_to_power_off;
         match (found, may_run) {
             (Found::Runs | Found::Unknown, true) if identity.is_some() => Ok(Settled::Running),
-            // It was being started or stopped.
+            // A start or stop was in progress.
             (Found::Runs | Found::Unknown | Found::NotBooted, _) => {
                 self.stop(record)?;
                 Ok(Settled::stopped(record))
@@ -464,11 +463,10 @@ impl Life<'_> {
         }
     }
 
-    /// As [`Self::ended`], also for machines of which nothing is to be left here then: one that has not come, and one that another
-    /// node has now. Returns nothing for those.
+    /// As [`Self::ended`], also for VMs that leave nothing here: one that has not arrived, and one
+    /// that another node has now. Returns nothing for those.
     ///
-    /// # Errors
-    /// What of those could not be undone; it stays in the record.
+    /// # Errors A step of such a VM cannot be undone; it stays in the record.
     pub(crate) fn ends(&self, record: &mut Record, end: End) -> Result<Option<End>, Error> {
         if record.arrival.is_some() && self.waited(record, &end) == AtEnd::TakeBack {
             self.delete(record)?;
@@ -479,16 +477,17 @@ impl Life<'_> {
         self.left_for(record, peer, end)
     }
 
-    /// The machine's process has ended: why, and by the restart policy whether it is to run again. Returns what its end
-    /// comes to.
+    /// Records the end of the VM's process and its reason, and whether the restart policy starts
+    /// the VM again. Returns the resulting end.
     pub(crate) fn ended(&self, record: &mut Record, end: End) -> End {
         if record.asked_to_power_off {
-            // As one that was stopped.
+            // As for a stopped VM.
             record.leave_stand_by();
         }
         record.forget_process();
         let end = record.account_of(end);
-        // One that was turned off for the host's shutdown is to run after it, however it ended.
+        // A VM that was turned off for the host's shutdown must run after it, whatever the reason
+        // of its end.
         let stays = record.off_in_boot.is_none() || end.reason == EndReason::Moved;
         if stays && !again(record.spec.restart, end.reason) {
             record.spec.state = Desired::Stopped;
@@ -498,11 +497,10 @@ impl Life<'_> {
         end
     }
 
-    /// The machine's process was ended because it is not to run any more. Returns what its end comes to; nothing if another
-    /// node has the machine now.
+    /// Records that the VM's process was ended because the VM should not run. Returns the resulting
+    /// end; nothing if another node has the VM now.
     ///
-    /// # Errors
-    /// As [`Self::ends`].
+    /// # Errors As [`Self::ends`].
     pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<End>, Error> {
         let end = End::new(EndReason::Stopped, "it was told to stop");
         let peer = record.peer();
@@ -516,7 +514,7 @@ impl Life<'_> {
         Steps { life: self, record }
     }
 
-    /// Does something that leaves nothing to undo.
+    /// Runs an action that leaves nothing to undo.
     fn act<T>(
         &self,
         what: impl fmt::Display,
@@ -532,13 +530,13 @@ impl Life<'_> {
         self.host.at(self.vm, &format_args!("{moment} {what}"));
     }
 
-    /// Keeps the record before something is done.
+    /// Stores the record before a step.
     pub(crate) fn keep(&self, record: &Record) -> Result<(), Error> {
         let kept = self.host.keep(self.vm, record);
         kept.map_err(Error::wrap("the record of what is done cannot be kept"))
     }
 
-    /// Keeps the record after something was done or undone, as far as that is possible.
+    /// Stores the record after a step, and ignores a failure.
     pub(crate) fn note(&self, record: &mut Record) {
         self.steps(record).note();
     }
@@ -546,7 +544,7 @@ impl Life<'_> {
 
 const NOT_STOPPED: &str = "the machine cannot be stopped";
 
-/// A part of a machine that could not be undone, and why.
+/// A part of a VM that could not be undone, and the cause.
 fn not_undone_part(part: &str, error: &Error) -> String {
     format!("{part} ({})", in_one_line(error))
 }
@@ -559,10 +557,10 @@ fn rest(not_undone: &[String]) -> String {
     }
 }
 
-/// Whether a machine that ended so is to be started again. One that was stopped, but not through the node, has
-/// failed as far as the node knows: the host may be shutting down, and should bring it back.
+/// Whether a VM with this end must restart. A stop without a request to the node counts as a
+/// failure: the host may be shutting down, and must restore the VM afterwards.
 fn again(restart: Restart, because: EndReason) -> bool {
-    // The guest would be there twice.
+    // Otherwise the guest would run twice.
     if because == EndReason::Moved {
         return false;
     }
@@ -573,14 +571,14 @@ fn again(restart: Restart, because: EndReason) -> bool {
     }
 }
 
-/// What is to be done with a machine after a daemon's start.
+/// The action for a VM after a daemon's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settled {
-    /// There is none any more.
+    /// The VM does not exist any more.
     None,
-    /// It runs: it is to be watched.
+    /// It runs, and must be watched.
     Running,
-    /// Its process waits for it to come: that is to be watched.
+    /// Its process waits for its arrival, and must be watched.
     Awaited,
     /// It does not run and should.
     ToStart,

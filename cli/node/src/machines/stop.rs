@@ -1,14 +1,14 @@
-//! Stops a machine: asks its guest to power off and waits for that, or ends its process.
+//! Stops a VM: requests its guest to power off and waits for that, or ends its process.
 //!
 //! ```text
 //!   recorded ──> power button ──> waiting ──> powered off
-//!                                    ├─ grace period over ──> the request fails, or the machine ends
+//!                                    ├─ grace period over ──> the request fails, or the VM ends
 //!                                    └─ another request ends it, or starts it again
 //! ```
-//! The record comes first, so no restart policy starts a guest that powers off: neither after the
-//! client has gone, nor after the daemon has ended, nor after the grace period.
+//! The record changes first, so no restart policy starts a guest that powers off: neither after the
+//! client disconnects, nor after the daemon ends, nor after the grace period.
 //!
-//! Owns the wait, which holds neither the machine's lock nor a thread. It must not know the form of
+//! Owns the wait, which holds neither the VM's lock nor a thread. It must not know the form of
 //! requests.
 
 use std::sync::Arc;
@@ -26,36 +26,34 @@ use super::spec::VmName;
 use super::{Change, Machines};
 use crate::error::Error;
 
-/// How a machine is to be stopped.
+/// The parameters of a stop.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stop {
-    /// How long its guest may take to power off; none: it is not asked.
+    /// How long the guest may take to power off; none: it receives no request.
     pub(crate) grace: Option<Duration>,
-    /// A guest that takes longer is ended.
+    /// Whether the VM ends if its guest takes longer.
     pub(crate) then_hard: bool,
-    /// It is to run again after the host's next boot, if it was to run before.
+    /// Whether it runs again after the host's next boot, if it should run before.
     pub(crate) until_reboot: bool,
 }
 
-/// A guest that was asked to power off.
+/// A pending power-off of a guest.
 #[derive(Debug)]
 pub(crate) struct Stopping(JoinHandle<Result<(), Error>>);
 
 impl Stopping {
-    /// Waits until it has, or was ended.
+    /// Waits until the guest has powered off, or was ended.
     ///
-    /// # Errors
-    /// It continues to run.
+    /// # Errors The VM continues to run.
     pub(crate) async fn end(self) -> Result<(), Error> {
         self.0.await.map_err(unfinished)?
     }
 }
 
 impl Machines {
-    /// Stops a machine. Returns at once: nothing if it is stopped then, else the wait for its guest.
+    /// Stops a VM. Returns at once: nothing if it is stopped, otherwise the wait for its guest.
     ///
-    /// # Errors
-    /// Its guest cannot be asked, or its process does not end.
+    /// # Errors The guest cannot receive the request, or the process does not end.
     pub(crate) async fn stop(
         self: &Arc<Self>,
         vm: &VmName,
@@ -76,8 +74,8 @@ impl Machines {
         Ok(Some(Stopping(rest)))
     }
 
-    /// Asks a machine's guest to power off, or ends it. Returns the process whose guest was asked,
-    /// and how long that may take.
+    /// Requests a VM's guest to power off, or ends the VM. Returns the process of the guest and its
+    /// grace period.
     fn stop_now(&self, slot: &Slot, stop: Stop) -> Result<Option<(Identity, Duration)>, Error> {
         let vm = slot.name();
         let mut record = self.changeable(slot)?;
@@ -101,7 +99,7 @@ impl Machines {
             }
         };
         let asked = match asked {
-            // It cannot be asked, so there is nothing to wait for.
+            // The guest did not receive the request, so there is nothing to wait for.
             Err(error) if stop.then_hard => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(%vm, error, "a guest is not asked to power off");
@@ -120,7 +118,7 @@ impl Machines {
         Ok(Some((identity, grace)))
     }
 
-    /// Waits until the guest of this process has powered off; after the grace period does as `stop`
+    /// Waits until the guest of this process has powered off. After the grace period acts as `stop`
     /// says.
     async fn await_power_off(
         self: &Arc<Self>,
@@ -132,7 +130,7 @@ impl Machines {
         let vm = slot.name();
         let off = async {
             loop {
-                // Before the record is looked at, so that no change is missed.
+                // Before the check of the record, so that no change is missed.
                 let changed = slot.record_changed.notified();
                 let Some(record) = slot.record().filter(|record| is_of(record, asked)) else {
                     return Ok(());
@@ -144,7 +142,7 @@ impl Machines {
             }
         };
         if let Ok(off) = tokio::time::timeout(grace, off).await {
-            // What its end comes to is on record then.
+            // Then the record has the result of its end.
             drop(slot.steps.lock().await);
             return off;
         }
@@ -161,7 +159,7 @@ impl Machines {
         self.request(slot.clone(), end).await
     }
 
-    /// Ends a machine without asking its guest.
+    /// Ends a VM without a request to its guest.
     pub(super) fn end_now(
         &self,
         slot: &Slot,
@@ -170,9 +168,9 @@ impl Machines {
     ) -> Result<(), Error> {
         let vm = slot.name();
         let runs = record.process().is_some();
-        // Before: it is not to come back if this daemon ends now.
+        // First: the VM must not restart if this daemon ends now.
         self.life(slot).wants_stopped(&mut record, until_reboot)?;
-        // Its process cannot be asked afterwards.
+        // Its process cannot be queried afterwards.
         self.life(slot).look_for_guest(&mut record);
         self.life(slot).stop(&mut record)?;
         if !runs {
@@ -191,7 +189,7 @@ impl Machines {
         Ok(())
     }
 
-    /// Remembers that a machine that runs is to run, whatever its guest was asked.
+    /// Records that a running VM should run, despite a request to its guest to power off.
     pub(super) fn keep_on(&self, slot: &Slot, record: &mut Record) -> Result<(), Error> {
         record.turn_on();
         self.life(slot).keep(record)?;
@@ -202,7 +200,7 @@ impl Machines {
     }
 }
 
-/// Whether this is the process of a machine.
+/// Whether this is the process of a VM.
 fn is_of(record: &Record, which: Identity) -> bool {
     let process = record.process();
     process.is_some_and(|(identity, _)| identity == Some(which))

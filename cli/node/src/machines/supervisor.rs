@@ -1,4 +1,4 @@
-//! Watches one machine's process, says why it ended, and starts it again if its policy says so.
+//! Watches one VM's process, reports why it ended, and restarts it if its policy says so.
 //!
 //! ```text
 //!        ┌────────────── started again ────────────────┐
@@ -9,11 +9,11 @@
 //!                                         v                 deleted it ──> (over)
 //!                                       (over)
 //! ```
-//! A machine that was sent elsewhere is asked how that went until it says that its guest is here; one whose process is gone
-//! before is not started again by any policy ([`super::departure`]).
+//! The daemon queries a VM that was sent elsewhere for the result, until it reports that its guest
+//! is here. If the process is gone before that, no policy restarts the VM ([`super::departure`]).
 //!
-//! No lock is held while it waits. It must not know why somebody else stops a machine: the record tells that this is not
-//! its process any more.
+//! No lock is held during a wait. It must not know why another task stops a VM: the record shows
+//! that this is no longer its process.
 
 use std::convert::Infallible;
 use std::io;
@@ -39,20 +39,20 @@ use super::spec::{DeviceId, NicId, NicSpec, VmName};
 use super::{Change, Machines, speaks};
 use crate::error::Error;
 
-/// The first wait before a machine is started again.
+/// The first delay before a restart.
 const FIRST: Duration = Duration::from_secs(1);
-/// The longest.
+/// The longest delay.
 const LONGEST: Duration = Duration::from_secs(60);
-/// After running this long it is not taken for one that cannot run.
+/// A run of at least this long resets the delay.
 const CALM: Duration = Duration::from_secs(60);
-/// How long the last word of a process that has ended may take to arrive.
+/// How long the last report of an exited process may take to arrive.
 const LAST_WORD: Duration = Duration::from_millis(500);
-/// How long a process that did not answer is left in peace.
+/// How long the watch pauses after a process did not answer.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How often a machine that was sent elsewhere is asked how that went.
+/// The interval of queries to a VM that was sent elsewhere.
 const MIGRATION: Duration = Duration::from_secs(1);
-/// The same while its operation runs.
+/// The interval while its operation runs.
 const OPERATION: Duration = Duration::from_millis(200);
 
 /// Watches this process; without one, starts it first.
@@ -63,7 +63,7 @@ pub(super) fn begin(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Option
 }
 
 impl Machines {
-    /// Watches the process that was started for a machine, unless it is watched.
+    /// Watches the process that was started for a VM, unless it is watched already.
     pub(super) fn supervise(self: &Arc<Self>, slot: &Arc<Slot>) {
         let identity = {
             let mut view = slot.view();
@@ -82,11 +82,10 @@ impl Machines {
         begin(self, slot, Some(identity));
     }
 
-    /// A client reports where the guest of a machine is that was sent elsewhere. If it is here and
-    /// is to run, the machine starts.
+    /// Handles a client's report of where the guest of a VM is that was sent elsewhere. If the
+    /// guest is here and should run, the VM starts.
     ///
-    /// # Errors
-    /// Then it is as open as before.
+    /// # Errors The place stays unknown.
     pub(crate) async fn say_where(self: &Arc<Self>, vm: &VmName, here: bool) -> Result<(), Error> {
         let slot = self.find(vm)?;
         let work = move |machines: &Self, slot: &Slot| machines.say_where_now(slot, here);
@@ -98,7 +97,7 @@ impl Machines {
     }
 }
 
-/// What is next.
+/// The next action.
 enum Next {
     Over,
     Again,
@@ -106,7 +105,7 @@ enum Next {
 }
 
 async fn run(machines: &Arc<Machines>, slot: &Arc<Slot>, mut process: Option<Identity>) {
-    // Without a process it has not been tried yet.
+    // Without a process there was no attempt yet.
     let mut wait = match process {
         Some(_) => FIRST,
         None => Duration::ZERO,
@@ -124,7 +123,7 @@ async fn run(machines: &Arc<Machines>, slot: &Arc<Slot>, mut process: Option<Ide
                 })
                 .await;
             if !matches!(next, Ok(Next::Again)) {
-                // Nothing may be left of it.
+                // Nothing may be left of the VM.
                 machines.tidy(slot);
                 return;
             }
@@ -139,7 +138,7 @@ async fn run(machines: &Arc<Machines>, slot: &Arc<Slot>, mut process: Option<Ide
     }
 }
 
-/// A process has ended: it goes out of the record, unless somebody else has seen to that.
+/// Removes an exited process from the record, unless another task has done so.
 fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next {
     let Some(mut record) = slot.record() else {
         return Next::Over;
@@ -152,7 +151,7 @@ fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next
     }
     let awaited = record.arrival.is_some();
     let life = machines.life(slot);
-    // What it left: its socket.
+    // Its leftover: the socket.
     if let Err(error) = life.stop(&mut record) {
         let error = &error as &dyn std::error::Error;
         tracing::warn!(vm = %slot.name(), error, "what a machine's process left stays");
@@ -184,7 +183,7 @@ fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next
     }
 }
 
-/// Starts a machine again, unless somebody else has, or it is to stay away by now.
+/// Restarts a VM, unless another task has, or the VM should no longer run.
 fn revive(machines: &Machines, slot: &Slot) -> Next {
     let Some(mut record) = slot.record() else {
         return Next::Over;
@@ -214,7 +213,7 @@ fn revive(machines: &Machines, slot: &Slot) -> Next {
     }
 }
 
-/// A process whose end can be waited for with others.
+/// A process whose exit can be awaited with other events.
 struct Watched(Process);
 
 impl AsRawFd for Watched {
@@ -223,15 +222,15 @@ impl AsRawFd for Watched {
     }
 }
 
-/// Waits for the end of a process, and says why it ended.
+/// Waits for the end of a process, and returns the reason.
 async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> End {
     let killed = |detail: &str| End::new(EndReason::Killed, detail);
     let gone = || killed("its process ended without a word");
     let watched = match Process::open(identity) {
         Ok(Some(process)) => {
-            // SAFETY: tokio has no safe way left to wait for a descriptor that is no socket. `Watched`
-            // owns the pidfd, gives out that one always, and can be neither changed nor taken apart
-            // while `AsyncFd` has it: it is reached by `get_ref` only.
+            // SAFETY: tokio has no safe API left to wait for a descriptor that is not a socket.
+            // `Watched` owns the pidfd and always returns that one. It can be neither changed nor
+            // taken apart while `AsyncFd` holds it: only `get_ref` reaches it.
             let watched =
                 unsafe { AsyncFd::register_with_interest(Watched(process), Interest::READABLE) };
             watched.map_err(io::Error::from)
@@ -246,7 +245,7 @@ async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identit
     let mut account = pin!(follow(machines, slot, identity));
     let said = tokio::select! {
         said = account.as_mut() => {
-            // It says so just before it ends.
+            // The process reports its end just before its exit.
             let _ = watched.readable().await;
             Some(said)
         }
@@ -257,20 +256,21 @@ async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identit
     let awaited = slot.record().is_some_and(|record| record.arrival.is_some());
     match (said, status) {
         (Some(end), _) => end,
-        // 0 is also the code of one that was stopped while it waited for its guest.
+        // 0 is also the code of a process that was stopped while it waited for its guest.
         (None, Some(status)) if status.success() && awaited => gone(),
         (None, Some(status)) => from_status(status),
         (None, None) => gone(),
     }
 }
 
-/// Without a descriptor left nothing can be watched: as if it had ended, so that the next look tells.
+/// Without a free descriptor no process can be watched. This counts as its end, so the next check
+/// decides.
 fn unwatched(slot: &Slot, error: &io::Error) -> String {
     tracing::error!(vm = %slot.name(), %error, "a machine's process cannot be watched");
     format!("its process could not be watched: {error}")
 }
 
-/// Listens to what a machine says of itself, until it says why it is over.
+/// Follows the reports of a VM, until one has the reason of its end.
 async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> End {
     let vmm = machines.api_of(slot.name());
     let mut last = None;
@@ -308,7 +308,7 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
                     live.state = Some(status.state);
                     live.said = Some(status.clone());
                 });
-                // One that was waited for has come, or stands still here.
+                // An incoming VM has arrived, or is paused here.
                 slot.migration.notify_one();
                 if last.replace(status.state) != Some(status.state) {
                     machines.tell(slot.name(), Change::State(status.state));
@@ -328,13 +328,13 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
                 });
                 last = None;
                 tokio::time::sleep(PAUSE).await;
-                // Another program may go on with it by now: an upgrade.
+                // After an upgrade another program may run the VM.
                 if let Ok(who) = vmm.handshake().await
                     && who.pid == identity.pid
                 {
                     slot.is_of(identity, &who);
                 }
-                // Any generation but the present one.
+                // Any generation except the current one.
                 0
             }
         };
@@ -342,8 +342,8 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
     }
 }
 
-/// Asks a machine that was sent elsewhere how that went, until it says that its guest is here; and one that is to come whether it
-/// has.
+/// Queries a VM that was sent elsewhere, until it reports that its guest is here. Queries the
+/// process of an incoming VM whether the guest has arrived.
 async fn attend(machines: &Arc<Machines>, slot: &Arc<Slot>) -> Infallible {
     loop {
         let news = slot.migration.notified();
@@ -356,7 +356,7 @@ async fn attend(machines: &Arc<Machines>, slot: &Arc<Slot>) -> Infallible {
             news.await;
             continue;
         }
-        // News and time are followed by the same question.
+        // The same query follows both a notification and the interval.
         let period = match machines.operations.migration_of(slot.name()) {
             Some(_) => OPERATION,
             None => MIGRATION,
@@ -365,13 +365,13 @@ async fn attend(machines: &Arc<Machines>, slot: &Arc<Slot>) -> Infallible {
         if awaited {
             let _ = machines.locked(slot, Machines::look_for_arrival).await;
         } else {
-            // If this daemon ends the next one does it.
+            // If this daemon ends first, the next one does it.
             let _ = machines.locked(slot, Machines::look_for_guest).await;
         }
     }
 }
 
-/// Alarms that are new, and alarms of before that are no more.
+/// Alarms that were raised, and alarms that were cleared.
 fn alarm_changes(before: &[AlarmInfo], now: &VmStatus) -> Vec<Change> {
     let change = |alarm: &AlarmInfo, raised| Change::Alarm {
         alarm: alarm.clone(),
@@ -386,8 +386,7 @@ fn alarm_changes(before: &[AlarmInfo], now: &VmStatus) -> Vec<Change> {
         .collect()
 }
 
-/// Takes back devices of NICs that the guest has given up since it was asked to, and forgets such
-/// disks.
+/// Deletes devices of NICs that the guest has released on request, and forgets such disks.
 async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &VmStatus) {
     let Some(record) = slot.record() else {
         return;
@@ -399,7 +398,7 @@ async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &VmStatus) 
     if !nics && !disks {
         return;
     }
-    // If this daemon ends the next one does it.
+    // If this daemon ends first, the next one does it.
     let _ = machines
         .locked(slot, move |machines, slot| {
             let Some(mut record) = slot
@@ -423,7 +422,7 @@ async fn given_up(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &VmStatus) 
         .await;
 }
 
-/// Notes which NICs the machine has moved by itself to the device that stands by.
+/// Records which NICs the VM has moved by itself to their backup device.
 async fn failed_over(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[NicSummary]) {
     let Some(record) = slot.record() else {
         return;
@@ -443,12 +442,13 @@ async fn failed_over(machines: &Arc<Machines>, slot: &Arc<Slot>, there: &[NicSum
             })
         });
     if news {
-        // If this daemon ends the next one does it.
+        // If this daemon ends first, the next one does it.
         let _ = machines.locked(slot, Machines::look_for_failovers).await;
     }
 }
 
-/// Why a process of ours ended that did not say it. See `bellhop --help` for the codes.
+/// The reason of the end of a child process that did not report one. See `bellhop --help` for the
+/// codes.
 fn from_status(status: ExitStatus) -> End {
     match (status.code(), status.signal()) {
         (Some(0), _) => End::new(EndReason::PoweredOff, "its process ended"),

@@ -1,9 +1,9 @@
-//! A machine's own API, as the node uses it: HTTP on the Unix socket of its process.
+//! The client for a VM's own API: HTTP on the Unix socket of its process.
 //!
-//! One connection for each request. What comes from there is limited in size and time and checked: the process runs a
-//! guest, and may be one that a guest has taken over.
+//! Each request has its own connection. Answers are limited in size and time and are validated,
+//! because the process runs a guest and the guest may have compromised it.
 //!
-//! Owns the client's side of that API. It must not know why something is asked.
+//! Owns the client's side of that API. It must not know the purpose of a request.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -28,20 +28,20 @@ use super::spec::{DeviceId, NicId};
 use super::steps::{Passed, SendRequest};
 use crate::error::{Error, ErrorKind};
 
-/// The longest answer that is read, in bytes. The longest there is lists a machine's NICs.
+/// The longest accepted answer in bytes. The longest real one lists a VM's NICs.
 const ANSWER_MAX: usize = 1 << 20;
-/// How long an answer may take that waits for nothing.
+/// The timeout of requests that wait for nothing.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
-/// How long a start may take: memory is pinned for devices, some GiB in a second.
+/// The timeout of a start: memory is pinned for devices, at some GiB per second.
 pub(crate) const START: Duration = Duration::from_secs(300);
-/// How long a machine may take that reads certificates before it answers.
+/// The timeout of requests for which the VM reads certificates first.
 const ANSWER: Duration = Duration::from_secs(90);
-/// Where a machine's migration is.
+/// The path of a VM's migration.
 pub(crate) const MIGRATION: &str = "/v1/vm/migration";
 /// How long a watch waits, in seconds.
 const WATCH_SECONDS: u64 = 30;
 
-/// Words of the machine's API that pass as they are.
+/// Error codes of the VM's API that pass through unchanged.
 const CODES: [&str; 23] = [
     "unusable",
     "no_room",
@@ -67,7 +67,7 @@ const CODES: [&str; 23] = [
     "cannot_follow_writes",
     "crashed",
 ];
-/// The hint about a process that does not answer.
+/// The hint for a process that does not answer.
 const ENDED: &str = "GET the virtual machine: it may have ended";
 
 /// A machine's process does not answer.
@@ -75,27 +75,27 @@ pub(crate) fn no_answer(message: &str) -> Error {
     Error::answered(StatusCode::BAD_GATEWAY, "no_answer", message)
 }
 
-/// A machine's process does not answer within this time.
+/// A VM's process does not answer in time.
 pub(crate) fn not_in_time(limit: Duration) -> Error {
     let seconds = limit.as_secs();
     let message = format!("the machine's process did not answer in {seconds} s");
     Error::answered(StatusCode::GATEWAY_TIMEOUT, "no_answer", message).hint(ENDED)
 }
 
-/// A message to or from a machine's process has no JSON, or wrong JSON.
+/// A message to or from a VM's process is not JSON, or has the wrong form.
 pub(super) fn malformed(source: serde_json::Error) -> Error {
     let message = "the answer of the machine's process makes no sense";
     Error::new(BAD_ANSWER, message).because(source)
 }
 
-/// A request to a machine's process has no form.
+/// A request to a VM's process cannot be built.
 pub(crate) fn unformed(source: axum::http::Error) -> Error {
     Error::new(BAD_ANSWER, "the request cannot be formed").because(source)
 }
 
 const BAD_ANSWER: ErrorKind = ErrorKind::Answer(StatusCode::BAD_GATEWAY, "bad_answer");
 
-/// The refusal of a machine's process, in its own words.
+/// A refusal in the words of the VM's process.
 fn refused(status: StatusCode, body: ErrorBody) -> Error {
     let code = CODES.iter().find(|code| **code == body.code);
     let kind = ErrorKind::Refused(status, code.copied().unwrap_or("refused"));
@@ -106,7 +106,7 @@ fn refused(status: StatusCode, body: ErrorBody) -> Error {
     }
 }
 
-/// Causes that arrived as text, the outermost first: at most a few.
+/// Causes that arrived as text, the outermost first; their number is limited.
 fn causes(texts: &[String]) -> Option<Error> {
     const CAUSES_MAX: usize = 16;
     let texts = texts.get(..CAUSES_MAX).unwrap_or(texts);
@@ -143,14 +143,14 @@ pub(crate) struct Vmm {
 }
 
 impl Vmm {
-    /// On this socket, which need not be there yet.
+    /// A client for this socket, which need not exist yet.
     pub(crate) fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_owned(),
         }
     }
 
-    /// Sends a request as it is; the answer's body is still to be read.
+    /// Sends a request unchanged; the caller reads the answer's body.
     pub(crate) async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, Error> {
         let answer = self.client(ANSWER).open(request).await;
         answer.map_err(|error| match error {
@@ -161,7 +161,7 @@ impl Vmm {
         })
     }
 
-    /// Asks the machine to leave for another process; what it answers, whatever that is.
+    /// Requests the VM to leave for another process; returns its answer unchanged.
     pub(crate) async fn leave(&self, request: &SendRequest) -> Result<Passed, Error> {
         let request = Request::builder()
             .method(Method::POST)
@@ -177,7 +177,7 @@ impl Vmm {
         })
     }
 
-    /// What the machine says of its last migration. A machine that has moved may end once it was asked.
+    /// The VM's report about its last migration. A VM that has moved may exit after this query.
     pub(crate) async fn migration(&self) -> Result<MigrationStatus, Account> {
         let status = self.get(MIGRATION, SOON).await;
         status.map_err(|error: Error| {
@@ -203,14 +203,14 @@ impl Vmm {
         serde_json::from_slice(&body.await?).map_err(malformed)
     }
 
-    /// Begins an upgrade; the status has its result.
+    /// Begins an upgrade; the status contains its result.
     pub(crate) async fn upgrade(&self, wanted: &UpgradeRequest) -> Result<(), Error> {
         self.ask(Method::POST, "/v1/vm/upgrade", Some(wanted), ANSWER)
             .await
             .map(drop)
     }
 
-    /// What the machine's process says that waits for it to come.
+    /// The report of a process that waits for an incoming VM.
     pub(crate) async fn coming(&self) -> Coming {
         match self.get::<MigrationStatus>(MIGRATION, SOON).await {
             Ok(status) => Coming::from(&status),
@@ -222,7 +222,7 @@ impl Vmm {
         Client::new(&self.socket).time(limit).answer_max(ANSWER_MAX)
     }
 
-    /// Asks, and reads the answer.
+    /// Sends a request, and reads the answer.
     pub(crate) async fn ask(
         &self,
         method: Method,
@@ -233,7 +233,7 @@ impl Vmm {
         self.hand_over(method, path, body, limit, &[]).await
     }
 
-    /// Asks, and passes open files on, which `body` names by their place in the list.
+    /// Sends a request with open files, which `body` names by their index in the list.
     pub(crate) async fn hand_over(
         &self,
         method: Method,
@@ -272,12 +272,12 @@ impl Vmm {
         serde_json::from_slice(&body).map_err(malformed)
     }
 
-    /// Who it is.
+    /// The program behind the socket.
     pub(crate) async fn handshake(&self) -> Result<Handshake, Error> {
         self.get("/v1/vm", SOON).await
     }
 
-    /// What it does.
+    /// The VM's state.
     pub(crate) async fn status(&self) -> Result<VmStatus, Error> {
         self.get("/v1/vm", SOON).await
     }
@@ -287,24 +287,24 @@ impl Vmm {
         self.get(&format!("/v1/vm/nics/{id}"), SOON).await
     }
 
-    /// All its disks, in its words.
+    /// All its disks, as the VM reports them.
     pub(crate) async fn disks(&self) -> Result<Value, Error> {
         self.get("/v1/vm/disks", SOON).await
     }
 
-    /// One of its disks, in its words.
+    /// One of its disks, as the VM reports it.
     pub(crate) async fn disk(&self, id: &DeviceId) -> Result<Value, Error> {
         self.get(&format!("/v1/vm/disks/{id}"), SOON).await
     }
 
-    /// What it does once that is not what it did in generation `since`, or after a while.
+    /// The VM's state once it differs from that of generation `since`, or after a timeout.
     pub(crate) async fn watch(&self, since: u64) -> Result<VmStatus, Error> {
         let path = format!("/v1/vm/watch?since={since}&timeout_s={WATCH_SECONDS}");
         let limit = Duration::from_secs(WATCH_SECONDS).saturating_add(SOON);
         self.get(&path, limit).await
     }
 
-    /// Says where the guest is of a migration that is not settled.
+    /// Resolves where the guest of an unsettled migration is.
     pub(crate) async fn settle(&self, here: bool) -> Result<(), Error> {
         let settle = if here { Place::Here } else { Place::There };
         let change = SettleRequest { settle };
@@ -321,7 +321,7 @@ impl Vmm {
             .map(drop)
     }
 
-    /// Tells it what to do.
+    /// Requests a state.
     pub(crate) async fn want(&self, state: WantedState) -> Result<(), Error> {
         let change = VmChange { state };
         self.ask(Method::PATCH, "/v1/vm", Some(&change), START)

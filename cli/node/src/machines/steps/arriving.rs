@@ -1,15 +1,16 @@
-//! The steps of a machine that comes from another node.
+//! The steps of a VM that arrives from another node.
 //!
 //! ```text
 //!   receive   directories ─> a device for each NIC ─> process ─> it waits ─> Present, marked
-//!   look      asked whether the guest is here ─> the mark goes ─> the network is told where the guest is
-//!   call off  asked to wait no more ─> gone: all is taken back │ not gone: the guest has come, or may have
+//!   look      asked whether the guest is here ─> the mark goes ─> announced to the network
+//!   call off  asked to stop waiting ─> gone: all is rolled back │ not gone: the guest has come, or may have
 //! ```
-//! A machine of its name that had left this node before is remembered in its record until the guest is here, so that who only
-//! asks whether it could come, or does not come, takes nothing away.
+//! The record remembers a VM of the same name that had left this node before, until the guest is
+//! here. So a dry run, or a VM that does not arrive, loses nothing.
 //!
-//! The source hears where the process waits only when the record says that it is there. So what a daemon finds half made was
-//! never sent anything, and what it finds waiting may have got the guest meanwhile: [`super::super::arrival`] is the table.
+//! The source receives the address of the waiting process only when the record says Present. So a
+//! half created VM that a daemon finds never received anything. A waiting one may have received the
+//! guest meanwhile: [`super::super::arrival`] is the table.
 
 use bellhop_api::machine::End;
 
@@ -20,12 +21,12 @@ use super::{Life, NOT_STOPPED};
 use crate::error::Error;
 
 impl Life<'_> {
-    /// Makes all of a machine but its guest, and a process that waits for that, where the record
-    /// says. `former` is the one of its name that left this node, if there is one: what was made for
-    /// it goes, and it is remembered until the guest is here.
+    /// Creates all of a VM but its guest, and a process that waits for the guest at the address in
+    /// the record. `former` is the VM of this name that left this node, if any: its devices are
+    /// deleted, and it is remembered until the guest is here.
     ///
-    /// # Errors
-    /// What failed. All is undone then, but for what the error names; that is in the record.
+    /// # Errors A step failed. All is rolled back, except parts that the error names; those are in
+    /// the record.
     pub(crate) fn receive(
         &self,
         mut record: Record,
@@ -37,7 +38,7 @@ impl Life<'_> {
         self.create(record)
     }
 
-    /// Asks the process that waits whether the guest is here. Returns what it says.
+    /// Queries the waiting process whether the guest is here. Returns its report.
     pub(crate) fn look_for_arrival(&self, record: &mut Record) -> Coming {
         let coming = match record.process() {
             Some((Some(identity), boot)) if boot == self.host.boot() => {
@@ -52,10 +53,10 @@ impl Life<'_> {
         coming
     }
 
-    /// Has the process wait no more. Returns whether it is gone; if not, the guest has come, or may have.
+    /// Makes the process stop waiting. Returns whether it is gone; if not, the guest has arrived,
+    /// or may have.
     ///
-    /// # Errors
-    /// It cannot be asked; then it is as before.
+    /// # Errors The process cannot be reached; it is as before.
     pub(crate) fn call_off(&self, record: &Record) -> Result<bool, Error> {
         let Some((identity, boot)) = record.process() else {
             return Ok(true);
@@ -68,8 +69,8 @@ impl Life<'_> {
         }
     }
 
-    /// The process that waited has ended so. What that comes to is in the record, but for [`AtEnd::TakeBack`]: all that there
-    /// is of the machine is to be taken back then.
+    /// Handles this end of the process that waited. Records the result, except for
+    /// [`AtEnd::TakeBack`]: then the caller must roll back the whole VM.
     pub(crate) fn waited(&self, record: &mut Record, end: &End) -> AtEnd {
         let Some(arrival) = &record.arrival else {
             return AtEnd::WasHere;
@@ -80,7 +81,7 @@ impl Life<'_> {
             AtEnd::WasHere => {
                 record.arrives();
             }
-            // The mark stays: the source knows whether it still has the guest, and may say so.
+            // The mark stays: the source knows whether it still has the guest, and may report it.
             AtEnd::Open => record.departure = Some(Departure::unheard_of(&arrival.listen)),
         }
         comes_to

@@ -1,11 +1,11 @@
-//! The steps of a machine's disks, which come and go also while it runs.
+//! The steps of a VM's disks, which can be added and removed while it runs.
 //!
 //! ```text
 //!   add      recorded ─> plugged in, if the machine runs
-//!   remove   out of the record, marked as removed ─> the guest gives it up ─> the mark goes
+//!   remove   out of the record, marked as removed ─> the guest releases it ─> the mark goes
 //! ```
-//! The record changes before the machine is asked. If the daemon is killed in between, the next one
-//! does the rest ([`Life::settle_disks`]).
+//! The record changes before the request to the VM. If the daemon is killed in between, the next
+//! one completes the change ([`Life::settle_disks`]).
 
 use vmm::config::DiskConfig;
 
@@ -19,10 +19,9 @@ fn failed(id: &DeviceId, what: &str) -> impl FnOnce(Error) -> Error {
 }
 
 impl Life<'_> {
-    /// Gives a machine one more disk: `spec` has it, under the name `id`.
+    /// Adds a disk to a VM: `spec` has it, under the name `id`.
     ///
-    /// # Errors
-    /// What failed; the machine is as before then, or the guest is asked to give the disk up.
+    /// # Errors A step failed. The VM is as before, or the guest is requested to release the disk.
     pub(crate) fn add_disk(
         &self,
         record: &mut Record,
@@ -36,7 +35,7 @@ impl Life<'_> {
             .and_then(|()| self.bring_disk(record, id, disk));
         added.map_err(|source| {
             record.spec = former;
-            // The machine may have it although the answer was an error.
+            // The VM may have the disk although it answered with an error.
             record.removes_disk(id);
             self.note(record);
             self.take_disk(record, id);
@@ -53,10 +52,9 @@ impl Life<'_> {
         self.act(plug, || self.host.plug_disk(self.vm, id, disk))
     }
 
-    /// Removes a disk from a machine. Returns whether it is gone; if not, the guest has it still.
+    /// Removes a disk from a VM. Returns whether it is gone; if not, the guest still has it.
     ///
-    /// # Errors
-    /// The record cannot be kept, and nothing was done; or the machine cannot be asked.
+    /// # Errors The record cannot be stored, and nothing was done; or the VM cannot be reached.
     pub(crate) fn remove_disk(&self, record: &mut Record, id: &DeviceId) -> Result<bool, Error> {
         let what = "removed";
         let mut after = record.clone();
@@ -67,7 +65,7 @@ impl Life<'_> {
         self.give_disk_up(record, id).map_err(failed(id, what))
     }
 
-    /// Has the guest give up a disk that the machine is not to have any more.
+    /// Requests the guest to release a disk that the VM should no longer have.
     fn give_disk_up(&self, record: &mut Record, id: &DeviceId) -> Result<bool, Error> {
         if record.process().is_some() {
             let unplug = format_args!("unplug disk {id}");
@@ -81,7 +79,7 @@ impl Life<'_> {
         Ok(true)
     }
 
-    /// As [`Self::give_disk_up`], with a warning for a failure.
+    /// As [`Self::give_disk_up`], but logs a failure as a warning.
     fn take_disk(&self, record: &mut Record, id: &DeviceId) -> bool {
         self.give_disk_up(record, id).unwrap_or_else(|error| {
             let error = &error as &dyn std::error::Error;
@@ -90,13 +88,13 @@ impl Life<'_> {
         })
     }
 
-    /// Forgets removed disks that the guest has given up. Returns which.
+    /// Forgets removed disks that the guest has released. Returns those.
     pub(crate) fn drop_removed_disks(&self, record: &mut Record) -> Vec<DeviceId> {
         let removed = record.removed_disks().clone().into_iter();
         removed.filter(|id| self.take_disk(record, id)).collect()
     }
 
-    /// Has a running machine have the disks that it is to have, and none that was removed.
+    /// Brings the disks of a running VM in line with its record.
     pub(crate) fn settle_disks(&self, record: &mut Record) {
         self.drop_removed_disks(record);
         for disk in &record.spec.machine().disks {

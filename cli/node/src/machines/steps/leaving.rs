@@ -1,12 +1,12 @@
-//! The steps of a machine that leaves for another process, or may have.
+//! The steps of a VM that leaves for another process, or may have left.
 //!
 //! ```text
 //!   send     marked in the record ─> asked ─> refused: the mark is as it was before
-//!   look     asked how it went ─> the guest is here: the mark goes
-//!   settle   process gone, and somebody says where the guest is ─> the mark goes
+//!   look     asked for the result ─> the guest is here: the mark goes
+//!   settle   process gone, and a client reports where the guest is ─> the mark goes
 //! ```
-//! The mark is in a safe place before the machine is asked. So a daemon that is killed anywhere is followed by one that knows
-//! that the guest may be elsewhere; what it knows beyond that is in [`super::super::departure`].
+//! The mark is durable before the request to the VM. So if a daemon is killed at any point, the
+//! next one knows that the guest may be elsewhere. [`super::super::departure`] has the full table.
 
 use axum::http::StatusCode;
 use bellhop_api::machine::{End, EndReason};
@@ -21,10 +21,9 @@ use crate::error::Error;
 use crate::peers::Peer;
 
 impl Life<'_> {
-    /// Asks a running machine to leave. The answer is the machine's, whatever it is.
+    /// Requests a running VM to leave. The answer is the VM's own.
     ///
-    /// # Errors
-    /// The mark cannot be kept, and the machine was not asked; or it does not answer.
+    /// # Errors The mark cannot be stored, and the VM received no request; or it does not answer.
     pub(crate) fn send(&self, record: &mut Record, request: &SendRequest) -> Result<Passed, Error> {
         let former = record.departure.clone();
         let asked = match &request.peer {
@@ -41,7 +40,7 @@ impl Life<'_> {
         let passed = self.act("send", || self.host.send(self.vm, request));
         let answered = answered(&passed);
         let account = match answered {
-            // It is not over yet.
+            // The migration has not ended yet.
             Answered::Accepted => Account::UnderWay,
             Answered::Refused | Answered::Unknown => self.account(record),
         };
@@ -49,7 +48,8 @@ impl Life<'_> {
         passed.map_err(failed())
     }
 
-    /// Asks a machine that was sent elsewhere how that went, if it runs. The mark goes if its guest is here.
+    /// Queries the result of a migration from a running VM that was sent elsewhere. The mark goes
+    /// if the guest is here.
     pub(crate) fn look_for_guest(&self, record: &mut Record) {
         let Some(mark) = record.departure.clone() else {
             return;
@@ -67,7 +67,7 @@ impl Life<'_> {
         }
     }
 
-    /// Its guest runs elsewhere, and its process ends.
+    /// Records that its guest runs elsewhere; its process ends.
     pub(crate) fn departed(&self, record: &mut Record) {
         let moved = record.departure.clone().map(|mark| Departure {
             moved: true,
@@ -76,11 +76,11 @@ impl Life<'_> {
         self.mark(record, moved);
     }
 
-    /// Its guest runs at another node. What was made for it here goes; if the other node is known to have all of it, so does
-    /// the machine, and this says so.
+    /// Handles a VM whose guest runs at another node: deletes all that was created for it here.
+    /// Returns whether the VM itself is gone here, because the other node is known to have all of
+    /// it.
     ///
-    /// # Errors
-    /// What could not be undone; it stays in the record.
+    /// # Errors A step cannot be undone; it stays in the record.
     pub(crate) fn leaves_to(&self, record: &mut Record, peer: &Peer) -> Result<bool, Error> {
         if self.host.is_at(self.vm, peer) {
             self.delete(record)?;
@@ -90,11 +90,10 @@ impl Life<'_> {
         Ok(false)
     }
 
-    /// The end of a machine's process, which was sent to this node if to any. Returns nothing if the machine is there now, with
-    /// all that it had.
+    /// Handles the end of a VM's process; the VM was sent to this node if to any. Returns nothing
+    /// if the VM is at that node now, with all that it had.
     ///
-    /// # Errors
-    /// As [`Self::leaves_to`].
+    /// # Errors As [`Self::leaves_to`].
     pub(super) fn left_for(
         &self,
         record: &mut Record,
@@ -107,7 +106,7 @@ impl Life<'_> {
         }
     }
 
-    /// What the process says of its migration; nothing, if there is none.
+    /// The process's report about its migration; none without a process.
     fn account(&self, record: &Record) -> Account {
         match record.process() {
             Some((Some(identity), boot)) if boot == self.host.boot() => {
@@ -124,10 +123,9 @@ impl Life<'_> {
         }
     }
 
-    /// Somebody says where the guest of a machine is that has no process any more.
+    /// Records a client's report of where the guest of a VM without a process is.
     ///
-    /// # Errors
-    /// The record cannot be kept; then nothing is settled.
+    /// # Errors The record cannot be stored; the place stays unknown.
     pub(crate) fn say_where(&self, record: &mut Record, here: bool) -> Result<(), Error> {
         let mut after = record.clone();
         after.departure = None;
@@ -151,11 +149,11 @@ impl Life<'_> {
 fn answered(passed: &Result<Passed, Error>) -> Answered {
     match passed {
         Ok(passed) if passed.status == StatusCode::ACCEPTED => Answered::Accepted,
-        // With `dry_run` it was only asked.
+        // With `dry_run` this was only a check.
         Ok(passed) if passed.status == StatusCode::OK || passed.status.is_client_error() => {
             Answered::Refused
         }
-        // Nobody was there to get it.
+        // No process listened, so none received the request.
         Err(error) if error.is_not_listening() => Answered::Refused,
         Ok(_) | Err(_) => Answered::Unknown,
     }

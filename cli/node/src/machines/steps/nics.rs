@@ -1,17 +1,17 @@
-//! The steps of a machine's NICs: they come, move to other devices and go, also while it runs.
+//! The steps of a VM's NICs, which can be added, moved and removed while it runs.
 //!
 //! ```text
-//!   add      device made, and the one that stands by ─> plugged in
-//!   swap     moved to a device that is there ─> the network is told ─> what was made for it taken back
-//!   seat     moved to the device that stands by, or back from there; both stay
-//!   remove   the guest gives it up ─> what was made for it taken back
+//!   add      device created, and its backup ─> plugged in
+//!   swap     moved to an existing device ─> announced to the network ─> created devices deleted
+//!   seat     moved to the backup device, or back; both devices stay
+//!   remove   the guest releases it ─> created devices deleted
 //! ```
-//! A machine moves a NIC to the device that stands by also by itself; it is asked where its NICs are, and the record says so then.
-//! It stays there when the machine is started again by its policy; once somebody stops it, or the host is rebooted, it begins with
-//! its own devices.
+//! The VMM also moves a NIC to its backup device by itself; the daemon queries the devices of the
+//! NICs and updates the record. The NIC stays on the backup when the policy restarts the VM. After
+//! a stop by a client or a reboot of the host, the VM begins with its own devices.
 //!
-//! What a NIC is to be is in the record before the machine is asked. So a daemon that is killed in between is followed by
-//! one that does the rest ([`Life::settle_nics`]).
+//! The record has the new state of a NIC before the request to the VM. So if a daemon is killed in
+//! between, the next one completes the change ([`Life::settle_nics`]).
 
 use super::super::record::{Record, Step};
 use super::super::spec::{NicId, NicSource, NicSpec, VmSpec};
@@ -24,7 +24,7 @@ fn failed(id: &NicId, what: &str) -> impl FnOnce(Error) -> Error {
 }
 
 impl Life<'_> {
-    /// Devices for all NICs that need one made.
+    /// Creates the devices of all NICs that need them.
     pub(super) fn make_nics(&self, record: &mut Record) -> Result<(), Error> {
         for nic in record.spec.nics().to_vec() {
             self.make_nic(record, &nic)?;
@@ -42,8 +42,9 @@ impl Life<'_> {
         missing.collect()
     }
 
-    /// The devices of one NIC, if it needs any made: its own first, for the one that stands by is to be like it. Where that
-    /// is in use the NIC's own has failed, and whether it can be made is nobody's concern.
+    /// Creates the devices of one NIC, if it needs any: its own first, because the backup copies
+    /// its settings. If the backup is in use, the NIC's own device has failed, and a failure to
+    /// create that is ignored.
     fn make_nic(&self, record: &mut Record, nic: &NicSpec) -> Result<(), Error> {
         if !record.is_on_stand_by(nic.id()) {
             self.make_device(record, nic, false)?;
@@ -74,11 +75,10 @@ impl Life<'_> {
         })
     }
 
-    /// Gives a machine one more NIC: `spec` has it.
+    /// Adds a NIC to a VM: `spec` has it.
     ///
-    /// # Errors
-    /// What failed; the machine is as before then, but for what could not be undone, which goes when the machine
-    /// stops.
+    /// # Errors A step failed. The VM is as before, except for parts that could not be undone,
+    /// which are deleted when the VM stops.
     pub(crate) fn add_nic(
         &self,
         record: &mut Record,
@@ -90,8 +90,8 @@ impl Life<'_> {
         })
     }
 
-    /// Puts `spec` into the record, then sees to it that the machine has the NIC as it says. If that fails the record is as
-    /// it was, and `undo` takes back what was done.
+    /// Stores `spec` in the record, then brings the VM's NIC in line with it. A failure restores
+    /// the record, and `undo` rolls back the rest.
     fn bring_or(
         &self,
         record: &mut Record,
@@ -100,7 +100,7 @@ impl Life<'_> {
         what: &'static str,
         undo: impl FnOnce(&Self, &mut Record),
     ) -> Result<(), Error> {
-        // From here on it is to be there: a daemon that is started in between sees to it.
+        // From here on the NIC must exist: a daemon that starts in between completes it.
         let former = std::mem::replace(&mut record.spec, spec);
         let was_on_stand_by = record.is_on_stand_by(nic.id());
         record.set_on_stand_by(nic.id(), false);
@@ -114,7 +114,7 @@ impl Life<'_> {
         })
     }
 
-    /// Sees to it that a machine has a NIC, and on the device where the record has it.
+    /// Ensures that a VM has a NIC, on the device in the record.
     fn bring(&self, record: &mut Record, nic: &NicSpec) -> Result<(), Error> {
         self.make_nic(record, nic)?;
         if record.process().is_none() {
@@ -124,22 +124,21 @@ impl Life<'_> {
         let plug = format_args!("plug {}", nic.id());
         self.act(plug, || self.host.plug(self.vm, &now))?;
         match now.source() {
-            // It can have no other, unless it can come back from the one that stands by.
+            // It can be on no other device, unless it can come back from a backup.
             NicSource::From(_) if nic.stand_by().is_none() => Ok(()),
             NicSource::From(_) | NicSource::There(_) => self.swap(&now),
         }
     }
 
-    /// Has the running machine's NIC be on this device.
+    /// Moves the running VM's NIC to this device.
     fn swap(&self, nic: &NicSpec) -> Result<(), Error> {
         let swap = format_args!("swap {}", nic.id());
         self.act(swap, || self.host.swap(self.vm, nic))
     }
 
-    /// Moves a NIC to the device that stands by for it, or back to its own.
+    /// Moves a NIC to its backup device, or back to its own.
     ///
-    /// # Errors
-    /// What failed; the NIC stays where it was.
+    /// # Errors A step failed; the NIC stays on its device.
     pub(crate) fn seat(
         &self,
         record: &mut Record,
@@ -168,8 +167,8 @@ impl Life<'_> {
         self.swap(&record.nic_now(self.vm, &nic))
     }
 
-    /// Asks a running machine which of its NICs it has moved by itself to the device that stands by. Returns those of which that
-    /// is news.
+    /// Queries which NICs a running VM has moved by itself to their backup device. Returns those
+    /// that the record did not have there.
     pub(crate) fn look_for_failovers(&self, record: &mut Record) -> Vec<NicId> {
         if record.process().is_none() {
             return Vec::new();
@@ -189,10 +188,10 @@ impl Life<'_> {
         moved
     }
 
-    /// Moves a NIC to another device, which is there already: `spec` has it so. What was made for it goes.
+    /// Moves a NIC to another existing device: `spec` has it. The devices created for it are
+    /// deleted.
     ///
-    /// # Errors
-    /// What failed; the NIC stays where it was.
+    /// # Errors A step failed; the NIC stays on its device.
     pub(crate) fn swap_nic(
         &self,
         record: &mut Record,
@@ -209,7 +208,8 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Sees to it that a NIC that could not be moved is where it was, also if only the answer was lost.
+    /// Ensures that a NIC whose move failed is on its former device, even if only the answer was
+    /// lost.
     fn back(&self, record: &Record, id: &NicId) {
         let Some(nic) = record.spec.nic(id).filter(|_| record.process().is_some()) else {
             return;
@@ -219,8 +219,8 @@ impl Life<'_> {
         }
     }
 
-    /// Takes back devices that were made for NICs that have others by now. If that fails it is tried again when the machine has
-    /// stopped.
+    /// Deletes devices that were created for NICs that have others now. A failure is retried when
+    /// the VM has stopped.
     fn drop_left(&self, record: &mut Record) {
         for device in record.left() {
             if let Err(error) = self.drop_device(record, &device) {
@@ -234,10 +234,9 @@ impl Life<'_> {
         }
     }
 
-    /// Takes a NIC away from a machine. Returns whether it is gone; if not, the guest has it still.
+    /// Removes a NIC from a VM. Returns whether it is gone; if not, the guest still has it.
     ///
-    /// # Errors
-    /// The record cannot be kept, and nothing was done; or the machine cannot be asked.
+    /// # Errors The record cannot be stored, and nothing was done; or the VM cannot be reached.
     pub(crate) fn remove_nic(&self, record: &mut Record, id: &NicId) -> Result<bool, Error> {
         let what = "taken away";
         let mut after = record.clone();
@@ -248,7 +247,8 @@ impl Life<'_> {
         self.give_up(record, id).map_err(failed(id, what))
     }
 
-    /// Has the guest give a NIC up that it is not to have any more, and takes its device back.
+    /// Requests the guest to release a NIC that the VM should no longer have, and deletes its
+    /// device.
     fn give_up(&self, record: &mut Record, id: &NicId) -> Result<bool, Error> {
         if record.process().is_some() {
             let unplug = format_args!("unplug {id}");
@@ -260,7 +260,7 @@ impl Life<'_> {
         Ok(true)
     }
 
-    /// As [`Self::give_up`], where nobody can be told that it failed.
+    /// As [`Self::give_up`], for callers that cannot report a failure.
     fn take(&self, record: &mut Record, id: &NicId) -> bool {
         self.give_up(record, id).unwrap_or_else(|error| {
             self.warn(id, &error, "a NIC stays until the machine ends");
@@ -273,7 +273,7 @@ impl Life<'_> {
         tracing::warn!(vm = %self.vm, %nic, error, "{what}");
     }
 
-    /// Takes back the devices of a NIC that nobody has any more, if any were made.
+    /// Deletes the devices that were created for a NIC and that are no longer in use.
     fn drop_devices(&self, record: &mut Record, id: &NicId) -> Result<(), Error> {
         if !record.has_made(id) && record.gave_up(id) {
             self.note(record);
@@ -284,7 +284,7 @@ impl Life<'_> {
         Ok(())
     }
 
-    /// Takes back a device that nobody has any more.
+    /// Deletes a device that is no longer in use.
     fn drop_device(&self, record: &mut Record, device: &str) -> Result<(), Error> {
         match record.device_at(device) {
             Some(place) => self.steps(record).undo_at(place),
@@ -292,7 +292,8 @@ impl Life<'_> {
         }
     }
 
-    /// Takes back devices of NICs that the machine is not to have any more, or that are on another one. It does not run.
+    /// Deletes devices of NICs that the VM should no longer have, or that are on other devices. The
+    /// VM does not run.
     pub(super) fn drop_unwanted(&self, record: &mut Record) {
         for id in record.unwanted_nics() {
             self.take(record, &id);
@@ -300,7 +301,8 @@ impl Life<'_> {
         self.drop_left(record);
     }
 
-    /// Takes back all devices that were made for a machine whose guest is elsewhere. They are made again if it is started here.
+    /// Deletes all devices that were created for a VM whose guest is elsewhere. A start here
+    /// creates them again.
     pub(super) fn drop_made(&self, record: &mut Record) {
         for id in record.nics_made() {
             if let Err(error) = self.drop_devices(record, &id) {
@@ -313,22 +315,23 @@ impl Life<'_> {
         }
     }
 
-    /// Takes back devices of NICs that the guest has given up. Returns which.
+    /// Deletes devices of NICs that the guest has released. Returns those NICs.
     pub(crate) fn drop_given_up(&self, record: &mut Record) -> Vec<NicId> {
         let unwanted = record.unwanted_nics().into_iter();
         unwanted.filter(|id| self.take(record, id)).collect()
     }
 
-    /// Has a running machine have the NICs that it is to have, and no other that was made for it.
+    /// Brings the NICs of a running VM in line with its record.
     pub(crate) fn settle_nics(&self, record: &mut Record) {
         for id in record.unwanted_nics() {
             self.take(record, &id);
         }
-        // Before they are brought where the record has them.
+        // Before the loop moves NICs to their devices in the record.
         self.look_for_failovers(record);
         let mut all = true;
         for nic in record.spec.nics().to_vec() {
-            // A move that failed, and was not undone before its daemon was killed, left it elsewhere.
+            // A failed move that was not rolled back before its daemon was killed left the NIC on
+            // the other device.
             let brought = self.bring(record, &nic);
             let brought = brought.and_then(|()| self.take_seat(record, nic.id()));
             if let Err(error) = brought {
@@ -341,7 +344,7 @@ impl Life<'_> {
                 );
             }
         }
-        // One that could not be moved may be on what it is to leave.
+        // A NIC that could not be moved may still use the device that it should leave.
         if all {
             self.drop_left(record);
         }

@@ -1,12 +1,12 @@
-//! The steps that put another machine in the place of one that does not run.
+//! The steps that replace a stopped VM by another one.
 //!
 //! ```text
 //!   replace  checked ─> remembered in the new record ─> undone as for delete ─> as create
 //!              │ cannot be                                └── fails ──> undone ─> the former
 //!              └──> nothing is touched                       record again, with its NICs
 //! ```
-//! The former machine is in the new one's record until that is Present. So a daemon that finds a
-//! replacement half done puts the former machine back.
+//! The new record contains the former VM until the new one is Present. So a daemon that finds an
+//! interrupted replacement restores the former VM.
 
 use vdpa_mgmt::journal::Journal as _;
 
@@ -18,24 +18,23 @@ use crate::error::Error;
 const NOT_REPLACED: &str = "the machine cannot be replaced";
 
 impl Life<'_> {
-    /// Puts another machine in the place of one that is there and does not run.
+    /// Replaces a VM that exists and does not run.
     ///
-    /// # Errors
-    /// The step that failed. Then the record is the former machine's, which has its NICs but for
-    /// those that the error names.
+    /// # Errors A step failed. The record is the former VM's, with its NICs except those that the
+    /// error names.
     pub(crate) fn replace(&self, record: &mut Record, spec: VmSpec) -> Result<(), Error> {
         let checked = self.host.check(self.vm, &spec);
         checked.map_err(Error::wrap(NOT_REPLACED))?;
         let mut next = Record::new(spec);
         next.takes_place_of(record.clone());
         if let Err(source) = self.keep(&next) {
-            // It may have been kept.
+            // The failed store may have written it.
             self.note(record);
             return Err(Error::wrap(NOT_REPLACED)(source));
         }
         let mut missing = Vec::new();
         let failed = if let Err(error) = self.clear(&mut next) {
-            // The steps that are left are the former machine's own.
+            // The steps that are left are the former VM's own.
             *record.steps_mut() = std::mem::take(next.steps_mut());
             error
         } else if let Err(error) = self.build(&mut next) {
@@ -56,8 +55,7 @@ impl Life<'_> {
         Err(Error::wrap(format!("{NOT_REPLACED}{rest}"))(failed))
     }
 
-    /// Creates the directories and devices of a machine that was to be replaced. Returns the
-    /// failures.
+    /// Creates the directories and devices of a VM that was to be replaced. Returns the failures.
     fn restore(&self, record: &mut Record) -> Vec<String> {
         let restored = self.keep(record).and_then(|()| {
             self.steps(record).step(Step::Directories, || {
@@ -70,7 +68,7 @@ impl Life<'_> {
         }
     }
 
-    /// The same where no client waits.
+    /// The same for callers without a client: logs failures.
     pub(super) fn restore_or_warn(&self, record: &mut Record) {
         let missing = self.restore(record);
         if !missing.is_empty() {
