@@ -1,4 +1,4 @@
-//! What every endpoint gets.
+//! The state that every endpoint receives.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use super::paths::Paths;
 /// The node.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// Where things are kept.
+    /// The daemon's directories.
     pub(super) paths: Paths,
-    /// What has happened on the node.
+    /// The node's events.
     pub(super) events: Arc<Events>,
-    /// Turns of requests to the kernel about NICs, devices and ports.
+    /// Limits requests to the kernel about NICs, devices and ports.
     pub(super) turns: Turns,
-    /// Its virtual machines.
+    /// Its VMs.
     pub(super) machines: Arc<Machines>,
 }
 
 #[cfg(test)]
 impl Node {
-    /// One with its files below this directory.
+    /// A node with its files below this directory.
     pub(super) fn below(directory: &std::path::Path) -> Arc<Self> {
         use super::machines::Change;
         use super::machines::spec::VmName;

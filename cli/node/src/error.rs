@@ -1,5 +1,5 @@
-//! The one error of the node daemon: a kind for code, a message with the remedy for the user; and
-//! its answer to clients.
+//! The error type of the node daemon: a kind for code, a message with the remedy for the user, and
+//! the answer to clients.
 
 use std::error::Error as StdError;
 
@@ -8,22 +8,22 @@ use axum::response::{IntoResponse, Response};
 use bellhop_api::FieldError;
 use vmm::http::{HttpError, Problem};
 
-/// The cases that code decides on. The error's text has the rest.
+/// The cases that code distinguishes. The error's text has the rest.
 #[derive(Debug)]
 pub(crate) enum ErrorKind {
-    /// The answer to the client: the status, and the word for programs.
+    /// The answer to the client: the status, and the error code.
     Answer(StatusCode, &'static str),
-    /// A machine's process does not listen on its socket.
+    /// A VM's process does not listen on its socket.
     NotListening,
-    /// A machine's process refused the request: the status, and the word for programs.
+    /// A VM's process refused the request: the status, and the error code.
     Refused(StatusCode, &'static str),
-    /// Another node's daemon refused the machine: its reason and its remedy.
+    /// Another node's daemon refused the VM: its reason and its remedy.
     RefusedThere(String, Option<String>),
-    /// Another node's daemon may have carried out the request: the word for programs.
+    /// Another node's daemon may have carried out the request: the error code.
     UnclearThere(&'static str),
-    /// This daemon has no certificates for machines that move.
+    /// This daemon has no certificates for migration.
     NoCertificates,
-    /// The machine arrived, or may have.
+    /// The VM arrived, or may have.
     HasCome,
 }
 
@@ -34,7 +34,7 @@ pub(crate) const HOST_FAILED: ErrorKind =
 pub(crate) const UNUSABLE: ErrorKind =
     ErrorKind::Answer(StatusCode::UNPROCESSABLE_ENTITY, "unusable");
 
-/// A conflict with the present state of the host or the machine.
+/// A conflict with the current state of the host or the VM.
 pub(crate) const fn conflict(code: &'static str) -> ErrorKind {
     ErrorKind::Answer(StatusCode::CONFLICT, code)
 }
@@ -45,7 +45,7 @@ vdpa::opaque_error! {
 }
 
 impl Error {
-    /// The case that code decides on.
+    /// The kind, for decisions in code.
     pub(crate) fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
@@ -63,7 +63,7 @@ impl Error {
         move |source| Self::failed(message).because(source)
     }
 
-    /// An error that is answered so.
+    /// An error with this answer.
     pub(crate) fn answered(
         status: StatusCode,
         code: &'static str,
@@ -72,7 +72,7 @@ impl Error {
         Self::new(ErrorKind::Answer(status, code), message)
     }
 
-    /// A conflict with the present state of the host or the machine.
+    /// A conflict with the current state of the host or the VM.
     pub(crate) fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(conflict(code), message)
     }
@@ -95,17 +95,17 @@ impl Error {
         }
     }
 
-    /// Whether a machine's process does not listen on its socket.
+    /// Whether a VM's process does not listen on its socket.
     pub(crate) fn is_not_listening(&self) -> bool {
         matches!(self.kind(), ErrorKind::NotListening)
     }
 
-    /// Whether a machine's process refused the request with this status.
+    /// Whether a VM's process refused the request with this status.
     pub(crate) fn is_refused(&self, with: StatusCode) -> bool {
         matches!(self.kind(), ErrorKind::Refused(status, _) if *status == with)
     }
 
-    /// The status and the word for programs.
+    /// The status and the error code.
     pub(crate) fn answer(&self) -> (StatusCode, &'static str) {
         match *self.kind() {
             ErrorKind::Answer(status, code) | ErrorKind::Refused(status, code) => (status, code),

@@ -1,15 +1,15 @@
 //! The node's one stream of events.
 //!
-//! Owns the order and the number (generation) of events, the last of them for those who were away,
-//! and the places for readers. It must not know who reads them.
+//! Owns the order and the number (generation) of events, the history for readers that reconnect,
+//! and the slots of readers. It must not know the readers.
 //!
 //! ```text
 //!   publish ──> history (the last 1024) ──> newest generation (watched)
 //!                  ^                            │ wakes
-//!                  └──── read(after) ─────── readers, each at its own place
+//!                  └──── read(after) ─────── readers, each at its own position
 //! ```
-//! There is no queue for each reader, so a slow one costs nothing. It loses the events that have
-//! left the history, learns that, and continues with the oldest that is kept.
+//! Readers have no queues, so a slow reader costs nothing. It misses the events that have left the
+//! history, is notified of that, and continues with the oldest kept event.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use bellhop_api::node::Event;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// Events that are kept.
+/// The number of kept events.
 const HISTORY: usize = 1024;
-/// Readers at a time: of the server's connections some are left for requests.
+/// Readers at a time: some of the server's connections stay free for requests.
 pub(super) const READERS_MAX: usize = 32;
 
-/// What a reader gets.
+/// The result of a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Read {
-    /// What came after its place, in order; empty if nothing has.
+    /// The events after the reader's position, in order; may be empty.
     Events(Vec<Arc<Event>>),
-    /// Not all events after its place are kept, or its place is not one of ours. It continues after
-    /// this generation, with the oldest event that is kept.
+    /// Some events after the reader's position are no longer kept, or the position is of another
+    /// daemon. The reader continues after this generation, with the oldest kept event.
     Lost(u64),
 }
 
-/// All events, in their order.
+/// All events, in order.
 #[derive(Debug)]
 pub(super) struct Events {
     history: Mutex<VecDeque<Arc<Event>>>,
@@ -58,7 +58,7 @@ impl Events {
         }
     }
 
-    /// Adds an event, with its generation and its time, and wakes its readers.
+    /// Adds an event, with its generation and its time, and wakes the readers.
     pub(super) fn publish(&self, event: Event) {
         let (subject, detail) = (&event.subject, &event.detail);
         tracing::info!(subject, change = %event.change, detail, "event");
@@ -75,16 +75,16 @@ impl Events {
                 .unwrap_or_default(),
             ..event
         }));
-        // With nobody to wake it is kept all the same.
+        // The value is also kept without readers.
         self.newest.send_replace(generation);
     }
 
-    /// A place for a reader, as long as it is held; none while all are taken.
+    /// A slot for a reader, while it is held; none if all are taken.
     pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
         self.readers.clone().try_acquire_owned().ok()
     }
 
-    /// The generation before the oldest event that is kept.
+    /// The generation before the oldest kept event.
     pub(super) fn oldest(&self) -> u64 {
         let history = self.history.lock();
         before_oldest(&history, *self.newest.borrow())
@@ -102,7 +102,7 @@ impl Events {
         if after == newest {
             return Read::Events(Vec::new());
         }
-        // The place of a reader is before the first event that is kept, or in between.
+        // The reader's position is before the first kept event, or between kept ones.
         let reachable = history
             .front()
             .is_some_and(|oldest| oldest.generation <= after.saturating_add(1));
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn who_was_away_for_too_long_is_told() {
         let events = Events::starting_at(100);
-        // Of another daemon, before and after this one.
+        // Positions of another daemon, before and after this one.
         assert_eq!(events.read(7, 9), Read::Lost(100));
         assert_eq!(events.read(u64::MAX, 9), Read::Lost(100));
         let many = u64::try_from(HISTORY).unwrap() + 10;

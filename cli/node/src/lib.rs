@@ -1,13 +1,13 @@
-//! The node daemon: what operators and programs steer a host by.
+//! The node daemon: manages the VMs and NICs of a host.
 //!
-//! Owns the node's NICs and the life of its machines, each of which is a process of its own
-//! (`bellhop run`) that outlives the daemon. It must not know rings or KVM: of a running machine
-//! it knows what that machine's API says.
+//! Owns the node's NICs and the life of its VMs. Each VM is a process of its own (`bellhop run`)
+//! that outlives the daemon. It must not know rings or KVM: it knows a running VM through that VM's
+//! API only.
 //!
 //! ```text
 //!   clients ── Unix socket ──> vmm::http ──> api/ (one file per endpoint) ──> Node (context.rs)
 //!                                                                               │
-//!           ── TCP, TLS ────> access/ (who may do what) ──^       store, machines, NICs, events
+//!           ── TCP, TLS ────> access/ (access control) ──^       store, machines, NICs, events
 //! ```
 
 mod access;

@@ -1,14 +1,14 @@
-//! Log files as clients read them: the last lines, and then the additions.
+//! Log files for clients: the last lines, and then the additions.
 //!
-//! Owns positions in a log that rotates. It must not know who writes it.
+//! Owns positions in a log that rotates. It must not know the writer.
 //!
 //! ```text
 //!   FILE.1 (the older one) ──┐
 //!   FILE ────────────────────┴──> the last lines, and the position behind them
 //!   position ──> the text added since, also if FILE is FILE.1 by now; else all of both, with a gap
 //! ```
-//! A process that a guest has taken over may put anything in the place of its log: no link is
-//! followed, and only regular files are read.
+//! A process that its guest has compromised may replace its log by anything: the daemon follows no
+//! link, and reads only regular files.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -19,20 +19,20 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::UNIX_EPOCH;
 
-/// The most that is read at once, in bytes.
+/// The most bytes per read.
 const BYTES_MAX: usize = 1 << 20;
-/// How often both files are opened until they are two.
+/// How often both files are opened until they are different files.
 const TRIES: usize = 4;
 
-/// Which file it is, under any name. The number of an inode alone is soon that of another file.
+/// Identifies a file under any name. An inode number alone is soon reused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Identity {
     inode: u64,
-    /// In nanoseconds since 1970; 0 on file systems that do not know it.
+    /// Birth time in nanoseconds since 1970; 0 on file systems that do not record it.
     birth: u64,
 }
 
-/// A place in a log.
+/// A position in a log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     file: Identity,
@@ -45,7 +45,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// Text that is no position.
+/// A text that is not a position.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct BadPosition;
 
@@ -70,11 +70,11 @@ impl FromStr for Position {
 /// A part of a log.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// As it was written.
+    /// The bytes, unchanged.
     pub(crate) bytes: Vec<u8>,
-    /// Where it ends.
+    /// The position of its end.
     pub(crate) end: Position,
-    /// Text between the position and its beginning is missing.
+    /// Whether text between the requested position and its beginning is missing.
     pub(crate) gap: bool,
 }
 
@@ -125,7 +125,7 @@ impl Segment {
                 .file
                 .read_at(space, offset.saturating_add(filled as u64))
             {
-                // It has been cut since.
+                // The file was truncated meanwhile.
                 Ok(0) => break,
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -148,10 +148,10 @@ fn older(path: &Path) -> PathBuf {
     older.into()
 }
 
-/// The files that there are, the older one first.
+/// The existing files, the older one first.
 fn segments(path: &Path) -> io::Result<Vec<Segment>> {
     for _ in 0..TRIES {
-        // In this order no file is missed. One that is rotated in between would be there twice.
+        // In this order no file is missed. A file that rotates in between appears twice.
         let current = Segment::open(path)?;
         let older = Segment::open(&older(path))?;
         let which = |segment: &Option<Segment>| segment.as_ref().map(|segment| segment.identity);
@@ -185,7 +185,7 @@ pub(crate) fn tail(path: &Path, lines: usize) -> io::Result<Part> {
     })
 }
 
-/// A line without an end counts as one.
+/// An unterminated line counts as one.
 fn last_lines(mut bytes: Vec<u8>, lines: usize) -> Vec<u8> {
     let complete = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
     let breaks = complete.iter().enumerate().rev();
@@ -198,10 +198,9 @@ fn last_lines(mut bytes: Vec<u8>, lines: usize) -> Vec<u8> {
     bytes
 }
 
-/// The text added behind a position, at most 1 MiB of it.
+/// The text after a position, at most 1 MiB of it.
 ///
-/// # Errors
-/// The files cannot be read.
+/// # Errors The files cannot be read.
 pub(crate) fn after(path: &Path, position: Position) -> io::Result<Part> {
     let segments = segments(path)?;
     let known = segments
@@ -317,7 +316,7 @@ mod tests {
         log.add("c\n");
         let (text, position, gap) = log.after(position);
         assert_eq!((text.as_str(), gap), ("b\nc\n", false));
-        // Two rotations later the position is gone: all that is kept comes, with a gap.
+        // After two rotations the position is gone: the whole kept text follows, with a gap.
         for text in ["d\n", "e\n"] {
             // The clock of file systems ticks every few milliseconds.
             std::thread::sleep(std::time::Duration::from_millis(30));
@@ -326,7 +325,7 @@ mod tests {
         }
         let (text, _, gap) = log.after(position);
         assert_eq!((text.as_str(), gap), ("d\ne\n", true));
-        // A large part comes in pieces.
+        // A large part arrives in pieces.
         let (_, mut position) = log.tail(0);
         log.add(&"x".repeat(BYTES_MAX + 10));
         for length in [BYTES_MAX, 10, 0] {

@@ -1,11 +1,11 @@
-//! Where the daemon keeps what.
+//! The files and directories of the daemon.
 //!
 //! ```text
-//!   STATE    /var/lib/bellhop    0700   node.redb            what should be; outlives a reboot
+//!   STATE    /var/lib/bellhop    0700   node.redb            the desired state; survives a reboot
 //!                                       vms/NAME/            logs
 //!   RUNTIME  /run/bellhop        0755   node.socket          the API
-//!                                       nics/          0700  records of NICs that were made
-//!                                       vms/NAME/      0700  a machine's sockets
+//!                                       nics/          0700  records of created NICs
+//!                                       vms/NAME/      0700  a VM's sockets
 //! ```
 
 use std::fs::{self, DirBuilder};
@@ -23,7 +23,7 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Below these two.
+    /// Paths below these two directories.
     #[must_use]
     pub fn new(state: &Path, runtime: &Path) -> Self {
         Self {
@@ -32,10 +32,9 @@ impl Paths {
         }
     }
 
-    /// Makes both directories, where they are not there.
+    /// Creates both directories if they do not exist.
     ///
-    /// # Errors
-    /// The directory that cannot be made, and the kernel's answer.
+    /// # Errors The directory that cannot be created, and the kernel's error.
     pub(crate) fn make(&self) -> Result<(), (PathBuf, io::Error)> {
         for (path, mode) in [(&self.state, 0o700), (&self.runtime, 0o755)] {
             DirBuilder::new()
@@ -48,52 +47,53 @@ impl Paths {
         Ok(())
     }
 
-    /// What does not.
+    /// The directory whose contents do not survive a reboot.
     pub(crate) fn runtime(&self) -> &Path {
         &self.runtime
     }
 
-    /// The node's memory.
+    /// The file of the node's store.
     pub(crate) fn store(&self) -> PathBuf {
         self.state.join("node.redb")
     }
 
-    /// The records of the node's NICs. By default these are those of `bellhop nic`, too.
+    /// The records of the node's NICs. By default they are also those of `bellhop nic`.
     pub(crate) fn nics(&self) -> PathBuf {
         self.runtime.join("nics")
     }
 
-    /// A machine's directory of what a reboot takes away. It is its process' mark, too.
+    /// A VM's directory that does not survive a reboot. Its path is also the mark of the VM's
+    /// process.
     pub(crate) fn runtime_of(&self, vm: &VmName) -> PathBuf {
         self.runtime.join("vms").join(vm.as_str())
     }
 
-    /// A machine's directory of what outlives a reboot.
+    /// A VM's directory that survives a reboot.
     pub(crate) fn state_of(&self, vm: &VmName) -> PathBuf {
         self.state.join("vms").join(vm.as_str())
     }
 
-    /// The socket of a machine's own API.
+    /// The socket of a VM's own API.
     pub(crate) fn api_socket(&self, vm: &VmName) -> PathBuf {
         self.runtime_of(vm).join("api.socket")
     }
 
-    /// The socket of a machine's serial console.
+    /// The socket of a VM's serial console.
     pub(crate) fn console_socket(&self, vm: &VmName) -> PathBuf {
         self.runtime_of(vm).join("console.socket")
     }
 
-    /// Where a machine is waited for that comes from another daemon of this host.
+    /// The socket that waits for a VM from another daemon of this host.
     pub(crate) fn migration_socket(&self, vm: &VmName) -> PathBuf {
         self.runtime_of(vm).join("migration.socket")
     }
 
-    /// What a guest has written on its console.
+    /// The log of a guest's console output.
     pub(crate) fn console_log(&self, vm: &VmName) -> PathBuf {
         self.state_of(vm).join("console.log")
     }
 
-    /// What a machine's process has to say.
+    /// The log of a VM's process.
     pub(crate) fn log(&self, vm: &VmName) -> PathBuf {
         self.state_of(vm).join("vmm.log")
     }

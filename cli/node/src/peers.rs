@@ -1,14 +1,14 @@
-//! Other nodes, as this one's daemon deals with them when a machine moves between two of them.
+//! Other nodes: this daemon as their client in a migration between two nodes.
 //!
 //! ```text
 //!   source's daemon                                           destination's daemon
-//!   POST …/migration {"receive": …} ────────────────────────> NICs are made, a process waits
-//!                                    <─────────────────────── where it waits
-//!   the machine's process ═══ the protocol of migrations ═══> that process
-//!   DELETE …/migration, if it stays ────────────────────────> all is taken back, unless the machine has come
+//!   POST …/migration {"receive": …} ────────────────────────> creates NICs, a process waits
+//!                                    <─────────────────────── its address
+//!   the VM's process      ═══ the migration protocol    ═══> that process
+//!   DELETE …/migration, if it stays ────────────────────────> rolls back, unless the VM has arrived
 //! ```
-//! Owns what is asked of them, and what of their answers is believed; and where machines are waited for here. It must not know
-//! the steps of a machine's life.
+//! Owns the requests to them, the validation of their answers, and the addresses at which incoming
+//! VMs are awaited here. It must not know the steps of a VM's life.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -24,15 +24,15 @@ use vmm::migration::tls::TlsFiles;
 use super::error::{Error, ErrorKind};
 use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode};
 
-/// What a socket's path begins with where a daemon on this host is meant.
+/// The prefix of the path of a socket that belongs to a daemon on this host.
 const LOCAL: &str = "node:";
 
-/// Another node, and the machine's name there.
+/// Another node, and the VM's name there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Peer {
     /// Its daemon: `https://HOST:PORT`, or `node:/PATH` of a socket on this host.
     pub(crate) node: String,
-    /// The machine's name there.
+    /// The VM's name there.
     pub(crate) name: String,
 }
 
@@ -42,7 +42,7 @@ impl std::fmt::Display for Peer {
     }
 }
 
-/// Whether this names a node's daemon, and not a process that waits.
+/// Whether this names a node's daemon, and not a waiting process.
 #[must_use]
 pub fn is_node(destination: &str) -> bool {
     destination.starts_with(LOCAL) || destination.starts_with("https:")
@@ -56,12 +56,12 @@ fn no_certificates() -> Error {
     )
 }
 
-/// How machines reach this host, and are protected on their way.
+/// The address and the TLS files for migrations to and from this host.
 #[derive(Debug, Clone)]
 pub struct Road {
-    /// The name or address of this host that its certificate is for.
+    /// The name or address of this host in its certificate.
     pub host: String,
-    /// Shown to other hosts, as source and as destination.
+    /// Presented to other hosts, as source and as destination.
     pub tls: TlsFiles,
 }
 
@@ -73,12 +73,12 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Those that let this one in with `credentials`.
+    /// Nodes that accept this node's `credentials`.
     pub(crate) fn new(credentials: Credentials, road: Option<Road>) -> Self {
         Self { credentials, road }
     }
 
-    /// What protects a machine on its way to or from there.
+    /// The TLS files for a migration to or from this endpoint.
     pub(crate) fn tls(&self, endpoint: &Endpoint) -> Option<&TlsFiles> {
         match endpoint {
             Endpoint::Unix(_) => None,
@@ -86,16 +86,17 @@ impl Peers {
         }
     }
 
-    /// Where a machine can be waited for: on `socket` if who sends it is on this host, else on a free port.
+    /// The endpoint for an incoming VM: `socket` if the sender is on this host, otherwise a free
+    /// port.
     ///
-    /// # Errors
-    /// This daemon has no certificates, or its host has no port.
+    /// # Errors This daemon has no certificates, or its host has no free port.
     pub(crate) fn place(&self, socket: Option<&Path>) -> Result<Endpoint, Error> {
         if let Some(socket) = socket {
             return Ok(Endpoint::Unix(socket.to_owned()));
         }
         let road = self.road.as_ref().ok_or_else(no_certificates)?;
-        // Somebody may take the port before the process has it: then that one does not start, and nothing has changed.
+        // Another process may take the port before the VM's process binds it. Then that process
+        // fails to start, and nothing has changed.
         let port = TcpListener::bind((road.host.as_str(), 0))
             .and_then(|listener| listener.local_addr())
             .map_err(Error::context(format!(
@@ -110,10 +111,9 @@ impl Peers {
         })
     }
 
-    /// Has another node wait for a machine. Blocks.
+    /// Requests another node to wait for a VM. Blocks.
     ///
-    /// # Errors
-    /// Nothing is left there then, or it goes by itself.
+    /// # Errors Then nothing is left at that node, or it cleans up by itself.
     pub(crate) fn receive(&self, peer: &Peer, wanted: ReceiveFromNode) -> Result<Endpoint, Error> {
         let address = address(&peer.node)?;
         let far = matches!(address, Address::Https { .. });
@@ -130,10 +130,9 @@ impl Peers {
         believed(peer, far, &awaited.listen)
     }
 
-    /// Tells another node that a machine does not come. Blocks.
+    /// Notifies another node that a VM does not arrive. Blocks.
     ///
-    /// # Errors
-    /// It cannot be told, or the machine has come.
+    /// # Errors The node is unreachable, or the VM has arrived.
     pub(crate) fn withdraw(&self, peer: &Peer) -> Result<(), Error> {
         let node = self.connect(peer, &address(&peer.node)?)?;
         match node.change(Method::DELETE, &migration_of(peer)) {
@@ -145,10 +144,9 @@ impl Peers {
         }
     }
 
-    /// Whether another node has the machine. Blocks.
+    /// Whether another node has the VM. Blocks.
     ///
-    /// # Errors
-    /// It cannot be asked.
+    /// # Errors The node is unreachable.
     pub(crate) fn has(&self, peer: &Peer) -> Result<bool, Error> {
         let node = self.connect(peer, &address(&peer.node)?)?;
         let path = client::path(["v1", "vms", &peer.name]);
@@ -166,7 +164,7 @@ impl Peers {
     }
 }
 
-/// Where a node's daemon is.
+/// The address of a node's daemon.
 fn address(node: &str) -> Result<Address, Error> {
     let bad = || {
         Error::invalid(format!(
@@ -184,10 +182,9 @@ fn address(node: &str) -> Result<Address, Error> {
     }
 }
 
-/// Whether a node's daemon can be there.
+/// Checks the form of a node's address.
 ///
-/// # Errors
-/// It is no address of a daemon.
+/// # Errors It is not the address of a daemon.
 pub fn check(node: &str) -> Result<(), Error> {
     address(node).map(drop)
 }
@@ -196,7 +193,7 @@ fn migration_of(peer: &Peer) -> String {
     client::path(["v1", "vms", &peer.name, "migration"])
 }
 
-/// A place that another node names, if it can be the one.
+/// Validates an endpoint that another node returned.
 fn believed(peer: &Peer, far: bool, listen: &str) -> Result<Endpoint, Error> {
     let node = &peer.node;
     let bad = |message| Error::new(ErrorKind::UnclearThere("bad_answer"), message);

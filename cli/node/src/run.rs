@@ -31,30 +31,29 @@ use super::store::Store;
 use super::systemd::Notifier;
 use super::watcher::Watcher;
 
-/// Threads for what has to wait: netlink, files, machines.
+/// Threads for blocking work: netlink, files, VMs.
 const WORKERS_MAX: usize = 64;
-/// How long such a thread lives without work.
+/// How long an idle thread lives.
 const WORKER_IDLE: Duration = Duration::from_secs(10);
-/// How long steps that are under way may take at the end. What is cut off then, the next daemon
-/// undoes.
+/// How long running steps may take at shutdown. The next daemon rolls back those that are cut off.
 const LAST_STEPS: Duration = Duration::from_secs(30);
 
-/// What the daemon is told.
+/// The daemon's options.
 #[derive(Debug)]
 pub struct Options {
-    /// Where it keeps what.
+    /// Its directories.
     pub paths: Paths,
     /// The group that may use the socket, too.
     pub group: Option<String>,
-    /// Where it listens for TCP, and who may come in there.
+    /// The TCP address to listen on, and its access control.
     pub remote: Option<(SocketAddr, AccessFiles)>,
-    /// What the machines' processes log at, as `--log-level` takes it.
+    /// The log level of VM processes, in the form of `--log-level`.
     pub log_level: String,
-    /// With what other nodes' daemons are asked.
+    /// The credentials for other nodes' daemons.
     pub credentials: Credentials,
-    /// How machines that move to and from this host are protected.
+    /// The protection of migrations to and from this host.
     pub road: Option<Road>,
-    /// Where somebody listens who wants to see each step.
+    /// The socket of an observer of each step.
     pub step_observer: Option<PathBuf>,
 }
 
@@ -81,8 +80,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         .build()
         .map_err(Error::context(NOT_STARTED))?;
     runtime.block_on(serve(options))?;
-    // What was begun is done to its end, but what a worker waits for in the kernel may take as long
-    // as it wants.
+    // Running steps complete, but a worker may block in the kernel for any time.
     runtime.shutdown_timeout(LAST_STEPS);
     Ok(())
 }
@@ -95,7 +93,7 @@ async fn serve(options: &Options) -> Result<(), Error> {
     let files = options.remote.as_ref().map(|(_, files)| files.clone());
     let no_access = Error::context("cannot authenticate clients that connect by TCP (--listen)");
     let access = Arc::new(Access::new(files).map_err(no_access)?);
-    // The file goes when the last answer is given.
+    // The file is removed after the last answer.
     let (listener, _file) = socket::listen(&options.paths.socket())
         .map_err(|error| Error::transparent(HOST_FAILED, error))?;
     let listener = UnixListener::from_std(listener).map_err(Error::context(NOT_STARTED))?;
@@ -107,7 +105,7 @@ async fn serve(options: &Options) -> Result<(), Error> {
         None => None,
     };
     let events = Arc::new(Events::default());
-    // Before anything is done, so that no reader misses what it has asked for.
+    // Before any work, so that no reader misses the events of its own request.
     let settled: Arc<OnceLock<Arc<Machines>>> = Arc::default();
     let watcher = {
         let settled = settled.clone();
@@ -120,7 +118,7 @@ async fn serve(options: &Options) -> Result<(), Error> {
     };
     let machines = machines(options, &events)?;
     machines.settle().await;
-    // Before, nobody knows which NIC is where.
+    // Before this, the NICs' devices are unknown.
     let _ = settled.set(machines.clone());
     let node = Arc::new(Node {
         paths: options.paths.clone(),
@@ -162,13 +160,13 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     let listener = listener.map_err(Error::context(format!(
         "cannot listen on {address}; give --listen an address of this host and a free port"
     )))?;
-    // With port 0 the kernel has chosen one.
+    // With port 0 the kernel chooses one.
     let address = listener.local_addr().unwrap_or(address);
     tracing::info!(%address, "listening for TCP");
     Ok(listener)
 }
 
-/// Reads again what says who may come in.
+/// Reloads the files of access control.
 fn reload(access: &Access, notifier: &Notifier) {
     notifier.reloading();
     match access.reload() {
@@ -181,7 +179,7 @@ fn reload(access: &Access, notifier: &Notifier) {
     notifier.ready();
 }
 
-/// Until systemd is to be told that this still works, if it wants to know.
+/// Notifies systemd at its interval that the daemon is alive, if the watchdog is enabled.
 async fn watchdog(notifier: &Notifier) {
     match notifier.interval() {
         Some(interval) => tokio::time::sleep(interval).await,
@@ -189,7 +187,7 @@ async fn watchdog(notifier: &Notifier) {
     }
 }
 
-/// The machines that the store tells of; what becomes of them goes to `events`.
+/// The VMs in the store; their changes go to `events`.
 fn machines(options: &Options, events: &Arc<Events>) -> Result<Arc<Machines>, Error> {
     let store = Store::open(&options.paths.store())?;
     let observer = options.step_observer.as_ref().map(|path| {

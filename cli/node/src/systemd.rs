@@ -1,7 +1,7 @@
-//! What systemd wants to know of a service: ready, reloading, stopping, still alive.
+//! Notifies systemd of the service's state: ready, reloading, stopping, alive.
 //!
-//! Owns the protocol of sd_notify(3): datagrams of `KEY=VALUE` lines to the Unix socket that `$NOTIFY_SOCKET`
-//! names. Without that variable nothing is sent. It must not know what the service does.
+//! Owns the protocol of sd_notify(3): datagrams of `KEY=VALUE` lines to the Unix socket that
+//! `$NOTIFY_SOCKET` names. Without that variable nothing is sent. It must not know the service.
 //!
 //! ```text
 //!   start ──> READY=1 ──> (SIGHUP) RELOADING=1, MONOTONIC_USEC=… ──> READY=1 ──> … ──> STOPPING=1
@@ -18,7 +18,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The way to systemd, if it listens.
+/// The connection to systemd, if it listens.
 #[derive(Debug, Default)]
 pub(crate) struct Notifier {
     socket: Option<(OwnedFd, SocketAddrUnix)>,
@@ -26,7 +26,8 @@ pub(crate) struct Notifier {
 }
 
 impl Notifier {
-    /// As the environment says. A socket that cannot be used is logged: the service works without.
+    /// Configures itself from the environment. A socket that cannot be used is logged: the service
+    /// works without it.
     pub(crate) fn from_environment() -> Self {
         let Some(name) = env::var_os("NOTIFY_SOCKET") else {
             return Self::default();
@@ -48,12 +49,12 @@ impl Notifier {
         }
     }
 
-    /// How often [`Self::alive`] is wanted, if at all: twice in the time after which systemd ends the service.
+    /// The interval of [`Self::alive`], if required: half of the watchdog timeout of systemd.
     pub(crate) fn interval(&self) -> Option<Duration> {
         self.watchdog.map(|limit| limit / 2)
     }
 
-    /// Clients can connect.
+    /// Reports that clients can connect.
     pub(crate) fn ready(&self) {
         self.send(&format!(
             "READY=1\nSTATUS=serving, process {}",
@@ -61,19 +62,19 @@ impl Notifier {
         ));
     }
 
-    /// Files are read again; [`Self::ready`] follows.
+    /// Reports a reload; [`Self::ready`] follows.
     pub(crate) fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let now = (i128::from(now.tv_sec) * 1_000_000) + i128::from(now.tv_nsec) / 1000;
         self.send(&format!("RELOADING=1\nMONOTONIC_USEC={now}"));
     }
 
-    /// The end has begun.
+    /// Reports the begin of the shutdown.
     pub(crate) fn stopping(&self) {
         self.send("STOPPING=1\nSTATUS=ending; machines go on");
     }
 
-    /// Still serving.
+    /// Reports that the service is alive.
     pub(crate) fn alive(&self) {
         self.send("WATCHDOG=1");
     }
@@ -82,7 +83,7 @@ impl Notifier {
         let Some((socket, address)) = &self.socket else {
             return;
         };
-        // It must not wait: systemd may be busy, and the next message comes.
+        // Non-blocking: systemd may be busy, and the next message follows.
         let sent = rustix::net::sendto(
             socket,
             message.as_bytes(),
@@ -95,7 +96,7 @@ impl Notifier {
     }
 }
 
-/// A socket to send from, and where to: a path, or with `@` a name that is in no file system.
+/// A socket to send from, and its destination: a path, or with `@` an abstract name.
 fn open(name: &OsStr) -> io::Result<(OwnedFd, SocketAddrUnix)> {
     let address = match name.as_bytes() {
         [b'/', ..] => SocketAddrUnix::new(name)?,
@@ -111,7 +112,7 @@ fn open(name: &OsStr) -> io::Result<(OwnedFd, SocketAddrUnix)> {
     Ok((socket, address))
 }
 
-/// What `$WATCHDOG_USEC` says, if it is meant for this process (sd_watchdog_enabled(3)).
+/// The timeout in `$WATCHDOG_USEC`, if it is for this process (sd_watchdog_enabled(3)).
 fn watchdog(microseconds: Option<&str>, pid: Option<&str>, own: u32) -> Option<Duration> {
     if pid.is_some_and(|pid| pid.parse() != Ok(own)) {
         return None;
@@ -184,7 +185,7 @@ mod tests {
         }
         let long = format!("/{}", "x".repeat(200));
         assert!(open(OsStr::new(&long)).is_err());
-        // One that nobody listens on any more.
+        // A socket without a listener.
         of("/nonexistent/notify").ready();
     }
 

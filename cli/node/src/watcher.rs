@@ -1,14 +1,16 @@
-//! What happens to the node's devices without anybody asking this daemon: the kernel's messages as events.
+//! Watches the node's devices for changes that this daemon did not make: kernel messages become
+//! events.
 //!
-//! Owns the thread that waits for them. It must not know who reads events.
+//! Owns the thread that waits for them. It must not know the readers of events.
 //!
 //! | source | subject | changes |
 //! |---|---|---|
 //! | uevents of the vdpa bus | `/v1/vdpa-devices/NAME` | added, removed, bound, unbound, changed |
 //! | devlink, group `config` | `/v1/ports/BUS/DEVICE[/INDEX]` | changed, removed, parameter, rate, health |
-//! | either | `/v1/vdpa-devices`, `/v1/ports` | lost: more happened than the kernel keeps; read them again |
+//! | either | `/v1/vdpa-devices`, `/v1/ports` | lost: the kernel's buffer overflowed; read them again |
 //!
-//! What devlink says is shown to a listener, too, which decides whose NIC has failed. Nothing piles up here: what waits, waits in the kernel's sockets, whose size is limited.
+//! A listener also receives devlink messages, and decides whose NIC has failed. This module has no
+//! queue: messages wait in the kernel's sockets, whose size is limited.
 
 use std::error::Error as _;
 use std::fmt::Display;
@@ -27,17 +29,17 @@ use vdpa_mgmt::uevent::{self, Action, Uevent, Uevents};
 
 use super::events::Events;
 
-/// How often devlink is looked for where the kernel has none yet.
+/// The interval of attempts to open devlink if the kernel does not have it yet.
 const RETRY: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
 };
-/// How many messages of one source are taken before the other one's turn.
+/// The most messages of one source before it is the other one's turn.
 const TURN: usize = 64;
-/// After an error that would come again at once.
+/// The delay after an error that would recur at once.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Hears what devlink says, on the watcher's thread.
+/// Receives devlink messages on the watcher's thread.
 pub(super) type Listener = Box<dyn Fn(&devlink::Notice) + Send>;
 
 /// The thread; it ends when this is dropped.
@@ -48,10 +50,9 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Publishes what happens from now on.
+    /// Publishes events from now on.
     ///
-    /// # Errors
-    /// No thread, or no socket for uevents.
+    /// # Errors There is no thread, or no socket for uevents.
     pub(super) fn start(events: Arc<Events>, listener: Listener) -> io::Result<Self> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let uevents = Uevents::open()?;
@@ -84,7 +85,7 @@ fn watch(events: &Events, listener: &Listener, mut uevents: Uevents, stop: &Owne
     loop {
         if devlink.is_none() && looked.is_none_or(|looked| looked.elapsed() >= retry) {
             looked = Some(Instant::now());
-            // Without a driver that has devlink there is none, which is as common as not.
+            // devlink exists only with a driver that has it; its absence is common.
             devlink = devlink::Events::open().ok();
         }
         let ready = {
@@ -139,7 +140,7 @@ fn take_uevents(events: &Events, uevents: &mut Uevents) {
     }
 }
 
-/// A limit of zero would mean none to the socket.
+/// To the socket, zero would mean no limit.
 const NOW: Duration = Duration::from_micros(1);
 
 fn uevent(events: &Events, event: &Uevent) {
@@ -159,7 +160,7 @@ fn uevent(events: &Events, event: &Uevent) {
     });
 }
 
-/// False if the source cannot be read any more.
+/// Returns false if the source cannot be read any more.
 fn take_devlink(events: &Events, listener: &Listener, source: &mut devlink::Events) -> bool {
     for _ in 0..TURN {
         match source.next(Some(NOW)) {

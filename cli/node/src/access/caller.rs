@@ -1,6 +1,6 @@
-//! Who calls, and why not.
+//! Identifies the caller of a request, and the reason of a refusal.
 //!
-//! Owns how a request is told from whom it is. It must not know which role an endpoint needs.
+//! Owns the identification of callers. It must not know which role an endpoint needs.
 
 use std::fmt;
 
@@ -15,19 +15,19 @@ use super::listener::TlsPeer;
 use super::role::Role;
 use crate::error::Error;
 
-/// Who is at the other end.
+/// The other end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Peer {
     /// A process of this host.
     Unix(UnixPeer),
-    /// Somebody with a certificate.
+    /// A client with a certificate.
     Tls(TlsPeer),
-    /// It is not known who: nobody comes in that way.
+    /// Unknown: such a caller is refused.
     Unknown,
 }
 
 impl Peer {
-    /// As the server says.
+    /// The peer that the server recorded in the request.
     pub(super) fn of(request: &Request) -> Self {
         let extensions = request.extensions();
         if let Some(peer) = extensions.get::<TlsPeer>() {
@@ -40,7 +40,7 @@ impl Peer {
     }
 }
 
-/// For the audit: `uid 0 pid 1234`, `CN=ops (0123456789abcdef) from 192.0.2.1:5000`.
+/// The form for the audit log: `uid 0 pid 1234`, `CN=ops (0123456789abcdef) from 192.0.2.1:5000`.
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -61,7 +61,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What a caller may do.
+/// The rights of a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Caller {
     pub(super) role: Role,
@@ -86,7 +86,7 @@ pub(super) fn refusal(error: Error) -> Response {
     let (status, code) = error.answer();
     let mut response = error.into_response();
     if status == StatusCode::UNAUTHORIZED {
-        // RFC 6750, section 3: without a token no error is named.
+        // RFC 6750, section 3: without a token the challenge names no error.
         let challenge = if code == UNKNOWN_TOKEN {
             "Bearer realm=\"bellhop\", error=\"invalid_token\""
         } else {
@@ -99,7 +99,7 @@ pub(super) fn refusal(error: Error) -> Response {
 }
 
 impl Access {
-    /// What the one who sent this may do.
+    /// The rights of the sender of a request.
     pub(super) fn caller(&self, peer: &Peer, headers: &HeaderMap) -> Result<Caller, Error> {
         match peer {
             Peer::Unix(_) => Ok(Caller {
@@ -126,7 +126,7 @@ impl Access {
 }
 
 impl Caller {
-    /// Whether this role is enough.
+    /// Checks whether the caller's role is sufficient.
     pub(super) fn may(&self, needed: Role) -> Result<(), Error> {
         if self.role >= needed {
             Ok(())
@@ -140,8 +140,8 @@ impl Caller {
     }
 }
 
-/// The token of a request (RFC 6750, section 2.1; the scheme in upper or lower case as in RFC 9110,
-/// section 11.1).
+/// The token of a request (RFC 6750, section 2.1). The scheme is case-insensitive, as in RFC 9110,
+/// section 11.1.
 fn bearer(headers: &HeaderMap) -> Result<&[u8], Error> {
     let none = || {
         let message = "one header `Authorization: Bearer TOKEN` is needed";
@@ -212,7 +212,7 @@ mod tests {
             fingerprint: "00".into(),
         });
         assert_eq!(peer.to_string(), "CN=ops (00) from 192.0.2.1:5000");
-        // Without tokens there is no TCP, so nobody can come by it.
+        // Without tokens there is no TCP listener, so no client can use it.
         let refused = access.caller(&peer, &none).unwrap_err();
         assert_eq!(refused.answer().1, "unknown_caller");
         let here = Peer::Unix(UnixPeer {

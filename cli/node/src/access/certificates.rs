@@ -1,9 +1,10 @@
-//! What TLS needs: this server's certificate and key, and whose certificates clients may have.
+//! The TLS configuration: this server's certificate and key, and the authorities of clients.
 //!
-//! Owns the files and what is made of them. It must not know what is spoken on a connection.
+//! Owns the files and the configuration from them. It must not know the protocol on a connection.
 //!
-//! TLS 1.3 only, and no resumption: each connection shows its certificate anew, so that one that has expired or whose
-//! authority was taken away (SIGHUP) opens no more of them.
+//! TLS 1.3 only, without resumption: each connection verifies its certificate anew. So a
+//! certificate that has expired, or whose authority was removed (SIGHUP), opens no further
+//! connection.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,21 +16,20 @@ use vmm::credentials::{self, Holder};
 
 use crate::error::Error;
 
-/// Where the files are.
+/// The paths of the files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateFiles {
-    /// This server's certificate, then those between it and its authority; PEM.
+    /// This server's certificate, then the intermediate certificates; PEM.
     pub certificate: PathBuf,
     /// Its private key; PEM.
     pub key: PathBuf,
-    /// The authorities whose certificates clients may have; PEM.
+    /// The authorities that may issue certificates of clients; PEM.
     pub client_ca: PathBuf,
 }
 
-/// Reads the files and makes of them what accepts connections.
+/// Reads the files and creates the configuration for incoming connections.
 ///
-/// # Errors
-/// A file cannot be used.
+/// # Errors A file cannot be used.
 pub(super) fn load(files: &CertificateFiles) -> Result<Arc<ServerConfig>, Error> {
     let chain = credentials::certificates(&files.certificate, Holder::Service)?;
     let key = credentials::private_key(&files.key, Holder::Service)?;

@@ -1,9 +1,10 @@
-//! Around every request: is it allowed, and a line about each change and each refusal.
+//! Checks the role for every request, and logs each change and each refusal.
 //!
-//! Owns the audit: lines of the target `audit`, which are logged at every log level. It must not know what
-//! an endpoint does.
+//! Owns the audit log: lines of the target `audit`, which are logged at every log level. It must
+//! not know the effect of an endpoint.
 //!
-//! A client that goes does not stop what it asked for (`vmm::http::on_worker`), so the line is written then, too.
+//! A client that disconnects does not stop its request (`vmm::http::on_worker`), so the line is
+//! written in that case, too.
 
 use std::sync::Arc;
 
@@ -18,11 +19,11 @@ use super::Access;
 use super::caller::{Peer, refusal};
 use super::role::{self, Role};
 
-/// Who sent a request, as in the audit: an extension of the request.
+/// The sender of a request, as in the audit log: an extension of the request.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestedBy(pub(crate) String);
 
-/// Lets a request through to its endpoint, or answers that it is not allowed.
+/// Passes a request to its endpoint, or refuses it.
 pub(crate) async fn check(
     State(access): State<Arc<Access>>,
     mut request: Request,
@@ -53,7 +54,7 @@ pub(crate) async fn check(
     response
 }
 
-/// A line of the audit; written when it is dropped.
+/// A line of the audit log; written on drop.
 struct Line {
     peer: Peer,
     role: Option<Role>,
@@ -62,7 +63,7 @@ struct Line {
     path: String,
     request_id: String,
     refused: bool,
-    /// The status, and the error's word. None as long as there is no answer.
+    /// The status and the error code. None until there is an answer.
     outcome: Option<(StatusCode, Option<String>)>,
 }
 
@@ -88,7 +89,7 @@ impl Line {
         }
     }
 
-    /// Whether anybody may ask later.
+    /// Whether the request belongs in the audit log.
     fn is_of_interest(&self) -> bool {
         self.refused || ![Method::GET, Method::HEAD].contains(&self.method)
     }

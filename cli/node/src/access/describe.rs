@@ -1,7 +1,7 @@
-//! What access adds to the description of the API: the role of each request. For tests, which
+//! Adds access control to the description of the API: the role of each request. For tests, which
 //! generate the description.
 //!
-//! Owns the answers 401 and 403 of all endpoints. It must not know what an endpoint does.
+//! Owns the answers 401 and 403 of all endpoints. It must not know the effect of an endpoint.
 
 use bellhop_api::responses::error;
 use utoipa::openapi::OpenApi;
@@ -10,11 +10,11 @@ use vmm::http::description::operations;
 
 use super::role;
 
-/// The security schemes: both are needed by TCP.
+/// The security schemes: TCP needs both.
 const TOKEN: &str = "token";
 const CERTIFICATE: &str = "certificate";
 
-/// Adds to each endpoint the role that it needs, and the answers without it.
+/// Adds to each endpoint the role that it needs, and the answers to callers without it.
 pub(crate) fn describe(document: &mut OpenApi) {
     let token = Http::builder()
         .scheme(HttpAuthScheme::Bearer)
@@ -40,13 +40,13 @@ pub(crate) fn describe(document: &mut OpenApi) {
             answers.insert("403".to_owned(), below);
             let requirement = SecurityRequirement::new(TOKEN, [role]);
             let requirement = requirement.add(CERTIFICATE, Vec::<String>::new());
-            // The second one, which is empty, stands for the Unix socket.
+            // The second one, which is empty, is that of the Unix socket.
             operation.security = Some(vec![requirement, SecurityRequirement::default()]);
         }
     }
 }
 
-/// Endpoints of a description that have no row in the table, and rows of endpoints that there are not.
+/// Endpoints of a description without a row in the table, and rows without an endpoint.
 pub(crate) fn faults(description: &serde_json::Value) -> Vec<String> {
     use axum::http::Method;
 
@@ -69,7 +69,7 @@ pub(crate) fn faults(description: &serde_json::Value) -> Vec<String> {
     for (method, pattern, _) in role::TABLE {
         let mut described = described.iter();
         let exists = described.any(|(of, path)| of == method && role::fits(pattern, path));
-        // What goes on to a machine's own API has no description here.
+        // Requests that pass to a VM's own API have no description here.
         let proxied = pattern.starts_with("/v1/vms");
         if !exists && !proxied {
             faults.push(format!("{method} {pattern} is in TABLE and no endpoint"));

@@ -1,6 +1,6 @@
-//! TCP with mutual TLS: connections for the server, with whom each client's certificate names.
+//! TCP with mutual TLS: connections for the server, with the subject of each client's certificate.
 //!
-//! Owns the listening socket and the handshake. It must not know tokens, nor what is asked.
+//! Owns the listening socket and the handshake. It must not know tokens or requests.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,14 +18,15 @@ use super::subject;
 /// How many bytes of a certificate's SHA-256 are shown.
 const FINGERPRINT_SIZE: usize = 8;
 
-/// Who is at the other end of a TLS connection.
+/// The other end of a TLS connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TlsPeer {
-    /// From where.
+    /// The remote address.
     pub(super) address: SocketAddr,
-    /// Whom the certificate names (RFC 4514), or its fingerprint where it names nobody.
+    /// The subject of the certificate (RFC 4514), or the fingerprint if the subject is empty.
     pub(super) subject: Arc<str>,
-    /// The first 8 bytes of the certificate's SHA-256 in hexadecimal: which of several of one subject.
+    /// The first 8 bytes of the certificate's SHA-256 in hexadecimal: distinguishes certificates of
+    /// one subject.
     pub(super) fingerprint: Arc<str>,
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct TlsListener {
 }
 
 impl TlsListener {
-    /// Connections of `listener`, for those whom `access` lets in at the time.
+    /// Accepts connections of `listener` from clients that `access` permits at the time.
     pub(crate) fn new(listener: TcpListener, access: Arc<Access>) -> Self {
         Self { listener, access }
     }
@@ -57,11 +58,12 @@ impl Transport for TlsListener {
         stream.set_nodelay(true)?;
         let config = self.access.tls_config().ok_or(io::ErrorKind::Unsupported)?;
         let accepted = TlsAcceptor::from(config).accept(stream).await;
-        // Who tries to get in is of interest when somebody cannot.
+        // Failed handshakes help to diagnose clients that cannot connect.
         let stream = accepted
             .map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
         let certificate = stream.get_ref().1.peer_certificates();
-        // The handshake fails without one; if that ever changes, nobody comes in by it.
+        // The handshake fails without a certificate; if that ever changes, this check refuses the
+        // client.
         let certificate = certificate
             .and_then(|chain| chain.first())
             .ok_or_else(|| io::Error::other("the client shows no certificate"))?;

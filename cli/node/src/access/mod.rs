@@ -1,6 +1,6 @@
-//! Who may do what: nobody calls unknown, and each change is on record.
+//! Access control: every caller is identified, and every change is logged.
 //!
-//! Owns certificates, tokens, roles and the audit. It must not know what an endpoint does.
+//! Owns certificates, tokens, roles and the audit log. It must not know the effect of an endpoint.
 //!
 //! ```text
 //!   Unix socket (mode 0600, or 0660 with --group) ── SO_PEERCRED ──> uid, pid ───────────> admin ─┐
@@ -11,10 +11,10 @@
 //!                           └──> audit: who, what, outcome, request_id
 //! ```
 //!
-//! On the Unix socket the file system says who may connect, and whoever may is `admin`. TCP is there only with a certificate,
-//! a key, an authority for clients and tokens; a client needs both, so neither a stolen token nor a
-//! stolen certificate is enough. All files are read again on SIGHUP, together: if one of them is wrong, all of them stay as
-//! they were.
+//! File permissions control access to the Unix socket, and every client of it is `admin`. TCP needs
+//! a certificate, a key, an authority for clients, and tokens. A client needs both a certificate
+//! and a token, so neither a stolen token nor a stolen certificate is enough. SIGHUP reloads all
+//! files together: if one of them is invalid, all of them stay as they were.
 
 mod caller;
 mod certificates;
@@ -44,16 +44,16 @@ pub(crate) use share::share_with;
 use super::error::Error;
 use tokens::Tokens;
 
-/// Files that say who may call by TCP.
+/// The files that control access by TCP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AccessFiles {
-    /// For TLS.
+    /// For the TLS handshake.
     pub certificates: CertificateFiles,
     /// For requests.
     pub tokens: PathBuf,
 }
 
-/// What was read from the files.
+/// The contents of the files.
 struct Loaded {
     tls: Arc<ServerConfig>,
     tokens: Arc<Tokens>,
@@ -68,7 +68,7 @@ impl Loaded {
     }
 }
 
-/// Who may do what, as it is now.
+/// The current access control.
 pub(crate) struct Access {
     /// None without TCP.
     remote: Option<(AccessFiles, RwLock<Loaded>)>,
@@ -84,10 +84,9 @@ impl fmt::Debug for Access {
 }
 
 impl Access {
-    /// With `files`, also by TCP.
+    /// With `files`, callers may also use TCP.
     ///
-    /// # Errors
-    /// A file cannot be used.
+    /// # Errors A file cannot be used.
     pub(crate) fn new(files: Option<AccessFiles>) -> Result<Self, Error> {
         let remote = files.map(|files| {
             let loaded = Loaded::of(&files)?;
@@ -98,10 +97,10 @@ impl Access {
         })
     }
 
-    /// Reads all files again. Connections that are there stay; tokens count from the next request on.
+    /// Reads all files again. Existing connections stay; the new tokens apply from the next request
+    /// on.
     ///
-    /// # Errors
-    /// A file cannot be used; then all is as before.
+    /// # Errors A file cannot be used; then nothing changes.
     pub(crate) fn reload(&self) -> Result<(), Error> {
         if let Some((files, loaded)) = &self.remote {
             let new = Loaded::of(files)?;

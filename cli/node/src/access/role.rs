@@ -1,12 +1,12 @@
-//! What each endpoint asks of who calls it: the one table.
+//! The role that each endpoint requires: the one table.
 //!
-//! Owns [`TABLE`] and how a path is found in it. It must not know who calls.
+//! Owns [`TABLE`] and the lookup of a path in it. It must not identify callers.
 //!
 //! ```text
 //!   read ⊂ operate ⊂ admin
 //! ```
-//! A path that is not in the table needs `admin`, so that what is forgotten is closed; a unit test compares
-//! the table with the description of the API, so that nothing is.
+//! A path that is not in the table needs `admin`, so a forgotten path is closed. A unit test
+//! compares the table with the description of the API, so that no path is missing.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,18 +15,18 @@ use axum::http::Method;
 
 use crate::error::Error;
 
-/// What somebody may do, each including the ones before it.
+/// A caller's rights; each role includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
-    /// Look at everything.
+    /// Read everything.
     Read,
-    /// Change what machines do: start, pause, stop, reset.
+    /// Change the state of VMs: start, pause, stop, reset.
     Operate,
-    /// Everything: make and delete machines, devices and NICs.
+    /// Everything: create and delete VMs, devices and NICs.
     Admin,
 }
 
-/// How roles are said.
+/// The names of roles.
 const WORDS: [(Role, &str); 3] = [
     (Role::Read, "read"),
     (Role::Operate, "operate"),
@@ -53,10 +53,10 @@ impl FromStr for Role {
 /// A row: method, path with `{…}` for any one segment, and `{*…}` for one or more at the end.
 pub(super) type Row = (Method, &'static str, Role);
 
-/// Which role each endpoint needs; the first row that fits counts. HEAD is as GET.
+/// The role that each endpoint requires; the first matching row counts. HEAD is treated as GET.
 ///
-/// A machine's own endpoints are reached through `/v1/vms/{name}/`: their rows stand by name where a role
-/// below `admin` is enough.
+/// Clients reach a VM's own endpoints through `/v1/vms/{name}/`. They have rows of their own where
+/// a role below `admin` is sufficient.
 pub(super) const TABLE: &[Row] = &[
     (Method::GET, "/v1/openapi.json", Role::Read),
     (Method::GET, "/v1/version", Role::Read),
@@ -107,7 +107,7 @@ pub(super) fn needed(method: &Method, path: &str) -> Role {
     row(method, path).map_or(Role::Admin, |row| row.2)
 }
 
-/// The row of a request. `path` is as it came, percent signs included: axum's routes are found that way, too.
+/// The row of a request. `path` is not percent-decoded, as in the lookup of axum's routes.
 fn row(method: &Method, path: &str) -> Option<&'static Row> {
     let method = match *method {
         Method::HEAD => &Method::GET,

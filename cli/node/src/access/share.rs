@@ -1,6 +1,6 @@
-//! The Unix socket for a group.
+//! Shares the Unix socket with a group.
 //!
-//! Owns the step from "this user only" to "and this group".
+//! Owns the change from "this user only" to "and this group".
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, CWD, Gid, Mode};
 
 use crate::error::Error;
 
-/// Mode of a socket that a group shares.
+/// The mode of a socket that a group shares.
 const MODE: Mode = Mode::from_raw_mode(0o660);
 
 /// Gives the socket at `path` to `group`, a name or a number: mode 0660.
@@ -28,7 +28,7 @@ pub(crate) fn share_with(path: &Path, group: &str) -> Result<(), Error> {
             found.map(|(_, number)| number)
         }
     };
-    // All bits set means "leave it" to the kernel.
+    // To the kernel, all bits set means "no change".
     let number = number.filter(|&number| number != u32::MAX);
     let number = number.ok_or_else(|| {
         Error::failed(format!(
@@ -40,7 +40,7 @@ pub(crate) fn share_with(path: &Path, group: &str) -> Result<(), Error> {
         let message = format!("cannot give {} to the group {group}", path.display());
         Error::failed(message).because(io::Error::from(error))
     };
-    // In this order the group that had it before never gets the right.
+    // In this order the former group never gets access.
     let gid = Some(Gid::from_raw(number));
     rustix::fs::chownat(CWD, path, None, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
     rustix::fs::chmod(path, MODE).map_err(failed)

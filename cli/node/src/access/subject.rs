@@ -1,7 +1,7 @@
-//! The subject of a certificate as RFC 4514 writes it, for the audit.
+//! The subject of a certificate in the form of RFC 4514, for the audit log.
 //!
-//! Owns how much of it is shown, and that it stays one line. It must not know whether a certificate is
-//! to be trusted: rustls has decided that before.
+//! Owns its maximum length, and that it stays one line. It must not verify certificates: rustls has
+//! done that before.
 
 use std::fmt::Write;
 
@@ -9,11 +9,11 @@ use x509_cert::Certificate;
 use x509_cert::der::Decode;
 use x509_cert::name::Name;
 
-/// How much of a subject is shown, in characters.
+/// The longest subject that is shown, in characters.
 const TEXT_MAX: usize = 256;
 
-/// The subject of a certificate in DER, such as `CN=ops,O=Example`; none if it cannot be read, or is
-/// empty.
+/// The subject of a certificate in DER, such as `CN=ops,O=Example`; none if it cannot be read, or
+/// is empty.
 pub(super) fn of(certificate: &[u8]) -> Option<String> {
     let certificate = Certificate::from_der(certificate).ok()?;
     text(certificate.tbs_certificate().subject())
@@ -22,7 +22,7 @@ pub(super) fn of(certificate: &[u8]) -> Option<String> {
 fn text(name: &Name) -> Option<String> {
     let mut text = String::new();
     write!(text, "{name}").ok()?;
-    // Others than those that the crate escapes: a terminal may follow them, too.
+    // Control characters that the crate does not escape: a terminal may interpret them, too.
     let mut text = text.replace(char::is_control, "\u{fffd}");
     if let Some((end, _)) = text.char_indices().nth(TEXT_MAX) {
         text.replace_range(end.., "…");

@@ -1,7 +1,7 @@
-//! Bearer tokens: who has which role.
+//! Bearer tokens: each has a role.
 //!
-//! Owns the file's form and the comparison. Tokens themselves are in no file: it has their SHA-256, so whoever reads
-//! a copy of it cannot call. It must not know what a role may do.
+//! Owns the file's form and the comparison. The file contains only the SHA-256 of each token, so a
+//! copy of it does not grant access. It must not know the rights of a role.
 //!
 //! ```text
 //! # role  name     SHA-256 of the token, in hexadecimal: printf %s "$TOKEN" | sha256sum
@@ -18,21 +18,21 @@ use vmm::credentials::{self, Holder, Secrecy};
 use super::role::Role;
 use crate::error::Error;
 
-/// How many tokens there can be.
+/// The maximum number of tokens.
 const TOKENS_MAX: usize = 1024;
 /// The longest name of a token, in bytes.
 const NAME_MAX: usize = 64;
-/// The longest token that is looked at, in bytes.
+/// The longest accepted token, in bytes.
 const TOKEN_MAX: usize = 4096;
-/// Bytes of a SHA-256.
+/// The size of a SHA-256, in bytes.
 const DIGEST_SIZE: usize = 32;
 
-/// A token's name and what it may do.
+/// A token's name and role.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Token {
-    /// What it may do.
+    /// The role that it grants.
     pub(crate) role: Role,
-    /// What it is called in the audit.
+    /// Its name in the audit log.
     pub(crate) name: String,
     digest: [u8; DIGEST_SIZE],
 }
@@ -42,10 +42,9 @@ pub(crate) struct Token {
 pub(crate) struct Tokens(Vec<Token>);
 
 impl Tokens {
-    /// Reads a file that nobody but its owner may read.
+    /// Reads a file that only its owner may read.
     ///
-    /// # Errors
-    /// The file cannot be used.
+    /// # Errors The file cannot be used.
     pub(super) fn load(path: &Path) -> Result<Self, Error> {
         let bytes = credentials::read(path, Secrecy::Secret, Holder::Service)?;
         Self::parse(&bytes, path)
@@ -75,8 +74,8 @@ impl Tokens {
         }
     }
 
-    /// Whose this token is. How long it takes tells nothing about tokens: all digests are compared, and each
-    /// whole.
+    /// The entry of this token. The duration reveals nothing about tokens: all digests are
+    /// compared, and each in full.
     pub(super) fn find(&self, token: &[u8]) -> Option<&Token> {
         if token.len() > TOKEN_MAX {
             return None;
@@ -139,7 +138,7 @@ fn parse_digest(text: &str) -> Option<[u8; DIGEST_SIZE]> {
         return None;
     }
     for (byte, pair) in digest.iter_mut().zip(pairs) {
-        // `from_str_radix` alone would take "+1".
+        // `from_str_radix` alone would accept "+1".
         if !pair.iter().all(u8::is_ascii_hexdigit) {
             return None;
         }
@@ -152,7 +151,7 @@ fn parse_digest(text: &str) -> Option<[u8; DIGEST_SIZE]> {
 mod tests {
     use super::*;
 
-    /// `printf %s test | sha256sum`, and of `secret2`.
+    /// The result of `printf %s test | sha256sum`, and the same for `secret2`.
     const TEST: &str = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
     const OTHER: &str = "35224d0d3465d74e855f8d69a136e79c744ea35a675d3393360a327cbf6359a2";
 

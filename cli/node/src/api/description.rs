@@ -1,4 +1,4 @@
-//! The description of the API: its generation, and what must be true of it.
+//! Generates the description of the API, and tests its invariants.
 
 mod clients;
 
@@ -87,8 +87,8 @@ static GENERATED: LazyLock<String> = LazyLock::new(|| {
 });
 static SERVED: LazyLock<Value> = LazyLock::new(|| serde_json::from_str(&GENERATED).unwrap());
 
-/// Adds the operations that the daemon passes on to the process of a machine, with their schemas.
-/// Paths of the daemon come first.
+/// Adds the operations that the daemon forwards to the process of a VM, with their schemas. Paths
+/// of the daemon come first.
 fn mount(node: &mut OpenApi, mut machine: OpenApi) {
     for (path, mut item) in std::mem::take(&mut machine.paths.paths) {
         let Some(path) = mounted(&path) else { continue };
@@ -145,8 +145,8 @@ fn schemas(api: &OpenApi) -> BTreeMap<String, RefOr<Schema>> {
         .unwrap_or_default()
 }
 
-/// Where the daemon has a path of a machine's process: see `proxy.rs`. A machine of the daemon is
-/// created and started by the daemon, so nothing is restored.
+/// The daemon's path for a path of a VM's process: see `proxy.rs`. The daemon creates and starts
+/// its VMs, so there is no restore.
 fn mounted(path: &str) -> Option<String> {
     let rest = match path {
         "/v1/vm/restore" => return None,
@@ -156,7 +156,7 @@ fn mounted(path: &str) -> Option<String> {
     Some(format!("/v1/vms/{{name}}/{rest}"))
 }
 
-/// `list_nics` is `list_vm_nics` here, `reset_vm` is as it is.
+/// `list_nics` becomes `list_vm_nics` here; `reset_vm` stays.
 fn id_of_vm(id: &str) -> String {
     match id.split_once('_') {
         Some((verb, object)) if object != "vm" && !object.starts_with("vm_") => {
@@ -212,7 +212,7 @@ async fn every_operation_refuses_what_it_would_ignore() {
     let node = Node::below(&directory);
     let root = UnixPeer { uid: 0, pid: None };
     let router = router(node, Arc::new(Access::new(None).unwrap())).layer(Extension(root));
-    // The process of a machine checks what is passed on to it.
+    // The process of a VM checks the forwarded requests.
     let (_, own) = registered().split_for_parts();
     let mut served = SERVED.clone();
     let paths = served["paths"].as_object_mut().unwrap();

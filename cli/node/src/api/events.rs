@@ -1,23 +1,24 @@
-//! `/v1/events`: what happens on the node, as it happens (Server-Sent Events, the WHATWG's HTML standard, section 9.2).
+//! `/v1/events`: the node's events as they happen (Server-Sent Events, WHATWG HTML standard,
+//! section 9.2).
 //!
-//! Owns the stream's form. It must not know what happens.
+//! Owns the form of the stream. It must not know the sources of events.
 //!
 //! ```text
 //!   retry: 1000                 how long to wait before connecting again
 //!   id: 1764000000000123        where it begins
 //!
-//!   id: 1764000000000124        the event's generation: what a reader says in Last-Event-ID
+//!   id: 1764000000000124        the event's generation, which a reader sends in Last-Event-ID
 //!   data: {"generation":1764000000000124,"time_ms":…,"subject":"/v1/vms/web","change":"created"}
 //!
 //!   id: 1764000000002000        the reader was away or slow for too long: events up to
 //!   event: lost                 this one may be lost to it; those that are kept follow
 //!   data: {"generation":1764000000002000}
 //!
-//!   :                           every 15 s, so that both sides see that the other is there
-//!   id: 1764000000003000        in place of it, if a filter has passed over events meanwhile
+//!   :                           every 15 s, so that each side sees that the other is alive
+//!   id: 1764000000003000        instead, if a filter has skipped events meanwhile
 //! ```
-//! The stream ends with its connection, after 5 minutes at the latest (`vmm::http::server`). A reader connects again
-//! and says where it was; readers in browsers do so by themselves.
+//! The stream ends with its connection, after 5 minutes at the latest (`vmm::http::server`). A
+//! reader reconnects with its position; browsers do so by themselves.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -47,9 +48,9 @@ use crate::error::Error;
 use crate::events::{Events, READERS_MAX, Read};
 use crate::machines::spec::VmName;
 
-/// How often something comes when nothing happens.
+/// The interval of keep-alives on an idle stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Events that are written at once.
+/// The most events per write.
 const CHUNK: usize = 64;
 
 /// Watch events
@@ -102,7 +103,7 @@ fn stream_of(
         told: after,
         filter: Filter { vm, change },
         follows: query.follow.unwrap_or(true),
-        // One that goes on has its place already.
+        // A resuming reader has its position already.
         greeting: Some(match asked {
             Some(_) => "retry: 1000\n\n".to_owned(),
             None => format!("retry: 1000\nid: {begin}\n\n"),
@@ -132,7 +133,8 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, HttpError> {
     number.ok_or_else(wrong).map(Some)
 }
 
-/// The change that the parameter `type` names. A word that no event has would match nothing.
+/// The change that the parameter `type` names. Unknown words are rejected, because they would match
+/// no event.
 fn change_of(word: &str) -> Result<EventChange, HttpError> {
     let change: Result<_, Unreadable> = EventChange::deserialize(word.into_deserializer());
     match change {
@@ -143,7 +145,7 @@ fn change_of(word: &str) -> Result<EventChange, HttpError> {
     }
 }
 
-/// Which events a reader wants.
+/// The events that a reader selects.
 #[derive(Debug)]
 struct Filter {
     vm: Option<VmName>,
@@ -161,32 +163,32 @@ impl Filter {
     }
 }
 
-/// One stream.
+/// A stream of one reader.
 struct Reader {
     events: Arc<Events>,
-    /// The generation up to which everything is written, or passed over.
+    /// The generation up to which all events are written or skipped.
     after: u64,
-    /// The generation of which the reader knows.
+    /// The last generation that the reader has received.
     told: u64,
     filter: Filter,
     /// Whether it waits for new events.
     follows: bool,
     greeting: Option<String>,
     newest: watch::Receiver<u64>,
-    /// Absent where no server serves it.
+    /// None without a server.
     closing: Option<Closing>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Reader {
-    /// What is to be written next; none at the end.
+    /// The next text of the stream; none at its end.
     async fn next(&mut self) -> Option<String> {
         if let Some(greeting) = self.greeting.take() {
             return Some(greeting);
         }
         let quiet = Instant::now() + KEEP_ALIVE;
         loop {
-            // Before reading: what comes after that wakes.
+            // Before the read, so that later events wake the reader.
             self.newest.borrow_and_update();
             match self.events.read(self.after, CHUNK) {
                 Read::Events(events) if !events.is_empty() => {
@@ -226,7 +228,7 @@ impl Reader {
         }
     }
 
-    /// Where the reader is, if events were passed over that it does not know of.
+    /// The reader's new position, if events were skipped that it does not know of.
     fn place(&mut self) -> Option<String> {
         let after = self.after;
         let told = std::mem::replace(&mut self.told, after);
@@ -236,7 +238,8 @@ impl Reader {
 
 fn written(event: &Event) -> String {
     let mut text = format!("id: {}\n", event.generation);
-    // JSON has no line breaks outside of strings, and none in them. An event of text and numbers can always be written.
+    // JSON has no line breaks, neither outside of strings nor in them. An event of text and numbers
+    // always serializes.
     let data = serde_json::to_string(event).unwrap_or_default();
     let _ = write!(text, "data: {data}\n\n");
     text

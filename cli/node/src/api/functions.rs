@@ -101,7 +101,7 @@ pub(super) async fn change(
     Ok(Json(node.turns.run(count).await?))
 }
 
-/// Whether a NIC is made on a virtual function of this one.
+/// Whether a NIC was created on a virtual function of this one.
 fn is_on(nic: &MadeNic, function: &Function) -> bool {
     let virtual_ones = function.virtual_functions.iter();
     let virtual_ones: Vec<String> = virtual_ones.map(|(_, one)| one.to_string()).collect();

@@ -363,7 +363,7 @@ mod tests {
         }
     }
 
-    /// What is written has no members but those of the record, with their types.
+    /// Checks that the serialized value has only the members of the record, with their types.
     #[track_caller]
     fn is_described<T: Serialize + DeserializeOwned>(written: &impl Serialize) -> Value {
         let written = serde_json::to_value(written).unwrap();

@@ -1,14 +1,15 @@
-//! Requests to the kernel about NICs, devices and ports: how many at a time, and what their errors are to a client.
+//! Requests to the kernel about NICs, devices and ports: their number at a time, and the status of
+//! their errors.
 //!
-//! Owns the bound and the table of statuses. It must not know what is asked.
+//! Owns the limit and the table of statuses. It must not know the requests.
 //!
-//! | what | status |
+//! | error | status |
 //! |---|---|
-//! | the client named what is not there | 404 |
-//! | the client's values cannot be | 422 |
-//! | it cannot be done on this host, or not now: in use, no driver, no right, refused by the kernel | 409 |
+//! | the named object does not exist | 404 |
+//! | a value in the request is invalid | 422 |
+//! | impossible on this host, or not now: in use, no driver, no permission, refused by the kernel | 409 |
 //! | the kernel does not answer, or too many requests wait for it | 503 |
-//! | the kernel's answers or files make no sense | 500 |
+//! | the kernel's answers or files are malformed | 500 |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +22,8 @@ use vmm::http::on_worker;
 
 use crate::error::{Error, ErrorKind, HOST_FAILED, UNUSABLE, conflict};
 
-/// Requests at a time: the kernel has one lock for vDPA and one for network interfaces, so more of
-/// them would only wait there, where nothing ends them.
+/// The most requests at a time. The kernel has one lock for vDPA and one for network interfaces, so
+/// more requests would only wait there without a timeout.
 const REQUESTS_MAX: usize = 4;
 /// How long a request waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -77,7 +78,7 @@ fn kind(error: &MgmtError) -> ErrorKind {
     }
 }
 
-/// The turns of requests to the kernel.
+/// The semaphore of requests to the kernel.
 #[derive(Debug, Clone)]
 pub(crate) struct Turns(Arc<Semaphore>);
 
@@ -88,8 +89,8 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Carries out `work` on a worker thread, to its end also if the client goes: its turn is over
-    /// only then.
+    /// Runs `work` on a worker thread, to its end even if the client disconnects: only then is its
+    /// turn over.
     pub(crate) async fn run<T, E>(
         &self,
         work: impl FnOnce() -> Result<T, E> + Send + 'static,
@@ -115,8 +116,7 @@ impl Turns {
     }
 }
 
-/// A list where the kernel has what it is of; none where it has not, for that is what there is
-/// then.
+/// A list, or an empty one if the kernel lacks the subsystem and so has no such objects.
 pub(super) fn or_none<T, E>(
     list: Result<Vec<T>, E>,
     absent: impl FnOnce(&E) -> bool,
@@ -127,14 +127,14 @@ pub(super) fn or_none<T, E>(
     }
 }
 
-/// All of a kind that vDPA management knows; none without it.
+/// All objects of a kind in vDPA management; none without vDPA management.
 pub(super) fn of_vdpa<T>(
     list: impl FnOnce(&Connection) -> Result<Vec<T>, MgmtError>,
 ) -> Result<Vec<T>, MgmtError> {
     or_none(Connection::open().and_then(|open| list(&open)), no_vdpa)
 }
 
-/// Whether this host, as it is, has no vDPA management.
+/// Whether this host currently has no vDPA management.
 fn no_vdpa(error: &MgmtError) -> bool {
     matches!(
         error.kind(),
@@ -142,7 +142,7 @@ fn no_vdpa(error: &MgmtError) -> bool {
     )
 }
 
-/// Whether this host, as it is, has no devlink.
+/// Whether this host currently has no devlink.
 pub(super) fn no_devlink(error: &MgmtError) -> bool {
     error.kind() == MgmtErrorKind::NoDevlink
 }
@@ -171,7 +171,7 @@ mod tests {
         while turns.0.available_permits() > 0 {
             tokio::task::yield_now().await;
         }
-        // The clients go; what they asked for goes on, and so do their turns.
+        // The clients disconnect; their requests continue, and keep their turns.
         waiting[0].abort();
         tokio::task::yield_now().await;
         assert_eq!(turns.0.available_permits(), 0);

@@ -1,15 +1,15 @@
-//! `/v1/metrics`: the node and its virtual machines, as Prometheus reads them.
+//! `/v1/metrics`: the node and its VMs in the Prometheus text format.
 //!
-//! Owns the names, and the one pass over the machines' processes. It must not know how a figure
-//! comes about.
+//! Owns the names, and the one pass over the VMs' processes. It must not know the origin of a
+//! figure.
 //!
 //! ```text
 //!   records, views, /proc ─────────────────────> samples of every machine
 //!   GET /v1/vm/nics/{id} of each that runs ────> samples of its queues: none of a
 //!     64 machines at a time, 1 s for all         machine that does not answer by then
 //! ```
-//! Processes may be hostile: names are those of the record, and each sample occurs once. Prometheus
-//! rejects a text with duplicates as a whole.
+//! Processes may be hostile: names come from the record, and each sample occurs once. Prometheus
+//! rejects a whole text that contains duplicates.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,23 +30,23 @@ use crate::machines::record::Record;
 use crate::machines::spec::NicId;
 use crate::machines::vmm::Vmm;
 
-/// Machines that are asked at a time, by all scrapes together.
+/// VMs that are queried at a time, by all scrapes together.
 static TURNS: Semaphore = Semaphore::const_new(64);
-/// How long the pass over all machines may take.
+/// The time limit of the pass over all VMs.
 const PASS: Duration = Duration::from_secs(1);
-/// The most queues that are counted of a NIC.
+/// The most queues per NIC.
 const QUEUES_MAX: usize = 256;
 
-/// A machine as the daemon knows it.
+/// The daemon's data of a VM.
 struct Sample {
     info: VmInfo,
     boots: Option<u64>,
     memory: Option<Memory>,
-    /// Its NICs by its own account; none without a process that answers.
+    /// The NICs that it reports; none without a process that answers.
     nics: Option<BTreeMap<NicId, Nic>>,
 }
 
-/// A NIC by its machine's account.
+/// A NIC as its VM reports it.
 struct Nic {
     plugged: bool,
     driver_ok: bool,
@@ -115,7 +115,7 @@ pub(super) async fn show(State(node): Api) -> Text {
     text
 }
 
-/// Asks all machines at once; those that have answered by the end of `limit`.
+/// Queries all VMs at once; returns those that answer within `limit`.
 async fn ask_all(
     machines: Vec<(String, Vmm, Vec<NicId>)>,
     limit: Duration,
@@ -126,7 +126,7 @@ async fn ask_all(
         asked.spawn(async move { (name, ask(&vmm, nics).await) });
     }
     let mut answers = BTreeMap::new();
-    // Dropping the set cancels those that remain.
+    // Dropping the set cancels the remaining tasks.
     while let Ok(Some(done)) = timeout_at(end, asked.join_next()).await {
         if let Ok((name, Some(nics))) = done {
             answers.insert(name, nics);
@@ -143,7 +143,7 @@ async fn ask(vmm: &Vmm, nics: Vec<NicId>) -> Option<BTreeMap<NicId, Nic>> {
             Ok(nic) => {
                 answers.insert(id, nic.into());
             }
-            // The guest has no such NIC now.
+            // The guest does not have this NIC now.
             Err(error) if error.is_refused(StatusCode::NOT_FOUND) => {}
             Err(_) => return None,
         }
@@ -320,7 +320,7 @@ fn nics(samples: &[Sample]) -> impl Iterator<Item = (&str, &NicId, &Nic)> {
     })
 }
 
-/// What the watch of rings saw. The alarms are in the daemon's view, so they need no answer.
+/// The results of the ring watch. The alarms are in the daemon's view, so they need no query.
 fn write_queues(text: &mut Text, samples: &[Sample]) {
     let mut alarms = text.family(
         "bellhop_queue_alarm",

@@ -1,4 +1,4 @@
-//! `/v1/mgmtdevs`: what vDPA devices can be made on.
+//! `/v1/mgmtdevs`: the management devices, on which vDPA devices can be created.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,7 +1,9 @@
-//! `/v1/vms/{name}/migration`: the machine's own migration, and what the node has to know of it.
+//! `/v1/vms/{name}/migration`: the VM's own migration, and the node's part in it.
 //!
-//! Requests are passed on as all others are, but for those about a move between two nodes. A machine that is asked to leave is marked in its record before; what its
-//! process answers to clients is heard, too; and when the process is gone, the node itself is told where the guest is.
+//! Requests are forwarded as all others are, except those about a migration between two nodes.
+//! Before a VM receives a request to leave, the daemon marks its record. The daemon also evaluates
+//! the process's answers to clients. Once the process is gone, clients report to the node itself
+//! where the guest is.
 
 use axum::Json;
 use axum::body::{Body, Bytes, to_bytes};
@@ -31,15 +33,15 @@ use crate::machines::steps::{Passed, SendRequest};
 use crate::machines::vmm::no_answer;
 use crate::peers;
 
-/// The longest account of a migration that is read, in bytes.
+/// The longest accepted report of a migration, in bytes.
 const ACCOUNT_MAX: usize = 1 << 20;
 
-/// What is asked for, of this daemon or of the machine.
+/// A migration request, for this daemon or for the VM.
 #[derive(Debug)]
 pub(super) enum Wanted {
-    /// Of this daemon.
+    /// For this daemon.
     Ours(NodeMigrationRequest),
-    /// Of the machine, to a process that waits.
+    /// For the VM: a migration to a process that waits.
     Machines(Value),
 }
 

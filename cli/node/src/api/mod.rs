@@ -1,4 +1,4 @@
-//! The daemon's endpoints: one file each, one line here, and their description.
+//! The daemon's endpoints, one file and one line each, and their description.
 
 #[cfg(test)]
 mod description;
@@ -118,7 +118,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(nics::list))
 }
 
-/// The description that is served; a test generates it and compares.
+/// The served description; a test generates it and compares.
 const DOCUMENT: &str = include_str!("../../openapi.json");
 
 /// Read this description
@@ -131,7 +131,7 @@ async fn openapi() -> Response {
     ([(CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
 }
 
-/// Conditional headers that endpoints evaluate. Elsewhere they are refused.
+/// Conditional headers that endpoints evaluate. Elsewhere they are rejected.
 const EVALUATED: &[Evaluated] = &[
     ("/v1/vms/{name}", "if-match"),
     ("/v1/vms/{name}", "if-none-match"),
@@ -139,13 +139,13 @@ const EVALUATED: &[Evaluated] = &[
     ("/v1/vms/{name}/spec", "if-none-match"),
 ];
 
-/// All of them, over `node`, for those whom `access` lets through.
+/// The router of all endpoints over `node`, for callers that `access` permits.
 pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
     let (router, rules) = http::description::endpoints_and_rules(registered());
-    // Tests generate the description of these from the machine's.
+    // Tests generate the description of these from that of the VM's API.
     let router = router.route("/v1/vms/{name}/{*rest}", any(proxy::forward));
     let router = rules.evaluated(EVALUATED).around(router);
-    // What there is not is told to those only who may come in.
+    // Only permitted callers learn that a path does not exist.
     let checked = http::complete(router).layer(from_fn_with_state(access, access::check));
     http::named(checked).with_state(node)
 }

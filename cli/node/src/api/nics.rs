@@ -1,4 +1,4 @@
-//! `/v1/nics`: NICs that `bellhop nic create` or this daemon made, from their records.
+//! `/v1/nics`: NICs that `bellhop nic create` or this daemon created, from their records.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,7 +1,7 @@
-//! `/v1/operations`: long work of the daemon, and the requests for it that only begin it.
+//! `/v1/operations`: long work of the daemon, and the requests that only begin it.
 //!
-//! Owns the form of these requests and answers. What an operation is belongs to
-//! [`crate::machines::operations`].
+//! Owns the form of these requests and answers. [`crate::machines::operations`] owns the
+//! operations.
 
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ pub(super) async fn list(
     if let Some(target) = &query.target {
         target.parse::<VmName>()?;
     }
-    // Words that no operation has would match nothing.
+    // Words that match no operation are rejected.
     if query.kind == Some(OperationKind::Unknown) || query.phase == Some(OperationPhase::Unknown) {
         let message = "`kind` or `phase` is no word that an operation has: see `OperationKind` and \
                        `OperationPhase` in /v1/openapi.json";
@@ -260,7 +260,7 @@ mod tests {
                     .unwrap();
             }
         }
-        // The second daemon finds what the first one has made of them.
+        // The second daemon finds the results of the first one.
         for _ in 0..2 {
             let node = Node::below(&directory);
             assert_eq!(listed(&node, json!({})).await.unwrap(), ["5", "6"]);

@@ -1,4 +1,4 @@
-//! `/v1/ports`: ports of NICs, as devlink has them.
+//! `/v1/ports`: ports of NICs, as devlink reports them.
 
 use axum::Json;
 use axum::extract::{Path, State};

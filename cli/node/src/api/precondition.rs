@@ -1,7 +1,7 @@
-//! `If-Match` and `If-None-Match` of a request about a virtual machine (RFC 9110, section 13.1),
-//! and the entity tag of an answer.
+//! `If-Match` and `If-None-Match` of a request on a VM (RFC 9110, section 13.1), and the entity tag
+//! of an answer.
 //!
-//! Owns the headers' form. It must not know when a condition holds.
+//! Owns the headers' form. It must not know when a precondition holds.
 //!
 //! ```text
 //!   If-Match: "g17"        at this generation        If-None-Match: *   none of this name
@@ -48,8 +48,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Precondition {
     }
 }
 
-/// A header's value; of one that is there several times all of them, as in one list. Bytes that
-/// are no UTF-8 become replacement characters, which no tag has.
+/// A header's value. Several headers of the same name are joined to one list. Bytes that are not
+/// UTF-8 become replacement characters, which no tag contains.
 fn joined(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
     let values = headers.get_all(name).iter();
     let all: Vec<_> = values
@@ -63,10 +63,9 @@ fn malformed(name: &str, wanted: &str) -> HttpError {
 }
 
 impl Precondition {
-    /// On what the request depends.
+    /// The precondition of the request.
     ///
-    /// # Errors
-    /// A value is malformed.
+    /// # Errors A value is malformed.
     pub(super) fn condition(&self) -> Result<Condition, HttpError> {
         let absent = match self.if_none_match.as_deref() {
             None => false,
@@ -81,7 +80,7 @@ impl Precondition {
             Some(value) => {
                 let wanted = "`*`, or entity tags such as `\"g17\"`";
                 let tags = strong_tags(value).ok_or_else(|| malformed("If-Match", wanted))?;
-                // Both headers at once never hold, as no tag does.
+                // Both headers together never hold, as if no tag matched.
                 Condition::At(if absent { Vec::new() } else { tags })
             }
         })
@@ -89,7 +88,7 @@ impl Precondition {
 }
 
 /// The strong tags of a list, without their quotes; a weak one matches nothing here. `None`: it is
-/// no list of entity tags.
+/// not a list of entity tags.
 fn strong_tags(list: &str) -> Option<Vec<String>> {
     let mut tags = Vec::new();
     let mut rest = list.trim();
@@ -111,7 +110,7 @@ fn strong_tags(list: &str) -> Option<Vec<String>> {
     }
 }
 
-/// The header that tells a virtual machine's generation.
+/// The header with a VM's generation.
 pub(super) fn etag(generation: u64) -> [(HeaderName, String); 1] {
     [(ETAG, format!("\"{}\"", tag(generation)))]
 }
@@ -141,7 +140,7 @@ mod tests {
             ("*", Condition::Present),
             ("\"g17\"", at(&["g17"])),
             ("\"g1\",\"g2\" , \"a,b\"", at(&["g1", "g2", "a,b"])),
-            // A tag of another server, an empty and a weak one: well-formed, and never a match.
+            // A foreign tag, an empty one and a weak one: well-formed, and never a match.
             ("\"nonsense\"", at(&["nonsense"])),
             ("\"\"", at(&[""])),
             ("W/\"g17\"", at(&[])),

@@ -1,8 +1,9 @@
-//! Everything beneath `/v1/vms/{name}/` that is not the daemon's: passed on to the machine's own API.
+//! Forwards all paths below `/v1/vms/{name}/` that the daemon does not serve to the VM's own API.
 //!
-//! `/v1/vms/x/power-button` is the machine's `/v1/vm/power-button`; what it has beside `/v1/vm` keeps its
-//! name: `/v1/vms/x/metrics`, `/v1/vms/x/openapi.json`. The machine itself (`/v1/vm`) is not reached so: its
-//! life is the daemon's. Bodies pass piece by piece, whatever their size: the machine limits them.
+//! `/v1/vms/x/power-button` is the VM's `/v1/vm/power-button`. Paths outside `/v1/vm` keep their
+//! name: `/v1/vms/x/metrics`, `/v1/vms/x/openapi.json`. The VM itself (`/v1/vm`) is not reachable
+//! this way, because the daemon controls its life. Bodies are streamed, whatever their size: the VM
+//! limits them.
 
 use std::time::Duration;
 
@@ -19,16 +20,16 @@ use crate::error::Error;
 use crate::machines::error::no_vm;
 use crate::machines::vmm::{not_in_time, unformed};
 
-/// How long a machine may take to begin its answer: longer than any watch of its.
+/// How long a VM may take to begin its answer: longer than any of its watches.
 const ANSWER_TIME: Duration = Duration::from_secs(90);
-/// What the machine has beside `/v1/vm`.
+/// The VM's paths outside `/v1/vm`.
 const BESIDE: [&str; 2] = ["metrics", "openapi.json"];
-/// What of a request's head the machine gets to know.
+/// The request headers that are forwarded.
 const REQUEST_HEADERS: [HeaderName; 2] = [CONTENT_TYPE, ACCEPT];
-/// What of an answer's head the client gets to know. Its request's name is given by whoever serves.
+/// The answer headers that are forwarded. The server adds the request ID.
 const ANSWER_HEADERS: [HeaderName; 2] = [CONTENT_TYPE, ALLOW];
 
-/// Passes a request on.
+/// Forwards a request.
 pub(super) async fn forward(
     State(node): Api,
     VmPath { name }: VmPath,
@@ -64,8 +65,7 @@ pub(super) async fn forward(
     Ok(response)
 }
 
-/// The path in the machine's API, with what follows it. Nothing is decoded, so nothing can become
-/// another path.
+/// The path and query in the VM's API. Nothing is decoded, so a path cannot become another one.
 pub(super) fn target(uri: &Uri) -> Option<String> {
     let (_, rest) = uri.path().strip_prefix("/v1/vms/")?.split_once('/')?;
     let mut target = if BESIDE.contains(&rest) {

@@ -4,5 +4,5 @@ use std::sync::Arc;
 
 use crate::context::Node;
 
-/// What every endpoint's handler gets.
+/// The state that every handler receives.
 pub(super) type Api = axum::extract::State<Arc<Node>>;

@@ -1,4 +1,4 @@
-//! `/v1/topology`: everything about vDPA on this node as one tree.
+//! `/v1/topology`: all of vDPA on this node as one tree.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,4 +1,4 @@
-//! `/v1/vdpa-devices/{name}`: one vDPA device, made, shown, changed and deleted.
+//! `/v1/vdpa-devices/{name}`: one vDPA device: create, show, change, delete.
 
 use axum::Json;
 use axum::extract::State;
@@ -24,7 +24,7 @@ use super::management::part_of_nic;
 use super::state::Api;
 use crate::error::Error;
 
-/// A device as `bellhop dev show NAME -j` and `bellhop dev config show NAME -j` have it.
+/// A device in the form of `bellhop dev show NAME -j` and `bellhop dev config show NAME -j`.
 #[derive(Debug, Serialize)]
 pub(super) struct Shown {
     #[serde(flatten)]
@@ -72,7 +72,7 @@ impl VdpaDeviceSpec {
         Ok(device.device_features(self.device_features))
     }
 
-    /// Whether a device that is there is as it is wanted.
+    /// Checks whether an existing device matches the request.
     fn compare(&self, device: &VdpaDevice, config: Option<&DeviceConfig>) -> Result<(), Error> {
         let (mac, mtu, pairs) = match config.map(|config| &config.class) {
             Some(ClassConfig::Net(net)) => (net.mac, net.mtu, net.max_vq_pairs),
@@ -80,7 +80,7 @@ impl VdpaDeviceSpec {
         };
         let number = |number: u16| number.to_string();
         let mask = |mask: u64| format!("{mask:#x}");
-        // Features of which nothing is said cannot differ.
+        // Features that the request omits cannot differ.
         let is_features = config.and_then(|config| config.device_features);
         let features = self.device_features.filter(|_| is_features.is_some());
         let mgmtdevs = [&device.mgmtdev, &self.mgmtdev].map(|mgmtdev| Some(mgmtdev.to_string()));
@@ -120,7 +120,7 @@ impl VdpaDeviceSpec {
 fn config(connection: &Connection, name: &str) -> Result<Option<DeviceConfig>, MgmtError> {
     match connection.config(name) {
         Ok(config) => Ok(Some(config)),
-        // A class that the kernel does not describe.
+        // A device class that the kernel does not describe.
         Err(error) if error.kind() == ErrorKind::Refused => Ok(None),
         Err(error) => Err(error),
     }
@@ -183,7 +183,7 @@ pub(super) async fn put(
                 StatusCode::CREATED
             }
             Err(error) if matches!(error.kind(), ErrorKind::NameTaken | ErrorKind::NoRoom) => {
-                // If there is none, the management device's only one has another name.
+                // Without such a device, the only one of the management device has another name.
                 let device = connection
                     .device(&name)
                     .map_err(|found| match found.kind() {
@@ -256,7 +256,7 @@ pub(super) async fn remove(
                      all that it was made of"
                 )));
             }
-            // A name that no record can have.
+            // Not a possible name of a record.
             Ok(_) | Err(StoreError::NoNic(_) | StoreError::Name(_)) => {}
             Err(error) => return Err(error.into()),
         }

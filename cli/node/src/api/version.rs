@@ -1,4 +1,4 @@
-//! `/v1/version`: who serves.
+//! `/v1/version`: the server's version.
 
 use axum::Json;
 use axum::extract::State;
@@ -6,7 +6,7 @@ use bellhop_api::node::Version;
 
 use super::state::Api;
 
-/// Grows when something in this API changes so that clients have to know.
+/// Incremented for changes of this API that clients must know about.
 pub const API_LEVEL: u32 = 1;
 
 /// Read the version of the daemon

@@ -1,4 +1,4 @@
-//! `/v1/vms/{name}`: one virtual machine, from its making to its end.
+//! `/v1/vms/{name}`: one VM, from its creation to its end.
 
 use std::time::Duration;
 
@@ -30,14 +30,14 @@ use crate::machines::operations::Requested;
 use crate::machines::spec::{VmName, VmSpec};
 use crate::machines::stop::Stop;
 
-/// It as it is now.
+/// The current state of a VM.
 pub(super) fn info(node: &Node, name: &VmName) -> Result<Json<VmInfo>, Error> {
     let view = node.machines.show(name)?;
     let info = vms::info(node, name, view);
     Ok(Json(info.ok_or_else(|| no_vm(name))?))
 }
 
-/// It as it is now, with its generation.
+/// The current state of a VM, with its generation.
 fn tagged(node: &Node, name: &VmName) -> Result<impl IntoResponse + use<>, Error> {
     let Json(vm) = info(node, name)?;
     Ok((etag(vm.generation), Json(vm)))
@@ -115,12 +115,12 @@ pub(super) struct Deletion {
     force: Option<bool>,
 }
 
-/// Members that are right by themselves, and not together.
+/// Members that are valid separately, but not together.
 fn contradiction(message: &str) -> Error {
     Error::answered(StatusCode::UNPROCESSABLE_ENTITY, "contradiction", message)
 }
 
-/// How a machine is to be stopped, if it is.
+/// The parameters of the stop, if the request stops the VM.
 fn stop_of(change: &VmStateChange) -> Result<Option<Stop>, Error> {
     let graceful = change.mode.unwrap_or_default() == StopMode::Graceful;
     let of_grace = change.grace_period_s.is_some() || change.then.is_some();

@@ -1,7 +1,7 @@
-//! `/v1/vms/{name}/disks`: the disks of a virtual machine, which come and go also while it runs.
+//! `/v1/vms/{name}/disks`: the disks of a VM, which can be added and removed while it runs.
 //!
-//! The machine's process gets the disk and the record has it, so each later start has it. While the
-//! machine runs its process describes its disks, else the record does.
+//! The VM's process gets the disk, and the record keeps it for each later start. While the VM runs,
+//! its process describes the disks; otherwise the record does.
 
 use axum::Json;
 use axum::extract::{FromRequestParts, State};
@@ -45,7 +45,7 @@ impl<S: Send + Sync> FromRequestParts<S> for DiskPath {
     }
 }
 
-/// What a machine is to be like, and its process, if that runs it.
+/// A VM's spec, and the client of its process if the VM runs.
 fn look(node: &Node, name: &VmName) -> Result<(VmSpec, Option<Vmm>), Error> {
     let view = node.machines.show(name)?;
     let record = view.record.ok_or_else(|| no_vm(name))?;
@@ -57,7 +57,7 @@ fn look(node: &Node, name: &VmName) -> Result<(VmSpec, Option<Vmm>), Error> {
     Ok((record.spec, vmm))
 }
 
-/// A disk of a machine that does not run.
+/// The description of a disk of a VM that does not run.
 fn recorded(disk: &DiskConfig) -> DiskInfo {
     let id = disk.id.clone().unwrap_or_default();
     DiskInfo {
@@ -158,7 +158,7 @@ pub(super) async fn remove(
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     match info(&node, &name, &id).await {
-        // The guest was quicker than this answer.
+        // The guest has released the disk before this answer.
         Err(error) if error.answer().0 == StatusCode::NOT_FOUND => {
             Ok(StatusCode::NO_CONTENT.into_response())
         }

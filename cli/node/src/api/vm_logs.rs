@@ -1,6 +1,6 @@
-//! `/v1/vms/{name}/logs/{log}`: the messages of a VM's process, and the output of its guest.
+//! `/v1/vms/{name}/logs/{log}`: the log of a VM's process, and the output of its guest.
 //!
-//! Owns the form of the answer. Where positions are in files that rotate is [`crate::logs`]'.
+//! Owns the form of the answer. [`crate::logs`] owns positions in files that rotate.
 
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::header::CONTENT_TYPE;

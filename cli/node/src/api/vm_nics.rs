@@ -1,7 +1,7 @@
-//! `/v1/vms/{name}/nics/{id}`: a NIC of a virtual machine, which comes and goes also while it runs.
+//! `/v1/vms/{name}/nics/{id}`: a NIC of a VM, which can be added and removed while the VM runs.
 //!
-//! The device is made, handed to the machine, and remembered; so it is there again after a restart. How the
-//! guest uses it, the machine itself says (`GET`, passed on).
+//! The device is created, handed to the VM, and recorded, so it exists again after a restart. The
+//! VM itself reports how the guest uses it (`GET`, forwarded).
 
 use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
@@ -42,7 +42,7 @@ impl<S: Send + Sync> FromRequestParts<S> for NicPath {
     }
 }
 
-/// A NIC whose name may be left to the path.
+/// A NIC whose name may be omitted, because the path has it.
 fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
     let given = fields.entry("id").or_insert_with(|| id.as_str().into());
     if given.as_str() != Some(id.as_str()) {
@@ -97,7 +97,7 @@ pub(super) async fn change(
         (Some(path), None) => ExistingDevice::Path(path),
         (None, Some(name)) => ExistingDevice::Name(name),
         _ => {
-            // Each of them is right by itself.
+            // Each of them is valid separately.
             let message =
                 "give the vDPA device that the NIC is to be on, as either `path` or `device`";
             let status = StatusCode::UNPROCESSABLE_ENTITY;

@@ -1,4 +1,4 @@
-//! The names of a virtual machine and of its devices in the path.
+//! The names of a VM and of its devices in the path.
 
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
@@ -22,7 +22,7 @@ impl<S: Send + Sync> FromRequestParts<S> for VmPath {
     type Rejection = Error;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        /// Whatever else is in the path.
+        /// The VM's name; other parts of the path are ignored.
         #[derive(Deserialize)]
         struct Name {
             name: String,
@@ -35,7 +35,7 @@ impl<S: Send + Sync> FromRequestParts<S> for VmPath {
     }
 }
 
-/// The names of a virtual machine and of one of its devices, all that is in the path.
+/// The names of a VM and of one of its devices; the path has no other parameters.
 pub(super) async fn device_names<S: Send + Sync>(
     parts: &mut Parts,
     state: &S,

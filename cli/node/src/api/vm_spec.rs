@@ -1,4 +1,4 @@
-//! `/v1/vms/{name}/spec`: the configuration of a virtual machine, read and changed.
+//! `/v1/vms/{name}/spec`: the configuration of a VM, read and changed.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,4 +1,4 @@
-//! `/v1/vms`: all virtual machines, and how one is shown.
+//! `/v1/vms`: all VMs, and the form of one.
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ fn nic_info(node: &Node, vm: &VmName, record: &Record, nic: &NicSpec) -> VmNic {
     }
 }
 
-/// None: there is no such machine any more.
+/// Returns none if the VM no longer exists.
 pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
     let record = view.record?;
     let live = view.live;
@@ -95,7 +95,7 @@ fn phase(record: &Record, live: Option<(Option<u32>, Option<VmState>)>) -> VmPha
             VmState::Paused => VmPhase::Paused,
             VmState::Stopped => VmPhase::Stopped,
         },
-        // It has not been asked yet.
+        // It was not queried yet.
         (Phase::Present, Some(_), Some((None, None))) => VmPhase::Starting,
         (Phase::Present, Some(_), Some((Some(_), None))) => VmPhase::Unknown,
     }
@@ -118,7 +118,7 @@ pub(super) async fn list(
     Ok(Json(all.filter(|vm| filter.fits(vm)).collect()))
 }
 
-/// Which machines are listed.
+/// The VMs that the list selects.
 #[derive(Debug)]
 struct Filter {
     labels: Option<Selector>,

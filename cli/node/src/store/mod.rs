@@ -1,4 +1,4 @@
-//! The node's memory: records by name, in one file that survives a crash at any moment.
+//! The node's persistent store: records by name, in one file that survives a crash at any moment.
 //!
 //! ```text
 //!   /var/lib/bellhop/node.redb   0600, in a directory 0700
@@ -6,13 +6,13 @@
 //!     vms    NAME     ──> JSON of a record
 //!     operations  ID  ──> the same
 //! ```
-//! A record is written as a whole, and is on the disk when [`Store::put`] returns. What is read in
-//! it is its owner's business, but for one rule: **fields may come with a new schema
-//! version only**. A file of a newer schema is refused with the remedy and not touched, so a record
-//! is only ever read by a program that knows all of its fields; a file of an older one is read as it
-//! is, because what came later has defaults, and is marked with the new version by the first start.
+//! A record is written as a whole, and is on the disk when [`Store::put`] returns. The contents are
+//! the owner's business, but for one rule: **fields may be added with a new schema version only**.
+//! A file of a newer schema is rejected with a remedy and not changed, so only a program that knows
+//! all fields of a record reads it. A file of an older schema is read unchanged, because later
+//! fields have defaults; the first start marks it with the new version.
 //!
-//! Owns the file and its schema version. It must not know what a record means.
+//! Owns the file and its schema version. It must not interpret records.
 
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io;
@@ -28,12 +28,12 @@ use serde::de::DeserializeOwned;
 
 use super::error::Error;
 
-/// The version of what this program writes. 2: a machine's record tells that it was sent elsewhere; a program that does not
-/// know it would start it again. 3: it tells of the machine that had its place before. 4: it no longer tells of devices that were
-/// made for its NICs, which have records of their own. 5: it has a generation, and tells of the
-/// machine that it replaces. 6: there are operations.
+/// The schema version of this program. 2: a VM's record has a mark that it was sent elsewhere; a
+/// program that does not know the mark would restart the VM. 3: it contains the former VM. 4: it no
+/// longer contains devices that were created for its NICs, which have records of their own. 5: it
+/// has a generation, and contains the VM that it replaces. 6: there are operations.
 const SCHEMA: u64 = 6;
-/// Memory for pages of the file, in bytes: all of a large node's records.
+/// The cache for pages of the file, in bytes: all records of a large node.
 const CACHE: usize = 4 << 20;
 
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
@@ -41,12 +41,12 @@ const SCHEMA_KEY: &str = "schema";
 
 /// Records of one kind, by name.
 pub(crate) type Table = TableDefinition<'static, &'static str, &'static [u8]>;
-/// Virtual machines, by name.
+/// VMs, by name.
 pub(crate) const VMS: Table = TableDefinition::new("vms");
 /// Operations, by ID.
 pub(crate) const OPERATIONS: Table = TableDefinition::new("operations");
 
-/// The node's memory cannot be used.
+/// The error for a store that cannot be used.
 fn failed(message: impl Into<String>) -> Error {
     Error::answered(StatusCode::INTERNAL_SERVER_ERROR, "store_failed", message)
 }
@@ -55,15 +55,14 @@ fn failed(message: impl Into<String>) -> Error {
 #[derive(Debug)]
 pub(crate) struct Store {
     path: PathBuf,
-    /// None after an I/O error: what redb has in memory is of no use then, the file is.
+    /// None after an I/O error: redb's state in memory is invalid then, but the file is intact.
     database: Mutex<Option<Database>>,
 }
 
 impl Store {
-    /// Opens the file, or makes it; its directory, too.
+    /// Opens the file, or creates it and its directory.
     ///
-    /// # Errors
-    /// The file cannot be used, or is of a newer schema.
+    /// # Errors The file cannot be used, or has a newer schema.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         if let Some(directory) = path.parent() {
             DirBuilder::new()
@@ -82,8 +81,7 @@ impl Store {
 
     /// All records of a table, by name.
     ///
-    /// # Errors
-    /// A record cannot be decoded; those of reading.
+    /// # Errors A record cannot be decoded, or the file cannot be read.
     pub(crate) fn all<T: DeserializeOwned>(&self, of: Table) -> Result<Vec<(String, T)>, Error> {
         let mut records = Vec::new();
         let raw = self.with(|database| {
@@ -112,8 +110,8 @@ impl Store {
 
     /// Writes a record; it is on the disk when this returns.
     ///
-    /// # Errors
-    /// The record has no JSON; those of writing. The former record is still there then.
+    /// # Errors The record cannot be serialized, or the file cannot be written. The former record
+    /// still exists.
     pub(crate) fn put(&self, to: Table, name: &str, record: &impl Serialize) -> Result<(), Error> {
         let json = serde_json::to_vec(record).map_err(|source| {
             failed(format!("the record of {name} cannot be written")).because(source)
@@ -126,10 +124,9 @@ impl Store {
         })
     }
 
-    /// Takes a record away. One that is not there is no error.
+    /// Removes a record. A missing one is not an error.
     ///
-    /// # Errors
-    /// Those of writing.
+    /// # Errors The file cannot be written.
     pub(crate) fn remove(&self, from: Table, name: &str) -> Result<(), Error> {
         self.with(|database| {
             let transaction = database.begin_write()?;
@@ -165,7 +162,7 @@ impl Store {
             .custom_flags(libc::O_NOFOLLOW)
             .open(&self.path)
             .map_err(|source| file(&self.path, source))?;
-        // Whatever the umask was.
+        // Independent of the umask.
         opened
             .set_permissions(Permissions::from_mode(0o600))
             .map_err(|source| file(&self.path, source))?;
@@ -219,7 +216,8 @@ impl Store {
     }
 }
 
-/// Whether the file or its directory failed. A file that is no database at all is damaged instead.
+/// Whether the file or its directory failed. A file that is not a database counts as damaged
+/// instead.
 fn is_io(error: &redb::Error) -> bool {
     match error {
         redb::Error::PreviousIo => true,
@@ -228,8 +226,8 @@ fn is_io(error: &redb::Error) -> bool {
     }
 }
 
-/// Makes the tables and marks the file with this program's schema, unless it is a newer one: that
-/// is the answer then.
+/// Creates the tables and marks the file with this program's schema. Returns the file's schema if
+/// that is newer.
 fn prepare(database: &Database, fresh: bool) -> Result<Option<u64>, redb::Error> {
     let found = {
         let transaction = database.begin_read()?;
@@ -241,7 +239,7 @@ fn prepare(database: &Database, fresh: bool) -> Result<Option<u64>, redb::Error>
     };
     match found {
         Some(found) if found >= SCHEMA => return Ok(Some(found)),
-        // Somebody else's database, or one whose first transaction did not come.
+        // A foreign database, or one whose first transaction was not committed.
         None if !fresh => {
             let transaction = database.begin_read()?;
             if transaction.list_tables()?.next().is_some() {

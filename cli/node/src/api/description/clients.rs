@@ -1,7 +1,8 @@
 //! The clients that are generated from the description: the Python package and the table of the
 //! Rust client.
 //!
-//! Owns their texts, and what both need of an operation. It must not know how requests travel.
+//! Owns their texts, and the parts of an operation that both need. It must not know how requests
+//! are sent.
 
 mod python;
 mod rust;
@@ -17,10 +18,10 @@ const RUST: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../common/src/client/operations/table.rs"
 );
-/// The longest line of a generated text.
+/// The longest line of a generated text, in characters.
 const COLUMNS: usize = 100;
 
-/// An operation, as clients need it.
+/// An operation in the form that clients need.
 struct Operation<'a> {
     id: &'a str,
     method: String,

@@ -3,7 +3,7 @@ use bellhop_api::node::EventChange;
 
 use super::*;
 
-/// Events, and places for their readers.
+/// Events, and slots for their readers.
 #[derive(Default)]
 struct Stage {
     events: Arc<Events>,
@@ -18,7 +18,7 @@ impl Stage {
         stream_of(self.events.clone(), None, &headers(last), query)
     }
 
-    /// All of a stream that ends, without its greeting.
+    /// The text of a stream that ends, without its greeting.
     async fn all(&self, query: EventQuery) -> String {
         let query = EventQuery {
             follow: Some(false),
@@ -108,10 +108,10 @@ async fn what_is_lost_is_said() {
     let until = newest - 1;
     let lost = format!("id: {until}\nevent: lost\ndata: {{\"generation\":{until}}}\n\n");
     assert_eq!(next(&mut stream).await, lost);
-    // The events that are kept follow.
+    // The kept events follow.
     let kept = next(&mut stream).await;
     assert!(kept.starts_with(&format!("id: {newest}\ndata: ")), "{kept}");
-    // A slow one, while it reads.
+    // A slow reader, during its reads.
     for _ in 0..2000 {
         node.events
             .publish(Event::new("/v1/vms/a", EventChange::Changed));
@@ -152,7 +152,7 @@ async fn history_is_told_from_the_oldest_event_on_and_ends() {
     let text = node.all(none).await;
     assert_eq!(text.matches("data: ").count(), 1024);
     assert!(!text.contains("lost") && text.contains("/v1/vms/1999"));
-    // New ones only: there are none yet.
+    // Only new events: there are none yet.
     assert_eq!(node.all(EventQuery::default()).await, "");
 }
 
@@ -194,7 +194,7 @@ async fn a_filter_passes_over_others_and_says_where_the_reader_is() {
         let refused = node.ask(None, wrong).unwrap_err();
         assert_eq!(refused.answer().0, StatusCode::BAD_REQUEST);
     }
-    // The header has precedence. Events that the filter drops show as a new place.
+    // The header has precedence. Events that the filter skips appear as a new position.
     let last = (begin + 5).to_string();
     let answer = node.ask(Some(&last), query(Some("web"), None)).unwrap();
     let mut stream = answer.into_body().into_data_stream();

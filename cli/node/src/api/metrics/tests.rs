@@ -1,4 +1,4 @@
-//! Metrics of machines and processes that are made up.
+//! Metrics of fake VMs and processes.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -44,7 +44,7 @@ fn queue(index: u16, posted: u64) -> Value {
 fn text(samples: &[Sample]) -> String {
     let mut text = Text::default();
     write(&mut text, samples);
-    // Of each sample there is one.
+    // Each sample occurs once.
     let mut seen = BTreeSet::new();
     for line in text.as_str().lines().filter(|line| !line.starts_with('#')) {
         let (name, _) = line.rsplit_once(' ').unwrap();
@@ -120,7 +120,7 @@ fn all_phases_are_counted() {
     assert_eq!(values.unwrap().len(), VmPhase::ALL.len(), "{schema}");
 }
 
-/// A process at a socket of its own, which answers so or not at all.
+/// A process with its own socket, which sends these answers or none.
 struct Process {
     name: String,
     socket: PathBuf,
@@ -183,7 +183,7 @@ async fn a_machine_that_hangs_holds_no_other_up() {
         "as long as a request may take"
     );
     assert_eq!(answers.keys().collect::<Vec<_>>(), ["good"]);
-    // It has the name that it was asked by.
+    // The NIC has the name in the request.
     let nics: Vec<&str> = answers["good"].keys().map(NicId::as_str).collect();
     assert_eq!(nics, ["net0"]);
 }

@@ -36,7 +36,7 @@ class Operations(Transport):
     """A method for each operation. A refusal raises `Problem`."""
 "#;
 
-/// Words of Python that are no names of members.
+/// Python keywords, which cannot be names of members.
 const KEYWORDS: [&str; 12] = [
     "and", "as", "class", "for", "from", "global", "if", "import", "in", "is", "not", "or",
 ];
@@ -118,7 +118,7 @@ fn variable(name: &str) -> String {
     }
 }
 
-/// Items between `start` and `end`: in one line, or each in a line of its own.
+/// Items between `start` and `end`: on one line, or each on a line of its own.
 fn listed(start: &str, items: &[String], end: &str) -> String {
     let line = format!("{start}{}{end}", items.join(", "));
     if line.len() <= COLUMNS {
@@ -154,14 +154,14 @@ pub(super) fn records(description: &Value) -> String {
             Some(words) => ("Literal", literals(words)),
             None => {
                 let kinds = kinds(schema, &name, &mut classes).into_iter();
-                // In quotes, since a class may come later.
+                // Quoted, because the class may follow later.
                 ("Union", kinds.map(|kind| format!("{kind:?}")).collect())
             }
         };
         let alias = listed(&format!("{name} = {kind}["), &items, "]");
         text.push_str(&format!("\n{alias}\n"));
     }
-    // A class comes after its bases.
+    // A class follows its bases.
     let mut written = BTreeSet::new();
     while !classes.is_empty() {
         let is_ready = |class: &Class| class.bases.iter().all(|base| written.contains(base));
