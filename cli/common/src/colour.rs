@@ -1,14 +1,14 @@
-//! Colours, only where a person looks.
+//! Colours, for terminals only.
 //!
-//! Owns the decision and the palette: help and errors of clap, our own errors, log lines and tables follow
-//! the same one. What goes into a file or a pipe has no escape sequences.
+//! Owns the decision and the palette: help and errors of clap, our own errors, log lines and tables
+//! use the same one. Output to a file or a pipe has no escape sequences.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
 
 use clap::builder::styling::{AnsiColor, Style, Styles};
 
-/// clap's palette: help, and what it says about a wrong command line.
+/// clap's palette: for help, and for errors in the command line.
 pub const STYLES: Styles = Styles::styled()
     .header(Style::new().bold())
     .usage(Style::new().bold())
@@ -23,8 +23,8 @@ pub const ERROR: Style = AnsiColor::Red.on_default().bold();
 /// The word before a hint.
 pub const HINT: Style = AnsiColor::Green.on_default().bold();
 
-/// Whether what is written to `stream` may have colours: it is a terminal that knows them, and the user
-/// has not said otherwise by setting NO_COLOR (no-color.org) to anything but nothing.
+/// Whether output to `stream` may have colours: it is a terminal that supports them, and NO_COLOR
+/// (no-color.org) is unset or empty.
 pub fn wanted(stream: &impl IsTerminal) -> bool {
     wanted_by(
         stream.is_terminal(),

@@ -1,4 +1,4 @@
-//! The one error of the command line and of its requests: a kind for code, a message with the
+//! The error type of the command line and its client: a kind for code, and a message with the
 //! remedy for the user.
 
 use std::error::Error as StdError;
@@ -9,7 +9,7 @@ use vdpa_mgmt::nic::{MakeError, NicError, RemoveError, StoreError};
 use crate::client::Refusal;
 use crate::exit::{Code, Report};
 
-/// The cases that code decides on. The error's text has the rest.
+/// The cases that code distinguishes. The error's text has the rest.
 #[derive(Debug, Default)]
 pub enum ErrorKind {
     /// The command failed.
@@ -19,13 +19,13 @@ pub enum ErrorKind {
     WrongCommandLine,
     /// A file does not exist.
     Absent,
-    /// There is no object as it was named.
+    /// The named object does not exist.
     NotThere,
     /// The state of the named object does not allow the command.
     Conflict,
-    /// A value in a file is wrong.
+    /// A value in a file is invalid.
     InvalidInput,
-    /// The node daemon cannot be reached.
+    /// The node daemon is unreachable.
     NoDaemon,
     /// The node daemon did not answer in time.
     TimedOut,
@@ -34,7 +34,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// A word for programs.
+    /// The error code for programs.
     fn word(&self) -> &str {
         match self {
             Self::Failed => "failed",
@@ -56,7 +56,7 @@ vdpa::opaque_error! {
 }
 
 impl Error {
-    /// The case that code decides on.
+    /// The kind, for decisions in code.
     #[must_use]
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
@@ -82,7 +82,7 @@ impl Error {
         Self::new(ErrorKind::WrongCommandLine, message)
     }
 
-    /// There is no object as it was named.
+    /// The named object does not exist.
     #[must_use]
     pub fn not_there(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::NotThere, message)
@@ -94,7 +94,7 @@ impl Error {
         Self::new(ErrorKind::Conflict, message)
     }
 
-    /// A value in a file is wrong.
+    /// A value in a file is invalid.
     #[must_use]
     pub fn invalid_input(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::InvalidInput, message)
@@ -106,7 +106,8 @@ impl Error {
         Self::failed("cannot write the result").because(source)
     }
 
-    /// A wrong command line, if the management library rejected an argument.
+    /// Converts the error to that of a wrong command line, if the management library rejected an
+    /// argument.
     #[must_use]
     pub fn blame_arguments(mut self) -> Self {
         let source = self.0.source.as_deref();
@@ -137,8 +138,8 @@ impl Error {
         }
     }
 
-    /// The same error. If it is a refusal with this code, it names the command that helps instead
-    /// of the request.
+    /// Returns the same error. If it is a refusal with this code, its hint names the command that
+    /// helps instead of the request.
     #[must_use]
     pub fn advise(mut self, code: &str, hint: impl Into<String>) -> Self {
         if let ErrorKind::Refused(refusal) = &mut self.0.kind
@@ -164,7 +165,7 @@ impl Error {
         }
     }
 
-    /// The error as it is printed.
+    /// The error in printed form.
     #[must_use]
     pub fn in_words(&self) -> Report {
         let report = match &self.0.kind {

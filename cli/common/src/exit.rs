@@ -1,7 +1,7 @@
-//! Exit codes, and how an error is shown.
+//! Exit codes, and the printed form of errors.
 //!
-//! Owns the one table of codes (`TABLE`) and the layout of an error: what went wrong, its causes, each
-//! once, and what can be done. Must not know what was asked for.
+//! Owns the one table of codes (`TABLE`) and the layout of an error: the failure, its causes, each
+//! once, and the remedy. Must not know the command.
 
 mod report;
 
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 pub use report::Report;
 
-/// What each exit code says, as `--help` and the manual show it: the code, and its meaning on one line or more.
+/// The meaning of each exit code for `--help` and the manual: the code, and one or more lines.
 const TABLE: [(&str, &str); 13] = [
     (
         "0",
@@ -73,10 +73,10 @@ pub fn help() -> String {
     text
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
-    /// All went as asked.
+    /// The command succeeded.
     Success,
     /// An error was reported.
     Failed,
@@ -84,23 +84,23 @@ pub enum Code {
     WrongCommandLine,
     /// The guest crashed.
     GuestCrashed,
-    /// The daemon cannot be reached; reported.
+    /// The daemon is unreachable; reported.
     NoDaemon,
-    /// What was named is not there; reported.
+    /// The named object does not exist; reported.
     NotThere,
-    /// Not done in time; reported.
+    /// A timeout expired; reported.
     TimedOut,
     /// The guest runs elsewhere: it was sent to another process.
     Moved,
     /// The guest runs where it was sent, or nowhere.
     Unsettled,
-    /// The daemon does not let this client do it; reported.
+    /// The daemon does not permit this client to do it; reported.
     NotAllowed,
     /// The state of the named object does not allow it; reported.
     Conflict,
-    /// A value in a file or in a request is wrong; reported.
+    /// A value in a file or in a request is invalid; reported.
     InvalidInput,
-    /// A signal asked us to stop.
+    /// A signal ended the command.
     Signal(u8),
 }
 

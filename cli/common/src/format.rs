@@ -92,13 +92,13 @@ fn columns(text: &str) -> Result<Columns, &'static str> {
 }
 
 impl Format {
-    /// Whether JSON is asked for.
+    /// Whether the format is JSON.
     #[must_use]
     pub fn is_json(self) -> bool {
         self.output() == Output::Json
     }
 
-    /// Whether text for people is asked for.
+    /// Whether the format is text for people.
     #[must_use]
     pub fn is_text(self) -> bool {
         matches!(self.output(), Output::Table | Output::Wide) && self.columns.is_none()
@@ -188,7 +188,7 @@ impl Format {
 pub fn print(bytes: &[u8]) -> Result<Code, Error> {
     let mut output = io::stdout().lock();
     match output.write_all(bytes).and_then(|()| output.flush()) {
-        // The reader has seen enough, as `head` does.
+        // The reader has closed the pipe, as `head` does.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Code::Success),
         written => written.map(|()| Code::Success).map_err(Error::unwritten),
     }

@@ -1,4 +1,4 @@
-//! Groups of the host, by the lines of `/etc/group`.
+//! Groups of the host, from `/etc/group`.
 //!
 //! It is parsed here because a statically linked program has no NSS, which `nix` and `uzers` need
 //! (getgrnam), and the crates that read the file (`pgs-files`, `parsswd`) are abandoned.

@@ -1,10 +1,10 @@
-//! What the command line, diagnostics and the node daemon share.
+//! Code that the command line, diagnostics and the node daemon share.
 //!
-//! [`client`] asks a node's daemon: commands use it, and so do daemons among each other. [`listing`]
-//! lays out named things with fields and has the formats of results, [`table`] lays out rows,
-//! [`tree`] draws trees, and [`exit`] shows errors.
-//! [`management`] makes listings of vDPA devices, functions and ports: commands print them, and the
-//! daemon's API answers with them. Must not know any subcommand or endpoint.
+//! [`client`] sends requests to a node's daemon, for commands and for other daemons. [`listing`]
+//! lays out named objects with fields and has the formats of results, [`table`] lays out rows,
+//! [`tree`] draws trees, and [`exit`] prints errors. [`management`] creates listings of vDPA
+//! devices, functions and ports: commands print them, and the daemon's API returns them. Must not
+//! know any subcommand or endpoint.
 
 pub mod client;
 pub mod colour;

@@ -1,8 +1,8 @@
-//! Named things with fields, printed as iproute2's `vdpa` and `devlink` print them: as text, or with -j
+//! Named objects with fields, in the form of iproute2's `vdpa` and `devlink`: as text, or with -j
 //! and -p as JSON with the same keys in the same order.
 //!
-//! Owns the layout. Must not know what is listed. What a device or its maker named is
-//! not trusted: control characters do not reach a terminal.
+//! Owns the layout. Must not know the objects. Names from a device or its vendor are not trusted:
+//! control characters do not reach a terminal.
 
 use std::io::{self, Write};
 
@@ -13,16 +13,16 @@ use crate::exit::Code;
 pub use crate::format::{Format, print};
 use crate::text::printable;
 
-/// How an entry is laid out as text.
+/// The layout of an entry as text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// A line for each field.
     Lines,
-    /// All in one line.
+    /// All on one line.
     Line,
-    /// All in one line with a space at its end; lists on lines of their own.
+    /// All on one line with a space at its end; lists on lines of their own.
     LineThenLists,
-    /// All in one line; blocks on lines of their own.
+    /// All on one line; blocks on lines of their own.
     LineThenBlocks,
 }
 
@@ -42,10 +42,10 @@ pub enum Value {
     List(Vec<Item>),
     /// Bytes per second; as text in bits per second with a unit.
     Rate(u64),
-    /// Fields that are a thing of their own.
+    /// Fields that form an object of their own.
     #[serde(serialize_with = "as_map")]
     Block(Vec<(String, Value)>),
-    /// The fields of something whose name is the key.
+    /// The fields of an object whose name is the key.
     #[serde(serialize_with = "as_map")]
     Named(Vec<(String, Value)>),
 }
@@ -60,7 +60,7 @@ pub enum Item {
     Bit(u32),
 }
 
-/// A thing and its fields, in order.
+/// An object and its fields, in order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Entry {
@@ -71,7 +71,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A thing without fields.
+    /// An object without fields.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
@@ -104,7 +104,7 @@ impl Entry {
         self.with(key, text.map(|text| Value::Text(text.into())))
     }
 
-    /// Adds names with commas between them, if there are some.
+    /// Adds names with commas between them, if there are any.
     #[must_use]
     pub fn with_joined(self, key: &str, list: &[String]) -> Self {
         self.with_some(key, (!list.is_empty()).then(|| list.join(",")))
@@ -152,7 +152,7 @@ impl Entry {
 }
 
 impl Value {
-    /// With a space before each word.
+    /// The text, with a space before each word.
     fn text(&self) -> String {
         match self {
             Self::Text(text) => format!(" {}", printable(text)),
@@ -176,8 +176,8 @@ impl Value {
     }
 }
 
-/// A rate as iproute2 writes it: in the largest unit that loses nothing, or from 1000 of a unit on in
-/// the next one, cut.
+/// A rate in iproute2's form: in the largest unit without a loss, or, from 1000 of a unit on, in
+/// the next one, truncated.
 fn bits_per_second(bytes: u64) -> String {
     let mut bits = u128::from(bytes) * 8;
     for unit in ["", "K", "M", "G"] {
@@ -189,8 +189,8 @@ fn bits_per_second(bytes: u64) -> String {
     format!("{bits}Tbit")
 }
 
-/// Fields in one line, then their blocks, each level of them four spaces further in. The name of
-/// something stands alone if it has no fields.
+/// Fields on one line, then their blocks, indented by four spaces per level. The name of an object
+/// stands alone if it has no fields.
 fn blocks(fields: &[(String, Value)], depth: usize) -> String {
     let mut line = Vec::new();
     let mut below = String::new();
@@ -210,22 +210,21 @@ fn blocks(fields: &[(String, Value)], depth: usize) -> String {
     line.join(" ") + &below
 }
 
-/// Everything that a command shows.
+/// The full result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
     /// The one key of the JSON object.
     pub section: &'static str,
     /// How each entry is laid out as text.
     pub layout: Layout,
-    /// The things, in order.
+    /// The objects, in order.
     pub entries: Vec<Entry>,
 }
 
 impl Listing {
-    /// Prints it on standard output.
+    /// Prints the listing on standard output.
     ///
-    /// # Errors
-    /// Standard output cannot be written.
+    /// # Errors Standard output cannot be written.
     pub fn print(&self, format: Format) -> Result<Code, Error> {
         format.print(self, || self.text())
     }

@@ -1,7 +1,7 @@
 //! Tables: as text in columns, as CSV (RFC 4180), or as names alone.
 //!
-//! Owns the layout and the choice of columns. Must not know any command. Cells are not trusted: control
-//! characters do not reach a terminal.
+//! Owns the layout and the choice of columns. Must not know any command. Cells are not trusted:
+//! control characters do not reach a terminal.
 
 use std::collections::BTreeSet;
 
@@ -10,15 +10,15 @@ use serde_json::{Map, Value};
 use crate::error::Error;
 use crate::text::printable;
 
-/// Between columns.
+/// Spaces between columns.
 const GAP: usize = 2;
 
-/// A heading, and rows with as many cells. The first column names what a row describes.
+/// A heading, and rows with the same number of cells. The first column names the object of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     heading: Vec<String>,
     rows: Vec<Vec<String>>,
-    /// As many columns are shown to people who do not ask for more.
+    /// The number of columns without `-o wide`.
     narrow: usize,
 }
 
@@ -35,7 +35,7 @@ impl Table {
         }
     }
 
-    /// The same, whose last `count` columns are for `-o wide` and CSV only.
+    /// Marks the last `count` columns as shown with `-o wide` and in CSV only.
     #[must_use]
     pub fn with_wide(mut self, count: usize) -> Self {
         self.narrow = self.heading.len().saturating_sub(count);
@@ -63,7 +63,7 @@ impl Table {
         }
     }
 
-    /// Without the columns that only `-o wide` and CSV have.
+    /// Removes the columns that only `-o wide` and CSV have.
     pub(crate) fn narrow(mut self) -> Self {
         for row in std::iter::once(&mut self.heading).chain(&mut self.rows) {
             row.truncate(self.narrow);
@@ -71,10 +71,10 @@ impl Table {
         self
     }
 
-    /// These columns only, in this order; upper and lower case are the same.
+    /// Selects these columns, in this order; names are case-insensitive. Without names the table is
+    /// unchanged.
     ///
-    /// # Errors
-    /// The table has no such column. Without any it is the same.
+    /// # Errors The table has no such column.
     pub(crate) fn with_columns(self, names: &[&str]) -> Result<Self, Error> {
         if self.heading.is_empty() {
             return Ok(self);
@@ -106,7 +106,7 @@ impl Table {
         rows.map(|row| row.iter().map(|cell| printable(cell)).collect())
     }
 
-    /// Columns as wide as their cells, without blanks at the ends of lines.
+    /// Draws columns as wide as their cells, without trailing spaces.
     #[must_use]
     pub fn draw(&self, headers: bool) -> String {
         let lines = self.lines(headers);
@@ -128,7 +128,7 @@ impl Table {
         text
     }
 
-    /// Values with commas between them.
+    /// Comma-separated values.
     pub(crate) fn csv(&self, headers: bool) -> String {
         let quoted = |cell: String| {
             if cell.contains([',', '"']) {
@@ -149,7 +149,7 @@ impl Table {
     }
 }
 
-/// What a value lists: elements, entries with their names, or the value alone.
+/// The items of a value: elements, entries with their names, or the value alone.
 fn items(value: Value) -> Vec<Map<String, Value>> {
     let row = |value| match value {
         Value::Object(row) => row,

@@ -1,6 +1,6 @@
-//! Text as terminals show it.
+//! Text for terminals.
 
-/// The text without anything that a terminal obeys.
+/// The text without control characters for a terminal.
 #[must_use]
 pub fn printable(text: &str) -> String {
     text.chars()
@@ -15,7 +15,7 @@ pub fn address(bytes: &[u8]) -> String {
     bytes.join(":")
 }
 
-/// A time, in seconds since 1970, in UTC as ISO 8601 writes it: `2026-11-21T21:45:00Z`.
+/// A time, in seconds since 1970, in UTC in the form of ISO 8601: `2026-11-21T21:45:00Z`.
 #[must_use]
 pub fn utc(time: u64) -> String {
     let (days, seconds) = (time / 86_400, time % 86_400);

@@ -1,13 +1,12 @@
-//! Trees as `tree` prints them.
+//! Trees in the form of `tree`.
 //!
-//! Owns the lines between things. What is printed is not trusted: control characters do not reach a
-//! terminal.
+//! Owns the connecting lines. Texts are not trusted: control characters do not reach a terminal.
 
 use std::ffi::OsString;
 
 use crate::text::printable;
 
-/// A line and what hangs on it.
+/// A line and its children.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     text: String,
@@ -15,7 +14,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A line alone.
+    /// A line without children.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self {
@@ -24,14 +23,14 @@ impl Node {
         }
     }
 
-    /// With these on it, behind what is there.
+    /// Appends these children.
     #[must_use]
     pub fn with(mut self, children: impl IntoIterator<Item = Self>) -> Self {
         self.children.extend(children);
         self
     }
 
-    /// It and all that hangs on it, a line each.
+    /// The line and all its descendants, one line each.
     #[must_use]
     pub fn draw(&self, lines: Lines) -> String {
         let mut text = String::new();
@@ -39,7 +38,7 @@ impl Node {
         text
     }
 
-    /// `first` is what stands before it, `rest` before everything below it.
+    /// `first` precedes this line, `rest` precedes every line below it.
     fn draw_below(&self, lines: Lines, first: &str, rest: &str, text: &mut String) {
         text.push_str(first);
         text.push_str(&printable(&self.text));
@@ -58,7 +57,7 @@ impl Node {
     }
 }
 
-/// What the lines are made of.
+/// The characters of connecting lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lines {
     /// Box-drawing characters of UTF-8.
@@ -68,7 +67,7 @@ pub enum Lines {
 }
 
 impl Lines {
-    /// What this process's locale has.
+    /// The characters of this process's locale.
     #[must_use]
     pub fn of_locale() -> Self {
         // The first that is set and not empty decides (POSIX, 8.2).
@@ -88,7 +87,7 @@ impl Lines {
         }
     }
 
-    /// Before a child, before the last one, and before what hangs on either.
+    /// The text before a child, before the last child, and before the descendants of either.
     fn drawn(self) -> [&'static str; 4] {
         match self {
             Self::Boxes => ["├── ", "└── ", "│   ", "    "],

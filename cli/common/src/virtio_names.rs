@@ -1,6 +1,6 @@
-//! Names of virtio device types and features as iproute2's `vdpa` writes them. It has its
-//! own names for two ring features, and shows numbers for features that it does not
-//! know; so do we, because scripts compare them. `bellhop probe` has all names.
+//! Names of virtio device types and features in the form of iproute2's `vdpa`. iproute2 has its own
+//! names for two ring features, and shows numbers for features that it does not know. This module
+//! does the same, because scripts compare them. `bellhop probe` has all names.
 
 use vdpa::features;
 use vdpa_mgmt::MgmtDevice;
@@ -34,12 +34,12 @@ pub(crate) fn classes(mask: u64) -> Value {
         BLOCK => "block",
         _ => "< unknown class >",
     };
-    // Bit 0 is no device type.
+    // Bit 0 is not a device type.
     let list = bits(mask).filter(|&bit| bit > 0);
     Value::List(list.map(|bit| Item::Name(name(bit))).collect())
 }
 
-/// The class by which a management device's features are named.
+/// The class that names a management device's features.
 pub(crate) fn naming_class(device: &MgmtDevice) -> u32 {
     if device.supports(NET) { NET } else { 0 }
 }

@@ -141,7 +141,7 @@ fn verdict(verdict: &Verdict) -> (&'static str, &str) {
     }
 }
 
-/// The rules of a report on conformance.
+/// The rules of a conformance report.
 #[must_use]
 pub fn rules(report: &conformance::Report) -> Table {
     let rows = report.lines.iter().map(|line| {
@@ -175,7 +175,7 @@ pub fn probe(report: &Report) -> String {
     lines.0
 }
 
-/// The report on conformance.
+/// The conformance report.
 #[must_use]
 pub fn conformance(report: &conformance::Report) -> String {
     let mut text = String::new();

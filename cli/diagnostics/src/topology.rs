@@ -10,7 +10,7 @@ use vdpa_mgmt::topology::{
     PhysicalFunction, PostingObstacle, Representor, Subfunction, Topology, VirtualFunction,
 };
 
-/// Everything, with what should be known about it at the end.
+/// The whole tree, with warnings at the end.
 #[must_use]
 pub fn text(topology: &Topology, lines: Lines) -> String {
     let functions = topology.physical_functions.iter();
@@ -100,7 +100,7 @@ fn representor(one: &Representor) -> Node {
     Node::new(text)
 }
 
-/// What is made on something.
+/// The children of a node.
 fn below<'a>(
     mgmtdevs: &'a [ManagementDevice],
     devices: &'a [Device],

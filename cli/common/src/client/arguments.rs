@@ -1,4 +1,4 @@
-//! The options with which every command that asks a daemon says which.
+//! The options that select the daemon of a command.
 
 use super::{Address, Credentials, Http, Node};
 use crate::error::Error;
@@ -22,21 +22,20 @@ pub struct NodeArguments {
 }
 
 impl NodeArguments {
-    /// The daemon, to be asked.
+    /// Creates a client for the daemon.
     ///
-    /// # Errors
-    /// See [`Http::new`].
+    /// # Errors See [`Http::new`].
     pub fn connect(&self) -> Result<Node, Error> {
         Ok(Node::new(Http::new(&self.node, &self.credentials)?))
     }
 
-    /// With what one on another host is asked.
+    /// The credentials for a daemon on another host.
     #[must_use]
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
     }
 
-    /// Where it is.
+    /// The daemon's address.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.node

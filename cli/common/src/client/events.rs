@@ -1,6 +1,6 @@
-//! The node's events, as its daemon streams them (Server-Sent Events).
+//! The event stream of the node daemon (Server-Sent Events).
 //!
-//! Owns the place in the stream, which outlives connections and daemons. It must not know the
+//! Owns the position in the stream, which outlives connections and daemons. It must not know the
 //! meaning of an event.
 //!
 //! ```text
@@ -21,16 +21,16 @@ use serde_json::Value;
 use super::{Node, Piece, STRANGE, Stream, with_query};
 use crate::error::{Error, ErrorKind};
 
-/// The daemon says something every 15 s.
+/// The daemon sends a keep-alive every 15 s.
 const SILENCE: Duration = Duration::from_secs(45);
-/// Between two attempts to connect.
+/// The delay between two attempts to connect.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long a daemon may be away.
+/// How long a daemon may be unreachable.
 const AWAY: Duration = Duration::from_secs(60);
-/// The longest message that is read, in bytes.
+/// The longest accepted message, in bytes.
 const MESSAGE_MAX: usize = 1 << 20;
 
-/// Where the daemon has these events.
+/// The path of these events.
 fn path(query: &EventQuery) -> String {
     let values = [
         ("vm", query.vm.clone()),
@@ -41,22 +41,21 @@ fn path(query: &EventQuery) -> String {
     with_query("/v1/events", values)
 }
 
-/// A part of the stream that matters to readers.
+/// A part of the stream that readers need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     /// The stream begins: all later events follow.
     Begin,
-    /// An event, as it came.
+    /// An event, unchanged.
     Event(Value),
-    /// Events were lost to this reader: look again.
+    /// The reader missed events and must read the state again.
     Lost,
 }
 
 impl Node {
-    /// The events that have happened, as far as the daemon keeps them.
+    /// The past events that the daemon still keeps.
     ///
-    /// # Errors
-    /// The daemon cannot be asked, refuses, or answers something else.
+    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn past_events(&self, query: EventQuery) -> Result<Vec<Value>, Error> {
         let query = EventQuery {
             since: Some(0),
@@ -76,7 +75,7 @@ impl Node {
         Ok(events.collect())
     }
 
-    /// Events as they happen.
+    /// New events as they happen.
     #[must_use]
     pub fn events(&self, query: EventQuery) -> EventStream<'_> {
         EventStream {
@@ -91,14 +90,14 @@ impl Node {
     }
 }
 
-/// See the module.
+/// A stream of events: see the module.
 pub struct EventStream<'a> {
     node: &'a Node,
     query: EventQuery,
     connection: Option<Box<dyn Stream + 'a>>,
-    /// When something came last.
+    /// The time of the last received data.
     heard: Instant,
-    /// Since when nothing has come of a connection, or there is none.
+    /// The time since which there was no data or no connection.
     away: Option<Instant>,
     begun: bool,
     parser: Parser,
@@ -115,8 +114,8 @@ impl fmt::Debug for EventStream<'_> {
 impl EventStream<'_> {
     /// The next notice; none after `limit`.
     ///
-    /// # Errors
-    /// The daemon refuses, answers something else, or cannot be reached: at first, or for a minute.
+    /// # Errors The daemon refuses, sends an unexpected answer, or is unreachable: at first, or for
+    /// a minute.
     pub fn next(&mut self, limit: Duration) -> Result<Option<Notice>, Error> {
         let end = Instant::now() + limit;
         loop {
@@ -158,7 +157,7 @@ impl EventStream<'_> {
             Ok(connection) => {
                 self.connection = Some(connection);
                 self.heard = Instant::now();
-                // Until something comes of it.
+                // Until the connection delivers data.
                 self.away.get_or_insert(self.heard);
                 if !self.begun {
                     self.begun = true;
@@ -179,16 +178,16 @@ impl EventStream<'_> {
     }
 }
 
-/// Reads a stream of Server-Sent Events.
+/// Parses a stream of Server-Sent Events.
 #[derive(Debug, Default)]
 struct Parser {
     /// The beginning of a line.
     line: Vec<u8>,
     data: String,
     lost: bool,
-    /// The generation of the message that is being read.
+    /// The generation of the current message.
     next_id: Option<u64>,
-    /// The generation up to which everything was read.
+    /// The generation up to which all messages are complete.
     id: Option<u64>,
     notices: VecDeque<Notice>,
 }
@@ -217,13 +216,13 @@ impl Parser {
             "id" => self.next_id = value.parse().ok(),
             "event" => self.lost = value == "lost",
             "data" => self.data.push_str(value),
-            // A comment, or a field without use here.
+            // A comment, or an unused field.
             _ => {}
         }
         Ok(())
     }
 
-    /// A message is complete.
+    /// Completes a message.
     fn end(&mut self) -> Result<(), Error> {
         let (data, lost) = (
             std::mem::take(&mut self.data),
@@ -239,7 +238,7 @@ impl Parser {
         Ok(())
     }
 
-    /// The connection has ended: the server repeats an incomplete message.
+    /// Handles the end of the connection: the server repeats an incomplete message.
     fn cut(&mut self) {
         self.line.clear();
         self.data.clear();

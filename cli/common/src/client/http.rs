@@ -1,6 +1,6 @@
-//! Requests to a daemon by HTTP, for commands, which wait for each answer.
+//! Blocking HTTP requests to a daemon, for commands.
 //!
-//! Owns the runtime that waits, and the texts of this side's errors.
+//! Owns the runtime that waits, and the texts of the client's errors.
 
 use std::io;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use super::transport::{Opened, Piece, Stream};
 use super::{Address, Answer, Credentials, Request, Transport};
 use crate::error::{Error, ErrorKind};
 
-/// The largest answer that is read, in bytes.
+/// The largest accepted answer, in bytes.
 const ANSWER_MAX: usize = 16 << 20;
 
 const BROKEN: &str = "the connection to the node daemon broke";
 
-/// Requests over a Unix socket, or over TLS.
+/// An HTTP client over a Unix socket, or over TLS.
 #[derive(Debug)]
 pub struct Http {
     client: Client,
@@ -28,11 +28,10 @@ pub struct Http {
 }
 
 impl Http {
-    /// To the daemon at `address`, which is reached with the first request.
+    /// Creates a client for the daemon at `address`. The first request connects.
     ///
-    /// # Errors
-    /// The kernel has no descriptors left to wait with, or what a daemon on another host is to be shown cannot be
-    /// used.
+    /// # Errors The kernel has no free descriptor for the runtime, or the credentials for a daemon
+    /// on another host cannot be used.
     pub fn new(address: &Address, credentials: &Credentials) -> Result<Self, Error> {
         let client = Client::of(address.clone()).answer_max(ANSWER_MAX);
         let client = match address {
@@ -94,7 +93,7 @@ impl From<Response<Bytes>> for Answer {
     }
 }
 
-/// A stream whose connection makes progress while it is waited for.
+/// A stream whose connection is polled while the caller waits.
 #[derive(Debug)]
 struct Arriving<'a> {
     runtime: &'a Runtime,

@@ -1,4 +1,4 @@
-//! A daemon that is made up, for tests of commands.
+//! A fake daemon for tests of commands.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "only tests use it")]
 
@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::{Answer, Node, Opened, Piece, Request, Stream, Transport};
 use crate::error::Error;
 
-/// What a made-up daemon was asked, and what it answers.
+/// The received requests and the prepared answers of a fake daemon.
 #[derive(Clone, Default)]
 pub struct MadeUp(Arc<Mutex<Script>>);
 
@@ -32,7 +32,7 @@ impl fmt::Debug for MadeUp {
 }
 
 impl MadeUp {
-    /// Answers so, once and behind the answers before.
+    /// Appends an answer, which is sent once.
     #[must_use]
     pub fn answer(self, status: u16, body: &Value) -> Self {
         self.answer_with(status, &[], body)
@@ -65,13 +65,13 @@ impl MadeUp {
         self
     }
 
-    /// The daemon, as commands ask it.
+    /// A client of the fake daemon.
     #[must_use]
     pub fn node(&self) -> Node {
         Node::new(self.clone())
     }
 
-    /// The requests so far: `METHOD PATH BODY`, with a condition before the body.
+    /// The requests so far: `METHOD PATH BODY`, with a precondition before the body.
     #[must_use]
     pub fn asked(&self) -> Vec<String> {
         let script = self.0.lock();
@@ -122,7 +122,7 @@ impl Stream for Whole {
     }
 }
 
-/// A VM that runs, as a daemon describes it; with these fields instead of its own.
+/// A running VM, as a daemon describes it; the fields of `other` replace its own.
 #[must_use]
 pub fn vm(other: &Value) -> Value {
     let mut vm = serde_json::json!({

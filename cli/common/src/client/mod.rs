@@ -1,8 +1,8 @@
-//! The node daemon, as the command line talks to it.
+//! The client of the node daemon for the command line.
 //!
-//! [`Node`] asks and understands answers; how a request travels is a [`Transport`], so that commands can be
-//! tried against answers that are made up. Owns addresses, limits, and what an error of the daemon looks
-//! like here. Must not know any subcommand.
+//! [`Node`] sends requests and interprets answers. A [`Transport`] carries them, so that tests of
+//! commands can use prepared answers. Owns addresses, limits, and the form of the daemon's errors
+//! on this side. Must not know any subcommand.
 //!
 //! ```text
 //!   command ──> Node (JSON, errors) ──> Transport ──> Unix socket, or TLS with certificate and token
@@ -33,55 +33,50 @@ pub use transport::{Answer, Condition, Opened, Piece, Request, STRANGE, Stream, 
 
 use crate::error::Error;
 
-/// How long an ordinary answer may take.
+/// The timeout of an ordinary request.
 const ORDINARY: Duration = Duration::from_secs(60);
-/// How long making or starting a machine may take: NICs are made, devices opened, all memory
-/// pinned.
+/// The timeout of creating or starting a VM: it creates NICs, opens devices and pins all memory.
 pub const MAKING: Duration = Duration::from_secs(600);
 
-/// A node's daemon.
+/// A client of a node's daemon.
 #[derive(Debug)]
 pub struct Node {
     transport: Box<dyn Transport>,
 }
 
 impl Node {
-    /// The daemon that `transport` reaches.
+    /// A client that uses `transport`.
     pub fn new(transport: impl Transport + 'static) -> Self {
         Self {
             transport: Box::new(transport),
         }
     }
 
-    /// What is at `path`.
+    /// Gets the object at `path`.
     ///
-    /// # Errors
-    /// The daemon cannot be asked, refuses, or answers something else.
+    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let answer = self.ask(&Request::new(Method::GET, path, ORDINARY))?;
         answer.read()
     }
 
-    /// What is at `path` as it is.
+    /// Gets the body at `path` unchanged.
     ///
-    /// # Errors
-    /// The daemon cannot be asked, or refuses.
+    /// # Errors The daemon is unreachable, or refuses.
     pub fn get_bytes(&self, path: &str) -> Result<Vec<u8>, Error> {
         Ok(self.get_whole(path)?.body)
     }
 
-    /// The whole answer to a GET of `path`, with its headers.
+    /// Gets the whole answer for `path`, with its headers.
     ///
-    /// # Errors
-    /// The daemon cannot be asked, or refuses.
+    /// # Errors The daemon is unreachable, or refuses.
     pub fn get_whole(&self, path: &str) -> Result<Answer, Error> {
         self.ask(&Request::new(Method::GET, path, ORDINARY))
     }
 
     /// Opens a stream: the answer to a GET of `path`, piece by piece.
     ///
-    /// # Errors
-    /// The daemon cannot be asked, or refuses.
+    /// # Errors The daemon is unreachable, or refuses.
     pub fn open(&self, path: &str) -> Result<Box<dyn Stream + '_>, Error> {
         let request = Request::new(Method::GET, path, ORDINARY);
         match self.transport.open(&request)? {
@@ -90,18 +85,16 @@ impl Node {
         }
     }
 
-    /// Asks for a change; the answer, `Null` if it has none.
+    /// Sends a change; returns the answer, `Null` if it is empty.
     ///
-    /// # Errors
-    /// The daemon cannot be asked, refuses, or answers something else.
+    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn change(&self, method: Method, path: &str) -> Result<Value, Error> {
         Ok(self.change_within(method, path, ORDINARY)?.1)
     }
 
-    /// The same, within `time`; with the status, where that says more.
+    /// The same, within `time`; also returns the status, for answers that need it.
     ///
-    /// # Errors
-    /// The daemon cannot be asked, refuses, or answers something else.
+    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn change_within(
         &self,
         method: Method,
@@ -114,8 +107,7 @@ impl Node {
 
     /// The same with a body, and within `time`.
     ///
-    /// # Errors
-    /// The daemon cannot be asked, refuses, or answers something else.
+    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn send(
         &self,
         method: Method,
@@ -130,8 +122,7 @@ impl Node {
 
     /// `PUT`s `body` to `path`, within `time` and only if `condition` holds.
     ///
-    /// # Errors
-    /// The daemon cannot be asked, refuses, or answers something else.
+    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn put(
         &self,
         path: &str,
@@ -143,10 +134,9 @@ impl Node {
         self.ask(&request.json(body)?)?.read()
     }
 
-    /// Changes what is at `path` by a merge patch, within `time` and only if `condition` holds.
+    /// Changes the object at `path` by a merge patch, within `time` and only if `condition` holds.
     ///
-    /// # Errors
-    /// The daemon cannot be asked, refuses, or answers something else.
+    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn merge_patch(
         &self,
         path: &str,
@@ -170,7 +160,7 @@ impl Node {
     }
 }
 
-/// A path of the API, of segments that may be any text.
+/// Builds a path of the API from segments, which may be any text.
 #[must_use]
 pub fn path<'a>(segments: impl IntoIterator<Item = &'a str>) -> String {
     let mut path = String::new();
@@ -181,7 +171,7 @@ pub fn path<'a>(segments: impl IntoIterator<Item = &'a str>) -> String {
     path
 }
 
-/// A path with those of these query parameters that have a value.
+/// Appends those of these query parameters that have a value.
 #[must_use]
 pub fn with_query<'a>(
     path: &str,
@@ -198,7 +188,7 @@ pub fn with_query<'a>(
     path
 }
 
-/// Adds a segment of a path, or a value of a query.
+/// Appends a percent-encoded segment of a path, or a value of a query.
 fn push_encoded(to: &mut String, text: &str) {
     for byte in text.bytes() {
         match byte {

@@ -9,8 +9,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The table of operations is generated from the description. Owns how a request for an operation
-//! is put together. It must not know what an operation does.
+//! The table of operations is generated from the API description. Owns the construction of a
+//! request for an operation. It must not know the effect of an operation.
 
 use std::fmt;
 use std::time::Duration;
@@ -68,7 +68,7 @@ impl<'a, T> Call<'a, T> {
         self
     }
 
-    /// With a parameter of the query.
+    /// Adds a parameter of the query.
     pub fn query(self, name: &str, value: impl fmt::Display) -> Self {
         self.with(|request| {
             let path = &mut request.path;
@@ -79,17 +79,17 @@ impl<'a, T> Call<'a, T> {
         })
     }
 
-    /// Only if the named object does not exist.
+    /// Requires that the named object does not exist.
     pub fn only_if_absent(self) -> Self {
         self.with(|request| request.condition = Some(Condition::Absent))
     }
 
-    /// Within another time than 60 s, or 600 s for a change.
+    /// Sets another timeout than 60 s, or 600 s for a change.
     pub fn within(self, time: Duration) -> Self {
         self.with(|request| request.time = time)
     }
 
-    /// Without a look at the answer's body.
+    /// Ignores the answer's body.
     pub fn ignoring(self) -> Call<'a, ()> {
         Call {
             node: self.node,
@@ -98,10 +98,9 @@ impl<'a, T> Call<'a, T> {
         }
     }
 
-    /// Sends it.
+    /// Sends the request.
     ///
-    /// # Errors
-    /// The daemon cannot be reached, refuses, or gives another answer.
+    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn send(self) -> Result<T, Error> {
         (self.read)(&self.node.ask(&self.request?)?)
     }

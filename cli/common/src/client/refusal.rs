@@ -5,7 +5,7 @@ use hyper::StatusCode;
 
 use crate::exit::{Code, Report};
 
-/// As much of an answer that is not understood is shown, in bytes.
+/// How much of an answer that cannot be parsed is shown, in bytes.
 const SHOWN: usize = 200;
 
 /// A daemon's refusal, in its own words.
@@ -13,14 +13,14 @@ const SHOWN: usize = 200;
 pub struct Refusal {
     /// The status of the answer.
     pub status: StatusCode,
-    /// What the daemon reports about it.
+    /// The daemon's error.
     pub body: Box<ErrorBody>,
 }
 
 impl Refusal {
     pub(super) fn of(status: StatusCode, answer: &[u8]) -> Self {
         let body = serde_json::from_slice(answer);
-        // Something between us and it, or nothing of ours at all.
+        // The answer comes from a proxy, or from another program.
         let body = body.unwrap_or_else(|_| {
             let shown = answer.get(..SHOWN).unwrap_or(answer);
             let text = String::from_utf8_lossy(shown).trim().to_owned();
@@ -39,7 +39,7 @@ impl Refusal {
         }
     }
 
-    /// Why, with its causes.
+    /// The reason, with its causes.
     #[must_use]
     pub fn reason(&self) -> String {
         let mut reason = self.body.message.clone();
@@ -50,35 +50,35 @@ impl Refusal {
         reason
     }
 
-    /// What helps, in its words.
+    /// The daemon's hint.
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         self.body.hint.as_deref()
     }
 
-    /// Whether the named object does not exist. A path that a daemon of another version does not
-    /// have is another case.
+    /// Whether the named object does not exist. A path that a daemon of another version lacks is a
+    /// different case.
     #[must_use]
     pub fn is_not_there(&self) -> bool {
         match self.status {
             StatusCode::NOT_FOUND => self.body.code != "no_such_path",
-            // The condition was that it exists.
+            // The precondition was that it exists.
             StatusCode::PRECONDITION_FAILED => self.body.code == "no_such_vm",
             _ => false,
         }
     }
 
-    /// Whether the request was only to create a VM, and there is one of its name.
+    /// Whether the request was only to create a VM, and a VM of its name exists.
     #[must_use]
     pub fn is_there_already(&self) -> bool {
         self.body.code == "vm_exists"
     }
 
-    /// The exit code of the command that asked: the one table from statuses to codes.
+    /// The exit code of the command: the one table from statuses to codes.
     pub(crate) fn exit_code(&self) -> Code {
         match self.status {
             _ if self.is_not_there() => Code::NotThere,
-            // A graceful stop whose grace period ended.
+            // A graceful stop whose grace period expired.
             StatusCode::CONFLICT if self.body.code == "still_runs" => Code::TimedOut,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Code::NotAllowed,
             StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => Code::TimedOut,
@@ -93,7 +93,7 @@ impl Refusal {
         }
     }
 
-    /// What helps, as a command. Hints of the API name requests, which its other clients send.
+    /// The hint in the form of a command. The API's hints name requests, for its other clients.
     fn hint_for_users(&self) -> Option<&str> {
         let hint = self.hint()?;
         if !hint.contains("/v1/") {
@@ -114,7 +114,7 @@ impl Refusal {
         }
     }
 
-    /// The refusal as it is printed.
+    /// The refusal in printed form.
     pub(crate) fn in_words(&self) -> Report {
         let body = &self.body;
         let causes = body.causes.iter().cloned();
@@ -152,7 +152,7 @@ mod tests {
             "GET /v1/openapi.json describes what there is",
         );
         assert!(schema.unwrap().contains("vm create --help"));
-        // A hint without a request is for each client.
+        // A hint without a request suits every client.
         assert_eq!(hint("busy", "try again later").unwrap(), "try again later");
         assert_eq!(hint("new_code", "PUT /v1/new does it"), None);
     }

@@ -1,4 +1,4 @@
-//! Refusals as they are told, and HTTP over a socket against servers that are not as they should be.
+//! The printed form of refusals, and HTTP over a socket against faulty servers.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -66,7 +66,7 @@ fn the_exit_code_tells_why() {
     for word in ["no_such_vm", "no_migration", "not_found", ""] {
         assert_eq!(code(404, word), Code::NotThere, "{word}");
     }
-    // A daemon of another version: the object may be there.
+    // A daemon of another version: the object may exist.
     assert_eq!(code(404, "no_such_path"), Code::Failed);
 }
 
@@ -76,7 +76,7 @@ fn segments_of_a_path_stay_segments() {
     assert_eq!(path(["a/../b", "ö?#"]), "/a%2F..%2Fb/%C3%B6%3F%23");
 }
 
-/// A socket at which each connection is answered with these bytes, after a request has come.
+/// A socket that answers each connection with these bytes after a request.
 struct Server {
     path: PathBuf,
 }

@@ -1,7 +1,8 @@
-//! What a daemon on another host wants to see: a certificate whose authority it knows, and a token. And what it
-//! has to show: a certificate of an authority that we know.
+//! TLS for a daemon on another host. The client needs a certificate of an authority that the daemon
+//! trusts, and a token; the daemon needs a certificate of an authority that the client trusts.
 //!
-//! Owns the files and what is made of them. Must not know what is asked. TLS 1.3 only, as the daemon has it.
+//! Owns the files and the configuration from them. Must not know the requests. TLS 1.3 only, as in
+//! the daemon.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,8 +66,7 @@ pub struct Credentials {
 impl Credentials {
     /// Reads the files.
     ///
-    /// # Errors
-    /// A file is not given or cannot be used.
+    /// # Errors A file is missing from the options, or cannot be used.
     pub(super) fn load(&self) -> Result<Tls, Error> {
         let ca = given(&self.node_ca, "--node-ca", "BELLHOP_NODE_CA")?;
         let certificate = given(&self.node_cert, "--node-cert", "BELLHOP_NODE_CERT")?;

@@ -1,4 +1,4 @@
-//! What is asked and answered, whatever carries it.
+//! Requests and answers, independent of their transport.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,28 +10,28 @@ use serde::de::DeserializeOwned;
 
 use crate::error::Error;
 
-/// The text about an answer that cannot be decoded.
+/// The text for an answer that cannot be decoded.
 pub const STRANGE: &str =
     "the node daemon's answer is not understood; is it of another version? `bellhop report` tells";
 
-/// What a daemon is asked.
+/// A request to a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// GET, PUT, POST, PATCH or DELETE.
     pub method: Method,
-    /// With its query, percent-encoded.
+    /// The path with its query, percent-encoded.
     pub path: String,
-    /// JSON.
+    /// A JSON document.
     pub body: Option<Vec<u8>>,
-    /// The body is a merge patch (RFC 7396).
+    /// Whether the body is a merge patch (RFC 7396).
     pub is_merge_patch: bool,
-    /// How long the whole exchange may take; of a stream, how long until it begins.
+    /// The timeout of the whole exchange; for a stream, until it begins.
     pub time: Duration,
-    /// The condition on which the daemon carries it out.
+    /// The precondition of the request.
     pub condition: Option<Condition>,
 }
 
-/// A condition on the object that a request names: if it does not hold, the daemon refuses the
+/// A precondition on the object that a request names: if it does not hold, the daemon refuses the
 /// request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Condition {
@@ -44,7 +44,7 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// The header that says so.
+    /// The header with this precondition.
     pub(super) fn header(&self) -> (HeaderName, &str) {
         match self {
             Self::Absent => (IF_NONE_MATCH, "*"),
@@ -66,16 +66,15 @@ impl Request {
         }
     }
 
-    /// Only if this holds.
+    /// Adds a precondition.
     pub(super) fn only_if(mut self, condition: Condition) -> Self {
         self.condition = Some(condition);
         self
     }
 
-    /// With a body.
+    /// Adds a body.
     ///
-    /// # Errors
-    /// The value has no JSON.
+    /// # Errors The value cannot be serialized.
     pub(super) fn json(mut self, body: &impl Serialize) -> Result<Self, Error> {
         let body = serde_json::to_vec(body);
         self.body = Some(body.map_err(Error::context("the request cannot be put into words"))?);
@@ -83,19 +82,19 @@ impl Request {
     }
 }
 
-/// What it answers, whatever that is.
+/// An answer of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The status.
     pub status: StatusCode,
     /// Its headers.
     pub headers: HeaderMap,
-    /// The body as it is.
+    /// The body, unchanged.
     pub body: Vec<u8>,
 }
 
 impl Answer {
-    /// The body; an answer without one is `null`.
+    /// Decodes the body; an empty one is `null`.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
         let body = match self.body.as_slice() {
             [] => b"null",
@@ -113,15 +112,15 @@ impl Answer {
 /// A part of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// Bytes of it.
+    /// Data of the stream.
     Data(Vec<u8>),
-    /// Nothing, for as long as was waited.
+    /// No data within the limit.
     Silence,
-    /// Its end, or that of the connection.
+    /// The end of the stream, or of the connection.
     End,
 }
 
-/// An answer's body while it arrives.
+/// The body of an answer as it arrives.
 pub trait Stream: fmt::Debug {
     /// The next part, after at most `limit`.
     fn next(&mut self, limit: Duration) -> Piece;
@@ -130,23 +129,21 @@ pub trait Stream: fmt::Debug {
 /// The answer to a request for a stream.
 #[derive(Debug)]
 pub enum Opened<'a> {
-    /// It has begun.
+    /// The stream has begun.
     Stream(Box<dyn Stream + 'a>),
     /// The daemon refuses.
     Refused(Answer),
 }
 
-/// Carries requests to a daemon, and brings answers back. Threads may share it.
+/// Carries requests to a daemon and returns its answers. Threads may share it.
 pub trait Transport: fmt::Debug + Send + Sync {
-    /// One request, and its answer, also one that refuses.
+    /// Sends one request, and returns its answer, which may be a refusal.
     ///
-    /// # Errors
-    /// The daemon cannot be reached, or does not answer in time or in HTTP.
+    /// # Errors The daemon is unreachable, or does not answer in time or in HTTP.
     fn exchange(&self, request: &Request) -> Result<Answer, Error>;
 
-    /// One request whose answer is a stream.
+    /// Sends one request whose answer is a stream.
     ///
-    /// # Errors
-    /// As [`Self::exchange`].
+    /// # Errors As [`Self::exchange`].
     fn open(&self, request: &Request) -> Result<Opened<'_>, Error>;
 }

@@ -1,4 +1,4 @@
-//! An error as it is shown: one line for it, one for each cause, one for what can be done.
+//! The printed form of an error: one line for the error, one for each cause, one for the remedy.
 //!
 //! ```text
 //! error: cannot open the socket
@@ -8,8 +8,8 @@
 //!
 //! A command whose result is JSON prints errors as one JSON object with the same members.
 //!
-//! Messages may quote what a file, a device or another machine said, so control characters do not reach
-//! a terminal.
+//! Messages may quote a file, a device or another machine, so control characters do not reach a
+//! terminal.
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
@@ -21,13 +21,13 @@ use serde_json::{Value, json};
 use crate::colour;
 use crate::text::printable;
 
-/// As deep as a chain of causes is followed; a chain has a handful of links.
+/// The maximum depth of a chain of causes; real chains have a handful of links.
 const CAUSES_MAX: usize = 32;
 
 /// Whether errors are JSON objects.
 static JSON: AtomicBool = AtomicBool::new(false);
 
-/// What is said about an error.
+/// The printed parts of an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     code: String,
@@ -37,7 +37,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// An error, its causes, and what helps where that is known for errors of this kind.
+    /// An error, its causes, and the remedy if errors of this kind have a known one.
     #[must_use]
     pub fn of(error: &(dyn Error + 'static)) -> Self {
         let mut messages = Vec::new();
@@ -49,7 +49,7 @@ impl Report {
             next = error.source();
         }
         let report = Self::from_messages(messages);
-        // Some messages say it themselves.
+        // Some messages contain it already.
         let said = |message: &String| message.contains("root") || message.contains("CAP_");
         let hint = denied && !rustix::process::geteuid().is_root();
         if hint && !report.messages.iter().any(said) {
@@ -59,12 +59,12 @@ impl Report {
         }
     }
 
-    /// A message and its causes, outermost first, as somebody else has put them.
+    /// A message and its causes, outermost first, as another program has composed them.
     #[must_use]
     pub fn from_messages(messages: impl IntoIterator<Item = String>) -> Self {
         let mut kept: Vec<String> = Vec::new();
         for message in messages.into_iter().take(CAUSES_MAX) {
-            // What a message has said already, as whole words at its end, need not be said again.
+            // A cause that a message already contains, as whole words at its end, is not repeated.
             let said = |before: &String| {
                 before
                     .strip_suffix(message.as_str())
@@ -82,21 +82,21 @@ impl Report {
         }
     }
 
-    /// With a word for programs, as the API's errors have one.
+    /// Adds an error code for programs, as in the API's errors.
     #[must_use]
     pub fn code(mut self, code: impl Into<String>) -> Self {
         self.code = code.into();
         self
     }
 
-    /// With what can be done about it.
+    /// Adds the remedy.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// With the name of the request, by which a daemon's log tells of it.
+    /// Adds the ID of the request, which also is in the daemon's log.
     #[must_use]
     pub(crate) fn request_id(mut self, id: impl Into<String>) -> Self {
         self.request_id = Some(id.into());
@@ -108,7 +108,7 @@ impl Report {
         JSON.store(true, Ordering::Relaxed);
     }
 
-    /// Says it on standard error.
+    /// Prints the error on standard error.
     pub fn print(&self) {
         let stderr = io::stderr().lock();
         self.print_to(stderr);
@@ -120,7 +120,7 @@ impl Report {
         } else {
             self.text(colour::wanted(&stream))
         };
-        // Nothing is left to tell it to.
+        // There is no other place to report a failure.
         let _ = stream.write_all(text.as_bytes());
     }
 
@@ -139,7 +139,7 @@ impl Report {
         json
     }
 
-    /// The lines, each with its end.
+    /// The lines, each with its line break.
     fn text(&self, colours: bool) -> String {
         let word = |style: Style, word: &str| {
             if colours {
@@ -168,8 +168,8 @@ impl Report {
     }
 }
 
-/// The message with its line breaks (a parser shows the line that it could not read), without anything else
-/// that a terminal obeys.
+/// The message with its line breaks (a parser quotes the line that it cannot read), without other
+/// control characters.
 fn lines(message: &str) -> String {
     let lines: Vec<String> = message.trim_end().lines().map(printable).collect();
     lines.join("\n")
@@ -215,7 +215,7 @@ mod tests {
             text_of(&["cannot start: no such file", "no such file"]),
             "error: cannot start: no such file\n"
         );
-        // Not a repetition, though one ends like the other.
+        // Not a repetition, although the ends are alike.
         assert_eq!(
             text_of(&["queue12", "2"]),
             "error: queue12\n  caused by: 2\n"

@@ -8,23 +8,21 @@ use crate::listing::{Entry, Layout, Listing, Value};
 use crate::text::address;
 use crate::virtio_names;
 
-/// All of them, for reports.
+/// All devices, for reports.
 ///
-/// # Errors
-/// The kernel does not answer.
+/// # Errors The kernel does not answer.
 pub fn all() -> Result<Listing, vdpa_mgmt::Error> {
     Ok(listing(&Connection::open()?.devices()?))
 }
 
-/// The configurations of all of them, for reports.
+/// The configurations of all devices, for reports.
 ///
-/// # Errors
-/// The kernel does not answer.
+/// # Errors The kernel does not answer.
 pub fn all_configs() -> Result<Listing, vdpa_mgmt::Error> {
     Ok(config_listing(&Connection::open()?.configs()?))
 }
 
-/// Devices as they are shown.
+/// A listing of devices.
 #[must_use]
 pub fn listing(devices: &[VdpaDevice]) -> Listing {
     Listing {
@@ -34,7 +32,7 @@ pub fn listing(devices: &[VdpaDevice]) -> Listing {
     }
 }
 
-/// Configurations of devices as they are shown.
+/// A listing of the configurations of devices.
 #[must_use]
 pub fn config_listing(configs: &[DeviceConfig]) -> Listing {
     Listing {
@@ -44,7 +42,7 @@ pub fn config_listing(configs: &[DeviceConfig]) -> Listing {
     }
 }
 
-/// The counters of a queue as they are shown.
+/// A listing of the counters of a queue.
 #[must_use]
 pub fn stats_listing(stats: &VendorStats) -> Listing {
     Listing {

@@ -5,15 +5,14 @@ use vdpa_mgmt::{Connection, MgmtDevice};
 use crate::listing::{Entry, Layout, Listing};
 use crate::virtio_names;
 
-/// All of them, for reports.
+/// All management devices, for reports.
 ///
-/// # Errors
-/// The kernel does not answer.
+/// # Errors The kernel does not answer.
 pub fn all() -> Result<Listing, vdpa_mgmt::Error> {
     Ok(listing(&Connection::open()?.mgmt_devices()?))
 }
 
-/// Management devices as they are shown.
+/// A listing of management devices.
 #[must_use]
 pub fn listing(devices: &[MgmtDevice]) -> Listing {
     Listing {

@@ -1,4 +1,4 @@
-//! NICs that were made as listings.
+//! Created NICs as listings.
 
 use vdpa_mgmt::nic::{MadeNic, State, Step};
 use vdpa_mgmt::{ClassConfig, Connection};
@@ -6,10 +6,9 @@ use vdpa_mgmt::{ClassConfig, Connection};
 use crate::listing::{Entry, Layout, Listing};
 use crate::text::address;
 
-/// NICs as they are shown.
+/// A listing of NICs.
 ///
-/// # Errors
-/// The kernel does not answer.
+/// # Errors The kernel does not answer.
 pub fn listing(nics: &[MadeNic]) -> Result<Listing, vdpa_mgmt::Error> {
     let mut entries = Vec::new();
     if !nics.is_empty() {
@@ -23,7 +22,7 @@ pub fn listing(nics: &[MadeNic]) -> Result<Listing, vdpa_mgmt::Error> {
     })
 }
 
-/// A NIC with all that is known of it.
+/// A NIC with all known fields.
 fn entry(nic: &MadeNic, connection: &Connection) -> Entry {
     let mut entry = Entry::new(nic.name())
         .with_text("from", nic.from())

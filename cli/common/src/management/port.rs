@@ -11,7 +11,7 @@ use crate::text::address;
 /// Fields of a block.
 type Fields = Vec<(String, Value)>;
 
-/// Ports as they are shown.
+/// A listing of ports.
 #[must_use]
 pub fn listing(ports: &[Port]) -> Listing {
     Listing {
@@ -21,7 +21,7 @@ pub fn listing(ports: &[Port]) -> Listing {
     }
 }
 
-/// Rates as they are shown.
+/// A listing of rates.
 #[must_use]
 pub fn rate_listing(rates: &[Rate]) -> Listing {
     Listing {
@@ -146,7 +146,7 @@ fn port_type(port_type: PortType) -> &'static str {
     }
 }
 
-/// A rate. What is 0 is not shown.
+/// A rate. Fields that are 0 are omitted.
 fn rate(rate: &Rate) -> Entry {
     let kind = match rate.object {
         RateObject::Leaf(_) => "leaf",

@@ -15,18 +15,16 @@ fn listing(entries: Vec<Entry>) -> Listing {
     }
 }
 
-/// A physical function and its virtual ones, as they are shown.
+/// A listing of a physical function and its virtual functions.
 ///
-/// # Errors
-/// The kernel does not answer, or a file of sysfs cannot be read.
+/// # Errors The kernel does not answer, or a file of sysfs cannot be read.
 pub fn of_function(pci: &Pci, function: &Function) -> Result<Listing, Error> {
     Ok(listing(describe_function(pci, function)?))
 }
 
-/// All functions that can have virtual ones, and these, as they are shown.
+/// A listing of all SR-IOV functions with their virtual functions.
 ///
-/// # Errors
-/// The kernel does not answer, or a file of sysfs cannot be read.
+/// # Errors The kernel does not answer, or a file of sysfs cannot be read.
 pub fn all() -> Result<Listing, Error> {
     let pci = Pci::default();
     let mut entries = Vec::new();
@@ -36,16 +34,14 @@ pub fn all() -> Result<Listing, Error> {
     Ok(listing(entries))
 }
 
-/// The function that is named (a network interface or pci/ADDRESS) and its virtual ones, as they
-/// are shown.
+/// A listing of the named function (a network interface or pci/ADDRESS) and its virtual functions.
 ///
-/// # Errors
-/// The name names no function, or as for [`all`].
+/// # Errors The name is not that of a function, or as for [`all`].
 pub fn one(text: &str) -> Result<Listing, Error> {
     let pci = Pci::default();
     let entries = match Physical::find(&pci, text)? {
         Physical::Function(function) => match function.physical_function {
-            // A virtual one: as its physical one has it.
+            // A virtual function, as its physical function describes it.
             Some(physical) => {
                 let mut entries = describe_function(&pci, &pci.function(physical)?)?;
                 let name = name(&function);
@@ -59,7 +55,7 @@ pub fn one(text: &str) -> Result<Listing, Error> {
     Ok(listing(entries))
 }
 
-/// A physical function as the command line names it.
+/// A physical function from the command line.
 #[derive(Debug)]
 pub enum Physical {
     /// A function of the PCI bus.
@@ -69,10 +65,9 @@ pub enum Physical {
 }
 
 impl Physical {
-    /// The function behind `text`: a network interface or pci/ADDRESS.
+    /// Finds the function of `text`: a network interface or pci/ADDRESS.
     ///
-    /// # Errors
-    /// The text is no address, or there is no such function.
+    /// # Errors The text is not an address, or there is no such function.
     pub fn find(pci: &Pci, text: &str) -> Result<Self, Error> {
         let address = match text.strip_prefix("pci/") {
             Some(address) => Some(address.parse()?),
@@ -81,7 +76,7 @@ impl Physical {
         Ok(match address {
             Some(address) => {
                 let mut function = pci.function(address)?;
-                // One function can have several interfaces; the one that was named comes first.
+                // One function can have several interfaces; the named one comes first.
                 function.netdevs.sort_by_key(|name| name != text);
                 Self::Function(Box::new(function))
             }
@@ -90,12 +85,12 @@ impl Physical {
     }
 }
 
-/// A physical function and its virtual ones.
+/// A physical function and its virtual functions.
 fn describe_function(pci: &Pci, function: &Function) -> Result<Vec<Entry>, Error> {
     let link: Option<Link> = match function.netdevs.first() {
         Some(interface) => match Links::open()?.link(interface) {
             Ok(link) => Some(link),
-            // Gone, or named anew, since the function was looked at.
+            // The function was removed or renamed meanwhile.
             Err(error) if error.is_missing() => None,
             Err(error) => return Err(error),
         },
@@ -104,16 +99,15 @@ fn describe_function(pci: &Pci, function: &Function) -> Result<Vec<Entry>, Error
     function_and_virtual_ones(pci, function, link.as_ref())
 }
 
-/// A function of the PCI bus: its interfaces, its driver, where it is, what is on it.
+/// A PCI function: its interfaces, its driver, its location, its devices.
 ///
-/// # Errors
-/// A file of sysfs cannot be read.
+/// # Errors A file of sysfs cannot be read.
 pub fn function_entry(pci: &Pci, function: &Function) -> Result<Entry, Error> {
     let entry = Entry::new(name(function));
     described(entry, pci, function)
 }
 
-/// A physical function, then its virtual ones with what its driver lets them do.
+/// A physical function, then its virtual functions with the settings of its driver.
 fn function_and_virtual_ones(
     pci: &Pci,
     function: &Function,
@@ -127,7 +121,7 @@ fn function_and_virtual_ones(
     for &(index, address) in &function.virtual_functions {
         let one = match pci.function(address) {
             Ok(one) => one,
-            // Gone meanwhile.
+            // It was removed meanwhile.
             Err(error) if error.is_missing() => continue,
             Err(error) => return Err(error),
         };
@@ -160,7 +154,7 @@ fn link(link: &Link) -> Vec<Entry> {
     std::iter::once(physical).chain(virtual_ones).collect()
 }
 
-/// As an argument names it.
+/// The name in the form of an argument.
 fn name(function: &Function) -> String {
     format!("pci/{}", function.address)
 }

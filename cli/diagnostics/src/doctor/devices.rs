@@ -1,7 +1,7 @@
-//! vDPA devices: what they are bound to, and whether a VM could open them.
+//! vDPA devices: their drivers, and whether a VM could open them.
 //!
-//! They are never opened: that resets a device. What says whether this user
-//! may is access(2); what says whether somebody does is `/proc`.
+//! The checks never open a device, because that resets it. access(2) shows whether this user may
+//! open it; `/proc` shows whether a process has it open.
 
 use bellhop_common::error::Error;
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ use super::nics;
 /// Directory of the vDPA bus.
 const VDPA: &str = "/sys/bus/vdpa/devices";
 
-/// Most devices that are listed.
+/// The most devices that are listed.
 const SHOWN_MAX: usize = 64;
 
 /// A vDPA device.
@@ -57,8 +57,8 @@ fn devices(host: &Host) -> Result<Vec<Device>, Error> {
     Ok(devices.collect())
 }
 
-/// Whether guest memory is pinned for devices of this host, as far as can be told:
-/// hardware does it, the simulator does if told to.
+/// Whether guest memory is pinned for devices of this host, as far as can be determined: hardware
+/// pins it, the simulator does if configured so.
 pub(super) fn pin_memory(host: &Host) -> bool {
     devices(host).is_ok_and(|devices| devices.iter().any(Device::is_hardware))
         || nics::functions(host).is_ok_and(|functions| !functions.is_empty())
@@ -84,7 +84,7 @@ fn holders(host: &Host, name: &str, number: u32) -> Vec<Holder> {
     host.holders(number.as_deref().unwrap_or_default())
 }
 
-/// Looks at all devices.
+/// Checks all devices.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let devices = match devices(host) {
         Ok(devices) => devices,
@@ -166,11 +166,11 @@ fn describe(host: &Host, device: &Device) -> Finding {
     }
 }
 
-/// Permissions: the rule that gives them to a group.
+/// The udev rule that gives a group access.
 ///
-/// The character device has neither class nor bus, so the kernel sends no event
-/// for it and no rule can name it (`vhost_vdpa_probe`; `dev_uevent_filter`). Its
-/// vDPA device does: it is bound as soon as the file is there.
+/// The character device has neither class nor bus, so the kernel sends no event for it and no rule
+/// can name it (`vhost_vdpa_probe`; `dev_uevent_filter`). Its vDPA device has both: its bind event
+/// comes as soon as the file exists.
 fn without_rights(host: &Host, name: &str, about: &str, path: &str) -> Finding {
     let owner = host.owner(path);
     let shown = owner
@@ -192,7 +192,7 @@ fn without_rights(host: &Host, name: &str, about: &str, path: &str) -> Finding {
         .mend("usermod -aG kvm USER    (then log in again)")
 }
 
-/// `%p` is the vDPA device's path; the files below it have their device's names.
+/// `%p` is the vDPA device's path; the files below it have their devices' names.
 const UDEV_RULE: &str = r#"ACTION=="bind", SUBSYSTEM=="vdpa", DRIVER=="vhost_vdpa", RUN+="/bin/sh -c 'cd /sys%p && for n in vhost-vdpa-*; do chgrp kvm /dev/$$n && chmod 0660 /dev/$$n; done'""#;
 
 #[cfg(test)]

@@ -1,40 +1,40 @@
-//! What a check says: a state, a sentence, and the commands that mend it.
+//! The result of a check: a state, a sentence, and the commands that fix it.
 //!
-//! Text comes partly from files that others wrote and goes to a terminal, so
-//! every string is cleaned and cut here, in one place.
+//! Text comes partly from files of others and goes to a terminal, so every string is cleaned and
+//! truncated here, in one place.
 
 use serde::Serialize;
 use vdpa::causes::in_one_line;
 
 use bellhop_common::error::Error;
 
-/// Longest text of a finding or line of a remedy, in characters.
+/// The longest text of a finding or line of a remedy, in characters.
 const TEXT_MAX: usize = 400;
 
-/// How something stands.
+/// The state of a checked object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// As it should be, or not needed.
+    /// Good, or not needed.
     Ok,
-    /// Works, but not for everything or not well.
+    /// Works, but with limits.
     Warning,
-    /// Needed, and not there.
+    /// Needed, but absent.
     Missing,
-    /// Could not be found out.
+    /// Cannot be determined.
     Unknown,
 }
 
-/// One thing that was looked at.
+/// The result for one checked object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// The name of the object.
     pub name: String,
     /// How it stands.
     pub state: State,
-    /// What was found, one sentence.
+    /// The result, one sentence.
     pub found: String,
-    /// What mends it: lines to type or to put into a file; empty if nothing is to be done.
+    /// The fix: lines to type or to put into a file; empty if none is needed.
     pub remedy: Vec<String>,
 }
 
@@ -48,44 +48,44 @@ impl Finding {
         }
     }
 
-    /// All is well.
+    /// The object is good.
     pub(crate) fn ok(name: impl AsRef<str>, found: impl AsRef<str>) -> Self {
         Self::new(name, State::Ok, found)
     }
 
-    /// Could be better.
+    /// The object works with limits.
     pub(crate) fn warning(name: impl AsRef<str>, found: impl AsRef<str>) -> Self {
         Self::new(name, State::Warning, found)
     }
 
-    /// Needed and not there.
+    /// The object is needed, but absent.
     pub(crate) fn missing(name: impl AsRef<str>, found: impl AsRef<str>) -> Self {
         Self::new(name, State::Missing, found)
     }
 
-    /// Could not be read.
+    /// The object cannot be read.
     pub(crate) fn unknown(name: impl AsRef<str>, why: impl AsRef<str>) -> Self {
         Self::new(name, State::Unknown, why)
     }
 
-    /// Could not be read, for this reason.
+    /// The object cannot be read, for this reason.
     pub(crate) fn unread(name: impl AsRef<str>, why: &Error) -> Self {
         Self::unknown(name, in_one_line(why))
     }
 
-    /// What was found, or why it could not be found out.
+    /// The result, or the reason why it cannot be read.
     pub(crate) fn or_unread(name: impl AsRef<str>, found: Result<Self, Error>) -> Self {
         found.unwrap_or_else(|why| Self::unread(name, &why))
     }
 
-    /// Adds a line that mends it.
+    /// Adds a line of the remedy.
     pub(crate) fn mend(mut self, line: impl AsRef<str>) -> Self {
         self.remedy.push(clean(line.as_ref()));
         self
     }
 }
 
-/// The first `max` of some things, and how many more there are.
+/// The first `max` items, and the number of further ones.
 pub(super) fn first<T>(
     things: &[T],
     max: usize,
@@ -98,8 +98,8 @@ pub(super) fn first<T>(
     shown.chain(more).collect()
 }
 
-/// Without control characters (which could move a terminal's cursor) and
-/// characters that change the direction of writing, and not endless.
+/// Removes control characters, which could move a terminal's cursor, and characters that change the
+/// direction of writing. Limits the length.
 fn clean(text: &str) -> String {
     let mut shown: String = text
         .chars()

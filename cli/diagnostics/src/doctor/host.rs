@@ -1,9 +1,8 @@
 //! The host as the checks see it: files below a root.
 //!
-//! Owns every access to `/proc`, `/sys`, `/dev`, `/boot`, `/lib` and `/etc`. Reads
-//! are capped, never wait (a FIFO in the way is refused) and never panic.
-//! The root is `/`; tests point it at a made-up tree. Must not know what a
-//! file means.
+//! Owns every access to `/proc`, `/sys`, `/dev`, `/boot`, `/lib` and `/etc`. Reads have a size
+//! limit, never block (a FIFO is rejected) and never panic. The root is `/`; tests use a fake tree.
+//! Must not know the meaning of a file.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -18,10 +17,10 @@ use vdpa::device::holder::{self, Holder};
 use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::groups;
 
-/// Most bytes of an ordinary attribute file.
+/// Maximum size of an ordinary attribute file, in bytes.
 const TEXT_MAX: u64 = 64 << 10;
 
-/// Most entries of a directory that are looked at.
+/// The most entries of a directory that are read.
 const ENTRIES_MAX: usize = 4096;
 
 /// A file that does not exist.
@@ -65,14 +64,14 @@ impl std::fmt::Display for Owner {
     }
 }
 
-/// Asks the system about a device file.
+/// Queries the system about a device file.
 type Ask = fn(&Path) -> Result<(), Errno>;
 
 /// A host.
 #[derive(Debug)]
 pub struct Host {
     root: PathBuf,
-    /// Processes are those of this machine.
+    /// Whether this is the machine of the current process.
     is_this: bool,
     open: Ask,
     may_open: Ask,
@@ -88,7 +87,7 @@ fn may_open_for_both(path: &Path) -> Result<(), Errno> {
 }
 
 impl Host {
-    /// The machine this runs on.
+    /// The machine of the current process.
     #[must_use]
     pub fn this() -> Self {
         Self {
@@ -99,7 +98,7 @@ impl Host {
         }
     }
 
-    /// A made-up one below `root`, whose devices answer like `devices`.
+    /// A fake host below `root`, whose devices answer as `devices` does.
     #[cfg(test)]
     pub(super) fn made_up(root: &Path, devices: Ask) -> Self {
         Self {
@@ -126,7 +125,7 @@ impl Host {
         }
     }
 
-    /// All of a file that has at most `max` bytes.
+    /// The contents of a file of at most `max` bytes.
     pub(crate) fn bytes(&self, path: &str, max: u64) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
         self.file(path)?
@@ -141,7 +140,7 @@ impl Host {
         )))
     }
 
-    /// A small text file, without white space around it; what is not UTF-8 is replaced.
+    /// A small text file, trimmed; invalid UTF-8 is replaced.
     pub(crate) fn text(&self, path: &str) -> Result<String, Error> {
         let bytes = self.bytes(path, TEXT_MAX)?;
         Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
@@ -157,13 +156,13 @@ impl Host {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// A file that holds one decimal number.
+    /// A file with one decimal number.
     pub(crate) fn number<T: FromStr>(&self, path: &str) -> Result<T, Error> {
         let text = self.text(path)?;
         text.parse().map_err(|_| odd(path))
     }
 
-    /// Names in a directory, sorted; at most [`ENTRIES_MAX`], and only those that are UTF-8.
+    /// The sorted names in a directory; at most [`ENTRIES_MAX`], and only those in UTF-8.
     pub(crate) fn names(&self, path: &str) -> Result<Vec<String>, Error> {
         let mut names: Vec<String> = fs::read_dir(self.path(path))
             .map_err(|error| unread(path, error))?
@@ -175,9 +174,8 @@ impl Host {
         Ok(names)
     }
 
-    /// Like [`Self::names`], for a directory of sysfs that the kernel makes only
-    /// where it has such things: none if it is not there. An error where sysfs
-    /// itself is not there.
+    /// As [`Self::names`], for a directory of sysfs that the kernel creates only with its first
+    /// object: empty if it does not exist. An error if sysfs itself is missing.
     pub(crate) fn sysfs_names(&self, path: &str) -> Result<Vec<String>, Error> {
         match self.names(path) {
             Err(why) if why.is_absent() => self.sysfs().map(|()| Vec::new()),
@@ -185,8 +183,7 @@ impl Host {
         }
     }
 
-    /// An error where sysfs is not mounted, so that nothing can be told from
-    /// what is not in it.
+    /// An error if sysfs is not mounted: then a missing file proves nothing.
     pub(crate) fn sysfs(&self) -> Result<(), Error> {
         const ALWAYS: &str = "/sys/kernel";
         if self.exists(ALWAYS) {
@@ -196,26 +193,26 @@ impl Host {
         }
     }
 
-    /// Whether there is something of this name.
+    /// Whether a file of this name exists.
     pub(crate) fn exists(&self, path: &str) -> bool {
         fs::symlink_metadata(self.path(path)).is_ok()
     }
 
-    /// What a symbolic link says.
+    /// The target of a symbolic link.
     pub(crate) fn link(&self, path: &str) -> Result<String, Error> {
         fs::read_link(self.path(path))
             .map(|target| target.to_string_lossy().into_owned())
             .map_err(|error| unread(path, error))
     }
 
-    /// The last name in a symbolic link: a device's driver, IOMMU group, …
+    /// The last component of a symbolic link: a device's driver, IOMMU group, …
     pub(crate) fn link_name(&self, path: &str) -> Option<String> {
         let link = self.link(path).ok()?;
         let name = Path::new(&link).file_name()?.to_str()?;
         Some(name.to_owned())
     }
 
-    /// The name of the directory in which this really lies: a device's parent.
+    /// The name of the real parent directory: a device's parent.
     pub(crate) fn parent_name(&self, path: &str) -> Option<String> {
         let real = fs::canonicalize(self.path(path)).ok()?;
         let parent = real.parent()?.file_name()?.to_str()?;
@@ -239,8 +236,8 @@ impl Host {
         is_plain(name).then(|| name.to_owned())
     }
 
-    /// Opens a device for reading and writing, and closes it. Only for devices
-    /// that don't mind.
+    /// Opens a device for reading and writing, and closes it. Only for devices that this does not
+    /// affect.
     pub(crate) fn open_device(&self, path: &str) -> Result<(), Errno> {
         (self.open)(&self.path(path))
     }
@@ -251,7 +248,7 @@ impl Host {
         (self.may_open)(&self.path(path))
     }
 
-    /// Visible processes that hold the device with this number, `major:minor`.
+    /// Visible processes that have the device with this number, `major:minor`, open.
     pub(crate) fn holders(&self, number: &str) -> Vec<Holder> {
         let number = number.split_once(':').and_then(|(major, minor)| {
             Some(rustix::fs::makedev(
@@ -266,7 +263,7 @@ impl Host {
     }
 }
 
-/// Whether a name can be part of a command as it is.
+/// Whether a name can be part of a command without quotes.
 pub(crate) fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= 128

@@ -1,15 +1,15 @@
-//! Huge pages: pools of 2 MiB and 1 GiB, and transparent ones for shared memory.
+//! Huge pages: pools of 2 MiB and 1 GiB, and transparent huge pages for shared memory.
 //!
-//! Guest memory is a memfd, so transparent huge pages are those of shmem.
+//! Guest memory is a memfd, so the setting of shmem applies to its transparent huge pages.
 
 use super::devices;
 use super::finding::Finding;
 use super::host::Host;
 
-/// Pools of x86-64: size in KiB as in the directory's name, and how people say it.
+/// Pools of x86-64: the size in KiB as in the directory's name, and the usual name.
 const POOLS: [(u32, &str); 2] = [(2048, "2M"), (1_048_576, "1G")];
 
-/// Looks at both pools and at the setting for shared memory.
+/// Checks both pools and the setting for shared memory.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let pinned = devices::pin_memory(host);
     let mut findings: Vec<Finding> = POOLS

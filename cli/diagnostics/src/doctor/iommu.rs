@@ -12,7 +12,7 @@ use super::nics;
 const NAME: &str = "groups";
 const GROUPS: &str = "/sys/kernel/iommu_groups";
 
-/// Looks at groups and at the kernel's command line.
+/// Checks the groups and the kernel's command line.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let functions = nics::functions(host).unwrap_or_default();
     let needs_it = functions
@@ -70,7 +70,7 @@ fn groups(host: &Host, needs_it: bool) -> Result<Finding, Error> {
         .mend("kernel command line: intel_iommu=on iommu=pt    (AMD: iommu=pt)"))
 }
 
-/// What the kernel was told. `None`: nothing that matters.
+/// The IOMMU options of the kernel's command line. `None`: there are none.
 fn command_line(host: &Host) -> Option<Finding> {
     const NAME: &str = "command line";
     let text = match host.text("/proc/cmdline") {

@@ -1,21 +1,20 @@
-//! In how many pieces guest memory may lie.
+//! The maximum number of physically contiguous pieces of guest memory.
 //!
-//! Where memory is pinned, the kernel keeps an entry for each physically
-//! contiguous piece, and no more than the module's parameter `max_iotlb_entries`
-//! (2048 unless set; stable kernels since 6.12; 0 or less: no limit). Each
-//! table that a mapping passes through has its own.
+//! Where memory is pinned, the kernel keeps an entry for each physically contiguous piece. The
+//! module's parameter `max_iotlb_entries` limits them (2048 unless set; stable kernels since 6.12;
+//! 0 or less: no limit). Each table that a mapping passes through has its own limit.
 
 use super::devices;
 use super::finding::Finding;
 use super::host::Host;
 
-/// Modules that keep such a table. The one of `vhost` is not used by vDPA devices.
+/// Modules with such a table. vDPA devices do not use the one of `vhost`.
 const MODULES: [&str; 4] = ["vhost_vdpa", "mlx5_vdpa", "vduse", "vdpa_sim"];
 
 /// Enough for 64 GiB in pieces of 1 MiB.
 const GOOD: i64 = 65_536;
 
-/// Looks at the parameter of each loaded module.
+/// Checks the parameter of each loaded module.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let pinned = devices::pin_memory(host);
     let findings: Vec<Finding> = MODULES

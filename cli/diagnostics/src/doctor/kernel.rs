@@ -1,10 +1,10 @@
-//! The kernel: its release, and what it was built with.
+//! The kernel: its release and its configuration.
 
 use super::finding::Finding;
 use super::host::Host;
 use super::modules::{Build, Modules};
 
-/// Symbols of the configuration that no module stands for, what for, and whether they are needed.
+/// Symbols of the configuration without a module, their purpose, and whether they are needed.
 /// Modules have findings of their own.
 const SYMBOLS: [(&str, &str, bool); 8] = [
     ("KVM", "virtual machines", true),
@@ -20,7 +20,7 @@ const SYMBOLS: [(&str, &str, bool); 8] = [
 /// The first kernel with `VHOST_BACKEND_F_SUSPEND` and address spaces in vhost-vdpa.
 const OLDEST: (u32, u32) = (6, 0);
 
-/// Looks at release and configuration.
+/// Checks release and configuration.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let modules = Modules::of(host);
     vec![release(&modules), configuration(&modules)]

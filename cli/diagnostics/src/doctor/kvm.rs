@@ -5,12 +5,12 @@ use rustix::io::Errno;
 use super::finding::Finding;
 use super::host::Host;
 
-/// An extension of processors for virtual machines.
+/// A processor's virtualization extension.
 struct Extension {
     name: &'static str,
-    /// KVM's module for it.
+    /// Its KVM module.
     module: &'static str,
-    /// The flag for page tables in two stages.
+    /// The flag for two-stage page tables.
     nested_paging: &'static str,
 }
 
@@ -26,14 +26,14 @@ const SVM: Extension = Extension {
     nested_paging: "npt",
 };
 
-/// What the first processor says about itself.
+/// The description of the first processor.
 #[derive(Debug, Default)]
 struct Processor {
     flags: Vec<String>,
 }
 
 impl Processor {
-    /// `/proc/cpuinfo` up to the end of the first flags.
+    /// Parses `/proc/cpuinfo` up to the end of the first flags.
     fn of(text: &str) -> Self {
         let flags = text.lines().find_map(|line| {
             let (name, value) = line.split_once(':')?;
@@ -61,7 +61,7 @@ impl Processor {
     }
 }
 
-/// Looks at `/dev/kvm` and the processor.
+/// Checks `/dev/kvm` and the processor.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let processor = host
         .beginning("/proc/cpuinfo")

@@ -1,4 +1,4 @@
-//! Made-up hosts for tests: a tree of files in a temporary directory.
+//! Fake hosts for tests: a tree of files in a temporary directory.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,11 +11,11 @@ use super::host::Host;
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// A directory that plays `/`; removed when dropped.
+/// A directory that serves as `/`; removed when dropped.
 pub(super) struct Tree(PathBuf);
 
 impl Tree {
-    /// With sysfs, and nothing in it.
+    /// A tree with an empty sysfs.
     pub(super) fn new() -> Self {
         let tree = Self::without_sysfs();
         tree.directory("/sys/kernel");
@@ -67,7 +67,7 @@ impl Tree {
         .unwrap();
     }
 
-    /// The host, whose devices can be opened if their files are there.
+    /// The host; a device opens if its file exists.
     pub(super) fn host(&self) -> Host {
         Host::made_up(&self.0, |path| {
             if path.exists() {
@@ -78,7 +78,7 @@ impl Tree {
         })
     }
 
-    /// The host as seen by somebody without rights.
+    /// The host for a user without permissions.
     pub(super) fn host_without_rights(&self) -> Host {
         Host::made_up(&self.0, |path| {
             if path.exists() {

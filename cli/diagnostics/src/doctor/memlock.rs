@@ -1,7 +1,7 @@
 //! The limit of locked memory.
 //!
-//! Parents that pin guest memory count it against RLIMIT_MEMLOCK, once for
-//! each device; CAP_IPC_LOCK exempts nobody from that.
+//! Parents that pin guest memory count it against RLIMIT_MEMLOCK, once for each device.
+//! CAP_IPC_LOCK does not exempt a process from that.
 
 use bellhop_common::error::Error;
 
@@ -9,13 +9,13 @@ use super::devices;
 use super::finding::Finding;
 use super::host::{Host, odd};
 
-/// What `bellhop run` gives a guest unless told otherwise, in bytes.
+/// The default guest memory of `bellhop run`, in bytes.
 const DEFAULT_MEMORY: u64 = 512 << 20;
 
 /// A limit in bytes; `None`: unlimited.
 type Limit = Option<u64>;
 
-/// Looks at the limit of this process, which VMs started from here inherit.
+/// Checks the limit of this process, which VMs started from here inherit.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     const NAME: &str = "RLIMIT_MEMLOCK";
     let limit = match limit(host) {
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(look("68719476736", true).state, State::Warning);
         for garbage in ["", "-1", "99999999999999999999999", "x"] {
             let state = look(garbage, true).state;
-            // An empty field shows the hard limit in its place.
+            // With an empty field the hard limit is parsed instead.
             assert_eq!(state == State::Unknown, !garbage.is_empty(), "{garbage}");
         }
         assert_eq!(check(&Tree::new().host())[0].state, State::Unknown);

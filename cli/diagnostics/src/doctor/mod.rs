@@ -1,10 +1,9 @@
-//! Is this host fit for virtual machines on vDPA NICs, and what mends it?
+//! Checks whether this host is ready for VMs on vDPA NICs, and how to fix it.
 //!
-//! Each theme is one file with a function `check` that reads the [`Host`] and
-//! returns [`Finding`]s; `CHECKS` is the list of them. A new check is a file
-//! and a line there. Checks change nothing, open no vDPA device (opening one
-//! resets it) and need no rights: what can't be read becomes
-//! [`State::Unknown`] with the reason. Must not know how a report is asked for.
+//! Each group is one file with a function `check` that reads the [`Host`] and returns [`Finding`]s;
+//! `CHECKS` is the list of them. A new check is a file and a line there. Checks change nothing,
+//! open no vDPA device (opening one resets it) and need no permissions: a part that cannot be read
+//! becomes [`State::Unknown`] with the reason. Must not know the form of the command.
 
 mod devices;
 mod finding;
@@ -30,10 +29,10 @@ pub use finding::{Finding, State};
 pub use host::Host;
 pub use text::{table, text};
 
-/// What looks at a theme.
+/// The function of a check.
 type Look = fn(&Host) -> Vec<Finding>;
 
-/// All checks, each with the name of its group, in the order in which they are shown.
+/// All checks, each with the name of its group, in the order of the report.
 const CHECKS: [(&str, Look); 11] = [
     ("kvm", kvm::check),
     ("kernel", kernel::check),
@@ -48,30 +47,30 @@ const CHECKS: [(&str, Look); 11] = [
     ("rights", rights::check),
 ];
 
-/// A finding and the group it belongs to.
+/// A finding and its group.
 #[derive(Debug, Serialize)]
 pub struct Line {
-    /// The theme.
+    /// The group.
     pub group: &'static str,
-    /// What was found.
+    /// The finding.
     #[serde(flatten)]
     pub finding: Finding,
 }
 
-/// All that was found. In JSON: `{"fit": bool, "findings": [{"group", "name",
-/// "state", "found", "remedy": [lines]}], "next": [commands]}`.
+/// All findings. In JSON: `{"fit": bool, "findings": [{"group", "name", "state", "found", "remedy":
+/// [lines]}], "next": [commands]}`.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Nothing that is needed is missing.
+    /// Whether no needed part is missing.
     pub fit: bool,
-    /// In the order of the groups.
+    /// The findings, in the order of the groups.
     pub findings: Vec<Line>,
     /// Commands that lead to a VM on this host, once nothing is missing.
     pub next: Vec<String>,
 }
 
 impl Report {
-    /// How many findings are in this state.
+    /// The number of findings in this state.
     pub(crate) fn count(&self, state: State) -> usize {
         self.findings
             .iter()
@@ -80,7 +79,7 @@ impl Report {
     }
 }
 
-/// Looks at everything.
+/// Runs all checks.
 #[must_use]
 pub fn report(host: &Host) -> Report {
     let findings: Vec<Line> = CHECKS

@@ -1,8 +1,8 @@
-//! Kernel modules: loaded, there to be loaded, or not in this kernel.
+//! Kernel modules: loaded, loadable, or absent from this kernel.
 //!
-//! Owns what is known about the kernel's build: its release, its configuration
-//! and the lists of depmod. Where modules can't be seen (a container has no
-//! `/lib/modules`), the configuration decides if it can be read.
+//! Owns the knowledge of the kernel's build: its release, its configuration and the lists of
+//! depmod. If modules are not visible (a container has no `/lib/modules`), the configuration
+//! decides if it can be read.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
@@ -14,13 +14,13 @@ use vdpa::causes::in_one_line;
 use super::finding::Finding;
 use super::host::{Host, absent, is_plain, odd};
 
-/// Most bytes of depmod's lists: a large kernel's is about 1 MiB.
+/// Maximum size of depmod's lists, in bytes: a large kernel's is about 1 MiB.
 const LIST_MAX: u64 = 16 << 20;
 
-/// Most bytes of a kernel configuration, unpacked: a large one has 300 KiB.
+/// Maximum size of an unpacked kernel configuration, in bytes: a large one has 300 KiB.
 const CONFIG_MAX: u64 = 4 << 20;
 
-/// How a module stands.
+/// The state of a module.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Presence {
     /// Loaded now.
@@ -31,7 +31,7 @@ pub(super) enum Presence {
     Loadable,
     /// Not built for this kernel, or not installed.
     Absent,
-    /// It can't be told.
+    /// It cannot be determined, for this reason.
     Unknown(String),
 }
 
@@ -41,13 +41,13 @@ impl Presence {
         matches!(self, Self::Loaded | Self::BuiltIn)
     }
 
-    /// Whether it can be made to work without another kernel.
+    /// Whether it could work without another kernel.
     pub(super) fn is_possible(&self) -> bool {
         self.is_here() || *self == Self::Loadable
     }
 }
 
-/// A module and the symbol that builds it.
+/// A module and its configuration symbol.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Module {
     /// As in `/sys/module`, with underscores.
@@ -66,14 +66,14 @@ pub(super) const VDPA: Module = module("vdpa", "VDPA");
 pub(super) const VHOST_VDPA: Module = module("vhost_vdpa", "VHOST_VDPA");
 /// The simulator of network cards.
 pub(super) const VDPA_SIM_NET: Module = module("vdpa_sim_net", "VDPA_SIM_NET");
-/// Devices made by a process.
+/// Devices implemented by a process.
 pub(super) const VDUSE: Module = module("vduse", "VDPA_USER");
 
-/// What is known about the kernel's modules.
+/// The state of the kernel's modules.
 #[derive(Debug)]
 pub(super) struct Modules<'a> {
     host: &'a Host,
-    /// As `uname -r` says.
+    /// The result of `uname -r`.
     pub(super) release: Result<String, Error>,
     built_in: HashSet<String>,
     loadable: Result<HashSet<String>, Error>,
@@ -85,7 +85,7 @@ impl<'a> Modules<'a> {
     pub(super) fn of(host: &'a Host) -> Self {
         const RELEASE: &str = "/proc/sys/kernel/osrelease";
         let release = host.text(RELEASE).and_then(|release| {
-            // It becomes part of paths.
+            // It becomes a part of paths.
             if is_plain(&release) {
                 Ok(release)
             } else {
@@ -105,10 +105,10 @@ impl<'a> Modules<'a> {
         }
     }
 
-    /// How a module stands.
+    /// The state of a module.
     pub(super) fn presence(&self, module: Module) -> Presence {
-        // Parts of the kernel have a directory there too, if they have
-        // parameters; only real modules have this file.
+        // Built-in parts with parameters have a directory there, too; only real modules have this
+        // file.
         let state = format!("/sys/module/{}/initstate", module.name);
         if self.host.exists(&state) {
             return Presence::Loaded;
@@ -128,7 +128,7 @@ impl<'a> Modules<'a> {
         }
     }
 
-    /// How the configuration sets a symbol; `None`: it can't be read.
+    /// The value of a symbol in the configuration; `None`: it cannot be read.
     pub(super) fn symbol(&self, symbol: &str) -> Option<Build> {
         self.config
             .as_ref()
@@ -136,7 +136,7 @@ impl<'a> Modules<'a> {
             .map(|config| config.symbols.get(symbol).copied().unwrap_or(Build::No))
     }
 
-    /// The file the configuration was read from, or why there is none.
+    /// The path of the configuration, or why there is none.
     pub(super) fn config_source(&self) -> Result<&str, &Error> {
         self.config.as_ref().map(|config| config.source.as_str())
     }
@@ -148,7 +148,7 @@ fn list(host: &Host, path: &str) -> Result<HashSet<String>, Error> {
     let names = String::from_utf8_lossy(&bytes)
         .lines()
         .filter_map(|line| {
-            // kernel/drivers/vdpa/vdpa.ko.xz: kernel/…
+            // Line format: kernel/drivers/vdpa/vdpa.ko.xz: kernel/…
             let path = line.split(':').next()?;
             let (name, _) = path.rsplit('/').next()?.split_once(".ko")?;
             Some(name.replace('-', "_"))
@@ -157,10 +157,10 @@ fn list(host: &Host, path: &str) -> Result<HashSet<String>, Error> {
     Ok(names)
 }
 
-/// How a symbol is set.
+/// The value of a symbol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Build {
-    /// Not at all.
+    /// Not set.
     No,
     /// As a module.
     Module,
@@ -176,7 +176,8 @@ struct Config {
 }
 
 impl Config {
-    /// The running kernel's: of the kernel itself, else of the package.
+    /// Reads the configuration of the running kernel: from the kernel itself, or else from its
+    /// package.
     fn of(host: &Host, release: Option<&str>) -> Result<Self, Error> {
         let mut places = vec!["/proc/config.gz".to_owned()];
         if let Some(release) = release {
@@ -226,14 +227,14 @@ fn gunzip(file: &[u8]) -> Option<Vec<u8>> {
     let mut content = Vec::new();
     let mut limited = decoder.by_ref().take(CONFIG_MAX);
     limited.read_to_end(&mut content).ok()?;
-    // At the end the checksum is compared.
+    // The checksum is compared at the end.
     matches!(decoder.read(&mut [0]), Ok(0)).then_some(content)
 }
 
 const VIRTIO_VDPA: Module = module("virtio_vdpa", "VIRTIO_VDPA");
 const VFIO_PCI: Module = module("vfio_pci", "VFIO_PCI");
 
-/// What a host should have, what for, and whether it is needed.
+/// Modules that a host should have, their purpose, and whether they are needed.
 const WANTED: [(Module, &str, bool); 6] = [
     (VDPA, "the vDPA bus", true),
     (VHOST_VDPA, "gives VMs /dev/vhost-vdpa-N", true),
@@ -251,8 +252,7 @@ const WANTED: [(Module, &str, bool); 6] = [
     (VFIO_PCI, "gives whole PCI functions to VMs", false),
 ];
 
-/// Looks at the modules that have nothing to do with one NIC. Those of parents are
-/// with the NICs.
+/// Checks the modules that do not belong to one NIC. The NICs' check covers those of parents.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let modules = Modules::of(host);
     WANTED
@@ -260,7 +260,7 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
         .into()
 }
 
-/// A module as a finding. `needed`: that it isn't loaded is a fault.
+/// Describes a module as a finding. `needed`: it is a fault if the module is not loaded.
 pub(super) fn describe(
     module: Module,
     modules: &Modules<'_>,

@@ -1,6 +1,6 @@
-//! The next commands on this host: from what it has to a VM on a vDPA NIC.
+//! The next commands on this host, up to a VM on a vDPA NIC.
 //!
-//! Names only files, devices and functions that are there. Must not know findings or remedies.
+//! Names only files, devices and functions that exist. Must not know findings or remedies.
 
 use super::devices;
 use super::host::Host;
@@ -9,14 +9,14 @@ use super::nics;
 
 /// The socket of the node daemon.
 const SOCKET: &str = "/run/bellhop/node.socket";
-/// Where its unit may be.
+/// Possible paths of the daemon's unit.
 const UNITS: [&str; 3] = [
     "/etc/systemd/system/bellhop.service",
     "/usr/lib/systemd/system/bellhop.service",
     "/lib/systemd/system/bellhop.service",
 ];
 
-/// The commands, in their order; none if the host has nothing that becomes a NIC.
+/// The commands, in order; none if the host has nothing to create a NIC from.
 pub(super) fn commands(host: &Host) -> Vec<String> {
     let mut commands = Vec::new();
     let Some(nic) = nic(host, &mut commands) else {
@@ -46,15 +46,15 @@ pub(super) fn commands(host: &Host) -> Vec<String> {
     commands
 }
 
-/// What a VM's NIC can be.
+/// The source of a VM's NIC.
 enum Nic {
-    /// A device that no visible process holds.
+    /// A device that no visible process has open.
     There(String),
-    /// One made of this.
+    /// A NIC created on this function.
     From(String),
 }
 
-/// The best one of this host; adds what must be done for it before.
+/// The best source on this host; adds the commands that it needs.
 fn nic(host: &Host, commands: &mut Vec<String>) -> Option<Nic> {
     if let Some(number) = devices::free(host) {
         return Some(Nic::There(format!("/dev/vhost-vdpa-{number}")));
@@ -71,7 +71,7 @@ fn nic(host: &Host, commands: &mut Vec<String>) -> Option<Nic> {
     is_possible.then(|| Nic::From("vdpasim_net".to_owned()))
 }
 
-/// The options for a guest with this host's kernel; KERNEL stands for one that the host lacks.
+/// The options for a guest with this host's kernel; KERNEL is a placeholder if the host has none.
 fn boot_files(host: &Host) -> String {
     let Ok(release) = Modules::of(host).release else {
         return "--kernel KERNEL".to_owned();
@@ -80,7 +80,7 @@ fn boot_files(host: &Host) -> String {
     if !host.exists(&kernel) {
         return "--kernel KERNEL".to_owned();
     }
-    // Debian and Ubuntu; Fedora and RHEL.
+    // The names on Debian and Ubuntu; on Fedora and RHEL.
     let names = [
         format!("/boot/initrd.img-{release}"),
         format!("/boot/initramfs-{release}.img"),

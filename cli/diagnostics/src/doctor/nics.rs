@@ -1,5 +1,5 @@
-//! PCI functions whose driver, or a driver that could take its place, makes
-//! vDPA devices; and the modules that they need for it.
+//! PCI functions whose current or possible driver creates vDPA devices, and the modules that these
+//! need.
 //!
 //! Owns the table of such drivers. Must not know the vDPA bus.
 
@@ -12,19 +12,20 @@ use super::modules::{self, Module, Modules, VDPA_SIM_NET};
 /// Directory of PCI functions.
 const PCI: &str = "/sys/bus/pci/devices";
 
-/// Most functions that are listed.
+/// The most functions that are listed.
 const SHOWN_MAX: usize = 32;
 
 /// A PCI driver known for vDPA.
 #[derive(Debug)]
 pub(super) struct Parent {
     driver: &'static str,
-    /// What makes vDPA devices of its functions; `None`: only the vendor's own driver does.
+    /// The module that creates vDPA devices of its functions; `None`: only the vendor's own driver
+    /// does.
     module: Option<Module>,
-    /// Its vDPA devices are behind the platform's IOMMU (no `set_map` or
-    /// `dma_map` of their own).
+    /// Whether its vDPA devices are behind the platform's IOMMU (no `set_map` or `dma_map` of their
+    /// own).
     pub(super) platform_iommu: bool,
-    /// A function bound to it is a vDPA device, or could be one at once.
+    /// Whether a function bound to it is a vDPA device, or could be one at once.
     dedicated: bool,
 }
 
@@ -69,34 +70,33 @@ static PARENTS: [Parent; 10] = [
     },
 ];
 
-/// A PCI function that is fit for vDPA.
+/// A PCI function that supports vDPA.
 #[derive(Debug)]
 pub(super) struct Function {
-    /// `0000:01:00.0`.
+    /// The address, such as `0000:01:00.0`.
     pub(super) address: String,
-    /// What makes vDPA devices of it.
+    /// The driver that creates vDPA devices of it.
     pub(super) parent: &'static Parent,
-    /// Its driver now.
+    /// Its current driver.
     driver: Option<String>,
-    /// Virtual functions that it can have.
+    /// The maximum number of its virtual functions.
     total: u32,
-    /// Virtual functions that it has.
+    /// The current number of its virtual functions.
     present: u32,
     is_virtual: bool,
     /// Its IOMMU group.
     pub(super) group: Option<String>,
-    /// Its NUMA node, if the firmware says.
+    /// Its NUMA node, if the firmware reports one.
     pub(super) node: Option<u32>,
 }
 
 impl Function {
-    /// Whether vDPA devices are made of this function itself, not of its
-    /// virtual functions.
+    /// Whether vDPA devices are created of this function itself, not of its virtual functions.
     pub(super) fn becomes_a_device(&self) -> bool {
         self.is_virtual || self.parent.dedicated
     }
 
-    /// Whether a NIC for a guest can be made of it, with the kernel's drivers.
+    /// Whether a NIC for a guest can be created of it with the kernel's drivers.
     pub(super) fn is_source(&self) -> bool {
         self.parent.module.is_some() && (self.total > 0 || self.becomes_a_device())
     }
@@ -156,7 +156,7 @@ impl Function {
     }
 }
 
-/// All functions that are fit for vDPA, virtual ones among them.
+/// All functions that support vDPA, including virtual functions.
 pub(super) fn functions(host: &Host) -> Result<Vec<Function>, Error> {
     let functions = host.sysfs_names(PCI)?.into_iter();
     Ok(functions
@@ -165,7 +165,7 @@ pub(super) fn functions(host: &Host) -> Result<Vec<Function>, Error> {
         .collect())
 }
 
-/// Lists the functions and looks at the modules they need.
+/// Lists the functions and checks the modules they need.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     let functions = match functions(host) {
         Ok(functions) => functions,
@@ -175,7 +175,7 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
         let known: Vec<&str> = PARENTS.iter().map(|parent| parent.driver).collect();
         let found = format!("none whose driver is known for vDPA ({})", known.join(", "));
         let finding = Finding::warning("PCI functions", found);
-        // How the simulator stands is said with the modules.
+        // The check of modules reports the state of the simulator.
         let has_simulator = Modules::of(host).presence(VDPA_SIM_NET).is_possible();
         return vec![if has_simulator {
             finding.mend("to try without a NIC: modprobe vdpa_sim_net && bellhop mgmtdev show")
@@ -183,7 +183,7 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
             finding
         }];
     }
-    // Virtual functions are counted with theirs.
+    // Virtual functions are counted with their physical function.
     let listed: Vec<&Function> = functions
         .iter()
         .filter(|function| !function.is_virtual || function.parent.dedicated)
@@ -193,7 +193,7 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     findings
 }
 
-/// Each module that makes vDPA devices of these functions, once.
+/// Each module that creates vDPA devices of these functions, once.
 fn parent_modules(host: &Host, functions: &[Function]) -> Vec<Finding> {
     let known = Modules::of(host);
     let mut seen = Vec::new();
@@ -211,7 +211,7 @@ fn parent_modules(host: &Host, functions: &[Function]) -> Vec<Finding> {
             function.parent.driver
         );
         let mut finding = modules::describe(module, &known, &purpose, true);
-        // Another parent may do.
+        // Another parent may suffice.
         if finding.state == State::Missing {
             finding.state = State::Warning;
         }

@@ -1,4 +1,4 @@
-//! NUMA: nodes, how far they are from each other, and which NICs are where.
+//! NUMA: the nodes, their distances, and the NICs of each.
 
 use super::finding::{Finding, first};
 use super::host::Host;
@@ -6,10 +6,10 @@ use super::nics;
 
 const NODES: &str = "/sys/devices/system/node";
 
-/// Most nodes that are listed.
+/// The most nodes that are listed.
 const SHOWN_MAX: usize = 16;
 
-/// Looks at all nodes.
+/// Checks all nodes.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     const NAME: &str = "nodes";
     let mut nodes: Vec<u32> = match host.sysfs_names(NODES) {

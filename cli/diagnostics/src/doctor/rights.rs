@@ -1,5 +1,5 @@
-//! What managing vDPA devices needs, and running VMs does not: CAP_NET_ADMIN
-//! and the initial network namespace, in which alone the vDPA netlink family answers.
+//! The requirements for managing vDPA devices, which running VMs does not have: CAP_NET_ADMIN and
+//! the initial network namespace, because the vDPA netlink family answers only there.
 
 use bellhop_common::error::Error;
 
@@ -16,7 +16,7 @@ const INITIAL_PROCESSES: u64 = 0xeffffffc;
 const CAPABILITY: &str = "CAP_NET_ADMIN";
 const NAMESPACE: &str = "network namespace";
 
-/// Looks at this process.
+/// Checks this process.
 pub(super) fn check(host: &Host) -> Vec<Finding> {
     vec![
         Finding::or_unread(CAPABILITY, capability(host)),
@@ -39,7 +39,7 @@ fn capability(host: &Host) -> Result<Finding, Error> {
         )
         .mend("run `bellhop dev add …` as root, or once: setcap cap_net_admin+ep $(command -v bellhop)"));
     }
-    // Capabilities of a user namespace don't count for the family.
+    // Capabilities in a user namespace do not count for the family.
     let whole = host.text("/proc/self/uid_map").map(|map| {
         let numbers: Vec<&str> = map.split_whitespace().collect();
         numbers == ["0", "0", "4294967295"]
@@ -69,7 +69,7 @@ fn namespace(host: &Host) -> Result<Finding, Error> {
     if own == INITIAL_NETWORK {
         return Ok(Finding::ok(NAMESPACE, "the initial one"));
     }
-    // PID 1 tells only where it is the host's own.
+    // PID 1 proves something only if it is the host's own.
     if inode(host, "/proc/self/ns/pid").is_ok_and(|pid| pid != INITIAL_PROCESSES) {
         return Ok(Finding::unknown(
             NAMESPACE,

@@ -1,11 +1,11 @@
-//! Whole reports of made-up hosts.
+//! Whole reports of fake hosts.
 
 use std::collections::HashSet;
 
 use super::made_up::Tree;
 use super::*;
 
-/// A host on which all is well.
+/// A host without faults.
 fn good() -> Tree {
     let tree = Tree::new();
     tree.file("/dev/kvm", "")
@@ -59,7 +59,7 @@ fn a_machine_with_nothing_is_not_fit_and_all_groups_are_named() {
     assert!(text(&report, false).contains("Not fit for VMs on vDPA NICs: "));
 }
 
-/// A chroot without anything: what can't be read is not said to be missing.
+/// An empty chroot: a part that cannot be read is not reported as missing.
 #[test]
 fn without_proc_and_sys_all_but_the_device_of_kvm_is_unknown() {
     let report = report(&Tree::without_sysfs().host());

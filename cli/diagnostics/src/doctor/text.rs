@@ -6,10 +6,10 @@ use bellhop_common::table::Table;
 
 use super::{Report, State};
 
-/// Columns: group, state, name; what was found follows.
+/// The columns are group, state and name; the result follows.
 const INDENT: usize = 20;
 
-/// A state's word, and its colour on a terminal.
+/// The word for a state, and its colour on a terminal.
 fn word(state: State) -> (&'static str, u8) {
     match state {
         State::Ok => ("ok", 32),
@@ -35,7 +35,7 @@ pub fn table(report: &Report) -> Table {
     Table::new(["NAME", "GROUP", "STATE", "FOUND", "REMEDY"], rows)
 }
 
-/// The report for people, with a line of summary. `colours`: it goes to a terminal.
+/// The report for people, with a summary line. `colours`: the output is a terminal.
 #[must_use]
 pub fn text(report: &Report, colours: bool) -> String {
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! The parts of a report, and what is missing from it.
+//! The parts of a report, and the list of missing parts.
 
 use std::error::Error;
 use std::fmt;
@@ -11,15 +11,15 @@ use serde::Serialize;
 use tar::{Builder, EntryType, Header};
 use vdpa::causes::in_one_line;
 
-/// All parts together, in bytes, before they are compressed.
+/// The maximum size of all parts together, in bytes, before compression.
 const TOTAL_MAX: usize = 64 << 20;
 
-/// A report that grows.
+/// A report under construction.
 pub struct Bundle {
     archive: Builder<GzEncoder<Vec<u8>>>,
     /// The header of each file, without its name and size.
     header: Header,
-    /// The directory that everything is in.
+    /// The directory that contains everything.
     top: String,
     errors: String,
     missing: usize,
@@ -35,7 +35,7 @@ impl fmt::Debug for Bundle {
 }
 
 impl Bundle {
-    /// An empty one, made at this time (seconds since 1970).
+    /// An empty report with this time (seconds since 1970).
     pub(super) fn new(time: u64) -> Self {
         let mut header = Header::new_ustar();
         header.set_entry_type(EntryType::Regular);
@@ -54,19 +54,19 @@ impl Bundle {
         }
     }
 
-    /// The name of the directory in it, and without an extension that of its file.
+    /// The name of its directory, and, without an extension, of its file.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.top
     }
 
-    /// How many parts could not be had.
+    /// The number of parts that could not be collected.
     #[must_use]
     pub fn missing(&self) -> usize {
         self.missing
     }
 
-    /// Adds a part; `segments` are its directories and its name, which may come from anywhere.
+    /// Adds a part; `segments` are its directories and its name, which may be any text.
     pub(super) fn add(&mut self, segments: &[&str], content: &[u8]) {
         let segments: Vec<String> = segments.iter().map(|segment| plain(segment)).collect();
         let name = segments.join("/");
@@ -91,7 +91,7 @@ impl Bundle {
         self.archive.append_data(&mut header, path, content)
     }
 
-    /// Adds a part, or says why it cannot be had.
+    /// Adds a part, or records why it cannot be collected.
     pub(super) fn put<E: Error>(&mut self, segments: &[&str], content: Result<Vec<u8>, E>) {
         match content {
             Ok(content) => self.add(segments, &content),
@@ -111,7 +111,7 @@ impl Bundle {
         }
     }
 
-    /// Says that a part is missing.
+    /// Records a missing part.
     pub(super) fn miss(&mut self, what: &str, why: &str) {
         self.missing += 1;
         self.errors.push_str(&format!("{what}: {why}\n"));
@@ -119,8 +119,7 @@ impl Bundle {
 
     /// The file.
     ///
-    /// # Errors
-    /// The archive cannot be completed.
+    /// # Errors The archive cannot be completed.
     pub fn finish(mut self) -> io::Result<Vec<u8>> {
         let errors = match self.errors.as_str() {
             "" => "Nothing is missing.\n".to_owned(),
@@ -132,7 +131,7 @@ impl Bundle {
     }
 }
 
-/// A name that is one segment of a path and nothing else.
+/// Makes a name safe as one segment of a path.
 fn plain(segment: &str) -> String {
     let known = |c: char| c.is_ascii_alphanumeric() || "._-+@".contains(c);
     let text: String = segment

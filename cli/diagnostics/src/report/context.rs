@@ -1,4 +1,4 @@
-//! What every source gets, and the directories of machines.
+//! The parameters of every source, and the directories of VMs.
 
 use std::fs;
 use std::io;
@@ -9,25 +9,25 @@ use bellhop_common::client::{Address, Credentials};
 use super::bundle::Bundle;
 use crate::doctor::Host;
 
-/// What is asked, and what may be read.
+/// The sources' permissions and addresses.
 #[derive(Debug)]
 pub struct Context {
     /// The host whose files are read.
     pub host: Host,
-    /// The daemon that is asked.
+    /// The daemon that is queried.
     pub node: Address,
-    /// With what, if it is on another host.
+    /// The credentials for a daemon on another host.
     pub credentials: Credentials,
-    /// Where the daemon keeps its machines' logs.
+    /// The directory of the VMs' logs.
     pub state_dir: PathBuf,
-    /// Where the sockets of machines are, for when there is no daemon.
+    /// The directory of the VMs' sockets, for a host without a daemon.
     pub runtime_dir: PathBuf,
-    /// With what guests have said on their consoles.
+    /// Whether to include the guests' console output.
     pub console: bool,
 }
 
-/// The entries of a directory with one for each machine, by name; nothing is missing if it is not
-/// there.
+/// The entries of a directory with one for each VM, by name; a directory that does not exist is not
+/// a missing part.
 pub(super) fn of_each_machine(
     directory: &Path,
     what: &str,

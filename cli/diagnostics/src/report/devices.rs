@@ -1,5 +1,5 @@
-//! The devices: topology, management devices, vDPA devices with their configurations and what sysfs has of
-//! them, and the records of NICs that were made.
+//! The devices: topology, management devices, vDPA devices with their configurations and their
+//! attributes in sysfs, and the records of created NICs.
 
 use std::fmt::Write as _;
 
@@ -11,12 +11,12 @@ use super::bundle::Bundle;
 use super::context::Context;
 use crate::doctor::Host;
 
-/// Of each file of sysfs, and of each record, in bytes.
+/// Maximum size of each file of sysfs and of each record, in bytes.
 const FILE_MAX: u64 = 64 << 10;
 const DEVICES: &str = "/sys/bus/vdpa/devices";
 const RECORDS: &str = "/run/bellhop/nics";
 
-/// Adds it.
+/// Adds the devices.
 pub(super) fn add(context: &Context, bundle: &mut Bundle) {
     bundle.put_json(&["topology.json"], topology::read());
     bundle.put_json(&["vdpa", "mgmtdev.json"], mgmtdev::all());
@@ -26,7 +26,7 @@ pub(super) fn add(context: &Context, bundle: &mut Bundle) {
     records(&context.host, bundle);
 }
 
-/// Each attribute in a line: `DEVICE/ATTRIBUTE: VALUE`.
+/// Writes each attribute on a line: `DEVICE/ATTRIBUTE: VALUE`.
 fn sysfs(host: &Host, bundle: &mut Bundle) {
     let devices = match host.sysfs_names(DEVICES) {
         Ok(devices) => devices,
@@ -45,7 +45,7 @@ fn sysfs(host: &Host, bundle: &mut Bundle) {
                 Ok(target) => format!("-> {target}"),
                 Err(_) => match host.text(&attribute) {
                     Ok(value) => value.replace('\n', " "),
-                    // Directories, and what can only be written.
+                    // Directories, and write-only files.
                     Err(_) => continue,
                 },
             };
@@ -63,7 +63,7 @@ fn records(host: &Host, bundle: &mut Bundle) {
                 bundle.put(&["nics", &name], record);
             }
         }
-        // None was made since the host's start.
+        // None was created since the host's boot.
         Err(why) if why.is_absent() => {}
         Err(why) => bundle.miss("nics", &in_one_line(&why)),
     }

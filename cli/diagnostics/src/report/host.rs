@@ -1,4 +1,4 @@
-//! The host: versions, kernel, processors, memory, and whether it is fit.
+//! The host: versions, kernel, processors, memory, and the checks of `doctor`.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::bundle::Bundle;
 use super::context::Context;
 use crate::doctor;
 
-/// Files of the kernel and the distribution that are taken as they are.
+/// Files of the kernel and the distribution that are copied unchanged.
 const FILES: [&str; 9] = [
     "/etc/os-release",
     "/proc/version",
@@ -18,10 +18,10 @@ const FILES: [&str; 9] = [
     "/proc/self/limits",
     "/proc/self/status",
 ];
-/// Of each of them, in bytes.
+/// Maximum size of each of them, in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// Adds it.
+/// Adds the host.
 pub(super) fn add(context: &Context, bundle: &mut Bundle) {
     let host = &context.host;
     bundle.add(&["versions.txt"], versions().as_bytes());

@@ -1,5 +1,4 @@
-//! Logs: the daemon's, the kernel's, and those of machines' processes. What guests have said on their
-//! consoles only if it is asked for.
+//! Logs: of the daemon, the kernel, and the VMs' processes. Consoles of guests only on request.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -12,12 +11,12 @@ use rustix::fs::{Mode, OFlags};
 use super::bundle::Bundle;
 use super::context::{Context, of_each_machine};
 
-/// The end of each log that is taken, in bytes.
+/// How much of the end of each log is included, in bytes.
 const LOG_MAX: u64 = 256 << 10;
 /// How long a command that prints a log may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Adds it.
+/// Adds the logs.
 pub(super) fn add(context: &Context, bundle: &mut Bundle) {
     let journal = [
         "--unit=bellhop.service",
@@ -65,7 +64,7 @@ fn end_of(path: &Path) -> io::Result<Vec<u8>> {
     Ok(end)
 }
 
-/// The end of what a command prints, which is ended if it takes too long.
+/// The end of a command's output. The command is killed on a timeout.
 fn printed_by(program: &str, arguments: &[&str]) -> io::Result<Vec<u8>> {
     let mut child = Command::new(program)
         .args(arguments)
@@ -120,7 +119,7 @@ fn end_of_stream(stream: Option<impl Read>) -> io::Result<Vec<u8>> {
             return Ok(end);
         }
         end.extend_from_slice(buffer.get(..count).unwrap_or_default());
-        // Not at each read, which would move everything each time.
+        // Not after each read, which would move all bytes each time.
         if end.len() > 2 * max {
             let surplus = end.len() - max;
             end.drain(..surplus);

@@ -1,5 +1,5 @@
-//! The machines: what the daemon knows of them, and what each says of itself. Without a daemon the machines
-//! are asked at their own sockets.
+//! The VMs: the daemon's data of them, and each VM's own reports. Without a daemon the VMs' own
+//! sockets are queried.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use vdpa::causes::in_one_line;
 use super::bundle::Bundle;
 use super::context::{Context, of_each_machine};
 
-/// Machines that do not answer are not waited for, one after the other, for longer than this.
+/// The time limit for all VMs together, which are queried one after the other.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What the daemon tells of the node: the part, and where it is.
+/// The parts about the node, and their paths in the daemon's API.
 const OF_NODE: [(&str, &str); 5] = [
     ("version.json", "/v1/version"),
     ("vms.json", "/v1/vms"),
@@ -22,7 +22,7 @@ const OF_NODE: [(&str, &str); 5] = [
     ("metrics.txt", "/v1/metrics"),
     ("events.txt", "/v1/events?since=0&follow=false"),
 ];
-/// What a machine says of itself: the part, and where it is below the machine's own path.
+/// The parts about a VM, and their paths below the VM's own path.
 const OF_MACHINE: [(&str, &[&str]); 4] = [
     ("config.json", &["config"]),
     ("nics.json", &["nics"]),
@@ -30,7 +30,7 @@ const OF_MACHINE: [(&str, &[&str]); 4] = [
     ("metrics.txt", &["metrics"]),
 ];
 
-/// Adds it.
+/// Adds the VMs.
 pub(super) fn add(context: &Context, bundle: &mut Bundle) {
     let node = match Http::new(&context.node, &context.credentials).map(Node::new) {
         Ok(node) => node,
@@ -57,7 +57,7 @@ fn of_node(node: &Node, bundle: &mut Bundle) {
     let start = Instant::now();
     let names = match node.get::<Value>("/v1/vms") {
         Ok(list) => names(&list),
-        // Said above.
+        // Recorded above.
         Err(_) => Vec::new(),
     };
     for name in names {
@@ -73,7 +73,7 @@ fn of_node(node: &Node, bundle: &mut Bundle) {
     }
 }
 
-/// The names in a list of machines, in whatever of the usual forms it comes.
+/// The names in a list of VMs, in any of the usual forms.
 fn names(list: &Value) -> Vec<String> {
     let list = list.get("items").unwrap_or(list);
     let name = |vm: &Value| Some(vm.get("name")?.as_str()?.to_owned());
@@ -84,7 +84,7 @@ fn names(list: &Value) -> Vec<String> {
     }
 }
 
-/// `of_vm` is where its devices are, `of_all` where its metrics are.
+/// `of_vm` is the path of its devices, `of_all` that of its metrics.
 fn of_machine(node: &Node, name: &str, of_vm: &str, of_all: &str, bundle: &mut Bundle) {
     for (part, segments) in OF_MACHINE {
         let above = if part == "metrics.txt" { of_all } else { of_vm };
@@ -98,7 +98,7 @@ fn of_machine(node: &Node, name: &str, of_vm: &str, of_all: &str, bundle: &mut B
     }
 }
 
-/// Each NIC by itself, with its queues, where its rings stand, and its doorbells.
+/// Each NIC with its queues, the positions of its rings, and its doorbells.
 fn each_nic(node: &Node, name: &str, of_vm: &str, nics: &[u8], bundle: &mut Bundle) {
     let nics: Value = serde_json::from_slice(nics).unwrap_or_default();
     for nic in nics["items"].as_array().into_iter().flatten() {
@@ -109,7 +109,7 @@ fn each_nic(node: &Node, name: &str, of_vm: &str, nics: &[u8], bundle: &mut Bund
     }
 }
 
-/// Machines at their own sockets.
+/// VMs at their own sockets.
 fn alone(context: &Context, bundle: &mut Bundle) {
     let vms = context.runtime_dir.join("vms");
     let start = Instant::now();

@@ -1,11 +1,10 @@
-//! A bundle for a support ticket: what is known about this host, its devices and its machines, in one
-//! `.tar.gz`.
+//! A bundle for a support ticket: data about this host, its devices and its VMs, in one `.tar.gz`.
 //!
-//! Each source is one file with a function that adds to the [`Bundle`]; `SOURCES` is the list of them.
-//! A part that cannot be had is said in `errors.txt` with the reason, and the others come all the same:
-//! a bundle is asked for when something does not work. Sources change nothing, open no vDPA device, and
-//! wait for a limited time. Secrets are not in what they read: tokens and keys are in files that no source
-//! opens.
+//! Each source is one file with a function that adds to the [`Bundle`]; `SOURCES` is the list of
+//! them. If a part cannot be collected, `errors.txt` has the reason and the other parts follow,
+//! because people need a bundle when something does not work. Sources change nothing, open no vDPA
+//! device, and wait for a limited time. Their files contain no secrets: tokens and keys are in
+//! files that no source opens.
 
 mod bundle;
 mod context;
@@ -21,10 +20,10 @@ pub use context::Context;
 
 type Source = fn(&Context, &mut Bundle);
 
-/// Where parts come from, in their order.
+/// The sources of parts, in order.
 const SOURCES: [Source; 4] = [host::add, devices::add, machines::add, logs::add];
 
-/// Everything that can be had, as it is now.
+/// Collects all parts.
 #[must_use]
 pub fn collect(context: &Context, now: SystemTime) -> Bundle {
     let time = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();

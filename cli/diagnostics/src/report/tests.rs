@@ -1,4 +1,4 @@
-//! A bundle on a host without a daemon, and what is said about what is missing.
+//! A bundle on a host without a daemon, and its list of missing parts.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use flate2::read::GzDecoder;
 use super::*;
 use crate::doctor::Host;
 
-/// The names and contents in a `.tar.gz` of ours.
+/// The names and contents in a `.tar.gz` from [`Bundle`].
 fn unpack(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut archive = tar::Archive::new(GzDecoder::new(bytes));
     let files = archive.entries().unwrap().map(|entry| {

@@ -1,5 +1,6 @@
-//! A daemon over TLS, as the client sees it. The certificates beside this file are for this test only: an
-//! authority, and a server's (localhost) and a client's of it, until 2126.
+//! The client against a daemon over TLS. The certificates beside this file are for this test only
+//! and valid until 2126: an authority, and a certificate of it for a server (localhost) and for a
+//! client.
 
 use std::fs;
 use std::io::{Read as _, Write};
@@ -61,7 +62,7 @@ impl Drop for Files {
     }
 }
 
-/// A server that asks for certificates and answers with the request's head; its port.
+/// A server that requests certificates and answers with the request's head; returns its port.
 fn server() -> u16 {
     let mut authorities = RootCertStore::empty();
     let der = CertificateDer::from_pem_slice(AUTHORITY.as_bytes()).unwrap();
@@ -86,7 +87,7 @@ fn server() -> u16 {
             let session = ServerConnection::new(Arc::clone(&config)).unwrap();
             let mut stream = StreamOwned::new(session, stream.unwrap());
             let mut head = [0; 4096];
-            // A client that does not like this server's certificate.
+            // The client rejects this server's certificate.
             let Ok(count) = stream.read(&mut head) else {
                 continue;
             };
@@ -133,7 +134,8 @@ fn certificate_and_token_are_shown_to_a_server_of_the_authority() {
 fn a_server_of_another_authority_learns_nothing() {
     let files = Files::new("stranger");
     let port = server();
-    // An authority that it is not of: the client's own certificate is none, but can be a trust anchor.
+    // Not the authority of the server: the client's own certificate is not an authority, but can be
+    // a trust anchor.
     files.put("ca", CLIENT, 0o644);
     let error = ask("localhost", port, &files.credentials()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NoDaemon), "{error:?}");

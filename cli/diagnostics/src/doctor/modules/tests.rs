@@ -1,4 +1,4 @@
-//! Modules of made-up kernels.
+//! Modules of fake kernels.
 
 use flate2::Compression;
 use flate2::read::GzEncoder;
@@ -38,7 +38,7 @@ fn gzip(content: &[u8]) -> Vec<u8> {
 fn loaded_loadable_built_in_and_absent() {
     let tree = tree();
     tree.file("/sys/module/vdpa/initstate", "live\n");
-    // Not a module: it only has parameters.
+    // Not a module: it has only parameters.
     tree.file("/sys/module/vduse/parameters/max_iotlb_entries", "2048\n");
     tree.file(
         &lib("modules.dep"),
