@@ -1,4 +1,4 @@
-//! Reads a machine's configuration from a TOML or JSON file, or from standard input.
+//! Reads a VM's configuration from a TOML or JSON file, or from standard input.
 
 use std::fs;
 use std::io::{self, Read};
@@ -7,12 +7,12 @@ use std::path::Path;
 use bellhop_common::error::Error;
 use serde::de::DeserializeOwned;
 
-/// No configuration is near this size; a device file or a disk image given by
-/// mistake is not read into memory.
+/// The maximum file size in bytes, far above any configuration. It protects against reading a
+/// device file or a disk image into memory by mistake.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Reads `path`, whose extension names the format. `-` is standard input, which is JSON if it begins
-/// with a brace.
+/// Reads `path`, whose extension determines the format. `-` is standard input, which is JSON if it
+/// begins with a brace.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
     let shown = path.display();
     let bad = |problem| Error::invalid_input(format!("the configuration file {shown} {problem}"));

@@ -1,7 +1,7 @@
-//! The question before a command ends or deletes something.
+//! The confirmation before a command ends or deletes something.
 //!
-//! It is asked on standard error and answered on standard input, only if both are terminals. A
-//! script never waits for an answer.
+//! The question goes to standard error and the answer comes from standard input, only if both are
+//! terminals. A script never waits for an answer.
 
 use std::fmt::Display;
 use std::io::{self, BufRead as _, BufReader, IsTerminal, Read, Write};
@@ -71,14 +71,14 @@ mod tests {
         (user.into(), command.into())
     }
 
-    /// Whether the command continues after `typed`, and what the terminal shows.
+    /// Whether the command continues after `typed`, and the terminal's output.
     fn ask(yes: bool, typed: &[u8]) -> (bool, String) {
         let (mut user, command) = terminal();
         user.write_all(typed).unwrap();
         let input = command.try_clone().unwrap();
         let output = command.try_clone().unwrap();
         let asked = Confirmation { yes }.ask_on(input, output, "Delete a\x1b[2J?");
-        // Something to read even if there was no question.
+        // Ensures that there is something to read even without a question.
         (&command).write_all(b".").unwrap();
         let mut shown = Vec::new();
         let mut buffer = [0; 256];

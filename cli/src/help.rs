@@ -5,15 +5,15 @@
 use clap::Command;
 use clap::builder::{Resettable, StyledStr};
 
-/// What begins a help's examples.
+/// The heading of a help's examples.
 const EXAMPLES: &str = "Examples:";
 
-/// The same command with the help of each subcommand in this layout.
+/// Applies this layout to the help of each subcommand.
 ///
-/// A usage line names what is required. Without this, errors would show options from the
+/// A usage line names required options. Without this, errors would show options from the
 /// environment as required.
 pub(crate) fn laid_out(mut command: Command) -> Command {
-    // Usage lines begin with the names of the commands above.
+    // Usage lines begin with the names of the parent commands.
     command.build();
     with_layout(command)
 }
@@ -63,7 +63,7 @@ mod tests {
 
     use super::*;
 
-    /// The words of a command line that is wrong, or asks for help.
+    /// The output for a command line that is wrong, or requests help.
     fn printed(words: &[&str]) -> String {
         let command = laid_out(crate::Arguments::command());
         let line = std::iter::once(&"bellhop").chain(words);

@@ -95,7 +95,7 @@ struct HandedOver {
 }
 
 impl Arguments {
-    /// Those of this process.
+    /// Parses the command line of this process.
     fn read() -> Result<Self, clap::Error> {
         if commands::is_handed_over()
             && let Ok(HandedOver { logs, command }) = HandedOver::try_parse()
@@ -108,7 +108,7 @@ impl Arguments {
                 command,
             });
         }
-        // Help and errors are laid out, which takes longer than a command line that is right.
+        // The layout of help and errors takes longer than parsing a correct command line.
         Self::try_parse().or_else(|_| {
             let matches = help::laid_out(Self::command()).try_get_matches()?;
             Self::from_arg_matches(&matches)
@@ -116,7 +116,7 @@ impl Arguments {
     }
 }
 
-/// Whether a wrong command line asks for JSON; clap may have stopped at an earlier word.
+/// Whether a wrong command line requests JSON; clap may have stopped at an earlier word.
 fn wants_json(words: impl Iterator<Item = OsString>) -> bool {
     let words: Vec<OsString> = words.collect();
     let is = |word: &OsString, known: &[&str]| known.iter().any(|known| word == known);
@@ -157,7 +157,7 @@ pub fn main() -> ExitCode {
         abort_on_panic();
     }
     let arguments = Arguments::read().unwrap_or_else(|error| {
-        // A command line of another version may not be one of this.
+        // The command line of another version may be invalid for this one.
         commands::refuse_hand_over(&error);
         match wrong_line(&error) {
             Some(report) if wants_json(std::env::args_os()) => {

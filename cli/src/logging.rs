@@ -18,10 +18,10 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use vmm::rotating_file::{RotatingFile, SIZE_MAX};
 
-/// The target of lines that are logged at every level: who changed what.
+/// The target of audit lines, which are logged at every level: each change, with its author.
 const AUDIT: &str = "audit";
 
-/// Reads how much is logged.
+/// Parses a log level.
 pub(crate) fn level() -> impl TypedValueParser<Value = LevelFilter> {
     PossibleValuesParser::new(["error", "warn", "info", "debug", "trace"])
         .try_map(|level| level.parse::<LevelFilter>())
@@ -36,8 +36,8 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Sends log lines of `level` and above, and those of the audit, to standard error from now on, or
-/// to `file`. A file that cannot be used causes a warning there: no machine ends for its log.
+/// Sends log lines of `level` and above, and audit lines, to standard error from now on, or to
+/// `file`. If the file cannot be used, it logs a warning there: no VM ends because of its log.
 pub(crate) fn start(level: LevelFilter, format: LogFormat, file: Option<&Path>) {
     let opened = file.map(|path| LogFile::open(path, SIZE_MAX)).transpose();
     let (log, error) = match opened {
@@ -68,8 +68,8 @@ pub(crate) fn start(level: LevelFilter, format: LogFormat, file: Option<&Path>) 
     }
 }
 
-/// A log file. Standard output and error follow its rotation if they are that file: a panic is
-/// written there, too.
+/// A log file. If standard output and error are that file, they follow its rotation, because a
+/// panic is written there, too.
 #[derive(Debug, Clone)]
 struct LogFile {
     file: Arc<Mutex<RotatingFile>>,
@@ -100,7 +100,7 @@ impl Write for LogFile {
         let mut file = self.file.lock();
         let rotated = file.append(line).map_err(|failed| failed.source)?;
         if rotated && let Some(file) = file.file() {
-            // Without it they stay in the older file.
+            // Otherwise they stay in the older file.
             if self.output {
                 let _ = rustix::stdio::dup2_stdout(file);
             }
@@ -135,7 +135,7 @@ mod tests {
         let old = path.with_extension("1");
         assert_eq!(std::fs::read_to_string(&old).unwrap(), "the first line\n");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "the second line\n");
-        // The reader still has the older one.
+        // The reader still has the older file.
         assert!(!is_same(log.file.lock().file().unwrap(), &own));
         for file in [path, old] {
             std::fs::remove_file(file).unwrap();

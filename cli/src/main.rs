@@ -1,4 +1,4 @@
-//! The program `bellhop`; all of it is in the library.
+//! The program `bellhop`; the library contains all of its code.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,5 @@
-//! Manual pages of the command and of each subcommand, in roff, made of the same tree as the help.
+//! Manual pages of the command and of each subcommand in roff, generated from the same tree as the
+//! help.
 //!
 //! Owns the layout of a page. Must not know any subcommand.
 
@@ -11,15 +12,15 @@ use clap_mangen::roff::{Inline, Roff, bold, roman};
 /// A manual page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Page {
-    /// Such as `bellhop-run.1`.
+    /// The file name, such as `bellhop-run.1`.
     pub(crate) file_name: String,
-    /// What is in the file.
+    /// The contents of the file.
     pub(crate) text: Vec<u8>,
 }
 
-/// The pages of a command and of all its subcommands that are not hidden, its own first.
+/// The pages of a command and of all its visible subcommands, its own first.
 pub(crate) fn pages(command: Command) -> io::Result<Vec<Page>> {
-    // It shows the help, which is here already.
+    // It would repeat the help, which is here already.
     let mut command = command.disable_help_subcommand(true);
     command.build();
     let mut pages = Vec::new();
@@ -78,7 +79,8 @@ fn page(command: &Command, root: &Command) -> io::Result<Page> {
     })
 }
 
-/// What stands below the options in the help: paragraphs; of a list or of examples each line stays a line.
+/// The text below the options in the help: paragraphs; each line of a list or of examples stays a
+/// line.
 fn notes(help: &str, roff: &mut Roff) {
     let mut section = "";
     let mut as_it_is = false;
@@ -95,7 +97,7 @@ fn notes(help: &str, roff: &mut Roff) {
                 roff.control("PP", []);
                 continue;
             }
-            // Back from the examples.
+            // After the examples.
             _ if !is_indented && (section.is_empty() || section == "EXAMPLES") => Some("NOTES"),
             _ => None,
         };
@@ -120,7 +122,7 @@ fn notes(help: &str, roff: &mut Roff) {
     }
 }
 
-/// The page above, and the one with the exit codes.
+/// The parent page, and the page with the exit codes.
 fn see_also(command: &Command, root: &Command, roff: &mut Roff) {
     let name = |command: &Command| {
         let name = command.get_display_name();
@@ -174,7 +176,7 @@ mod tests {
                 without.push(name.to_owned());
             }
         });
-        // The command alone is no example; its help lists the subcommands.
+        // The command alone is not an example; its help lists the subcommands.
         without.retain(|name| name != "bellhop");
         assert!(without.is_empty(), "without an example: {without:#?}");
     }

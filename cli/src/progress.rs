@@ -4,15 +4,15 @@ use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-/// Between two lines where standard error is no terminal.
+/// The interval of lines if standard error is not a terminal.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// A line of standard error, if that is a terminal, which each text replaces; gone when dropped.
+/// A line on standard error if that is a terminal; each text replaces it, and a drop clears it.
 #[derive(Debug)]
 pub(crate) struct ProgressLine {
     interactive: bool,
     shown: bool,
-    /// When the last line was written where there is no terminal; none: it writes none.
+    /// The time of the last line without a terminal; none: such lines are disabled.
     written: Option<Instant>,
 }
 
@@ -25,7 +25,7 @@ impl ProgressLine {
         }
     }
 
-    /// The same, with a line every 10 seconds where there is no terminal.
+    /// The same, with a line every 10 seconds if there is no terminal.
     pub(crate) fn with_lines() -> Self {
         Self {
             written: Some(Instant::now()),
@@ -35,7 +35,7 @@ impl ProgressLine {
 
     pub(crate) fn show(&mut self, text: impl fmt::Display) {
         if self.interactive {
-            // A terminal that went away must not end what is under way.
+            // A closed terminal must not end the running work.
             let _ = write!(io::stderr(), "\r\x1b[K{text}");
             self.shown = true;
         } else if self

@@ -1,5 +1,5 @@
-//! Turns SIGINT, SIGTERM and SIGHUP into a request to stop the machine, and SIGUSR1
-//! into one to log its statistics.
+//! Converts SIGINT, SIGTERM and SIGHUP to a request to stop the VM, and SIGUSR1 to a request to log
+//! its statistics.
 
 use std::io;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use vmm::machine::{StatisticsHandle, StopHandle};
 /// Signals that ask a process to stop.
 const STOP: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// Which signal asked us to stop, if one did.
+/// The received stop signal, if any.
 #[derive(Debug, Clone)]
 pub(crate) struct StopSignals(Arc<AtomicUsize>);
 
 impl StopSignals {
-    /// From now on the signals are noted instead of ending the process.
+    /// From now on the signals are recorded instead of ending the process.
     pub(crate) fn note() -> io::Result<Self> {
         let received = Arc::new(AtomicUsize::new(0));
         for signal in STOP {
@@ -26,19 +26,19 @@ impl StopSignals {
         Ok(Self(received))
     }
 
-    /// The same; they ask `stop`, too.
+    /// The same; the signals also trigger `stop`.
     pub(crate) fn install(stop: &StopHandle) -> io::Result<Self> {
         let signals = Self::note()?;
         for signal in STOP {
             let stop = stop.clone();
-            // SAFETY: the handler may only do what is safe in a signal
-            // handler; `StopHandle::stop` is one write to an eventfd.
+            // SAFETY: the handler may only use async-signal-safe operations; `StopHandle::stop` is
+            // one write to an eventfd.
             unsafe { signal_hook::low_level::register(signal, move || stop.stop()) }?;
         }
         Ok(signals)
     }
 
-    /// The number of the last signal that came.
+    /// The number of the last received signal.
     pub(crate) fn received(&self) -> Option<u8> {
         u8::try_from(self.0.load(Ordering::SeqCst))
             .ok()
@@ -46,10 +46,10 @@ impl StopSignals {
     }
 }
 
-/// From now on SIGUSR1 asks `statistics` instead of ending the process.
+/// From now on SIGUSR1 triggers `statistics` instead of ending the process.
 pub(crate) fn log_statistics_on_sigusr1(statistics: StatisticsHandle) -> io::Result<()> {
-    // SAFETY: the handler may only do what is safe in a signal handler;
-    // `StatisticsHandle::log` is one write to an eventfd.
+    // SAFETY: the handler may only use async-signal-safe operations; `StatisticsHandle::log` is one
+    // write to an eventfd.
     unsafe { signal_hook::low_level::register(SIGUSR1, move || statistics.log()) }?;
     Ok(())
 }

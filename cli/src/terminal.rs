@@ -1,10 +1,9 @@
 //! The user's terminal as the guest's console.
 //!
-//! Owns the terminal's mode while a guest runs: raw from [`Terminal::attach`]
-//! until the value is dropped, restored also by the panic hook (a release
-//! build aborts on panic and runs no destructor). Output processing stays on,
-//! so that our own log lines end where the eye expects them. Ctrl-A is the
-//! escape, as in QEMU's `-nographic`:
+//! Owns the terminal's mode while a guest runs. The mode is raw from [`Terminal::attach`] until the
+//! value is dropped; the panic hook restores it, too, because a release build aborts on panic and
+//! runs no destructor. Output processing stays on, so that our own log lines end with a carriage
+//! return. Ctrl-A is the escape, as in QEMU's `-nographic`:
 //!
 //! ```text
 //!            Ctrl-A             x: leave
@@ -23,33 +22,33 @@ use vmm::console::{ConsoleInput, ConsoleRead};
 
 const CTRL_A: u8 = 0x01;
 
-/// The mode to go back to, for [`restore`] on whatever path.
+/// The original mode, for [`restore`] on every path.
 static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Puts the terminal back as it was, if it was changed.
+/// Restores the terminal's mode if it was changed.
 fn restore() {
     let saved = SAVED.lock().take();
     if let Some(saved) = saved {
-        // Nothing is left to do about a terminal that went away.
+        // A closed terminal cannot be restored.
         let _ = termios::tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &saved);
     }
 }
 
-/// Standard input, given to the guest.
+/// Standard input as the guest's console input.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     escapes: Option<EscapeFilter>,
 }
 
 impl Terminal {
-    /// Takes standard input for the guest's console: a terminal in raw mode,
-    /// anything else as it is. `None` if the terminal belongs to another job.
+    /// Takes standard input for the guest's console: a terminal in raw mode, other files unchanged.
+    /// `None` if the terminal belongs to another job.
     pub(crate) fn attach() -> io::Result<Option<Self>> {
         let stdin = rustix::stdio::stdin();
         if !termios::isatty(stdin) {
             return Ok(Some(Self { escapes: None }));
         }
-        // A background job that touches the mode is stopped with SIGTTOU.
+        // A background job that changes the mode is stopped with SIGTTOU.
         if termios::tcgetpgrp(stdin)? != rustix::process::getpgrp() {
             return Ok(None);
         }
@@ -85,7 +84,7 @@ impl Terminal {
         Ok(Some(terminal))
     }
 
-    /// Whether the escapes are understood (that is, a person types).
+    /// Whether escapes are recognized (that is, input comes from a person).
     pub(crate) fn is_interactive(&self) -> bool {
         self.escapes.is_some()
     }
@@ -120,14 +119,14 @@ impl ConsoleInput for Terminal {
     }
 }
 
-/// Finds Ctrl-A sequences in what is typed.
+/// Finds Ctrl-A sequences in the input.
 #[derive(Debug, Default)]
 struct EscapeFilter {
     escaped: bool,
 }
 
 impl EscapeFilter {
-    /// Removes escapes in place; the number of bytes kept, or `None` for Ctrl-A X.
+    /// Removes escapes in place. Returns the number of kept bytes, or `None` for Ctrl-A X.
     fn apply(&mut self, bytes: &mut [u8]) -> Option<usize> {
         let mut kept = 0;
         for index in 0..bytes.len() {

@@ -1,6 +1,6 @@
-//! Durations with units, as options take them: `300ms`, `90s`, `10m`, `1h`.
+//! Durations with units for options: `300ms`, `90s`, `10m`, `1h`.
 //!
-//! Owns the units. A number alone has the unit that its option names. Must not know any option.
+//! Owns the units. A number alone has the unit in its option's name. Must not know any option.
 
 use std::ops::RangeInclusive;
 
@@ -11,17 +11,17 @@ const MILLISECOND: Unit = ("ms", 1);
 const SECOND: Unit = ("s", 1_000);
 const UNITS: [Unit; 4] = [MILLISECOND, SECOND, ("m", 60_000), ("h", 3_600_000)];
 
-/// Reads a duration as seconds, which are the unit of a number alone.
+/// Parses a duration in seconds, which are the unit of a number alone.
 pub(crate) fn seconds(range: RangeInclusive<u32>) -> impl Parser {
     move |text: &str| read(text, SECOND, &range)
 }
 
-/// Reads a duration as milliseconds, which are the unit of a number alone.
+/// Parses a duration in milliseconds, which are the unit of a number alone.
 pub(crate) fn milliseconds(range: RangeInclusive<u32>) -> impl Parser {
     move |text: &str| read(text, MILLISECOND, &range)
 }
 
-/// What clap takes for the parser of an option.
+/// The traits that clap requires of an option's parser.
 pub(crate) trait Parser:
     Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static
 {

@@ -1,6 +1,7 @@
-//! `bellhop serve` as a process, with real sockets and real TLS: who gets in, who does not, and what systemd hears.
+//! `bellhop serve` as a process, with real sockets and real TLS: access control, and notifications
+//! to systemd.
 //!
-//! What it does with devices is tested in the lab (`tests/tests/api_node_*.rs`).
+//! The lab tests its work on devices (`tests/tests/api_node_*.rs`).
 
 #![expect(
     clippy::unwrap_used,
@@ -42,7 +43,7 @@ fn tcp_is_never_without_certificates_and_tokens() {
         assert_eq!(code, Some(2), "{text}");
         assert!(text.contains(option), "{option}: {text}");
     }
-    // Nor are they taken for something else than TCP.
+    // Nor are they interpreted as anything but TCP.
     let (code, text) = said(&all[2..]);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("--listen"), "{text}");
@@ -120,7 +121,7 @@ fn each_request_by_tcp_needs_a_token_whose_role_is_enough() {
     for who in [viewer, operator, ops] {
         is(status("GET", "/v1/version", who), 200, "");
     }
-    // A role that is too low: before anything else is looked at.
+    // An insufficient role is reported before any other check.
     is(
         status("DELETE", "/v1/vdpa-devices/none", viewer),
         403,
@@ -153,7 +154,7 @@ fn each_request_by_tcp_needs_a_token_whose_role_is_enough() {
         405,
         "method_not_allowed",
     );
-    // No token, whatever is asked: not even what there is.
+    // Without a token every path gets the same answer, even one that does not exist.
     for path in ["/v1/version", "/v1/openapi.json", "/v1/not-there", "/"] {
         is(status("GET", path, None), 401, "no_token");
     }
@@ -236,9 +237,10 @@ fn a_connection_by_tcp_needs_a_certificate_of_the_authority() {
         assert!(answer.is_err(), "{what}: {answer:?}");
         daemon.logged(|line| line["message"] == "a connection to the API is refused");
     }
-    // The daemon's is checked, too: a client that trusts somebody else does not talk to it.
+    // The daemon's certificate is verified, too: a client that trusts another authority does not
+    // connect.
     assert!(ask(&Client::new(&stranger, Some(&forged))).is_err());
-    // Without TLS nothing is answered.
+    // Without TLS there is no answer.
     let plain = TcpStream::connect(("127.0.0.1", port)).unwrap();
     plain
         .set_read_timeout(Some(Duration::from_secs(20)))
@@ -276,7 +278,7 @@ fn certificates_and_tokens_are_read_again_together() {
     assert_eq!(status(&client, "token-of-viewer").unwrap(), 401);
     assert_eq!(status(&client, "another").unwrap(), 200);
 
-    // One wrong file, and all stay as they were.
+    // If one file is invalid, all stay as they were.
     files.tokens(&[("read", "viewer", "third")]);
     files.directory.write("clients.crt", "nonsense");
     daemon.signal(Signal::HUP);
@@ -359,7 +361,7 @@ fn systemd_hears_how_it_goes() {
         .env("WATCHDOG_USEC", "400000");
     let daemon = Daemon::of(command, directory);
     next("READY=1");
-    // Ready means that it serves.
+    // Ready means that it serves requests.
     assert_eq!(daemon.request("GET", "/v1/version", "", "").0, 200);
     next("WATCHDOG=1");
     next("WATCHDOG=1");
@@ -379,7 +381,7 @@ fn events_are_streamed_and_end_with_the_daemon() {
     stream
         .set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();
-    // From before its start: lost, and then new ones.
+    // A position from before its start: lost, and then new events.
     stream
         .write_all(b"GET /v1/events HTTP/1.1\r\nhost: node\r\nlast-event-id: 1\r\n\r\n")
         .unwrap();
@@ -395,7 +397,7 @@ fn events_are_streamed_and_end_with_the_daemon() {
         "{text}"
     );
     daemon.signal(Signal::TERM);
-    // The stream has a proper end: the last chunk.
+    // The stream ends properly with the last chunk.
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
     assert!(rest.ends_with("0\r\n\r\n"), "{rest:?}");

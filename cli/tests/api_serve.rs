@@ -1,7 +1,7 @@
-//! The node daemon as a process, with machines of a few instructions on a real `/dev/kvm`: what becomes of
-//! machines when either is killed. Fails (and says so) where there is no KVM.
+//! The node daemon as a process, with VMs of a few instructions on a real `/dev/kvm`: tests kill
+//! either of them. Without KVM they fail and report that.
 //!
-//! NICs need vDPA devices: those are in `api_node`.
+//! NICs need vDPA devices: `api_node` tests those.
 
 #![expect(
     clippy::unwrap_used,
@@ -35,7 +35,7 @@ fn a_machine_comes_and_goes_by_one_request_each() {
     until("it speaks", || {
         std::fs::read(&log).is_ok_and(|text| text.contains(&b'!'))
     });
-    // The same changes nothing, another one is refused while it runs.
+    // The same spec changes nothing; another one is rejected while the VM runs.
     let same = api.expect(200, "PUT", "/v1/vms/web", &spec);
     assert_eq!(same["pid"], vm["pid"]);
     let mut other = spec.clone();
@@ -47,7 +47,7 @@ fn a_machine_comes_and_goes_by_one_request_each() {
     let change = |state: &str, phase: &str| {
         let mut body = json!({ "state": state });
         if state == "Stopped" {
-            // Its guest does not listen.
+            // Its guest ignores the power button.
             body["mode"] = json!("hard");
         }
         api.expect(200, "PATCH", "/v1/vms/web", &body);
@@ -55,7 +55,7 @@ fn a_machine_comes_and_goes_by_one_request_each() {
     };
     assert_eq!(change("Paused", "Paused")["pid"], vm["pid"]);
     assert_eq!(change("Running", "Running")["pid"], vm["pid"]);
-    // Its own API, beneath it.
+    // The VM's own API, below its path.
     assert_eq!(api.get("/v1/vms/web/config")["kernel"], spec["kernel"]);
     assert!(
         api.get("/v1/vms/web/metrics")
@@ -69,7 +69,7 @@ fn a_machine_comes_and_goes_by_one_request_each() {
     assert_eq!(stopped["last_end"]["reason"], "Stopped");
     api.expect(409, "PATCH", "/v1/vms/web", &json!({ "state": "Paused" }));
     api.expect(409, "GET", "/v1/vms/web/metrics", NOTHING);
-    // Now it can be another one.
+    // After the stop it can be replaced.
     api.expect(200, "PUT", "/v1/vms/web", &other);
     daemon.await_phase("web", "Running");
     api.expect(204, "DELETE", "/v1/vms/web?force=true", NOTHING);
@@ -96,7 +96,7 @@ fn the_next_daemon_adopts_what_runs() {
         assert_eq!(found["adopted"], true, "{found}");
         assert_eq!(found["version"], vm["version"], "{found}");
     }
-    // What a paused one does is known, too, and one that does not answer is left alone.
+    // The state of a paused VM is known, too, and a process that does not answer is left alone.
     signal(pid(&vm), Signal::STOP);
     daemon.kill();
     daemon.start_again();
@@ -104,7 +104,7 @@ fn the_next_daemon_adopts_what_runs() {
     assert_eq!(silent["pid"], vm["pid"], "{silent}");
     signal(pid(&vm), Signal::CONT);
     daemon.await_phase("web", "Running");
-    // It ends while nobody looks.
+    // The VM ends without a daemon.
     daemon.kill();
     daemon.kill_machines();
     daemon.start_again();
@@ -207,7 +207,7 @@ fn many_at_once_are_none_lost_and_none_doubled() {
         for client in 0..4 {
             let (api, spec) = (&daemon.api, &spec);
             scope.spawn(move || {
-                // Each name is two clients' own.
+                // Two clients share each name.
                 let path = format!("/v1/vms/vm-{}", client % 2);
                 for _ in 0..3 {
                     let (status, body) = api.ask("PUT", &path, spec);
@@ -241,8 +241,8 @@ fn a_second_daemon_is_refused() {
     daemon.api.get("/v1/vms");
 }
 
-/// Kills the daemon at the step with this number, while a request is carried out. Returns which it was; none if there
-/// are not so many.
+/// Kills the daemon at the step with this number, during a request. Returns the step; none if there
+/// are fewer steps.
 fn kill_at(
     daemon: &mut Daemon,
     number: usize,
@@ -281,7 +281,8 @@ fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
     let mut daemon = Daemon::start("steps");
     let spec = daemon.machine(asm::IDLE);
     let mut seen = Vec::new();
-    // Every second time the machine is killed, too; `api_node` kills at each line of the daemon's log besides.
+    // Every second time the VM is killed, too; `api_node` also kills at each line of the daemon's
+    // log.
     let also_machine = |number: usize| !number.is_multiple_of(2);
     for number in 0.. {
         daemon.kill();
@@ -295,7 +296,7 @@ fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
             assert_eq!(left.as_array().unwrap().len(), 1, "{left}");
             break;
         };
-        // It was not answered yet, so it must not be there.
+        // The request was not answered yet, so the VM must not exist.
         assert_eq!(left, json!([]), "{at}");
         Traces::none(&daemon);
         seen.push(at);
@@ -307,7 +308,7 @@ fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
             daemon.kill_machines();
         }
         daemon.start_again();
-        // Once it is begun it is brought to its end.
+        // A deletion that has begun is completed.
         assert_eq!(daemon.api.get("/v1/vms")["items"], json!([]), "{at:?}");
         Traces::none(&daemon);
         let Some(at) = at else {

@@ -1,5 +1,6 @@
-//! Machines of the node daemon that leave for another process while the daemon, or they themselves, are killed: the guest runs
-//! once. Machines of a few instructions on a real `/dev/kvm`; fails (and says so) where there is no KVM.
+//! VMs that leave for another process while the daemon, or the VMs themselves, are killed: the
+//! guest runs once. VMs of a few instructions on a real `/dev/kvm`; without KVM the tests fail and
+//! report that.
 //!
 //! With NICs and real guests: `migration_node` of the lab.
 
@@ -23,9 +24,9 @@ use serde_json::{Value, json};
 
 const WEB: &str = "/v1/vms/web";
 const MIGRATION: &str = "/v1/vms/web/migration";
-/// A machine whose return shows that restart policies have acted.
+/// A VM whose restart shows that restart policies have acted.
 const WITNESS: &str = "/v1/vms/witness";
-/// Longer than the daemon waits between two looks of its own. No event tells of such a look.
+/// Longer than the daemon's interval between two queries. Such a query causes no event.
 const OWN_LOOK: Duration = Duration::from_millis(2500);
 
 /// A path of this test's own.
@@ -40,7 +41,7 @@ fn send(to: &std::path::Path) -> Value {
     json!({ "send": { "destination": format!("unix:{}", to.display()) } })
 }
 
-/// A process that waits for a machine.
+/// A process that waits for a VM.
 struct Destination {
     child: Child,
     at: PathBuf,
@@ -100,8 +101,8 @@ fn made(test: &str, restart: &str) -> (Daemon, Value) {
     (daemon, spec)
 }
 
-/// Returns when the policy has started a machine again that ended only now. One that ended before
-/// and has not come back by then stays away.
+/// Returns when the policy has restarted a VM that ended just now. A VM that ended before and has
+/// not restarted by then stays away.
 #[track_caller]
 fn policies_act(daemon: &Daemon) {
     let api = &daemon.api;
@@ -117,7 +118,7 @@ fn policies_act(daemon: &Daemon) {
     api.expect(204, "DELETE", "/v1/vms/witness?force=true", &Value::Null);
 }
 
-/// The machine is not there, and nothing but somebody's word has it started.
+/// Asserts that the VM is away, and that only a client's report starts it.
 #[track_caller]
 fn stays_away(daemon: &mut Daemon, spec: &Value) {
     for restarted in [false, true] {
@@ -172,7 +173,7 @@ fn a_daemon_that_is_killed_while_its_machine_moves_does_not_start_it_again() {
 #[test]
 fn a_machine_that_is_killed_while_it_moves_comes_back_when_somebody_says_so() {
     let (mut daemon, spec) = made("leave-crash", "OnFailure");
-    // Somebody who never answers: it is under way for as long as the source has patience.
+    // A destination that never answers: the migration is in progress until the source times out.
     let at = place("silent.move");
     let _silent = UnixListener::bind(&at).unwrap();
     daemon.api.expect(202, "POST", MIGRATION, &send(&at));
@@ -184,10 +185,10 @@ fn a_machine_that_is_killed_while_it_moves_comes_back_when_somebody_says_so() {
     daemon
         .api
         .expect(204, "PATCH", MIGRATION, &json!({ "settle": "Here" }));
-    // It was to run.
+    // Its desired state was running.
     let vm = daemon.await_phase("web", "Running");
     assert_eq!(vm["may_be_elsewhere"], Value::Null, "{vm:#}");
-    // One that is deleted is gone, also if it may be elsewhere.
+    // A deleted VM is gone, even if it may run elsewhere.
     daemon.api.expect(202, "POST", MIGRATION, &send(&at));
     daemon.kill_machines();
     daemon.await_phase("web", "MayBeElsewhere");
@@ -211,7 +212,7 @@ fn a_machine_that_stayed_is_started_again_by_its_policy() {
             let vm = daemon.api.get(MIGRATION);
             vm["phase"] == "Stayed"
         });
-        // By the daemon's own look.
+        // Found by the daemon's own query.
         std::thread::sleep(OWN_LOOK);
         daemon.kill_machines();
         restarts += 1;
@@ -220,7 +221,7 @@ fn a_machine_that_stayed_is_started_again_by_its_policy() {
             vm["phase"] == "Running" && vm["restarts"] == restarts
         });
     }
-    // What the machine refuses leaves no mark.
+    // A request that the VM rejects leaves no mark.
     daemon
         .api
         .expect(422, "POST", MIGRATION, &json!({ "send": {} }));
@@ -251,7 +252,7 @@ fn a_daemon_that_is_killed_before_the_machine_is_asked_finds_its_guest_here() {
         drop(shown);
         daemon.start_again();
         daemon.await_phase("web", "Running");
-        // Nobody was there to take it: it stays as soon as it has found that out.
+        // No process listens at the destination: the guest stays once the source has found that.
         std::thread::sleep(OWN_LOOK);
         let before = daemon.api.get(WEB)["restarts"].as_u64().unwrap();
         daemon.kill_machines();
@@ -274,7 +275,7 @@ fn a_move_that_the_daemon_sees_is_known_and_needs_no_word() {
         daemon
             .api
             .expect(202, "POST", MIGRATION, &send(&destination.at));
-        // It is Stopped a moment before its process is gone.
+        // Its phase is Stopped a moment before its process is gone.
         until("its process is gone", || {
             daemon.api.get(WEB)["pid"] == Value::Null
         });

@@ -1,5 +1,5 @@
-//! How the node daemon stops virtual machines: it asks their guests first, and no restart policy
-//! starts them afterwards. With guests of a few instructions on a real `/dev/kvm`.
+//! How the node daemon stops VMs: it requests their guests to power off first, and no restart
+//! policy starts them afterwards. With guests of a few instructions on a real `/dev/kvm`.
 
 #![expect(
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 const NOTHING: &Value = &Value::Null;
 const WEB: &str = "/v1/vms/web";
 
-/// Makes a machine that does this, under the policy that starts it again in any case.
+/// Creates a VM with this code, and with the policy that always restarts it.
 fn made(daemon: &Daemon, name: &str, code: &[u8]) -> Value {
     let mut spec = daemon.machine(code);
     spec["restart"] = json!("Always");
@@ -29,7 +29,7 @@ fn made(daemon: &Daemon, name: &str, code: &[u8]) -> Value {
     daemon.await_phase(name, "Running")
 }
 
-/// Waits longer than a restart policy does before it starts a machine again.
+/// Waits longer than a restart policy takes to restart a VM.
 fn restart_time() {
     std::thread::sleep(Duration::from_millis(1500));
 }
@@ -56,7 +56,7 @@ fn a_guest_is_asked_to_power_off_and_stays_off() {
     let run = json!({ "state": "Running" });
     daemon.api.expect(200, "PATCH", WEB, &run);
     daemon.await_phase("web", "Running");
-    // Without waiting for it, and seen by the next daemon.
+    // Without a wait, and visible to the next daemon.
     let asked = daemon.api.expect(
         202,
         "PATCH",
@@ -84,14 +84,14 @@ fn a_guest_that_does_not_power_off_continues_to_run() {
         assert_eq!((&now["pid"], &now["state"]), (&vm["pid"], &json!(state)));
     };
     runs(&daemon, "Stopped");
-    // Another daemon leaves it running; `Running` takes the stop back.
+    // Another daemon leaves it running; `Running` cancels the stop.
     daemon.kill();
     daemon.start_again();
     runs(&daemon, "Stopped");
     let run = json!({ "state": "Running" });
     daemon.api.expect(200, "PATCH", WEB, &run);
     runs(&daemon, "Running");
-    // With the stop on record, the end of its guest is final.
+    // With the stop on record, the guest's end is final.
     daemon.api.expect(409, "PATCH", WEB, &soon);
     daemon::signal(
         u32::try_from(vm["pid"].as_u64().unwrap()).unwrap(),
@@ -176,7 +176,7 @@ fn one_that_runs_is_ended_only_if_that_is_said() {
     Traces::none(&daemon);
 }
 
-/// The host does not boot here: a made-up record of an earlier boot is `steps`' own test.
+/// The host does not reboot here: a test of `steps` uses a fake record of an earlier boot.
 #[test]
 fn the_hosts_shutdown_asks_all_guests_and_forgets_none() {
     let mut daemon = Daemon::start("host");

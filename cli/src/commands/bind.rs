@@ -1,4 +1,4 @@
-//! `bellhop bind`: which driver has a vDPA device or a PCI function, and another one for it.
+//! `bellhop bind`: shows and changes the driver of a vDPA device or a PCI function.
 
 mod netns;
 
@@ -62,10 +62,10 @@ pub(crate) struct Arguments {
     confirmation: Confirmation,
 }
 
-/// The driver of a device that is not bound.
+/// The word for an unbound device.
 const NO_DRIVER: &str = "none";
 
-/// Binds if asked to, and prints how it is then.
+/// Binds the device if requested, and prints its driver.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let driver = arguments.driver.as_deref();
     let namespace = arguments.netns.namespace(&arguments.device, driver)?;
@@ -100,13 +100,13 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     .print(format)
 }
 
-/// A device that gets a driver.
+/// A device and its new driver.
 #[derive(Debug)]
 struct Change {
     device: String,
     /// The driver, unless the device has it.
     driver: Option<String>,
-    /// What is deleted with the former driver.
+    /// Objects that are deleted with the former driver.
     deletes: Vec<String>,
 }
 
@@ -158,7 +158,7 @@ impl Change {
     }
 }
 
-/// What a function loses with its driver.
+/// Objects that a function loses with its driver.
 fn deleted_with_driver(function: &Function) -> Vec<String> {
     let netdevs = function.netdevs.iter();
     let devices = function.vdpa_devices.iter();

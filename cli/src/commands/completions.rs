@@ -31,7 +31,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
 
 fn script(shell: &str) -> Result<Vec<u8>, Error> {
     let shell: Shell = shell.parse().map_err(|why: String| Error::wrong(why))?;
-    // Into memory first: the generator panics when what it writes to fails.
+    // Into memory first: the generator panics on a write error.
     let mut script = Vec::new();
     clap_complete::generate(
         shell,

@@ -1,4 +1,4 @@
-//! `bellhop dev`: vDPA devices, made, shown, changed and taken away.
+//! `bellhop dev`: creates, shows, changes and deletes vDPA devices.
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -150,7 +150,7 @@ enum VstatsCommand {
     },
 }
 
-/// Does what was asked, and prints what is to be shown.
+/// Runs the subcommand, and prints its result.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let show = |listing: Listing| listing.print(format);
     // iproute2 prints nothing for people.

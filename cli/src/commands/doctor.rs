@@ -1,4 +1,4 @@
-//! `bellhop doctor`: is this host fit, and what mends it.
+//! `bellhop doctor`: checks whether this host is ready, and shows how to fix it.
 
 use std::io;
 
@@ -32,7 +32,7 @@ Examples:
 The exit code is 0 if nothing is missing, and 1 if something is.")]
 pub(crate) struct Arguments {}
 
-/// Looks and prints.
+/// Runs the checks and prints the report.
 pub(crate) fn execute(_: &Arguments, format: Format) -> Result<Code, Error> {
     let report = doctor::report(&Host::this());
     if format.is_text() {

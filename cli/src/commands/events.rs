@@ -11,7 +11,7 @@ use bellhop_common::text::{printable, utc};
 use serde::Deserialize as _;
 use serde_json::Value;
 
-/// How long an event is waited for before it is waited for again.
+/// How long one wait for an event lasts; the command then waits again.
 const WAIT: Duration = Duration::from_secs(3600);
 
 /// Print events of a node: of its VMs, NICs and devices

@@ -1,4 +1,4 @@
-//! What a machine is made of, on the command line: the same for `bellhop run` and `bellhop vm create`.
+//! The options of a VM, for `bellhop run` and `bellhop vm create`.
 
 use std::path::PathBuf;
 
@@ -45,7 +45,7 @@ pub(crate) struct MachineArguments {
     )]
     memory: MemoryConfig,
 
-    // `help` and not a doc comment: rustdoc takes brackets for links.
+    // `help` instead of a doc comment: rustdoc reads brackets as links.
     #[arg(
         long = "disk",
         value_name = "OPTIONS",
@@ -56,7 +56,7 @@ pub(crate) struct MachineArguments {
 }
 
 impl MachineArguments {
-    /// The machine that they say, without NICs; `None`: they say none.
+    /// The VM's configuration, without NICs; `None`: no such option is given.
     pub(crate) fn config(&self) -> Option<VmConfig> {
         Some(VmConfig {
             kernel: self.kernel.clone()?,

@@ -1,4 +1,4 @@
-//! `bellhop mgmtdev`: what vDPA devices can be made on.
+//! `bellhop mgmtdev`: the management devices, on which vDPA devices can be created.
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -39,7 +39,7 @@ Examples:
     },
 }
 
-/// Asks and prints.
+/// Queries and prints.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let Command::Show { device } = &arguments.command;
     let connection = Connection::open()?;

@@ -1,4 +1,4 @@
-//! How a migration is protected, on the command line of whoever sends and of whoever receives.
+//! The TLS options of a migration, for source and destination.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ pub(crate) struct TlsArguments {
 }
 
 impl TlsArguments {
-    /// The same, with each path as `change` makes it.
+    /// Maps each path with `change`.
     pub(crate) fn map_paths<E>(
         mut self,
         change: impl Fn(&Path) -> Result<PathBuf, E>,
@@ -40,7 +40,7 @@ impl TlsArguments {
         Ok(self)
     }
 
-    /// Whether anything is said.
+    /// Whether any option is given.
     pub(crate) fn is_given(&self) -> bool {
         let files = [&self.tls_cert, &self.tls_key, &self.tls_ca];
         self.plaintext || files.iter().any(|file| file.is_some())
@@ -48,8 +48,7 @@ impl TlsArguments {
 
     /// The files, if they are given.
     ///
-    /// # Errors
-    /// Only some of them are.
+    /// # Errors Only some of the options are given.
     pub(crate) fn files(&self) -> Result<Option<TlsFiles>, Error> {
         let clone = (
             self.tls_cert.clone(),

@@ -69,7 +69,7 @@ impl From<GoesOn> for Command {
 }
 
 impl Command {
-    /// Does what was asked, and prints the result in this format.
+    /// Runs the subcommand, and prints its result in this format.
     pub(crate) fn execute(self, format: Format) -> Result<Code, Error> {
         match self {
             Self::Run(arguments) => run::execute(arguments),

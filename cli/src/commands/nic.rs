@@ -1,4 +1,4 @@
-//! `bellhop nic`: from a NIC to a vDPA device for a guest in one command, and back.
+//! `bellhop nic`: creates a vDPA device for a guest from a NIC in one command, and deletes it.
 
 mod list;
 mod make;
@@ -51,7 +51,7 @@ enum Command {
     Show(show::Arguments),
 }
 
-/// Does what was asked.
+/// Runs the subcommand.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     match &arguments.command {
         Command::Create(arguments) => make::execute(arguments, format),

@@ -1,4 +1,4 @@
-//! `bellhop node`: a node as a whole.
+//! `bellhop node`: the node as a whole.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -66,7 +66,7 @@ struct ShutdownGuests {
     timeout: u32,
 }
 
-/// Does what was asked.
+/// Runs the subcommand.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let node = arguments.node.connect()?;
     match &arguments.command {
@@ -77,7 +77,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
 fn shut_down(node: &Node, limit: u32, format: Format) -> Result<Code, Error> {
     let start = Instant::now();
     let mut waiting = Vec::new();
-    // Which of them are off.
+    // Whether each of them is off.
     let mut off = BTreeMap::new();
     let say = |name: &str, what: &str| {
         if format.is_text() {
@@ -94,7 +94,7 @@ fn shut_down(node: &Node, limit: u32, format: Format) -> Result<Code, Error> {
                 say(&name, "stopped");
                 off.insert(name, true);
             }
-            // It went by itself.
+            // It was deleted meanwhile.
             Err(error) if error.code() == Code::NotThere => {}
             Err(error) => {
                 say(&name, "cannot be stopped");
@@ -138,10 +138,10 @@ fn shut_down(node: &Node, limit: u32, format: Format) -> Result<Code, Error> {
     Ok(if failed { Code::Failed } else { Code::Success })
 }
 
-/// A VM, and whether its guest was asked to power off; if not, it is stopped.
+/// A VM, and whether its guest was requested to power off; otherwise it is stopped.
 type Asked = (String, Result<bool, Error>);
 
-/// Has the daemon ask the guests of all VMs that run, at once: one that does not answer delays no
+/// Requests the guests of all running VMs to power off, at once: one that does not answer delays no
 /// other.
 fn ask(node: &Node, limit: u32) -> Result<Vec<Asked>, Error> {
     let all: Items<VmInfo> = node.get("/v1/vms")?;
@@ -173,7 +173,7 @@ fn ask(node: &Node, limit: u32) -> Result<Vec<Asked>, Error> {
     }))
 }
 
-/// Says what became of a VM. A reader that goes away must not stop the shutdown.
+/// Reports the result of a VM. A closed pipe must not stop the shutdown.
 fn say(name: &str, what: &str) {
     let _ = writeln!(io::stdout(), "{}: {what}", printable(name));
 }

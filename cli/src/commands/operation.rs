@@ -1,4 +1,5 @@
-//! `bellhop operation`: long work of the node daemon; and how other subcommands follow it.
+//! `bellhop operation`: long work of the node daemon. Also follows operations for other
+//! subcommands.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::units::seconds;
 
-/// Between two looks at an operation.
+/// The interval of queries of an operation.
 const PERIOD: Duration = Duration::from_millis(200);
 
 /// List, show, wait for and cancel long work of the node daemon
@@ -113,7 +114,7 @@ struct Wait {
     timeout: u32,
 }
 
-/// Does what was asked.
+/// Runs the subcommand.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let node = arguments.node.connect()?;
     carry_out(&arguments.command, &node, format)
@@ -155,7 +156,7 @@ fn read(answer: &Value) -> Result<Operation, Error> {
     Operation::deserialize(answer).map_err(Error::context(STRANGE))
 }
 
-/// Has the daemon begin an operation at `path`, and follows it to its end.
+/// Begins an operation at `path`, and follows it to its end.
 pub(crate) fn carry_through(
     node: &Node,
     path: &str,
@@ -182,7 +183,7 @@ pub(crate) fn follow_migration(
     result(follow(node, &last.id, Duration::MAX, look)?)
 }
 
-/// Follows an operation to its end, at most so long. `look` sees each state.
+/// Follows an operation to its end or the time limit. `look` receives each state.
 fn follow(
     node: &Node,
     id: &str,

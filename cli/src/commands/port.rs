@@ -115,7 +115,7 @@ It needs a NIC whose eswitch is in switchdev mode.
 Examples:
   bellhop port add pci/0000:06:00.0 flavour pcisf pfnum 0 sfnum 88";
 
-/// Does what was asked, and prints what is to be shown.
+/// Runs the subcommand, and prints its result.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     match &arguments.command {
         Command::Show { port } => {
@@ -159,7 +159,7 @@ fn find(devlink: &Devlink, text: &str) -> Result<PortHandle, Error> {
     }
 }
 
-/// The port that has this network interface.
+/// The port with this network interface.
 fn by_interface(devlink: &Devlink, name: &str) -> Result<Port, Error> {
     let none = || {
         Error::failed(format!(

@@ -1,4 +1,4 @@
-//! `bellhop probe`: what a vDPA device is, and whether it works.
+//! `bellhop probe`: describes and tests a vDPA device.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -92,7 +92,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     Ok(if is_good { Code::Success } else { Code::Failed })
 }
 
-/// The character device of a vDPA device that is named by its file or by its own name.
+/// The character device of a vDPA device, which is named by its file or by its own name.
 fn character_device(bus: &Bus, device: &Path) -> Result<PathBuf, Error> {
     let is_file = device.components().count() != 1 || device.exists();
     let Some(name) = device.to_str().filter(|_| !is_file) else {

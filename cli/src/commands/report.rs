@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
     state_dir: PathBuf,
 }
 
-/// Collects and writes.
+/// Collects and writes the bundle.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let node = arguments.node.address();
     let runtime_dir = match node {
@@ -92,7 +92,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     Ok(Code::Success)
 }
 
-/// Into a new file that only its owner can read.
+/// Writes to a new file that only its owner can read.
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)

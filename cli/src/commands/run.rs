@@ -1,4 +1,4 @@
-//! `bellhop run`: one virtual machine in the foreground.
+//! `bellhop run`: one VM in the foreground.
 
 mod hand_over;
 mod inherited;
@@ -73,7 +73,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     machine: MachineArguments,
 
-    // `help` and not a doc comment: rustdoc takes brackets for links.
+    // `help` instead of a doc comment: rustdoc reads brackets as links.
     #[arg(
         long,
         value_name = "OPTIONS",
@@ -138,7 +138,7 @@ pub(crate) struct Arguments {
 const NO_SIGNALS: &str = "cannot take signals";
 const NO_TERMINAL: &str = "cannot take the terminal";
 
-/// Where the serial console is. It outlives an attempt to start that failed.
+/// The output of the serial console. It outlives a failed attempt to start.
 #[derive(Debug)]
 enum Screen {
     Terminal,
@@ -155,10 +155,10 @@ impl Screen {
 }
 
 impl Arguments {
-    /// `None`: the API is to say it.
+    /// `None`: the configuration comes by the API.
     fn into_origin(mut self) -> Result<Option<Origin>, Error> {
         if let Some(directory) = self.restore.take() {
-            // Descriptors before anything else is opened.
+            // Takes the descriptors before any other is opened.
             inherited::take(&mut self.vdpa)?;
             let mut snapshot = Snapshot::open(&directory)?;
             for nic in self.vdpa {
@@ -202,7 +202,7 @@ impl Arguments {
     }
 }
 
-/// Runs the machine until it ends, or another program takes it over.
+/// Runs the VM until it ends, or another program takes it over.
 pub(crate) fn execute(arguments: Arguments) -> Result<Code, Error> {
     let mut taken = hand_over::take()?;
     let ended = serve(arguments, &mut taken);
@@ -212,7 +212,7 @@ pub(crate) fn execute(arguments: Arguments) -> Result<Code, Error> {
     ended
 }
 
-/// Gives a machine that was handed over back to the program that had it, because of `error`. Does nothing if there is
+/// Hands a VM back to the program that handed it over, because of `error`. Does nothing if there is
 /// none.
 pub(crate) fn refuse_hand_over(error: &dyn std::error::Error) {
     if let Ok(Some(taken)) = hand_over::take() {
@@ -220,21 +220,21 @@ pub(crate) fn refuse_hand_over(error: &dyn std::error::Error) {
     }
 }
 
-/// Whether another program has left this one a machine.
+/// Whether another program has handed a VM over to this one.
 pub(crate) fn is_handed_over() -> bool {
     hand_over::is_there()
 }
 
-/// Returns only if that fails.
+/// Returns only on a failure.
 fn give_back(taken: &Taken, error: &dyn std::error::Error) {
-    // Who had it and got it back has nobody to give it to.
+    // A program that got its own VM back cannot hand it back again.
     if taken.failed.is_none() {
         let failed = taken.give_back(&in_one_line(error));
         tracing::error!(error = %failed, "the machine is lost: it cannot be given back");
     }
 }
 
-/// As [`execute`]; `taken` is nothing any more once the machine goes on here.
+/// As [`execute`]; clears `taken` once the VM runs here.
 fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Error> {
     let socket = arguments.api_socket.take();
     let console_socket = arguments.console_socket.take();
@@ -267,7 +267,7 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
                 Ok(None) => Ok(Exit::Stopped),
                 Err(error) => Err(error),
             };
-            // After the machine: who watches is told that it ended, and why.
+            // After the VM, so that watchers learn its end and the reason.
             match &ended {
                 Ok(_) => drop(server),
                 Err(error) => server.end_with(error),
@@ -286,7 +286,7 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
             Code::Unsettled
         }
         Exit::Stopped => signals.received().map_or(Code::Success, Code::Signal),
-        // Another program would go on in this process.
+        // The next program would run in this process.
         Exit::HandedOver => Code::Failed,
         Exit::Crashed(reason) => {
             eprintln!("error: the guest crashed: {reason}");
@@ -295,16 +295,16 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
     })
 }
 
-/// Nobody gets the machine back any more.
+/// From now on the VM cannot be handed back.
 fn goes_on_here(taken: &mut Option<Taken>) {
     if let Some(taken) = taken.take() {
         taken.goes_on();
     }
 }
 
-/// The machine that the API asks for, powered on; `None` if it is to stop before. A
-/// configuration that was `given` on the command line must work, one of a client's may be
-/// followed by another.
+/// Waits for the VM that the API configures and powers on; `None` if it must stop before. A
+/// configuration that was `given` on the command line must work. After one of a client, another may
+/// follow.
 fn wait_for_start(
     starts: &Starts,
     given: bool,

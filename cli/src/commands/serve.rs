@@ -93,7 +93,7 @@ struct MoveBy {
 }
 
 impl MoveBy {
-    /// All or none, as clap has seen to. The machines' processes have another working directory.
+    /// All options or none, which clap ensures. The VMs' processes have another working directory.
     fn road(&self) -> Option<Road> {
         let file = |path: &Option<PathBuf>| std::path::absolute(path.as_ref()?).ok();
         Some(Road {
@@ -138,7 +138,7 @@ struct Remote {
 }
 
 impl Remote {
-    /// Where, and who may come in. clap has seen to it that there are all or none.
+    /// The address and the access control. clap ensures that all options are given, or none.
     fn access(&self) -> Option<(SocketAddr, AccessFiles)> {
         let certificates = CertificateFiles {
             certificate: self.tls_cert.clone()?,
@@ -156,7 +156,7 @@ impl Remote {
     }
 }
 
-/// Serves until a signal comes.
+/// Serves until a signal arrives.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let done = bellhop_node::run(&Options {
         paths: Paths::new(&arguments.state_dir, &arguments.runtime_dir),

@@ -1,4 +1,5 @@
-//! `bellhop state-versions`: what this program reads of a machine that another one hands over to it. Hidden: programs ask.
+//! `bellhop state-versions`: the state versions that this program accepts in a hand-over. Hidden:
+//! other programs run it.
 
 use std::io;
 

@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     function: Option<String>,
 }
 
-/// Looks and prints.
+/// Reads and prints the tree.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let topology = match arguments.function.as_deref().map(find).transpose()? {
         Some(address) => topology::read_function(address)?,
@@ -53,7 +53,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     format.print(&section, text)
 }
 
-/// The function that is meant.
+/// The function that the argument names.
 fn find(text: &str) -> Result<Address, Error> {
     match text.strip_prefix("pci/") {
         Some(address) => Ok(address.parse()?),

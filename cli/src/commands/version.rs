@@ -42,7 +42,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     format.print(&versions, text)
 }
 
-/// The versions, and why there is none of the daemon.
+/// The versions, and the error if the daemon's is unknown.
 fn ask(node: &Node) -> Result<(Versions, Option<Error>), Error> {
     let (daemon, absent) = match node.get("/v1/version") {
         Ok(version) => (Some(version), None),

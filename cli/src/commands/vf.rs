@@ -1,4 +1,4 @@
-//! `bellhop vf`: virtual functions of NICs, shown, counted and told what they may do.
+//! `bellhop vf`: shows, creates and configures virtual functions of NICs.
 
 mod settings;
 
@@ -100,7 +100,7 @@ Examples:
   bellhop vf show
   bellhop vf show enp1s0 -jp";
 
-/// Does what was asked, and prints what is to be shown.
+/// Runs the subcommand, and prints its result.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let pci = Pci::default();
     let listing = match &arguments.command {
@@ -156,7 +156,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     listing.print(format)
 }
 
-/// From `now` virtual functions to `count`.
+/// The steps from `now` virtual functions to `count`.
 fn count_steps(address: Address, now: usize, count: u32) -> Vec<String> {
     if u32::try_from(now) == Ok(count) {
         return Vec::new();
@@ -166,7 +166,7 @@ fn count_steps(address: Address, now: usize, count: u32) -> Vec<String> {
     delete.into_iter().chain(create).collect()
 }
 
-/// The interface of a physical function: what its virtual ones may do is asked there.
+/// The interface of a physical function, through which its virtual functions are configured.
 fn physical_interface(function: Function) -> Result<String, Error> {
     function.check_physical()?;
     let first = function.netdevs.into_iter().next();

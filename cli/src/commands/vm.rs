@@ -1,7 +1,7 @@
-//! `bellhop vm`: virtual machines of the node daemon.
+//! `bellhop vm`: VMs of the node daemon.
 //!
-//! Each subcommand that takes more than a name is one file. What they have in common is here: the
-//! daemon that is asked, the state that is wanted, and how an error ends the command.
+//! Each subcommand with more arguments than a name has a file. This file has their common parts:
+//! the client of the daemon, changes of the state, and the exit code for an error.
 
 mod apply;
 mod arguments;
@@ -47,7 +47,7 @@ use serde_json::Value;
 use arguments::absolute;
 use selection::Selection;
 
-/// Between two looks at what a machine does.
+/// The interval of queries of a VM's state.
 const PERIOD: Duration = Duration::from_millis(200);
 
 /// Create, show, start, stop, change, replace and delete virtual machines of this node
@@ -146,7 +146,7 @@ Examples:
     Delete(delete::Arguments),
 }
 
-/// Does what was asked.
+/// Runs the subcommand.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let which = &arguments.node;
     let node = which.connect()?;
@@ -195,7 +195,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     }
 }
 
-/// Acts on one VM after the other, also if one fails. Returns the first failure's code.
+/// Acts on one VM after the other, even if one fails. Returns the first failure's code.
 fn each(names: &[String], mut act: impl FnMut(&str) -> Result<Code, Error>) -> Result<Code, Error> {
     if let [name] = names {
         return act(name);
@@ -213,23 +213,23 @@ fn each(names: &[String], mut act: impl FnMut(&str) -> Result<Code, Error>) -> R
     Ok(ended)
 }
 
-/// Where a machine is in the API.
+/// The path of a VM in the API.
 fn of_vm(name: &str) -> String {
     path(["v1", "vms", name])
 }
 
-/// A machine as the daemon sees it now.
+/// The daemon's current view of a VM.
 fn vm(node: &Node, name: &str) -> Result<(VmInfo, Value), Error> {
     let answer: Value = node.get(&of_vm(name))?;
     Ok((read(&answer)?, answer))
 }
 
-/// What the daemon has answered, if it is that.
+/// Decodes the daemon's answer.
 fn read<'a, T: Deserialize<'a>>(answer: &'a Value) -> Result<T, Error> {
     T::deserialize(answer).map_err(Error::context(STRANGE))
 }
 
-/// Has a machine do something, and shows it.
+/// Changes a VM's state, and shows the VM.
 fn change_state(
     node: &Node,
     name: &str,
@@ -241,7 +241,7 @@ fn change_state(
     say(&answer, format)
 }
 
-/// Resumes a machine that is paused.
+/// Resumes a paused VM.
 fn resume(node: &Node, name: &str, format: Format) -> Result<Code, Error> {
     let (view, _) = vm(node, name)?;
     if view.pid.is_none() {
@@ -268,7 +268,7 @@ pub(crate) fn until<T>(
     }
 }
 
-/// Says in a line what a machine does now, or shows it as JSON. An answer without a body is passed over.
+/// Prints a VM's state in one line, or the VM as JSON. Skips an answer without a body.
 fn say(answer: &Value, format: Format) -> Result<Code, Error> {
     if answer.is_null() {
         return Ok(Code::Success);

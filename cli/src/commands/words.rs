@@ -1,4 +1,4 @@
-//! Arguments as iproute2 writes them: a word, then its value, in any order.
+//! Arguments in iproute2's form: a word, then its value, in any order.
 
 use std::str::FromStr;
 
@@ -6,17 +6,17 @@ use bellhop_common::error::{Error, ErrorKind};
 use vdpa_mgmt::MgmtDeviceName;
 use vmm::config::{MacAddress, MacAddressError};
 
-/// A word that must be there.
+/// A required word is missing.
 pub(super) fn missing(word: &str) -> Error {
     Error::wrong(format!("the word {word} is missing"))
 }
 
-/// A word that can be there once.
+/// A word occurs twice.
 pub(super) fn twice(word: &str) -> Error {
     Error::wrong(format!("the word {word} comes twice"))
 }
 
-/// A value that is none of those that the word can have.
+/// A value is not one of a word's choices.
 pub(super) fn choice(word: &str, value: &str, known: &str) -> Error {
     Error::wrong(format!("{word} {value:?} is not known: it is {known}"))
 }
@@ -28,7 +28,7 @@ pub(crate) struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    /// Splits arguments; each word is one of `known`, and comes once.
+    /// Parses arguments; each word is one of `known`, and occurs once.
     pub(crate) fn parse(arguments: &'a [String], known: &[&str]) -> Result<Self, Error> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         let mut arguments = arguments.iter();
@@ -49,7 +49,7 @@ impl<'a> Words<'a> {
         Ok(Self { pairs })
     }
 
-    /// A word's value, if it was given.
+    /// A word's value, if given.
     pub(crate) fn take<T>(
         &self,
         word: &'static str,
@@ -59,7 +59,7 @@ impl<'a> Words<'a> {
         found.map(|&(_, value)| read(word, value)).transpose()
     }
 
-    /// The value of a word that must be there.
+    /// The value of a required word.
     pub(crate) fn needed<T>(
         &self,
         word: &'static str,
@@ -109,7 +109,7 @@ pub(crate) fn mac(_: &'static str, value: &str) -> Result<[u8; 6], Error> {
     Ok(address.bytes())
 }
 
-/// One of these words, each with what it means.
+/// One of these words, each with its meaning.
 pub(crate) fn one_of<T: Copy, const N: usize>(
     known: [(&'static str, T); N],
 ) -> impl Fn(&'static str, &str) -> Result<T, Error> {

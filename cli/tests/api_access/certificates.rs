@@ -1,6 +1,6 @@
-//! Certificates for tests: an authority, what it signs, and what it should not have.
+//! Certificates for tests: an authority, certificates that it signs, and faulty ones.
 //!
-//! Owns the little of DER (ITU-T X.690, RFC 5280) that this takes, so that no package is needed for it.
+//! Owns the required part of DER (ITU-T X.690, RFC 5280), so that no package is needed for it.
 
 use std::net::IpAddr;
 
@@ -28,7 +28,7 @@ const COMMON_NAME: &[u8] = &[0x55, 4, 3];
 const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1d, 17];
 const BASIC_CONSTRAINTS: &[u8] = &[0x55, 0x1d, 19];
 
-/// When a certificate counts.
+/// The validity period of a certificate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Validity {
     Now,
@@ -45,12 +45,12 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// One that signs others, signed by itself.
+    /// A self-signed authority.
     pub(crate) fn authority(name: &str) -> Self {
         make(name, None, Validity::Now)
     }
 
-    /// One that this authority signs, for a name or an IP address.
+    /// A certificate signed by this authority, for a name or an IP address.
     pub(crate) fn signs(&self, name: &str, validity: Validity) -> Self {
         make(name, Some(self), validity)
     }

@@ -1,4 +1,4 @@
-//! A daemon of its own for a test, and clients.
+//! A test's own daemon, and its clients.
 
 #[path = "../program/mod.rs"]
 mod program;
@@ -27,7 +27,7 @@ use super::certificates::{Identity, Validity};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A directory that goes with the test.
+/// A directory that is removed with the test.
 pub(crate) struct Directory(pub(crate) PathBuf);
 
 impl Directory {
@@ -44,7 +44,7 @@ impl Directory {
         self.0.join(name)
     }
 
-    /// Writes a file that only its owner may use.
+    /// Writes a file that only its owner can use.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.file(name);
         let mut options = fs::OpenOptions::new();
@@ -64,7 +64,7 @@ impl Drop for Directory {
     }
 }
 
-/// The SHA-256 of a token, as a line of the file has it.
+/// The line of the token file with the SHA-256 of a token.
 pub(crate) fn token_line(role: &str, name: &str, token: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, token.as_bytes());
     let digits: String = digest
@@ -75,7 +75,7 @@ pub(crate) fn token_line(role: &str, name: &str, token: &str) -> String {
     format!("{role} {name} {digits}\n")
 }
 
-/// What a daemon with TCP needs.
+/// The files of a daemon with TCP.
 pub(crate) struct Files {
     pub(crate) directory: Directory,
     pub(crate) authority: Identity,
@@ -159,7 +159,7 @@ pub(crate) fn command(directory: &Directory, arguments: &[String]) -> Command {
     command
 }
 
-/// A daemon that does not start.
+/// The output of a daemon that does not start.
 pub(crate) fn refused(arguments: &[String]) -> Output {
     let directory = Directory::new();
     let mut child = command(&directory, arguments).spawn().unwrap();
@@ -229,7 +229,7 @@ impl Daemon {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Waits for the end.
+    /// Waits for its exit.
     pub(crate) fn ended(mut self) -> i32 {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -242,7 +242,7 @@ impl Daemon {
         }
     }
 
-    /// A request on the Unix socket.
+    /// Sends a request on the Unix socket.
     pub(crate) fn request(
         &self,
         method: &str,
@@ -266,7 +266,7 @@ impl Drop for Daemon {
 pub(crate) struct Client(Arc<ClientConfig>);
 
 impl Client {
-    /// One that trusts `authority` and shows `identity`.
+    /// A client that trusts `authority` and presents `identity`.
     pub(crate) fn new(authority: &Identity, identity: Option<&Identity>) -> Self {
         let mut roots = RootCertStore::empty();
         roots.add(authority.certificate.clone().into()).unwrap();
@@ -298,7 +298,7 @@ impl Client {
         Ok(StreamOwned::new(connection.unwrap(), tcp))
     }
 
-    /// The status of a request with this header `Authorization`, and what is answered.
+    /// Sends a request with this header `Authorization`; returns the status and the answer.
     pub(crate) fn request(
         &self,
         port: u16,
@@ -317,7 +317,7 @@ impl Client {
     }
 }
 
-/// One request on a connection.
+/// Sends one request on a connection.
 pub(crate) fn exchange(
     mut stream: impl Read + Write,
     method: &str,

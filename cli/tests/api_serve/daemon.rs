@@ -1,4 +1,4 @@
-//! A daemon of a test's own, a kernel of a few instructions, and what is left on the host.
+//! A test's own daemon, a kernel of a few instructions, and the leftovers on the host.
 
 #[path = "../program/mod.rs"]
 mod program;
@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 
 pub(crate) use self::program::program;
 
-/// How long something may take.
+/// The timeout of a wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 #[track_caller]
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -30,7 +30,7 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// Instructions of a guest, 32-bit.
 pub(crate) mod asm {
-    /// Writes one character on the serial port, and takes no processor time from then on.
+    /// Writes one character on the serial port, then halts without using CPU time.
     pub(crate) const IDLE: &[u8] = &[
         0x66, 0xba, 0xf8, 0x03, 0xb0, b'!', 0xee, // mov dx, 0x3f8; mov al, '!'; out dx, al
         0xfa, 0xf4, 0xeb, 0xfc, // cli; hlt, and again after a non-maskable interrupt
@@ -84,7 +84,7 @@ pub(crate) fn kernel(code: &[u8]) -> Vec<u8> {
     elf
 }
 
-/// An API on a socket.
+/// A client of the API on a socket.
 #[derive(Debug, Clone)]
 pub(crate) struct Client(PathBuf);
 
@@ -94,7 +94,7 @@ impl Client {
         Self(socket.to_owned())
     }
 
-    /// Asks; the status and the body, null where it is none. None if nobody answers.
+    /// Sends a request; returns the status and the body, null if empty. None without an answer.
     pub(crate) fn try_ask(&self, method: &str, path: &str, body: &Value) -> Option<(u16, Value)> {
         let mut stream = UnixStream::connect(&self.0).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
@@ -124,7 +124,7 @@ impl Client {
         self.try_ask(method, path, body).unwrap()
     }
 
-    /// Asks, and expects this status.
+    /// Sends a request, and expects this status.
     #[track_caller]
     pub(crate) fn expect(&self, status: u16, method: &str, path: &str, body: &Value) -> Value {
         let (found, answer) = self.ask(method, path, body);
@@ -161,7 +161,7 @@ impl Daemon {
         daemon
     }
 
-    /// The specification of a machine that does this.
+    /// The spec of a VM that runs this code.
     pub(crate) fn machine(&self, code: &[u8]) -> Value {
         let path = self.directory.join(format!("kernel-{}", code.len()));
         fs::write(&path, kernel(code)).unwrap();
@@ -200,14 +200,14 @@ impl Daemon {
         self.serves();
     }
 
-    /// Starts it; its steps are shown.
+    /// Starts it with an observer of its steps.
     pub(crate) fn start_observed(&mut self) -> Shown {
         let path = self.directory.join("steps.socket");
         let _ = fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
         self.spawn(&[Path::new("--step-observer"), &path]);
         let mut shown = Shown(BufReader::new(listener.accept().unwrap().0));
-        // What it does about machines that are there comes first.
+        // Its steps for existing VMs come first.
         std::thread::scope(|scope| {
             let served = scope.spawn(|| self.serves());
             while !served.is_finished() {
@@ -251,13 +251,13 @@ impl Daemon {
         panic!("{vm} is not {phase}: {last:#}\n{log}");
     }
 
-    /// How many processes are marked as machines of this daemon's.
+    /// The number of processes with this daemon's mark.
     #[allow(dead_code, reason = "not every test counts them")]
     pub(crate) fn machines(&self) -> usize {
         marked(&self.directory).len()
     }
 
-    /// Kills whatever is marked as a machine of this daemon's.
+    /// Kills all processes with this daemon's mark.
     pub(crate) fn kill_machines(&self) {
         for pid in marked(&self.directory) {
             signal(pid, rustix::process::Signal::KILL);
@@ -289,7 +289,7 @@ pub(crate) fn signal(pid: u32, signal: rustix::process::Signal) {
 pub(crate) struct Shown(BufReader<UnixStream>);
 
 impl Shown {
-    /// Whether a step waits.
+    /// Whether a step is waiting.
     pub(crate) fn waits(&mut self) -> bool {
         self.0.get_ref().set_nonblocking(true).unwrap();
         let waits = !self.0.fill_buf().unwrap_or_default().is_empty();
@@ -304,14 +304,14 @@ impl Shown {
         line.trim_end().to_owned()
     }
 
-    /// Lets it go on.
+    /// Lets the step continue.
     pub(crate) fn go_on(&mut self) {
-        // The daemon may be gone.
+        // The daemon may have ended.
         let _ = self.0.get_mut().write_all(b"\n");
     }
 }
 
-/// What a daemon and its machines may leave behind.
+/// Possible leftovers of a daemon and its VMs.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Traces {
     files: BTreeSet<PathBuf>,
@@ -336,7 +336,7 @@ impl Traces {
         }
     }
 
-    /// Nothing is there.
+    /// Asserts that there are none.
     #[track_caller]
     pub(crate) fn none(daemon: &Daemon) {
         let now = Self::now(daemon);

@@ -1,8 +1,9 @@
-//! The program that is tried.
+//! The program under test.
 
 use std::path::PathBuf;
 
-/// The lab's, optimized as it is for its users; outside of the lab the one that cargo has built for the test.
+/// The lab's build, optimized as for users; outside of the lab, the one that cargo built for the
+/// test.
 pub(crate) fn program() -> PathBuf {
     std::env::var_os("BELLHOP").map_or_else(|| env!("CARGO_BIN_EXE_bellhop").into(), PathBuf::from)
 }

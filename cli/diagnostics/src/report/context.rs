@@ -9,7 +9,7 @@ use bellhop_common::client::{Address, Credentials};
 use super::bundle::Bundle;
 use crate::doctor::Host;
 
-/// The sources' permissions and addresses.
+/// The addresses and files that sources may use.
 #[derive(Debug)]
 pub struct Context {
     /// The host whose files are read.

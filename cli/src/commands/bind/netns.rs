@@ -21,7 +21,7 @@ pub(super) struct NetnsArguments {
 }
 
 impl NetnsArguments {
-    /// The namespace, if one is asked for.
+    /// The requested namespace, if any.
     pub(super) fn namespace(
         &self,
         device: &str,
@@ -39,7 +39,7 @@ impl NetnsArguments {
         Ok(Some(Namespace::find(netns)?))
     }
 
-    /// Gives the device to the namespace.
+    /// Moves the device to the namespace.
     pub(super) fn give(
         &self,
         bus: &Bus,

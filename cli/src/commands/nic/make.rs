@@ -174,7 +174,7 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         Ok(nic) => nic,
         Err(error) => {
             return match (watch.signal(), &*error.source) {
-                // What was asked for, so that the shell sees what ended it.
+                // The user requested it; the exit code shows the signal to the shell.
                 (Some(number), NicError::Interrupted) => {
                     Error::from(error).in_words().print();
                     Ok(Code::Signal(number))

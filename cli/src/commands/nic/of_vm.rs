@@ -2,7 +2,7 @@
 
 use bellhop_common::client::NodeArguments;
 
-// A doc comment here would take the place of the subcommands' own.
+// A doc comment here would replace the subcommands' own.
 #[derive(Debug, clap::Args)]
 pub(super) struct OfVm<T: clap::Args> {
     /// The VM

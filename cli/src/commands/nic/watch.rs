@@ -1,5 +1,5 @@
-//! Watches a NIC being made or removed: its record goes into the store, what goes on to a terminal and the
-//! log, and signals interrupt the making.
+//! Watches the creation or removal of a NIC: stores its record, reports its steps on a terminal and
+//! in the log, and interrupts the creation on a signal.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -8,7 +8,7 @@ use vdpa_mgmt::nic::{Activity, LockedStore, MadeNic, Observer, Progress};
 
 use crate::signals::StopSignals;
 
-/// Who watches for the user.
+/// The observer of the steps for the user.
 #[derive(Debug)]
 pub(super) struct Watch {
     store: LockedStore,
@@ -17,7 +17,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// From now on signals do not end the process: undoing goes on to its end.
+    /// From now on signals do not end the process, so a rollback runs to its end.
     pub(super) fn start(store: LockedStore) -> Result<Self, Error> {
         Ok(Self {
             store,
@@ -30,7 +30,7 @@ impl Watch {
         &self.store
     }
 
-    /// The number of the signal that came.
+    /// The number of the received signal.
     pub(super) fn signal(&self) -> Option<u8> {
         self.signals.received()
     }
@@ -52,7 +52,7 @@ impl Observer for Watch {
         };
         tracing::info!("{said}");
         if self.terminal {
-            // A terminal that went away must not end what is under way.
+            // A closed terminal must not end the running work.
             let _ = writeln!(io::stderr(), "{said}");
         }
     }

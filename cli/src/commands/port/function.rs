@@ -1,4 +1,4 @@
-//! `bellhop port function`: what the function behind a port is to be.
+//! `bellhop port function`: the settings of the function behind a port.
 
 use bellhop_common::error::Error;
 use vdpa_mgmt::devlink::{Capabilities, Devlink, FunctionSettings, FunctionState, Rate};
@@ -50,7 +50,7 @@ Examples:
   bellhop port function set pci/0000:06:00.0/32768 state inactive";
 
 impl Command {
-    /// Does what was asked; what is to be shown, if anything is.
+    /// Runs the subcommand. Returns the rates to print, if any.
     pub(super) fn carry_out(&self) -> Result<Option<Vec<Rate>>, Error> {
         match self {
             Self::Set { port, words } => {

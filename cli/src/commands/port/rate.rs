@@ -1,4 +1,4 @@
-//! `bellhop port function rate`: what functions may send, each by itself and in groups.
+//! `bellhop port function rate`: transmit rates of functions and of groups of functions.
 
 use bellhop_common::error::Error;
 use vdpa_mgmt::devlink::{Devlink, NodeName, Rate, RateObject, RateParent, RateSettings};
@@ -6,7 +6,7 @@ use vdpa_mgmt::devlink::{Devlink, NodeName, Rate, RateObject, RateParent, RateSe
 use super::by_interface;
 use crate::commands::words::{self, Words};
 
-/// What both have in common, then an example.
+/// The help text that both have in common, then an example.
 macro_rules! help {
     ($example:literal) => {
         concat!(
@@ -85,7 +85,7 @@ Examples:
 }
 
 impl Command {
-    /// Does what was asked; what is to be shown, if anything is.
+    /// Runs the subcommand. Returns the rates to print, if any.
     pub(super) fn carry_out(&self) -> Result<Option<Vec<Rate>>, Error> {
         match self {
             Self::Show { object } => {
@@ -113,7 +113,7 @@ impl Command {
     }
 }
 
-/// What an argument names.
+/// The rate object that an argument names.
 fn find(devlink: &Devlink, text: &str) -> Result<RateObject, Error> {
     match text.parse() {
         Ok(object) => Ok(object),
@@ -147,7 +147,7 @@ fn settings(words: &[String]) -> Result<RateSettings, Error> {
     })
 }
 
-/// Units of rates, in bits per second, as iproute2 has them.
+/// Units of rates, in bits per second, as in iproute2.
 const UNITS: [(&str, u64); 19] = [
     ("", 1),
     ("bit", 1),
@@ -180,7 +180,7 @@ fn bytes_per_second(word: &'static str, value: &str) -> Result<u64, Error> {
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         let unit = unit.to_ascii_lowercase();
         let scale = UNITS.iter().find(|one| one.0 == unit)?.1;
-        // Enough for each bit of the largest unit.
+        // Enough digits for each bit of the largest unit.
         if fraction.len() > 12 || whole.len() + fraction.len() == 0 {
             return None;
         }

@@ -1,14 +1,15 @@
-//! From one program to the next in the same process: `execve`, and what is carried over it.
+//! Hands a VM from one program to the next in the same process: `execve`, and the state that
+//! survives it.
 //!
 //! ```text
-//!   this program                                   the other one (another version, as a rule)
-//!   state, ram, the file of this program ─execve─> take ─> the machine goes on
+//!   this program                                   the next program (usually another version)
+//!   state, ram, the file of this program ─execve─> take ─> the VM resumes
 //!        ^                                           │ it cannot
 //!        └────────────────── execve ─────────────────┘  with the reason, which is logged
 //! ```
-//! Process id, command line, standard streams and environment stay; a program that gives the machine back gives the
-//! command line back that it was handed over with. Owns the environment variables that name the
-//! descriptors. It must not know what is in them.
+//! Process ID, standard streams and environment stay. The command line stays, too: a program that
+//! hands the VM back restores the command line of the former program. Owns the environment
+//! variables that name the descriptors. It must not know their contents.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -27,37 +28,38 @@ use vmm::machine::{HandOver, HandedOver, Origin, SnapshotError};
 
 use super::inherited;
 
-/// Names the descriptors: `state=N,ram=N,previous=N,arguments=N`, and then perhaps `,failed=REASON`.
+/// Names the descriptors: `state=N,ram=N,previous=N,arguments=N`, optionally with `,failed=REASON`.
 const VARIABLE: &str = "BELLHOP_HAND_OVER";
 
-/// Names the descriptor of KVM's part of the machine as the program before had it. A variable of its own: programs that do not
-/// know it have it open until they end.
+/// Names the descriptor of the former program's KVM VM. It is a variable of its own: programs that
+/// do not know it keep the descriptor open until they end.
 const FORMER_VM: &str = "BELLHOP_HAND_OVER_VM";
 
-/// What comes in front of each descriptor's number, in their order.
+/// The prefix of each descriptor's number, in order.
 const NAMES: [&str; 4] = ["state=", "ram=", "previous=", "arguments="];
 
-/// Bytes of a command line that are given back: more than the kernel takes (MAX_ARG_STRLEN times a few).
+/// The maximum size of a restored command line in bytes: more than the kernel accepts
+/// (MAX_ARG_STRLEN times a few).
 const ARGUMENTS_MAX: u64 = 1 << 21;
 
-/// What another program has left for this one.
+/// The state that another program has handed over.
 #[derive(Debug)]
 pub(super) struct Taken {
     files: Files,
-    /// Why the other program could not go on, if this one had it before.
+    /// Why the next program failed, if this one had the VM before.
     pub(super) failed: Option<String>,
 }
 
-/// What survives the `execve`.
+/// The files that survive the `execve`.
 #[derive(Debug)]
 struct Files {
     state: File,
     ram: File,
-    /// The program that had it before.
+    /// The former program.
     previous: File,
-    /// Its arguments, each with a NUL behind it.
+    /// Its arguments, each followed by a NUL.
     arguments: File,
-    /// KVM's part of the machine as that program had it.
+    /// The KVM VM of that program.
     vm: Option<OwnedFd>,
 }
 
@@ -66,7 +68,7 @@ impl Files {
         [&self.state, &self.ram, &self.previous, &self.arguments]
     }
 
-    /// Has the other program go on. Returns only if it cannot be executed.
+    /// Executes the next program. Returns only on a failure.
     fn execute(
         &self,
         program: &Path,
@@ -86,7 +88,7 @@ impl Files {
             None => command.env_remove(FORMER_VM),
         };
         let error = command.exec();
-        // Nothing else that this process may execute is to have them.
+        // No other program that this process executes may inherit them.
         self.keep(FdFlags::CLOEXEC).err().unwrap_or(error)
     }
 
@@ -108,7 +110,7 @@ fn variable(numbers: [RawFd; 4], failed: Option<&str>) -> String {
     parts.join(",")
 }
 
-/// The numbers in the variable, and the reason.
+/// The numbers and the reason in the variable.
 fn parse(text: &str) -> Option<([RawFd; 4], Option<String>)> {
     let mut parts = text.splitn(5, ',');
     let mut numbers = [0; 4];
@@ -122,13 +124,13 @@ fn parse(text: &str) -> Option<([RawFd; 4], Option<String>)> {
     Some((numbers, failed))
 }
 
-/// Whether another program has left something.
+/// Whether another program has handed a VM over.
 pub(super) fn is_there() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 
-/// Takes what another program has left, if one has. To be called before this process opens anything that
-/// it would not have close-on-exec.
+/// Takes the handed-over state, if any. Must run before this process opens a descriptor without
+/// close-on-exec.
 pub(super) fn take() -> Result<Option<Taken>, Error> {
     let Some(value) = std::env::var_os(VARIABLE) else {
         return Ok(None);
@@ -167,7 +169,7 @@ pub(super) fn take() -> Result<Option<Taken>, Error> {
 }
 
 impl Taken {
-    /// The machine to go on with.
+    /// The VM to resume.
     pub(super) fn origin(&self) -> Result<Origin, SnapshotError> {
         let Files { state, ram, .. } = &self.files;
         let ram = ram.try_clone().map_err(SnapshotError::Descriptor)?;
@@ -175,7 +177,7 @@ impl Taken {
         Ok(Origin::HandedOver(Box::new(handed_over)))
     }
 
-    /// The machine goes on here. KVM takes apart what the program before had, and nobody waits for that.
+    /// Completes the hand-over: the VM runs here. KVM destroys the former VM in the background.
     pub(super) fn goes_on(self) {
         let vm = self.files.vm;
         let closing = Builder::new().name("former-vm".to_owned());
@@ -184,7 +186,7 @@ impl Taken {
         }
     }
 
-    /// Gives everything back to the program that had it, with the reason. Returns only if that fails.
+    /// Hands everything back to the former program, with the reason. Returns only on a failure.
     pub(super) fn give_back(&self, reason: &str) -> io::Error {
         let mut arguments = Vec::new();
         let mut file = &self.files.arguments;
@@ -205,7 +207,7 @@ impl Taken {
     }
 }
 
-/// Has the other program go on. Returns only if it cannot be executed.
+/// Executes the next program. Returns only on a failure.
 pub(super) fn hand_over(machine: HandOver) -> io::Error {
     let HandOver {
         program,
@@ -226,7 +228,7 @@ pub(super) fn hand_over(machine: HandOver) -> io::Error {
     }
 }
 
-/// This program as it was when it started, also if there is another file at its path by now, and its
+/// The executable of this program at its start, even if its path has another file now, and its
 /// arguments.
 fn this_program() -> io::Result<(File, File)> {
     let memfd = rustix::fs::memfd_create("arguments", MemfdFlags::CLOEXEC)?;

@@ -1,7 +1,7 @@
-//! Descriptors that this process was started with, as `--vdpa fd=N` names them.
+//! Inherited descriptors, as `--vdpa fd=N` names them.
 //!
-//! Owns the step from a number that somebody typed to a descriptor that this process owns. It must not know
-//! what is behind it.
+//! Owns the conversion from a number on the command line to a descriptor that this process owns. It
+//! must not know the object behind it.
 
 use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
@@ -9,11 +9,11 @@ use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use rustix::io::{Errno, FdFlags};
 use vmm::config::{DescriptorError, VdpaConfig};
 
-/// Standard input, output and error are this process' own.
+/// Standard input, output and error belong to this process.
 const FIRST: RawFd = 3;
 
-/// Takes the descriptors that `nics` name, each once. To be called before this process opens anything that
-/// it would not have close-on-exec.
+/// Takes the descriptors that `nics` name, each once. Must run before this process opens a
+/// descriptor without close-on-exec.
 pub(super) fn take(nics: &mut [VdpaConfig]) -> Result<(), DescriptorError> {
     let mut taken = BTreeSet::new();
     nics.iter_mut().try_for_each(|nic| {
@@ -30,25 +30,27 @@ pub(super) fn take(nics: &mut [VdpaConfig]) -> Result<(), DescriptorError> {
     })
 }
 
-/// Makes an inherited descriptor this process' own, and close-on-exec.
+/// Takes ownership of an inherited descriptor, and sets close-on-exec.
 pub(super) fn own(number: RawFd) -> Result<OwnedFd, String> {
-    // SAFETY: needed because a number is all that a command line can say. It is only asked about, so that a number
-    // that is not open is an error and nothing else; it is not kept.
+    // SAFETY: needed because a command line can only contain a number. The descriptor is only
+    // queried and not kept, so a number that is not open causes an error only.
     let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
     let flags = match rustix::io::fcntl_getfd(borrowed) {
         Ok(flags) => flags,
         Err(Errno::BADF) => return Err("was not passed to this process".to_owned()),
         Err(error) => return Err(format!("cannot be looked at: {error}")),
     };
-    // What survived the exec that started this process has not this flag, and everything that this process
-    // opens has it (the standard library and rustix set it): so the number is nobody else's here.
+    // Descriptors that survived the exec of this process lack this flag. All that this process
+    // opens have it (the standard library and rustix set it). So without the flag no other value
+    // owns the number.
     if flags.contains(FdFlags::CLOEXEC) {
         return Err("is this process' own, not one that was passed to it".to_owned());
     }
     rustix::io::fcntl_setfd(borrowed, FdFlags::CLOEXEC)
         .map_err(|error| format!("cannot be taken: {error}"))?;
-    // SAFETY: needed as above. The descriptor is open and was inherited, as was just found, so no value of this
-    // process owns it; and now that it is close-on-exec, nobody gets here with it a second time.
+    // SAFETY: needed as above. The check has shown that the descriptor is open and inherited, so no
+    // value of this process owns it. With close-on-exec set, the check rejects the number the next
+    // time.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -97,7 +99,7 @@ mod tests {
             let error = refused(&devices);
             assert!(error.contains(words), "{devices}: {error}");
         }
-        // Still open, and ours.
+        // Still open, and owned by this test.
         own.metadata().unwrap();
     }
 

@@ -37,7 +37,7 @@ const WORDS: [&str; 10] = [
     "trust",
 ];
 
-/// Reads words. The kernel takes both rates together, so `rates_now` says the one that is not given.
+/// Parses words. The kernel sets both rates together, so `rates_now` supplies the missing one.
 pub(super) fn read(
     words: &[String],
     rates_now: impl FnOnce() -> Result<Rates, vdpa_mgmt::Error>,
@@ -73,7 +73,7 @@ pub(super) fn read(
         (Some(_), Some(_)) => return Err(words::twice("rate")),
         (rate, max) => rate.or(max),
     };
-    // Last of the words, since it may ask the kernel.
+    // Last, because it may query the kernel.
     let rates = match (min, max) {
         (None, None) => None,
         (Some(min), Some(max)) => Some(Rates::new(min, max)?),
@@ -87,7 +87,7 @@ pub(super) fn read(
     Ok(settings)
 }
 
-/// The rates that a virtual function has; none where its driver does not say.
+/// The current rates of a virtual function; none if its driver does not report them.
 pub(super) fn rates_now(
     links: &Links,
     interface: &str,
@@ -112,7 +112,7 @@ fn protocol(word: &'static str, value: &str) -> Result<VlanProtocol, Error> {
         ("802.1Q", VlanProtocol::Dot1Q),
         ("802.1ad", VlanProtocol::Dot1Ad),
     ];
-    // iproute2 takes both spellings of the letters.
+    // iproute2 accepts both upper and lower case.
     let found = known
         .into_iter()
         .find(|(name, _)| name.eq_ignore_ascii_case(value));

@@ -45,7 +45,7 @@ pub(crate) struct DiffArguments {
     file: FileArguments,
 }
 
-// A doc comment here would take the place of the subcommands' own.
+// A doc comment here would replace the subcommands' own.
 #[derive(Debug, clap::Args)]
 struct FileArguments {
     /// The VM (default: `name` in the file)
@@ -74,7 +74,7 @@ impl FileArguments {
     }
 }
 
-/// The merge patch that a file is for a VM that exists.
+/// The merge patch of a file for an existing VM.
 fn patch(mut spec: Map<String, Value>) -> Value {
     spec.remove("state");
     spec.into()

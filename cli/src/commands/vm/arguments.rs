@@ -1,4 +1,4 @@
-//! NICs and paths as they are put into words for the daemon.
+//! NICs and paths in the form of the daemon's API.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,12 @@ use bellhop_common::client::Address;
 use bellhop_common::error::Error;
 use serde_json::Value;
 
-/// The options cannot be put into words.
+/// The options cannot be serialized.
 pub(super) fn unwritable(source: serde_json::Error) -> Error {
     Error::wrong("the options cannot be put into words").because(source)
 }
 
-/// The body that asks for a NIC, under this name.
+/// The request body for a NIC of this name.
 pub(crate) fn nic_body(nic: &NicSettings, id: &str, node: &Address) -> Result<Value, Error> {
     let mut nic = nic.clone();
     if let Some(path) = &mut nic.path {
@@ -23,7 +23,7 @@ pub(crate) fn nic_body(nic: &NicSettings, id: &str, node: &Address) -> Result<Va
     Ok(body)
 }
 
-/// The first of `{kind}0`, `{kind}1`, … that is not among these.
+/// The first of `{kind}0`, `{kind}1`, … that is not taken.
 pub(super) fn free_id(kind: &str, taken: &[String]) -> String {
     let mut number = 0_u64;
     loop {
@@ -35,7 +35,7 @@ pub(super) fn free_id(kind: &str, taken: &[String]) -> String {
     }
 }
 
-/// The daemon's working directory is not this command's.
+/// Makes a path absolute, because the daemon has another working directory.
 pub(crate) fn absolute(path: &Path, node: &Address) -> Result<PathBuf, Error> {
     let shown = path.display();
     match node {

@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     there: There,
 }
 
-/// Another node's daemon, and nothing else.
+/// Accepts only the address of another node's daemon.
 fn node(text: &str) -> Result<Destination, String> {
     match text.parse()? {
         node @ Destination::Node(_) => Ok(node),

@@ -1,7 +1,8 @@
-//! `bellhop vm console`: this terminal as the console of a VM that runs.
+//! `bellhop vm console`: connects this terminal to the console of a running VM.
 //!
-//! The VM's process has the console on a Unix socket; bytes pass as they are. Ctrl-A X leaves, and so does the end
-//! of the VM. Standard input that is not a terminal is passed on to its end; output goes on after that.
+//! The VM's process serves the console on a Unix socket; bytes pass unchanged. Ctrl-A X or the end
+//! of the VM ends the connection. Standard input that is not a terminal is forwarded to its end;
+//! output continues after that.
 
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -18,10 +19,10 @@ use vmm::console::{ConsoleInput, ConsoleRead};
 use super::vm;
 use crate::terminal::Terminal;
 
-/// Bytes passed on at once.
+/// The size of a read, in bytes.
 const CHUNK: usize = 4096;
-/// What a guest that does not listen may be behind what is typed, in bytes; the rest is dropped, so that Ctrl-A X
-/// is still found.
+/// The maximum of typed bytes that a guest has not read yet; more are dropped, so that Ctrl-A X is
+/// still found.
 const TYPED_MAX: usize = 1 << 20;
 
 /// Connect this terminal with a VM's serial console
@@ -69,7 +70,7 @@ pub(super) fn execute(
     }
     let end = connect(terminal, &stream, &mut io::stdout().lock());
     if interactive {
-        // Where the guest has left the cursor.
+        // The cursor is where the guest left it.
         eprintln!();
     }
     match end.map_err(Error::context("the connection with the console broke"))? {
@@ -80,22 +81,22 @@ pub(super) fn execute(
     Ok(Code::Success)
 }
 
-/// Why the console is left.
+/// Why the connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// The user wants to.
+    /// The user ended it.
     Left,
-    /// The other end is gone.
+    /// The other end is closed.
     Closed,
 }
 
-/// Passes bytes on in both directions until one end does not want to any more.
+/// Forwards bytes in both directions until one end closes.
 pub(super) fn connect<I: ConsoleInput + AsFd>(
     mut input: Option<I>,
     stream: &UnixStream,
     output: &mut impl Write,
 ) -> io::Result<End> {
-    // One that does not read must not keep the user from leaving.
+    // A console that does not read must not block the user's escape.
     stream.set_nonblocking(true)?;
     let mut waiting: Vec<u8> = Vec::new();
     let mut buffer = [0; CHUNK];
@@ -114,14 +115,14 @@ pub(super) fn connect<I: ConsoleInput + AsFd>(
         if from_user && let Some(user) = &mut input {
             match user.read(&mut buffer)? {
                 ConsoleRead::Bytes(count) => {
-                    // Not reached by a file or a pipe: it waits until what it said is gone.
+                    // Files and pipes never reach it: they wait until their bytes are sent.
                     if waiting.len() < TYPED_MAX {
                         waiting.extend_from_slice(buffer.get(..count).unwrap_or_default());
                     }
                 }
                 ConsoleRead::Closed => input = None,
                 ConsoleRead::Leave => {
-                    // What came before it is still sent, as far as there is room for it.
+                    // Sends the bytes before the escape as far as the socket has room.
                     let _ = send(stream, &mut waiting);
                     let _ = stream.shutdown(Shutdown::Both);
                     return Ok(End::Left);
@@ -134,8 +135,8 @@ pub(super) fn connect<I: ConsoleInput + AsFd>(
     }
 }
 
-/// Whether the user, and whether the console, has something. Without room for more the user is listened to
-/// all the same if a person types: to leave.
+/// Waits for input from the user or the console. Without room for more, it still reads from an
+/// interactive user, who may type the escape.
 fn wait<I: ConsoleInput + AsFd>(
     input: Option<&I>,
     stream: &UnixStream,
@@ -176,7 +177,7 @@ fn read(mut stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Option<usize>>
     }
 }
 
-/// Sends what the socket has room for. Returns whether somebody is still there.
+/// Sends as much as the socket has room for. Returns whether the other end is open.
 fn send(mut stream: &UnixStream, waiting: &mut Vec<u8>) -> io::Result<bool> {
     while !waiting.is_empty() {
         match stream.write(waiting) {
@@ -184,7 +185,7 @@ fn send(mut stream: &UnixStream, waiting: &mut Vec<u8>) -> io::Result<bool> {
                 waiting.drain(..count.min(waiting.len()));
             }
             Err(error) if is_transient(&error) => break,
-            // What it said before is still to be read; the end shows there.
+            // Its earlier output is still unread; the read finds the end.
             Err(error) if is_gone(&error) => return Ok(false),
             Err(error) => return Err(error),
         }

@@ -1,4 +1,4 @@
-//! `bellhop vm create`, and the VM that it and `bellhop vm replace` describe.
+//! `bellhop vm create`, and the VM configuration that it shares with `bellhop vm replace`.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     if_not_exists: bool,
 }
 
-// A doc comment here would take the place of the subcommands' own.
+// A doc comment here would replace the subcommands' own.
 #[derive(Debug, clap::Args)]
 #[command(
     after_long_help = HELP,
@@ -43,7 +43,7 @@ pub(crate) struct VmArguments {
     #[command(flatten)]
     machine: MachineArguments,
 
-    // `help` and not a doc comment: rustdoc takes brackets for links.
+    // `help` instead of a doc comment: rustdoc reads brackets as links.
     #[arg(
         long = "nic",
         value_name = "OPTIONS",
@@ -139,7 +139,7 @@ pub(super) fn execute(
     }
 }
 
-/// Asks for the VM, and shows how far it is meanwhile.
+/// Requests the VM, and shows the progress.
 pub(super) fn put(
     arguments: &VmArguments,
     condition: Condition,
@@ -155,7 +155,8 @@ fn not_a_table() -> Error {
     Error::invalid_input("the file says what machine it is in a table; this one has something else")
 }
 
-/// The body that asks for the machine. Paths are this command's, so they are sent from the root on.
+/// The request body of the VM. Paths are relative to this command's directory, so they are made
+/// absolute.
 pub(super) fn body(arguments: &VmArguments, node: &Address) -> Result<Value, Error> {
     let mut body = match &arguments.file {
         Some(file) => {
@@ -175,7 +176,7 @@ pub(super) fn body(arguments: &VmArguments, node: &Address) -> Result<Value, Err
     }
     for (key, value) in &arguments.labels {
         let labels = body.entry("labels").or_insert_with(|| json!({}));
-        // The daemon refuses a file with something else.
+        // The daemon rejects a file with another value.
         if let Some(labels) = labels.as_object_mut() {
             labels.insert(key.clone(), json!(value));
         }
@@ -183,12 +184,12 @@ pub(super) fn body(arguments: &VmArguments, node: &Address) -> Result<Value, Err
     Ok(Value::Object(body))
 }
 
-/// A file is about another VM than the command line.
+/// The file and the command line name different VMs.
 pub(super) fn other_name(in_file: &str, name: &str) -> Error {
     Error::invalid_input(format!("the file describes the VM {in_file}, not {name}"))
 }
 
-/// The VM that a file describes, and its name if the file has that.
+/// The VM of a file, and its name if the file has one.
 pub(super) fn of_file(
     file: &Path,
     node: &Address,
@@ -208,7 +209,7 @@ pub(super) fn of_file(
     Ok((name, body))
 }
 
-/// Paths in a description are this command's, so they are sent from the root on.
+/// Makes paths in a file absolute, because they are relative to this command's directory.
 pub(super) fn make_paths_absolute(
     body: &mut Map<String, Value>,
     node: &Address,
@@ -243,7 +244,7 @@ fn of_options(arguments: &VmArguments, node: &Address) -> Result<Map<String, Val
     let Value::Object(mut body) = serde_json::to_value(config).map_err(unwritable)? else {
         return Err(not_a_table());
     };
-    // The daemon has NICs instead, and this command no option.
+    // The daemon has NICs instead, and this command no option for it.
     body.remove("vdpa");
     body.remove("ring_watch");
     let mut taken: Vec<String> = Vec::new();
@@ -271,7 +272,7 @@ fn of_options(arguments: &VmArguments, node: &Address) -> Result<Map<String, Val
 }
 
 fn make_absolute(value: &mut Value, node: &Address) -> Result<(), Error> {
-    // What is no text the daemon refuses, and names it.
+    // The daemon rejects other values and names them.
     if let Some(path) = value.as_str() {
         *value = text(&absolute(Path::new(path), node)?)?;
     }

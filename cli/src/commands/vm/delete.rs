@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Asks the user.
+    /// Requests confirmation from the user.
     pub(super) fn confirm(&self, names: &[String]) -> Result<(), Error> {
         let names = names.join(", ");
         let question = format!("Delete {names} and the NICs made for them?");

@@ -1,4 +1,4 @@
-//! `bellhop vm disk`: disks of a VM, which come and go also while it runs.
+//! `bellhop vm disk`: disks of a VM, which can be added and removed while it runs.
 
 mod add;
 mod list;
@@ -44,7 +44,7 @@ Examples:
     List(list::Arguments),
 }
 
-/// Does what was asked.
+/// Runs the subcommand.
 pub(super) fn execute(
     arguments: &Arguments,
     which: &NodeArguments,

@@ -60,7 +60,7 @@ fn edit(name: &str, editor: &str, node: &Node, format: Format) -> Result<Code, E
     });
     match done {
         Ok(answer) => {
-            // One that stays is in nobody's way.
+            // A file that is left over does no harm.
             let _ = fs::remove_file(&file);
             show(name, &answer, format)
         }
@@ -72,7 +72,7 @@ fn edit(name: &str, editor: &str, node: &Node, format: Format) -> Result<Code, E
     }
 }
 
-/// Writes the spec to a new file, which only this user reads.
+/// Writes the spec to a new file that only this user can read.
 fn write(spec: &Map<String, Value>) -> Result<PathBuf, Error> {
     let text = toml::to_string_pretty(spec);
     let text = text.map_err(Error::context("cannot write the spec as TOML"))?;

@@ -1,4 +1,4 @@
-//! `bellhop vm logs`: the messages of a VM's process, or the output of its guest.
+//! `bellhop vm logs`: the log of a VM's process, or the output of its guest.
 
 use std::io::{self, IsTerminal as _};
 use std::thread;
@@ -12,9 +12,9 @@ use bellhop_common::listing;
 
 use super::of_vm;
 
-/// Between two looks at a log to which nothing was added.
+/// The interval of queries of an idle log.
 const PERIOD: Duration = Duration::from_millis(500);
-/// How long a daemon may be away while its log is followed.
+/// How long a daemon may be unreachable while its log is followed.
 const AWAY: Duration = Duration::from_secs(60);
 
 /// Print the log of a VM's process, or with --console the output of its guest
@@ -101,7 +101,7 @@ pub(super) fn show(
     }
 }
 
-/// Text without anything that a terminal obeys but the ends of lines and tabulators.
+/// Text without control characters except line breaks and tabulators.
 fn for_terminal(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let shown = text.chars().filter(|c| *c != '\r');

@@ -25,7 +25,7 @@ use crate::commands::operation;
 use crate::progress::ProgressLine;
 use crate::units::{milliseconds, seconds};
 
-/// Characters of the bar.
+/// The width of the bar, in characters.
 const BAR: u64 = 30;
 
 /// Move a running VM to another process, on this host or another one
@@ -110,12 +110,12 @@ pub(crate) struct Arguments {
     tls: TlsArguments,
 }
 
-/// Where a VM goes.
+/// The destination of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Destination {
-    /// Another node's daemon, as it is named.
+    /// Another node's daemon, by its address.
     Node(String),
-    /// A process that waits.
+    /// A waiting process.
     Endpoint(Endpoint),
 }
 
@@ -161,7 +161,7 @@ pub(super) struct There {
     pub(super) name_there: Option<String>,
 }
 
-/// What of the downtime took how long, in a line: `stop 1.2, memory 30.1, …`.
+/// The parts of the downtime in one line: `stop 1.2, memory 30.1, …`.
 fn parts_line(parts: &DowntimeParts) -> String {
     let parts = [
         ("stop", parts.stop),
@@ -176,14 +176,14 @@ fn parts_line(parts: &DowntimeParts) -> String {
     known.collect::<Vec<_>>().join(", ")
 }
 
-/// What a daemon is asked: to send a VM to another node, or to a process that waits.
+/// The request to a daemon: to send a VM to another node, or to a waiting process.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Wanted<T> {
     Send(T),
 }
 
-/// Where the migration of a VM is.
+/// The path of a VM's migration in the API.
 pub(super) fn at(name: &str) -> String {
     format!("{}/migration", of_vm(name))
 }
@@ -216,7 +216,7 @@ pub(super) fn execute(
              process that waits has its devices",
         )),
         Destination::Endpoint(endpoint) => {
-            // The machine's process has another working directory.
+            // The VM's process has another working directory.
             let tls = arguments.tls.clone();
             let tls = tls.map_paths(|path| absolute(path, which.address()))?;
             let wanted = wanted.to_endpoint(endpoint.clone(), tls.files()?, tls.plaintext);
@@ -225,7 +225,7 @@ pub(super) fn execute(
     }
 }
 
-/// Asks for the migration, or whether it could be, and follows it to its end.
+/// Requests the migration or its dry run, and follows it to its end.
 fn migrate(
     arguments: &Arguments,
     destination: &Destination,

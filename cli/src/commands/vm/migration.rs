@@ -1,4 +1,4 @@
-//! `bellhop vm migration`: the last migration of a VM, while it is under way and after it.
+//! `bellhop vm migration`: the last migration of a VM, in progress or ended.
 
 use bellhop_api::machine::{MigrationPhase, MigrationStatus, Place, SettleRequest};
 use bellhop_common::client::{MAKING, Node};
@@ -80,7 +80,7 @@ Examples:
     },
 }
 
-// A doc comment here would take the place of the subcommands' own.
+// A doc comment here would replace the subcommands' own.
 #[derive(Debug, clap::Args)]
 struct Vm {
     /// The VM
@@ -97,7 +97,7 @@ enum PlaceWord {
     There,
 }
 
-/// Does what was asked.
+/// Runs the subcommand.
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     match &arguments.command {
         Command::Show(Vm { name }) => {

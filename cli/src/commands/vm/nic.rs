@@ -1,4 +1,4 @@
-//! `bellhop vm nic`: NICs of a VM, which come and go also while it runs.
+//! `bellhop vm nic`: NICs of a VM, which can be added and removed while it runs.
 
 pub(crate) mod add;
 mod list;
@@ -48,7 +48,7 @@ Examples:
     Swap(swap::Arguments),
 }
 
-/// Does what was asked.
+/// Runs the subcommand.
 pub(super) fn execute(
     arguments: &Arguments,
     which: &NodeArguments,

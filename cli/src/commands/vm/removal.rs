@@ -1,4 +1,4 @@
-//! `bellhop vm nic remove` and `vm disk remove`: the guest has to give the device up.
+//! `bellhop vm nic remove` and `vm disk remove`: the guest must release the device.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::until;
 use crate::confirm::Confirmation;
 
-/// How long a guest may take to give a device up.
+/// How long a guest may take to release a device.
 pub(crate) const GUEST: Duration = Duration::from_secs(30);
 
-// A doc comment here would take the place of the subcommands' own.
+// A doc comment here would replace the subcommands' own.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// The VM
@@ -31,7 +31,7 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Removes the device, which is of this kind and in this list of the VM's.
+    /// Removes the device of this kind from this list of the VM.
     pub(super) fn execute(
         &self,
         node: &Node,
@@ -46,7 +46,7 @@ impl Arguments {
     }
 }
 
-/// Removes a device of a VM, and waits until the guest has given it up.
+/// Removes a device of a VM, and waits until the guest has released it.
 pub(crate) fn remove(
     node: &Node,
     [vm, list, id]: [&str; 3],

@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Asks the user.
+    /// Requests confirmation from the user.
     pub(super) fn confirm(&self) -> Result<(), Error> {
         let question = format!("Replace {} and the NICs made for it?", self.vm.name);
         self.confirmation.ask(question)

@@ -1,4 +1,4 @@
-//! `bellhop vm reset`, `bellhop vm nmi`: requests that do not ask the guest.
+//! `bellhop vm reset`, `bellhop vm nmi`: requests that need no cooperation of the guest.
 
 use bellhop_common::client::{Node, path};
 use bellhop_common::error::Error;

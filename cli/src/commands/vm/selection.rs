@@ -5,7 +5,7 @@ use bellhop_api::node::{Selector, VmInfo};
 use bellhop_common::client::{Node, with_query};
 use bellhop_common::error::Error;
 
-// A doc comment here would take the place of the subcommands' own.
+// A doc comment here would replace the subcommands' own.
 #[derive(Debug, clap::Args)]
 pub(super) struct Selection {
     /// The VMs
@@ -28,10 +28,9 @@ pub(super) struct Selection {
 }
 
 impl Selection {
-    /// Their names.
+    /// The names of the selected VMs.
     ///
-    /// # Errors
-    /// The daemon cannot be asked, or no VM has the labels.
+    /// # Errors The daemon is unreachable, or no VM has the labels.
     pub(super) fn names(&self, node: &Node) -> Result<Vec<String>, Error> {
         if !self.names.is_empty() {
             return Ok(self.names.clone());

@@ -45,13 +45,13 @@ pub(crate) struct Arguments {
 /// A change of one value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Setting {
-    /// The member, and the one below it.
+    /// The member, and optionally a member of it.
     key: (String, Option<String>),
-    /// Null: it is removed.
+    /// The new value; null removes the member.
     value: Value,
 }
 
-/// Members whose values are texts, whatever they look like.
+/// Members whose values are always strings.
 const TEXTS: [&str; 5] = ["labels", "annotations", "kernel", "initramfs", "cmdline"];
 
 impl FromStr for Setting {
@@ -76,7 +76,7 @@ impl FromStr for Setting {
             Some(value) if TEXTS.contains(&member) => value.into(),
             Some(value) => serde_json::from_str(value).unwrap_or_else(|_| value.into()),
         };
-        // A size alone leaves the kind of pages as it is.
+        // A size alone does not change the kind of pages.
         let below = match (member, below, &value) {
             ("memory", None, Value::String(_)) => Some("size"),
             (_, below, _) => below,
@@ -88,7 +88,7 @@ impl FromStr for Setting {
     }
 }
 
-/// The merge patch for all of them; the last one for a key counts.
+/// The merge patch for all settings; the last one for a key counts.
 fn patch(settings: &[Setting]) -> Map<String, Value> {
     let mut patch = Map::new();
     for Setting { key, value } in settings {

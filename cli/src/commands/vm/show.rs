@@ -43,7 +43,7 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
     format.print(&all.json, text)
 }
 
-/// A machine with what its process says of its devices.
+/// A VM with its process's reports about its devices.
 struct All {
     view: VmInfo,
     spec: Value,
@@ -78,7 +78,7 @@ fn look(node: &Node, name: &str) -> Result<All, Error> {
     })
 }
 
-/// A machine that does not run, or is about to end, says nothing of its devices; that is not an error.
+/// A VM that does not run, or is about to end, reports no devices; that is not an error.
 fn if_it_says(answer: Result<Value, Error>) -> Result<Value, Error> {
     match answer {
         Err(error) if error.refusal().is_some() => Ok(Value::Null),
@@ -199,12 +199,12 @@ fn nic_branch(nic: &VmNic, details: &Value, spec: &Value) -> Branch {
     Branch::new(text).with(children).with(queues(details))
 }
 
-/// `from=…,bridge=…`, as an option says it.
+/// `from=…,bridge=…`, in the form of the option.
 fn as_asked(nic: &Map<String, Value>) -> String {
     let pairs = nic.iter().filter(|(key, _)| *key != "id");
     let pairs: Vec<String> = pairs
         .map(|(key, value)| match value {
-            // What stands by: a device that is there, or what one is made of.
+            // The backup: an existing device, or the source of a created one.
             Value::Object(one) => (key, one.values().map(shown).collect()),
             value => (key, shown(value)),
         })

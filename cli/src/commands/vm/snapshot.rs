@@ -41,7 +41,7 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
     let body = SnapshotRequest {
         path: arguments.directory.clone(),
     };
-    // The daemon ends one that takes as long.
+    // The daemon cancels a snapshot before that.
     let limit = 2 * SNAPSHOT_TIME;
     let result = operation::carry_through(node, &at, &body, MAKING, limit, |_| ())?;
     let written = result.snapshot.ok_or_else(|| Error::failed(STRANGE))?;

@@ -1,4 +1,4 @@
-//! A change of a VM's spec, as `bellhop vm set`, `vm edit`, `vm apply` and `vm diff` ask for it.
+//! Changes of a VM's spec for `bellhop vm set`, `vm edit`, `vm apply` and `vm diff`.
 
 use bellhop_api::node::{Applied, SpecChange, SpecChanges};
 use bellhop_common::client::{Condition, MAKING, Node, path};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{of_vm, read};
 
-/// Where a VM's spec is in the API.
+/// The path of a VM's spec in the API.
 pub(super) fn of_spec(name: &str) -> String {
     format!("{}{}", of_vm(name), path(["spec"]))
 }

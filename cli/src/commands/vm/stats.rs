@@ -1,4 +1,4 @@
-//! `bellhop vm stats`: the queues of a VM's NICs in numbers.
+//! `bellhop vm stats`: the counters of the queues of a VM's NICs.
 
 use bellhop_api::machine::{NicInfo, QueueInfo};
 use bellhop_common::client::{Node, path};

@@ -54,7 +54,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Asks the user if the guest is not asked.
+    /// Requests confirmation from the user, if the guest gets no request to power off.
     pub(super) fn confirm(&self, names: &[String]) -> Result<(), Error> {
         if !self.force {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Commands against daemons that are made up.
+//! Commands against fake daemons.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -106,7 +106,7 @@ fn a_file_goes_as_it_is_with_paths_from_the_root_on() {
     let here = std::env::current_dir().unwrap();
     assert_eq!(made["kernel"], here.join("vmlinuz").to_str().unwrap());
     assert_eq!(made["nics"][1]["path"], here.join("dev").to_str().unwrap());
-    // For the daemon to refuse, in its words.
+    // The daemon rejects it with its own message.
     assert_eq!(made["unknown"], 1);
     assert_eq!(made["restart"], "Never");
     for restart in ["on-failure", "OnFailure", "ONFAILURE"] {
@@ -162,7 +162,7 @@ fn a_vm_is_created_only_where_there_is_none() {
     assert_eq!((error.code(), asked.len()), (Code::Conflict, 1));
     assert!(error.to_string().contains("web already"), "{error}");
     assert!(error.remedy().unwrap().contains("bellhop vm replace"));
-    // Whatever it is.
+    // Whatever its state.
     let there = MadeUp::default()
         .answer(412, &exists)
         .answer(200, &stopped());
@@ -194,7 +194,7 @@ fn web() -> Vec<String> {
     vec!["web".to_owned()]
 }
 
-/// A daemon that refuses the one request.
+/// A daemon that refuses its only request.
 fn refuses(code: &str) -> MadeUp {
     let body = json!({"code": code, "message": "no", "causes": [], "request_id": "1",
         "hint": "a request"});
@@ -259,7 +259,7 @@ fn a_state_is_waited_for_from_before_the_first_look_on() {
     let look = "GET /v1/vms/web";
     assert_eq!(made_up.asked(), ["GET /v1/events?vm=web", look, look]);
 
-    // One that there is not is deleted, and never anything else.
+    // Deletes a VM that does not exist, and never any other.
     let gone = json!({"code": "no_such_vm", "message": "no"});
     for (condition, wanted) in [
         ("deleted", Ok(Code::Success)),
@@ -294,7 +294,7 @@ fn nics_are_ready_when_their_drivers_run() {
         .answer(200, &nic(true));
     assert_eq!(wait(&[], &made_up).unwrap(), Code::Success);
     assert_eq!(made_up.asked()[2], "GET /v1/vms/web/nics/net0");
-    // Without time there is one look.
+    // With a limit of zero there is one query.
     let made_up = MadeUp::default().answer(200, &stopped());
     let error = wait(&["--timeout=0"], &made_up).unwrap_err();
     assert!(error.to_string().contains("no NICs"), "{error}");
@@ -486,7 +486,7 @@ fn what_is_stopped_is_not_resumed() {
     assert_eq!(error.code(), Code::Conflict);
 }
 
-/// An operation of the machine web.
+/// An operation of the VM web.
 fn operation(phase: &str, more: &Value) -> Value {
     let mut operation = json!({
         "id": "17", "kind": "upgrade", "target": "web", "phase": phase, "created_ms": 1,
@@ -515,7 +515,7 @@ fn another_program_goes_on_with_a_machine() {
     );
     assert_eq!(asked[1], "GET /v1/operations/17");
 
-    // It does not take the machine; it says nothing.
+    // The next program rejects the VM, without a report.
     let error = json!({"code": "not_upgraded", "message": "no such device", "status": 502});
     let made_up = MadeUp::default()
         .answer(202, &operation("running", &json!({})))
@@ -533,7 +533,7 @@ fn another_program_goes_on_with_a_machine() {
     let own = std::env::current_exe().unwrap();
     assert!(made_up.asked()[0].contains(own.to_str().unwrap()));
 
-    // This command's own program is none on another host.
+    // On another host, this command's own program does not exist.
     let far = parse::<NodeArguments>(&["--node", ELSEWHERE]).unwrap();
     let made_up = MadeUp::default();
     let error = upgrade::execute(&hasty, &far, &made_up.node(), format(&[])).unwrap_err();
@@ -748,7 +748,7 @@ web: Running
     assert_eq!(text, wanted);
     assert_eq!(made_up.asked()[2], "GET /v1/vms/web/nics/net0");
 
-    // Labels, and what waits for the next start.
+    // Labels, and changes that take effect at the next start.
     let changed = made_up::vm(&json!({"labels": {"a": "", "tier": "web"},
         "annotations": {"note": "x"}, "pending": ["/memory/size", "/cpus"]}));
     let made_up = MadeUp::default()
@@ -764,7 +764,7 @@ web: Running
         assert!(text.contains(line), "{text}");
     }
 
-    // Nothing is known of one that does not run but what the daemon knows.
+    // For a stopped VM, only the daemon's own data is known.
     let disks = json!({"items": [{"id": "disk0", "path": "/d", "state": "Configured"}]});
     let made_up = MadeUp::default()
         .answer(200, &stopped())
@@ -775,7 +775,8 @@ web: Running
     assert!(text.contains("├── disk disk0: /d Configured\n"), "{text}");
 }
 
-/// Standard input that is made up: a socket, whose bytes mean what they say but for `X`, which leaves.
+/// Fake standard input: a socket, whose bytes are forwarded unchanged except `X`, which is the
+/// escape.
 struct Typed(UnixStream);
 
 impl AsFd for Typed {
@@ -811,7 +812,7 @@ fn a_console_passes_bytes_on_until_one_end_leaves() {
     guest.read_exact(&mut got).unwrap();
     assert_eq!(&got, b"ls\r");
     guest.write_all(b"file\r\n").unwrap();
-    // The output is there before the user leaves.
+    // The output arrives before the user's escape.
     std::thread::sleep(Duration::from_millis(200));
     keyboard.write_all(b"X").unwrap();
     let (end, output) = thread.join().unwrap();
@@ -828,7 +829,7 @@ fn a_console_goes_on_after_the_end_of_input_and_ends_with_the_machine() {
         let end = connect(Some(Typed(typed)), &stream, &mut output).unwrap();
         (end, output)
     });
-    // More than a socket takes at once, to a guest that does not read yet.
+    // More than the socket's buffer, to a guest that does not read yet.
     let script = vec![b'a'; 1 << 20];
     let writer = std::thread::spawn(move || keyboard.write_all(&script).map(|()| drop(keyboard)));
     std::thread::sleep(Duration::from_millis(200));

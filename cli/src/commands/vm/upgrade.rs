@@ -81,7 +81,8 @@ pub(super) fn execute(
     format.print(&answer, text)
 }
 
-/// The program's path on the node. This command's own is one only if that is this host.
+/// The program's path on the node. The default, this command's own path, is valid only if the node
+/// is this host.
 fn program(given: Option<PathBuf>, node: &Address) -> Result<PathBuf, Error> {
     match (given, node) {
         (Some(path), address) => absolute(&path, address),

@@ -1,4 +1,4 @@
-//! What the daemon tells of a machine, in words.
+//! Short texts for the daemon's data of a VM.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use bellhop_api::machine::AlarmInfo;
 use bellhop_api::node::{VmInfo, VmPhase};
 use bellhop_common::text::printable;
 
-/// In a few words.
+/// The state in a few words.
 pub(crate) fn line(vm: &VmInfo) -> String {
     let pid = vm.pid.map(|pid| format!(", pid {pid}"));
     let name = printable(&vm.name);
@@ -17,8 +17,8 @@ pub(crate) fn uptime(vm: &VmInfo) -> Option<String> {
     Some(time(Duration::from_secs(vm.uptime_s?)))
 }
 
-/// The health of a machine that runs: `ok`, or the first finding and the number of others, such as
-/// `net0 q1 STUCK (+1)`.
+/// The health of a running VM: `ok`, or the first finding and the number of others, such as `net0
+/// q1 STUCK (+1)`.
 pub(crate) fn health(vm: &VmInfo) -> Option<String> {
     if !matches!(vm.phase, VmPhase::Running | VmPhase::Paused) {
         return None;
@@ -37,7 +37,7 @@ pub(crate) fn health(vm: &VmInfo) -> Option<String> {
     })
 }
 
-/// A time in its two largest units: `3h12m`.
+/// A duration in its two largest units: `3h12m`.
 pub(crate) fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);

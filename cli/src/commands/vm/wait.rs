@@ -1,7 +1,7 @@
-//! `bellhop vm wait`: until a VM is as it should be.
+//! `bellhop vm wait`: waits until a VM is in a given state.
 //!
-//! Events wake the command, the VM's state decides. The stream of events begins before the first
-//! look, so no change falls in between.
+//! Events wake the command, and the VM's state decides. The stream of events begins before the
+//! first query, so no change is missed.
 
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 use super::{say, vm};
 use crate::units::seconds;
 
-/// Between two looks while no event comes.
+/// The interval of queries without events.
 const PERIOD: Duration = Duration::from_secs(5);
-/// The same for what causes no event: the guest's drivers.
+/// The interval for changes that cause no event: those of the guest's drivers.
 const DRIVER_PERIOD: Duration = Duration::from_millis(500);
 
 /// Wait until a VM runs, has stopped, is deleted, or its NICs are ready
@@ -79,7 +79,7 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             }
             Ok(Look::Met(answer)) => return say(&answer, format),
             Ok(Look::Not(phase)) => last = Some(phase),
-            // The daemon is being replaced.
+            // The daemon is being restarted.
             Err(error)
                 if last.is_some()
                     && matches!(error.kind(), ErrorKind::NoDaemon | ErrorKind::TimedOut) => {}
@@ -99,11 +99,11 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
     }
 }
 
-/// The result of a look at a VM.
+/// The result of a query of a VM.
 enum Look {
-    /// It is so; the VM as the daemon describes it.
+    /// The condition holds; the VM as the daemon describes it.
     Met(Value),
-    /// It is not so.
+    /// The condition does not hold.
     Not(VmPhase),
 }
 
@@ -143,7 +143,7 @@ fn nics_are_ready(node: &Node, vm: &VmInfo) -> Result<bool, Error> {
     for nic in &vm.nics {
         let nic: NicInfo = match node.get(&path(["v1", "vms", &vm.name, "nics", &nic.id])) {
             Ok(nic) => nic,
-            // The VM, or its NIC, goes or comes just now.
+            // The VM, or its NIC, is being created or deleted.
             Err(error) if error.refusal().is_some() => return Ok(false),
             Err(error) => return Err(error),
         };

@@ -1,7 +1,7 @@
-//! What becomes of a machine while it is made, on a terminal.
+//! Shows on a terminal the progress of a VM's creation.
 //!
-//! A thread of its own looks, with a connection of its own: the one that asked for the machine has its answer
-//! at the end only. Nothing is shown where standard error is no terminal.
+//! A thread polls on a connection of its own, because the request for the VM is answered only at
+//! its end. If standard error is not a terminal, it shows nothing.
 
 use std::io::{self, IsTerminal as _};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -15,15 +15,15 @@ use bellhop_common::text::printable;
 use super::of_vm;
 use crate::progress::ProgressLine;
 
-/// Between two looks.
+/// The polling interval.
 const PERIOD: Duration = Duration::from_millis(250);
-/// What takes no longer than this is not worth a line.
+/// The delay of the first line: shorter work needs none.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
-/// Shows how far a machine is, until it is dropped.
+/// Shows a VM's progress until it is dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// The thread ends when this is gone.
+    /// The thread ends when this is dropped.
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -55,13 +55,13 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // It has nothing to tell.
+            // The thread has no result.
             let _ = thread.join();
         }
     }
 }
 
-/// How far it is, as far as the daemon can say.
+/// The VM's progress, as far as the daemon reports it.
 fn line(node: &Node, name: &str, since: Duration) -> String {
     let seconds = since.as_secs();
     let view = node.get::<VmInfo>(&of_vm(name));

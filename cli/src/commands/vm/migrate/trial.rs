@@ -1,4 +1,5 @@
-//! `bellhop vm migrate --dry-run`, `bellhop vm compat`: whether a VM could move, and what that would cost.
+//! `bellhop vm migrate --dry-run`, `bellhop vm compat`: whether a VM can migrate, and the expected
+//! cost.
 
 use bellhop_api::machine::{Forecast, MigrationObstacle, MigrationTrial};
 use bellhop_common::client::{MAKING, Node};
@@ -11,7 +12,7 @@ use serde::Serialize;
 
 use super::super::read;
 
-/// Asks, shows the answer, and ends with it.
+/// Sends the request, prints the answer, and returns its exit code.
 pub(in crate::commands::vm) fn execute(
     node: &Node,
     at: &str,
@@ -28,7 +29,7 @@ pub(in crate::commands::vm) fn execute(
     })
 }
 
-/// In MiB, rounded up: what is there is not shown as nothing.
+/// In MiB, rounded up, so that a small size is not shown as 0.
 fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }

@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
     pub(super) options: Options,
 }
 
-// A doc comment here would take the place of the subcommand's own.
+// A doc comment here would replace the subcommand's own.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// What it is made of, and how

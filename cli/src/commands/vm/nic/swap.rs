@@ -1,4 +1,4 @@
-//! `bellhop vm nic swap`: a running VM's NIC on another vDPA device.
+//! `bellhop vm nic swap`: moves a running VM's NIC to another vDPA device.
 
 use std::path::{Path, PathBuf};
 
@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     pub(super) options: Options,
 }
 
-// Doc comments here would take the place of the subcommand's own.
+// Doc comments here would replace the subcommand's own.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// The NIC's id in the VM
@@ -86,7 +86,7 @@ pub(crate) fn execute(
     format: Format,
 ) -> Result<Code, Error> {
     let answer = swap(vm, options, which.address(), node)?;
-    // What it is on now is what was asked for: there is nothing to say to people.
+    // The NIC is on the requested device, so there is nothing to print for people.
     format.print_done(&answer)
 }
 
