@@ -1,4 +1,4 @@
-//! Where a server of one of these APIs is.
+//! The address of a server of one of these APIs.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::host_port;
 pub enum Address {
     /// Its Unix socket, on this host.
     Socket(PathBuf),
-    /// A host, a name or an IP address without brackets, and a port, over TLS.
+    /// A host, as a name or an IP address without brackets, and a port, over TLS.
     Https {
         /// The host.
         host: String,
@@ -20,22 +20,22 @@ pub enum Address {
     },
 }
 
-/// What is no address.
+/// Why a text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadAddress {
-    /// Nothing at all.
+    /// The text is empty.
     #[error("nothing is given; say the path of the daemon's socket, or https://HOST:PORT")]
     Empty,
-    /// HTTP over a network.
+    /// It is HTTP over a network.
     #[error("the daemon is not asked over the network without TLS; say https://HOST:PORT")]
     NoTls,
-    /// A host and a port without a scheme.
+    /// It has a host and a port without a scheme.
     #[error("{0:?} has no scheme; did you mean https://{0}? A file of that name is ./{0}")]
     NoScheme(String),
-    /// Another scheme.
+    /// It has another scheme.
     #[error("{0:?} is not known; say the path of the daemon's socket, or https://HOST:PORT")]
     Scheme(String),
-    /// No port, or no host.
+    /// It has no port, or no host.
     #[error("{0:?} is not HOST:PORT")]
     HostAndPort(String),
 }

@@ -1,10 +1,9 @@
-//! The configuration of one virtual machine.
+//! The configuration of one VM.
 //!
-//! One set of serde types stands behind the command line's options, the
-//! configuration file and the API: what one accepts, all accept, and unknown
-//! keys are errors everywhere. Values that could not work (no vCPU, a memory
-//! size that wraps) cannot be built. This module knows no file format and
-//! opens nothing.
+//! The command line's options, the configuration file and the API share one set of serde types:
+//! what one accepts, all accept, and unknown keys are errors everywhere. The types cannot hold
+//! values that cannot work (no vCPU, a memory size that wraps). This module knows no file format
+//! and opens nothing.
 
 mod cpu_affinity;
 mod cpu_baseline;
@@ -33,7 +32,7 @@ pub use ring_watch::{RingWatch, RingWatchError};
 pub use size::{MemorySize, MemorySizeError};
 pub use vdpa::{DescriptorError, NoSuchNic, VdpaConfig, VdpaDescriptor, VdpaSource};
 
-/// The kernel command line used where none is given.
+/// The default kernel command line.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
 
 /// Everything there is to say about a virtual machine before it starts.
@@ -102,13 +101,13 @@ fn default_cmdline() -> String {
 #[serde(try_from = "u64", into = "u64")]
 pub struct CpuCount(u8);
 
-/// A number of vCPUs that no machine can have.
+/// An invalid number of vCPUs.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CpuCountError {
     /// Not a number.
     #[error("{0:?} is not a number of vCPUs")]
     NotANumber(String),
-    /// None, or too many.
+    /// Zero, or too many.
     #[error("{0} vCPUs: a machine has 1 to {max}", max = CpuCount::MAX)]
     OutOfRange(u64),
 }
@@ -117,7 +116,7 @@ impl CpuCount {
     /// The most vCPUs a machine can have.
     pub const MAX: u8 = 32;
 
-    /// The number itself.
+    /// The number.
     #[must_use]
     pub fn get(self) -> u8 {
         self.0
@@ -157,19 +156,19 @@ impl FromStr for CpuCount {
     }
 }
 
-/// Guest memory: a size alone (`"512M"`), or a size, the pages it is made of and where they
-/// come from.
+/// Guest memory: a size alone (`"512M"`), or a size, the pages that back it and the NUMA node that
+/// it comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-// The derived functions read and write a table; the impls below take a size alone, too.
+// The derived functions read and write a table; the impls below also accept a size alone.
 #[serde(remote = "Self", deny_unknown_fields)]
 pub struct MemoryConfig {
-    /// How much.
+    /// The size.
     #[serde(default)]
     pub size: MemorySize,
     /// Back it with huge pages of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hugepages: Option<HugePageSize>,
-    /// Take it from this NUMA node of the host only.
+    /// Allocate it on this NUMA node of the host only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_numa_node: Option<u16>,
 }
@@ -196,7 +195,7 @@ impl HugePageSize {
     }
 }
 
-/// No size of huge pages.
+/// Not a size of huge pages.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is no size of huge pages: give 2M or 1G")]
 pub struct HugePageSizeError(String);
@@ -223,8 +222,8 @@ impl<'de> Deserialize<'de> for MemoryConfig {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct SizeOrFull;
 
-        // A visitor and not an untagged enum: that one would swallow the
-        // message that names the unknown field.
+        // A visitor instead of an untagged enum, which would hide the message that names the
+        // unknown field.
         impl<'de> Visitor<'de> for SizeOrFull {
             type Value = MemoryConfig;
 
@@ -287,14 +286,14 @@ pub struct DiskConfig {
 }
 
 impl DiskConfig {
-    /// The name by which the machine knows the disk with this number, from 0.
+    /// The name of the disk with this number, from 0.
     #[must_use]
     pub fn name(&self, number: usize) -> String {
         self.id.clone().unwrap_or_else(|| format!("disk{number}"))
     }
 }
 
-/// `key=value,key=value` as on the command line.
+/// `key=value,key=value`, as on the command line.
 macro_rules! from_str_by_key_value {
     ($($type:ty),*) => {$(
         impl FromStr for $type {

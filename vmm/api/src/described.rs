@@ -65,7 +65,7 @@ pub(crate) fn schema<T: Serialize>(about: &str, meanings: &[(T, &str)]) -> RefOr
     description.push('\n');
     let mut words = Vec::new();
     for (word, meaning) in meanings {
-        // A word that is never written, such as `Unknown`, is not described.
+        // A word that is never serialized, such as `Unknown`, is not described.
         if let Ok(serde_json::Value::String(word)) = serde_json::to_value(word) {
             // Writing to a string does not fail.
             let _ = write!(description, "\n* `{word}`: {}", line(meaning));

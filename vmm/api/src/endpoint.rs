@@ -1,4 +1,4 @@
-//! Where a migration comes from or goes to, as text.
+//! The address of a migration's source or destination, as text.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,13 +10,13 @@ use crate::host_port;
 
 /// An address.
 ///
-/// As text: `unix:PATH`, `tcp:HOST:PORT`; an IPv6 address stands in brackets.
+/// As text: `unix:PATH`, `tcp:HOST:PORT`; an IPv6 address is in brackets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Endpoint {
     /// The socket with this absolute path.
     Unix(PathBuf),
-    /// This port of a host.
+    /// A TCP port of a host.
     Tcp {
         /// A name or an IP address without brackets.
         host: String,
@@ -25,7 +25,7 @@ pub enum Endpoint {
     },
 }
 
-/// What is no address.
+/// Not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no address of a migration; say unix:/PATH or tcp:HOST:PORT")]
 pub struct BadEndpoint(String);
@@ -38,7 +38,7 @@ impl FromStr for Endpoint {
         let (scheme, rest) = text.split_once(':').ok_or_else(bad)?;
         match scheme {
             "unix" => {
-                // `unix:///path` as well, which others write.
+                // Also accepts `unix:///path`, which other programs write.
                 let path = match rest.strip_prefix("//") {
                     Some(path) if path.starts_with('/') => path,
                     _ => rest,

@@ -1,4 +1,4 @@
-//! Errors: problem details (RFC 9457), with members of our own.
+//! Errors: problem details (RFC 9457), with additional members.
 
 use std::fmt::Write as _;
 
@@ -265,7 +265,7 @@ pub struct ErrorBody {
 }
 
 impl ErrorBody {
-    /// Gives it the ID of its request.
+    /// Sets the ID of its request.
     pub fn set_request_id(&mut self, id: &str) {
         id.clone_into(&mut self.request_id);
         "urn:bellhop:request:".clone_into(&mut self.instance);

@@ -1,11 +1,11 @@
-//! `HOST:PORT`, as addresses of several kinds end with it.
+//! `HOST:PORT`, the end of several kinds of addresses.
 //!
-//! Must not know which kinds those are.
+//! Must not know these kinds.
 
 use std::net::Ipv6Addr;
 
-/// The host, a name or an IP address without brackets, and the port, not 0, of a text like `node1:7443` or
-/// `[::1]:7443`. `None`: it is no such text.
+/// Parses a text like `node1:7443` or `[::1]:7443`: the host, a name or an IP address without
+/// brackets, and the port, not 0. `None`: the text has another form.
 #[must_use]
 pub fn parse(text: &str) -> Option<(String, u16)> {
     let (host, port) = text.rsplit_once(':')?;
@@ -17,7 +17,7 @@ pub fn parse(text: &str) -> Option<(String, u16)> {
         None if is_name(host) => host,
         _ => return None,
     };
-    // `+1` is a number for Rust.
+    // Rust parses `+1` as a number.
     let digits = port.bytes().all(|byte| byte.is_ascii_digit());
     let port = port
         .parse()

@@ -1,14 +1,13 @@
-//! The records of Bellhop's APIs: of one machine's ([`machine`]) and of the node daemon's
-//! ([`node`]).
+//! The types of Bellhop's APIs: those of one VM ([`machine`]) and of the node daemon ([`node`]).
 //!
 //! Each request and each answer is defined here once. Servers, the node daemon as a client of its
-//! machines, the command line and tests use these types, and both OpenAPI documents are generated
-//! from them. Requests refuse unknown fields. Answers ignore them, and take words of a later version
-//! for `Unknown`, so a client understands a server of another version.
+//! VMs, the command line and tests use these types, and both OpenAPI documents are generated from
+//! them. Requests reject unknown fields. Answers ignore them, and map words of a later version to
+//! `Unknown`, so a client understands a server of another version.
 //!
-//! Owns names and forms. It must not know how a request is carried out, nor how it travels.
+//! Owns names and forms. It must not know how a request is carried out, nor how it is sent.
 
-/// For serde: a type whose `FromStr` and `Display` are its form as text.
+/// Implements serde for a type whose text form is its `FromStr` and `Display`.
 macro_rules! text_form {
     ($name:ident, $error:ident) => {
         impl TryFrom<String> for $name {

@@ -1,4 +1,4 @@
-//! The API of one machine.
+//! The API of one VM.
 
 mod device;
 mod disk;

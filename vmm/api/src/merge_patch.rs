@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value};
 
-/// Changes `target` as `patch` says.
+/// Applies `patch` to `target`.
 pub fn apply(target: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *target = patch.clone();

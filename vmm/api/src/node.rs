@@ -99,13 +99,13 @@ impl fmt::Display for VmLog {
     }
 }
 
-/// How many lines of a log there are if nothing else is said.
+/// The default number of lines of a log.
 pub const LOG_LINES: u32 = 1000;
-/// The most lines of a log that can be asked for.
+/// The maximum number of lines of a log.
 pub const LOG_LINES_MAX: u32 = 100_000;
-/// The header that has the position behind a part of a log.
+/// The header with the position after a part of a log.
 pub const LOG_POSITION: &str = "x-log-position";
-/// The header of a part of a log before which something is missing.
+/// The header of a part of a log that follows a gap.
 pub const LOG_GAP: &str = "x-log-gap";
 
 /// Which part of a log.
@@ -140,7 +140,7 @@ send_request! {
 }
 
 impl SendToNode {
-    /// The same for the machine's own process, which sends it to this endpoint.
+    /// The same request for the VM's own process, which sends the VM to this endpoint.
     #[must_use]
     pub fn to_endpoint(
         &self,

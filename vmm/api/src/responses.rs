@@ -1,7 +1,7 @@
-//! Error responses that many endpoints have in common, for their descriptions.
+//! Error responses that many endpoints share, for their descriptions.
 //!
-//! An endpoint names two groups: one for what its request has, one for what carries it out. A
-//! response that follows a group replaces the group's text for the same status.
+//! An endpoint names two groups: one for its request, one for its work. A response that follows a
+//! group replaces the group's text for the same status.
 
 use std::collections::BTreeMap;
 

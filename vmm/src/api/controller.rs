@@ -1,7 +1,7 @@
-//! What may be asked in which state, and the lock around it.
+//! The requests that are possible in each state, and the lock around the state.
 //!
-//! Owns the configuration before boot, the handle after it, and the view that clients
-//! watch. It must not know HTTP.
+//! Owns the configuration before boot, the handle after it, and the view that clients watch. It
+//! must not know HTTP.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,32 +25,34 @@ use crate::machine::{
 use crate::migration::endpoint::Endpoint;
 use crate::migration::tls::Tls;
 
-/// Whether there is a machine.
+/// The phase of the VM.
 #[derive(Debug)]
 enum Phase {
-    /// There is no machine yet.
+    /// There is no VM yet.
     BeforeBoot(Option<VmConfig>),
-    /// The machine is being built: neither of them. One that comes is known only to its source.
+    /// The VM is being built, so there is neither configuration nor handle. Only the source knows
+    /// the configuration of an incoming VM.
     Starting(Option<VmConfig>),
     Running {
-        /// As it was started, without NICs and disks.
+        /// The configuration at its start, without NICs and disks.
         config: VmConfig,
         handle: Handle,
     },
 }
 
-/// See the module.
+/// The state of the API: see the module.
 pub(super) struct Controller {
     phase: Mutex<Phase>,
-    /// What clients watch. Its generation grows with each change, over the whole life of the process.
+    /// The view that clients watch. Its generation grows with each change, over the whole life of
+    /// the process.
     view: watch::Sender<VmStatus>,
     starts: SyncSender<StartRequest>,
     wake: Arc<EventFd>,
     stop: StopHandle,
-    /// Whether a client asked for the end.
+    /// Whether a client requested the end.
     stop_asked: AtomicBool,
     watchers: Semaphore,
-    /// The last one, also when it is over.
+    /// The last migration, also after its end.
     migration: Mutex<Option<Migration>>,
 }
 
@@ -64,15 +66,14 @@ impl fmt::Debug for Controller {
 }
 
 impl Controller {
-    /// A controller without a machine. With an origin, its start is requested already.
+    /// A controller without a VM. With an origin, its start is requested already.
     ///
-    /// # Errors
-    /// The process has no descriptor left.
+    /// # Errors The process has no free descriptor.
     pub(super) fn new(
         origin: Option<Origin>,
         stop: &StopHandle,
     ) -> std::io::Result<(Arc<Self>, Starts)> {
-        // Of one: a second request needs the first one's answer.
+        // A queue of one: a second request must wait for the first one's answer.
         let (starts, queue) = sync_channel(1);
         let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
         let controller = Arc::new(Self {
@@ -100,13 +101,13 @@ impl Controller {
             migration: Mutex::new(None),
         });
         if let Some(origin) = origin {
-            // There is room in the queue, and its other end lies below.
+            // The queue has room, and its other end exists below.
             let _ = controller.request_start(&mut controller.phase.lock(), origin, None);
         }
         Ok((controller, Starts { queue, wake }))
     }
 
-    /// The state that there is now, and what to do about it.
+    /// The error with the current state and the remedy.
     pub(super) fn wrong_state(&self, remedy: &'static str) -> ApiError {
         ApiError::WrongState {
             state: self.view.borrow().state,
@@ -114,17 +115,17 @@ impl Controller {
         }
     }
 
-    /// What there is now.
+    /// The current view.
     pub(super) fn view(&self) -> VmStatus {
         self.view.borrow().clone()
     }
 
-    /// Changes as they come.
+    /// The view with its changes.
     pub(super) fn watch(&self) -> watch::Receiver<VmStatus> {
         self.view.subscribe()
     }
 
-    /// Shows a change to the clients that watch. Most changes of the machine's status have no field
+    /// Publishes a change to the clients that watch. Most changes of the VM's status have no field
     /// in the view and wake no client.
     fn publish(&self, change: impl FnOnce(&mut VmStatus)) {
         self.view.send_if_modified(|view| {
@@ -138,13 +139,13 @@ impl Controller {
         });
     }
 
-    /// Shows a change of the configuration, for which the view has no field.
+    /// Publishes a change of the configuration, for which the view has no field.
     fn publish_config(&self) {
         self.view
             .send_modify(|view| view.generation = view.generation.wrapping_add(1));
     }
 
-    /// The configuration, with the NICs and disks that there are now.
+    /// The configuration, with the current NICs and disks.
     pub(super) fn config(&self) -> Result<VmConfig, ApiError> {
         match &*self.phase.lock() {
             Phase::BeforeBoot(config) | Phase::Starting(config) => {
@@ -175,7 +176,7 @@ impl Controller {
         Ok(changed)
     }
 
-    /// Replaces the configuration. Nothing is opened or built.
+    /// Replaces the configuration. Opens and builds nothing.
     pub(super) fn configure(&self, config: VmConfig) -> Result<(), ApiError> {
         let affinity = config.cpu_affinity.check(config.cpus.get());
         affinity.map_err(|error| HttpError::Invalid {
@@ -196,20 +197,20 @@ impl Controller {
         Ok(())
     }
 
-    /// Has the machine built and powered on; returns when it is, or cannot be.
+    /// Requests the VM to be built and powered on; returns at the result.
     pub(super) async fn start(self: &Arc<Self>) -> Result<(), ApiError> {
         self.start_from(|config| config.cloned().map(Origin::Boot).ok_or(ApiError::NoConfig))
             .await
     }
 
-    /// Has the machine built as the snapshot says, and go on where it was saved; returns when it does, or
-    /// cannot.
+    /// Requests the VM to be built from the snapshot and to resume there; returns at the result.
     pub(super) async fn restore(self: &Arc<Self>, snapshot: Snapshot) -> Result<(), ApiError> {
         self.start_from(|_| Ok(Origin::Snapshot(Box::new(snapshot))))
             .await
     }
 
-    /// Has the machine come from where `arriving` waits for it; returns when that is under way.
+    /// Begins to receive the VM at the address of `arriving`; returns once the migration is in
+    /// progress.
     pub(super) fn receive(self: &Arc<Self>, arriving: Arriving) -> Result<Migration, ApiError> {
         let migration = arriving.migration().clone();
         let mut phase = self.phase.lock();
@@ -220,14 +221,14 @@ impl Controller {
         Ok(migration)
     }
 
-    /// Has the machine leave; returns when that is under way.
+    /// Begins to send the VM; returns once the migration is in progress.
     pub(super) fn send(&self, config: SendConfig, tls: Option<Tls>) -> Result<Migration, ApiError> {
         let machine = self.running()?;
         let mut last = self.migration.lock();
         if let Some(last) = &*last {
             match (last.end(), last.direction()) {
                 (None, _) => return Err(ApiError::MigrationRuns),
-                // It is to be settled first, and forgotten by nobody.
+                // The unsettled migration must be resolved first, and stay on record until then.
                 (Some(MigrationEnd::Unsettled { .. }), _) => {
                     return Err(RequestError::StandsStill.into());
                 }
@@ -248,8 +249,8 @@ impl Controller {
         Ok(migration)
     }
 
-    /// How fast memory went the last time that this machine was sent to where it would go now, in bytes per second on the
-    /// wire; `None` if it is not known.
+    /// The throughput of the last migration of this VM to the same destination, in bytes per second
+    /// on the wire; `None` if unknown.
     pub(super) fn known_rate(&self, destination: &Endpoint) -> Option<u64> {
         let last = self.migration.lock();
         let last = last.as_ref()?;
@@ -259,7 +260,7 @@ impl Controller {
         Some(last.progress().bytes_per_second).filter(|&rate| rate > 0)
     }
 
-    /// The last migration, or the one that is under way.
+    /// The last migration, or the one in progress.
     pub(super) fn migration(&self) -> Result<Migration, ApiError> {
         self.migration.lock().clone().ok_or(ApiError::NoMigration)
     }
@@ -304,7 +305,7 @@ impl Controller {
                 }
             };
             if let Some(answer) = answer {
-                // The client may have gone.
+                // The client may have disconnected.
                 let _ = answer.send(answered);
             }
         });
@@ -312,26 +313,26 @@ impl Controller {
         sent.map_err(|_| ApiError::Ending)?;
         *phase = Phase::Starting(config);
         self.publish(|view| view.state = VmState::Starting);
-        // The only failure is a counter at its maximum, which is readable too.
+        // It fails only if the counter is at its maximum, which is readable, too.
         let _ = self.wake.write(1);
         Ok(())
     }
 
-    /// The machine is powered on.
+    /// Records that the VM is powered on.
     fn started(self: &Arc<Self>, mut config: VmConfig, handle: &Handle) {
-        // NICs and disks come and go: the machine knows which there are.
+        // NICs and disks change: the VM knows the current ones.
         let nics = handle.status().nics;
         config
             .vdpa
             .retain(|vdpa| nics.iter().all(|nic| nic.id != vdpa.name()));
         config.disks.clear();
-        // The machine has what it was given.
+        // The VM holds the descriptors now.
         config.vdpa.iter_mut().for_each(VdpaConfig::release);
         *self.phase.lock() = Phase::Running {
             config,
             handle: handle.clone(),
         };
-        // Weak: the handle is ours.
+        // Weak, because the controller owns the handle.
         let controller = Arc::downgrade(self);
         handle.on_change(move |status| {
             if let Some(controller) = controller.upgrade() {
@@ -340,10 +341,10 @@ impl Controller {
         });
     }
 
-    /// The machine could not be built or powered on: there is none, as before.
-    /// Descriptors are used up: an attempt leaves the device with an owner, which only closing it undoes
-    /// (VHOST_SET_OWNER, linux/vhost.h). Their paths stay. What a snapshot was to be restored into is as
-    /// the snapshot says now.
+    /// Records that the VM could not be built or powered on: there is none, as before. Its
+    /// descriptors are closed: the attempt has set the device's owner, and only a close undoes that
+    /// (VHOST_SET_OWNER, linux/vhost.h). Their paths stay. The target of a failed restore is
+    /// configured as the snapshot describes it.
     fn start_failed(&self, mut config: Option<VmConfig>) {
         if let Some(config) = &mut config {
             config.vdpa.iter_mut().for_each(VdpaConfig::release);
@@ -364,7 +365,7 @@ impl Controller {
             view.nics = status.nics.iter().map(NicSummary::from).collect();
             view.end = (view.state == VmState::Stopped).then(|| match &status.end {
                 Some(end) if end.reason != EndReason::Stopped => end.clone(),
-                // It does not know who asked. Without an end: it goes without having run.
+                // The requester is unknown. Without an end: the VM exits without having run.
                 Some(_) | None => self.stopped(),
             });
             view.disks = status.disks.iter().map(DiskSummary::from).collect();
@@ -375,7 +376,8 @@ impl Controller {
         });
     }
 
-    /// The server ends, and with it the process; why, if the machine has not said it.
+    /// Records the end of the server and the process, with its reason unless the VM has reported
+    /// one.
     pub(super) fn ended(&self, end: Option<End>) {
         self.publish(|view| {
             view.state = VmState::Stopped;
@@ -385,7 +387,7 @@ impl Controller {
         });
     }
 
-    /// The end of a machine or process that was asked for it.
+    /// The end of a VM or process on request.
     fn stopped(&self) -> End {
         let by_a_client = self.stop_asked.load(Ordering::Relaxed);
         stopped(if by_a_client {
@@ -395,14 +397,14 @@ impl Controller {
         })
     }
 
-    /// Lets a client wait for changes as long as the result lives.
+    /// Admits a client that waits for changes, while the permit lives.
     pub(super) fn watcher(&self) -> Result<SemaphorePermit<'_>, ApiError> {
         self.watchers
             .try_acquire()
             .map_err(|_| ApiError::TooManyWatchers)
     }
 
-    /// The handle of the machine, where there is one.
+    /// The handle of the VM, if there is one.
     pub(super) fn running(&self) -> Result<Handle, ApiError> {
         match &*self.phase.lock() {
             Phase::BeforeBoot(_) => Err(self.wrong_state(
@@ -413,7 +415,7 @@ impl Controller {
         }
     }
 
-    /// Has a worker ask the machine, where there is one.
+    /// Runs a request to the VM on a worker, if there is a VM.
     pub(super) async fn ask<T: Send + 'static>(
         &self,
         request: impl FnOnce(&Handle) -> Result<T, RequestError> + Send + 'static,
@@ -422,7 +424,7 @@ impl Controller {
         Ok(on_worker(move || request(&machine)).await??)
     }
 
-    /// Nothing, if there is no machine yet; else an error that says what to do.
+    /// Succeeds if there is no VM yet; otherwise the error has the remedy.
     pub(super) fn before_boot(&self, remedy: &'static str) -> Result<(), ApiError> {
         match &*self.phase.lock() {
             Phase::BeforeBoot(_) => Ok(()),
@@ -435,7 +437,7 @@ impl Controller {
         matches!(&*self.phase.lock(), Phase::Running { .. })
     }
 
-    /// Asks the machine to stop, and the process to end with it.
+    /// Requests the VM to stop, and the process to end with it.
     pub(super) fn stop(&self) {
         self.stop_asked.store(true, Ordering::Relaxed);
         self.stop.stop();

@@ -1,6 +1,6 @@
-//! Errors as clients see them, and which status each has.
+//! Errors for clients, and the status of each.
 //!
-//! Owns the table. It must not know what was asked.
+//! Owns the table. It must not know the requests.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -13,48 +13,48 @@ use crate::http::{HttpError, Problem};
 use crate::machine::{DeviceKind, RequestError};
 use crate::{Error, ErrorKind};
 
-/// Why a request was not carried out. The machine is as before.
+/// Why a request failed. The VM is as before.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ApiError {
-    /// The request itself is wrong.
+    /// The request itself is invalid.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// A descriptor did not come along, or is no vDPA device.
+    /// A descriptor did not arrive, or is not a vDPA device.
     #[error(transparent)]
     Descriptor(#[from] DescriptorError),
-    /// Right, but not now.
+    /// The request is not possible in the current state.
     #[error("the machine is {state}: {remedy}")]
     WrongState {
-        /// What it does.
+        /// The current state.
         state: VmState,
-        /// What to do instead, or first.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// Nothing to start or to show.
+    /// There is no configuration to start or to show.
     #[error("the machine has no configuration yet")]
     NoConfig,
-    /// The machine cannot be built or booted.
+    /// The VM cannot be built or booted.
     #[error("the machine cannot be started")]
     Start(#[source] Error),
-    /// The machine refuses.
+    /// The VM refuses.
     #[error(transparent)]
     Request(#[from] RequestError),
     /// The named object cannot be used, or the host failed.
     #[error(transparent)]
     Failed(#[from] Error),
-    /// Nothing to show or to end.
+    /// There is no migration to show or to cancel.
     #[error("the machine has not been migrated, nor is it")]
     NoMigration,
-    /// One at a time.
+    /// A migration is in progress already.
     #[error("a migration of the machine is under way; DELETE /v1/vm/migration ends it")]
     MigrationRuns,
-    /// There is no doubt where the guest is.
+    /// The place of the guest is known.
     #[error("it is settled where the machine's guest is, or not decided yet")]
     Settled,
-    /// The process has no room for a thread.
+    /// The process cannot create a thread.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
-    /// Waiting clients take connections from others.
+    /// Too many clients wait: they take connections from others.
     #[error("{WATCHERS_MAX} clients wait for changes already")]
     TooManyWatchers,
     /// The process ends.
@@ -91,7 +91,7 @@ impl Problem for ApiError {
     }
 }
 
-/// Why the machine refuses.
+/// The status and code of a refusal by the VM.
 fn request(error: &RequestError) -> (StatusCode, &'static str) {
     match error {
         RequestError::Device(error) => machine(error.kind()),
@@ -118,7 +118,7 @@ fn request(error: &RequestError) -> (StatusCode, &'static str) {
     }
 }
 
-/// Why a NIC keeps its device.
+/// The status and code of a failed move of a NIC.
 fn swap(kind: DeviceErrorKind) -> (StatusCode, &'static str) {
     match kind {
         DeviceErrorKind::CannotStart => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),
@@ -128,7 +128,7 @@ fn swap(kind: DeviceErrorKind) -> (StatusCode, &'static str) {
     }
 }
 
-/// What of the machine's errors is the client's: what it named cannot be used.
+/// The status and code of the VM's errors that the client can fix: the named object cannot be used.
 fn machine(kind: ErrorKind) -> (StatusCode, &'static str) {
     match kind {
         ErrorKind::Unusable => (StatusCode::UNPROCESSABLE_ENTITY, "unusable"),

@@ -1,8 +1,8 @@
-//! The thread `api`, which serves.
+//! The thread `api`, which serves requests.
 //!
-//! Owns the thread and its runtime. It must not know what is asked, nor what a client may
-//! take: those limits are [`crate::http::server`]'s. At most 4 workers wait for the machine, and each is
-//! there only while there is work.
+//! Owns the thread and its runtime. It must not know the requests, nor the limits of clients, which
+//! are those of [`crate::http::server`]. At most 4 workers wait for the VM, and each exists only
+//! while there is work.
 
 use std::error::Error;
 use std::io;
@@ -24,22 +24,22 @@ use crate::machine::{Origin, StopHandle, failed};
 
 const WORKERS_MAX: usize = 4;
 const WORKER_IDLE: Duration = Duration::from_secs(1);
-/// Stack of a thread in bytes. The deepest is the opening of a vDPA device.
+/// Stack size of a thread in bytes. Opening a vDPA device needs the most.
 const STACK_SIZE: usize = 256 * 1024;
 
-/// Why there is no server.
+/// Why the server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// No socket.
+    /// The socket cannot be created.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// No thread, or nothing that it needs.
+    /// The thread, or its runtime, cannot be created.
     #[error("cannot start the API's thread")]
     Thread(#[source] io::Error),
 }
 
-/// Serves the API until it is dropped. Then the answers that are under way get a
-/// second to reach their clients, and the socket's file goes.
+/// Serves the API until it is dropped. A drop gives pending answers one second to reach their
+/// clients, and removes the socket's file.
 #[derive(Debug)]
 pub struct Server {
     controller: Arc<Controller>,
@@ -49,12 +49,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves on `path` from now on. With an origin the first request to start is
-    /// there already; without one a client says what is to be started. `stop` is what a client stops the
-    /// machine with.
+    /// Serves on `path` from now on. With an origin the start is requested already; without one a
+    /// client must request it. Clients stop the VM through `stop`.
     ///
-    /// # Errors
-    /// See [`ServerError`].
+    /// # Errors See [`ServerError`].
     pub fn start(
         path: &Path,
         origin: Option<Origin>,
@@ -88,7 +86,7 @@ impl Server {
                     router,
                     ended,
                 ));
-                // A worker that still waits for a machine that is gone ends by itself.
+                // A worker that still waits for a VM that is gone ends by itself.
                 runtime.shutdown_background();
             })
             .map_err(ServerError::Thread)?;
@@ -101,8 +99,8 @@ impl Server {
         Ok((server, starts))
     }
 
-    /// Ends the server because the process cannot go on: clients are told that instead of
-    /// [`Stopped`](crate::machine::EndReason::Stopped), unless the machine has said why it is over.
+    /// Ends the server because the process must exit. Clients receive this reason instead of
+    /// [`Stopped`](crate::machine::EndReason::Stopped), unless the VM has reported its own.
     pub fn end_with(self, error: &dyn Error) {
         self.controller.ended(Some(failed(error)));
     }
@@ -110,7 +108,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // First: who waits for changes gets this one.
+        // First, so that clients that wait for changes receive this one.
         self.controller.ended(None);
         self.end.send_replace(true);
         if let Some(thread) = self.thread.take()

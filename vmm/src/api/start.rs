@@ -1,6 +1,6 @@
-//! The way from "start" in the API to the thread that builds the machine.
+//! Passes a start request from the API to the thread that builds the VM.
 //!
-//! Owns the queue of one and the answer. It must not know how a machine is built.
+//! Owns the queue of one and the answer. It must not know how a VM is built.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use crate::config::VmConfig;
 use crate::event_loop::{EventLoop, Ready, Token};
 use crate::machine::{Handle, Origin, StopHandle};
 
-/// Where the requests to start arrive.
+/// The receiving end of start requests.
 #[derive(Debug)]
 pub struct Starts {
     pub(super) queue: Receiver<StartRequest>,
@@ -23,11 +23,10 @@ pub struct Starts {
 }
 
 impl Starts {
-    /// Waits until a client (or the configuration that the server was started with) wants the
-    /// machine; `None` if `stop` was asked before.
+    /// Waits until a client, or the origin that the server was started with, requests a start;
+    /// `None` if `stop` comes first.
     ///
-    /// # Errors
-    /// Whatever epoll says.
+    /// # Errors Those of epoll.
     pub fn wait(&self, stop: &StopHandle) -> io::Result<Option<StartRequest>> {
         let events = EventLoop::new()?;
         events.add(stop.eventfd().as_raw_fd(), Token::Stop)?;
@@ -38,7 +37,7 @@ impl Starts {
             if ready.tokens().any(|token| token == Token::Stop) {
                 return Ok(None);
             }
-            // In this order a request in between is seen now or signalled again.
+            // In this order a request in between is received now or signalled again.
             let _ = self.wake.read();
             if let Ok(request) = self.queue.try_recv() {
                 return Ok(Some(request));
@@ -47,15 +46,15 @@ impl Starts {
     }
 }
 
-/// Somebody wants the machine. To be answered with [`StartRequest::started`] or
+/// A start request. The receiver must answer it with [`StartRequest::started`] or
 /// [`StartRequest::failed`].
 pub struct StartRequest {
     origin: Origin,
     answer: Box<dyn FnOnce(Started<'_>) + Send>,
 }
 
-/// What came of a request: how the machine is built and its handle, or the configuration that is
-/// left and why there is no machine.
+/// The result of a start request: the configuration of the VM and its handle, or the remaining
+/// configuration and the error.
 pub(super) type Started<'a> = Result<(VmConfig, &'a Handle), (Option<VmConfig>, Error)>;
 
 impl fmt::Debug for StartRequest {
@@ -72,19 +71,20 @@ impl StartRequest {
         Self { origin, answer }
     }
 
-    /// The machine that is wanted, and where it comes from.
+    /// The requested VM and its origin.
     #[must_use]
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// It is built as `config` says and powered on (or restored, or has come), and will be run.
+    /// Answers that the VM is built as `config` describes and powered on (or restored, or arrived),
+    /// and will run.
     pub fn started(self, config: VmConfig, machine: &Handle) {
         (self.answer)(Ok((config, machine)));
     }
 
-    /// It cannot be built or powered on: the client gets to know why, and may try another
-    /// configuration.
+    /// Answers that the VM cannot be built or powered on: the client receives the error, and may
+    /// try another configuration.
     pub fn failed(self, error: Error) {
         (self.answer)(Err((self.origin.into_config(), error)));
     }

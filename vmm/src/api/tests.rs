@@ -1,5 +1,5 @@
-//! The API in process: the router without a socket, and the server over one. What a machine
-//! does about requests is proved in the lab (`tests/tests/api_vm.rs`).
+//! The API in process: the router without a socket, and the server over one. The lab tests the
+//! effects of requests on a VM (`tests/tests/api_vm.rs`).
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -28,13 +28,13 @@ mod description;
 mod descriptors;
 mod running;
 
-/// A server's inside, without socket.
+/// The parts of a server without a socket.
 struct Inside {
     router: Router,
     starts: Option<Starts>,
     stop: StopHandle,
     runtime: tokio::runtime::Runtime,
-    /// What answers, once it is built.
+    /// The fake VM, once it is built.
     machine: Option<PretendMachine>,
 }
 
@@ -138,7 +138,7 @@ fn a_machine_is_configured_before_it_starts() {
     assert_eq!(status, 200);
     assert_eq!(config["kernel"], "/nonexistent");
     assert_eq!(config["memory"]["size"], "64M");
-    // What it says can be given back.
+    // The answer of GET is a valid PUT.
     inside.done("PUT", "/v1/vm", &config.to_string());
     let (_, after) = inside.ask("GET", "/v1/vm", "");
     assert_eq!(
@@ -215,7 +215,7 @@ fn deep_and_large_bodies_are_refused() {
     );
     let large = " ".repeat(BODY_MAX + 1);
     inside.refused("PUT", "/v1/vm", &large, (413, "body_too_large"));
-    // A declared length alone is enough.
+    // A declared length alone is sufficient.
     let request = Request::builder()
         .method("PUT")
         .uri("/v1/vm")
@@ -285,10 +285,10 @@ fn a_start_that_fails_leaves_the_machine_as_it_was() {
     let starts = builder.join().unwrap();
     assert_eq!(inside.ask("GET", "/v1/vm", "").1["state"], "NotStarted");
     inside.done("PUT", "/v1/vm", r#"{"kernel": "/other"}"#);
-    // Before boot, too, it can be stopped.
+    // A stop is also possible before boot.
     inside.done("PATCH", "/v1/vm", r#"{"state":"Stopped"}"#);
     assert!(starts.wait(&inside.stop).unwrap().is_none());
-    // Nobody builds machines any more.
+    // No thread builds VMs any more.
     drop(starts);
     inside.refused("PATCH", "/v1/vm", r#"{"state":"Running"}"#, (503, "ending"));
 }
@@ -393,7 +393,7 @@ fn every_error_has_a_status() {
     }
 }
 
-/// A whole server on a socket of its own.
+/// A whole server on its own socket.
 struct Served {
     server: Server,
     starts: Starts,
@@ -422,10 +422,10 @@ impl Served {
         stream
     }
 
-    /// Sends bytes as they are; the whole answer as text.
+    /// Sends bytes unchanged; returns the whole answer as text.
     fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
-        // It may hang up in the middle.
+        // The server may close the connection meanwhile.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -477,7 +477,7 @@ fn slow_and_idle_clients_are_let_go() {
     let served = Served::new("slow");
     let started = Instant::now();
     let mut streams: Vec<UnixStream> = [
-        // Says nothing, half a head, half a body, and idles after an answer.
+        // Sends nothing, half a head, half a body, and idles after an answer.
         "".to_owned(),
         "GET /v1/vm HT".to_owned(),
         format!("PUT /v1/vm HTTP/1.1\r\nhost: x\r\n{JSON}\r\ncontent-length: 100\r\n\r\n{{"),
@@ -566,7 +566,7 @@ fn the_end_waits_for_answers_but_not_for_clients() {
 fn a_process_that_cannot_go_on_says_why() {
     let served = Served::new("failed");
     let mut stream = served.connect();
-    // What it has answered once is no connection that it has yet to accept when it ends.
+    // After one answer the connection is certainly accepted when the server ends.
     stream
         .write_all(b"GET /v1/vm HTTP/1.1\r\nhost: x\r\n\r\n")
         .unwrap();

@@ -1,4 +1,4 @@
-//! A request's body: limited in size and time, JSON, and nothing unknown in it.
+//! A request's body: limited in size and time, JSON, and without unknown fields.
 //!
 //! [`super::request_rules`] has checked the content type.
 
@@ -19,7 +19,7 @@ use super::server::{BODY_MAX, BODY_TIME};
 /// The body as a `T`.
 #[derive(Debug)]
 pub struct JsonBody<T>(
-    /// What it says.
+    /// The decoded value.
     pub T,
 );
 
@@ -54,12 +54,12 @@ async fn receive(body: Body) -> Result<Vec<u8>, HttpError> {
 /// # Errors
 /// [`HttpError::Malformed`]; [`HttpError::Invalid`], which names the field.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpError> {
-    // First whether it is JSON at all: so that a mistake in its form is not taken for a missing field.
+    // First checks the syntax, so that a syntax error is not reported as a missing field.
     let mut whole = serde_json::Deserializer::from_slice(bytes);
     IgnoredAny::deserialize(&mut whole)
         .and_then(|_| whole.end())
         .map_err(HttpError::Malformed)?;
-    // Not all types look: one that is read through a map would take the last one.
+    // Not all types detect duplicates: one that is read through a map would use the last one.
     serde_json::from_slice::<Unique>(bytes).map_err(|error| HttpError::Invalid {
         at: String::new(),
         reason: error.to_string(),
@@ -68,7 +68,7 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HttpError> {
     serde_path_to_error::deserialize(&mut json).map_err(invalid)
 }
 
-/// What is wrong with a value, and where.
+/// The error for an invalid value, with its position.
 #[must_use]
 pub fn invalid(error: serde_path_to_error::Error<serde_json::Error>) -> HttpError {
     let mut at = String::new();
@@ -82,7 +82,7 @@ pub fn invalid(error: serde_path_to_error::Error<serde_json::Error>) -> HttpErro
         at.extend(["/", name.as_str()]);
     }
     let mut reason = error.into_inner().to_string();
-    // A type that reads its members by itself puts the place first: `nics[0].mac: …`.
+    // A type with its own deserializer puts the position first: `nics[0].mac: …`.
     if let Some((place, rest)) = reason.split_once(": ")
         && place
             .bytes()
@@ -96,7 +96,7 @@ pub fn invalid(error: serde_path_to_error::Error<serde_json::Error>) -> HttpErro
     HttpError::Invalid { at, reason }
 }
 
-/// Any JSON without a field that is there twice.
+/// Any JSON without duplicate fields.
 struct Unique;
 
 impl<'de> Deserialize<'de> for Unique {
@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// Where `body` is no map of lists of numbers.
+    /// The position at which `body` is not a map of lists of numbers.
     fn place(body: &str) -> String {
         match parse::<BTreeMap<String, Vec<u8>>>(body.as_bytes()) {
             Err(HttpError::Invalid { at, .. }) => at,
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!((at.as_str(), reason.as_str()), ("/nics/0/mac", "no MAC: 1"));
     }
 
-    /// A type that reads its members by itself.
+    /// A type with its own deserializer.
     #[derive(Debug)]
     struct ByHand;
 

@@ -1,13 +1,15 @@
-//! The client of an API: of a machine's on its Unix socket, of a node daemon's on its socket or over TLS.
+//! The HTTP client: for a VM's API on its Unix socket, and for a node daemon's on its socket or
+//! over TLS.
 //!
-//! Owns one connection for each request, with limits in time and size. It must not know what is asked.
+//! Owns one connection for each request, with limits in time and size. It must not know the
+//! requests.
 //!
 //! ```text
 //!   connect ──> head, body and descriptors are sent ──> head of the answer ──> its body
 //!   └────────────────────────── all of it within the time ──────────────────────────┘
 //! ```
-//! A connection for each request, because descriptors belong to no request but the one that is under way on
-//! their connection, and because a Unix socket connects in microseconds.
+//! Each request has its own connection, because descriptors belong to the current request of their
+//! connection, and because a Unix socket connects in microseconds.
 
 use std::fmt;
 use std::io;
@@ -29,9 +31,9 @@ use tokio_rustls::TlsConnector;
 
 use super::descriptors::{DESCRIPTORS_MAX, DescriptorStream, TooManyDescriptors};
 
-/// The largest answer where no other limit is set, in bytes.
+/// The default limit of an answer's size, in bytes.
 pub const ANSWER_MAX: usize = 4 * 1024 * 1024;
-/// How long a request may take where no other limit is set: longer than any watch.
+/// The default timeout of a request: longer than any watch.
 pub const TIME: Duration = Duration::from_secs(90);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -39,27 +41,27 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens there.
+    /// No server listens there.
     #[error("cannot connect to {server}")]
     Connect {
         /// The server.
         server: Address,
-        /// What the kernel, or the library for TLS, said.
+        /// The error of the kernel or the TLS library.
         #[source]
         source: io::Error,
     },
-    /// More descriptors than go with one request.
+    /// More descriptors than one request may have.
     #[error(transparent)]
     TooManyDescriptors(#[from] TooManyDescriptors),
     /// A descriptor cannot be duplicated.
     #[error("cannot pass a descriptor")]
     Descriptor(#[source] io::Error),
-    /// The connection ended early, or what came is no HTTP.
+    /// The connection ended early, or the answer is not HTTP.
     #[error("{server} did not answer")]
     Http {
         /// The server.
         server: Address,
-        /// What is wrong.
+        /// The cause.
         #[source]
         source: hyper::Error,
     },
@@ -68,32 +70,32 @@ pub enum ClientError {
     Body {
         /// The server.
         server: Address,
-        /// What is wrong.
+        /// The cause.
         #[source]
         source: BoxError,
     },
-    /// It took too long.
+    /// The timeout expired.
     #[error("{server} did not answer within {} s", limit.as_secs())]
     TooSlow {
         /// The server.
         server: Address,
-        /// How long it could take.
+        /// The timeout.
         limit: Duration,
     },
-    /// It is too large.
+    /// The answer is too large.
     #[error("the answer of {server} has more than {limit} bytes")]
     TooLarge {
         /// The server.
         server: Address,
-        /// How large it could be.
+        /// The limit in bytes.
         limit: usize,
     },
 }
 
-/// What a server on another host is shown.
+/// The credentials for a server on another host.
 #[derive(Clone)]
 pub struct Tls {
-    /// With the client's certificate.
+    /// The connector with the client's certificate.
     pub connector: TlsConnector,
     /// The value of the header `authorization`.
     pub authorization: HeaderValue,
@@ -123,12 +125,12 @@ pub enum Streamed {
     Refused(Response<Bytes>),
 }
 
-/// The body of an answer that comes piece by piece.
+/// The body of an answer that arrives piece by piece.
 #[derive(Debug)]
 pub struct Pieces(Incoming);
 
 impl Pieces {
-    /// The next piece; none at the end, or if the connection broke. May be dropped while it waits.
+    /// The next piece; none at the end, or if the connection broke. Cancel-safe.
     pub async fn next(&mut self) -> Option<Bytes> {
         loop {
             let frame = self.0.frame().await?.ok()?;
@@ -145,13 +147,13 @@ trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<C: AsyncRead + AsyncWrite + Send + Unpin> Connection for C {}
 
 impl Client {
-    /// For the API on `socket`, which need not be there yet.
+    /// A client for the API on `socket`, which need not exist yet.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
         Self::of(Address::Socket(socket.to_owned()))
     }
 
-    /// For the API at `server`; one on another host needs [`Client::tls`].
+    /// A client for the API at `server`; one on another host needs [`Client::tls`].
     #[must_use]
     pub fn of(server: Address) -> Self {
         Self {
@@ -162,32 +164,32 @@ impl Client {
         }
     }
 
-    /// With what a server on another host is shown.
+    /// Sets the credentials for a server on another host.
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    /// With another limit for the whole of a request and its answer.
+    /// Sets the timeout of a request including its answer.
     #[must_use]
     pub fn time(mut self, limit: Duration) -> Self {
         self.time = limit;
         self
     }
 
-    /// With another limit for an answer's body, in bytes.
+    /// Sets the limit of an answer's body, in bytes.
     #[must_use]
     pub fn answer_max(mut self, limit: usize) -> Self {
         self.answer_max = limit;
         self
     }
 
-    /// Sends a request, and `descriptors` with its first byte: their indices in `fd` are those of this list.
-    /// The other side gets duplicates; it may have taken them also if this fails. Any status is an answer.
+    /// Sends a request, and `descriptors` with its first byte: their indices in `fd` are those of
+    /// this list. The server receives duplicates, possibly even if this fails. Any status counts as
+    /// an answer.
     ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// # Errors See [`ClientError`].
     pub async fn send(
         &self,
         request: Request<Bytes>,
@@ -206,11 +208,10 @@ impl Client {
         .await
     }
 
-    /// Sends a request whose answer comes piece by piece, without a limit in size. The limit in
-    /// time holds until the answer begins. An answer that refuses is whole.
+    /// Sends a request whose answer arrives piece by piece, without a limit in size. The timeout
+    /// applies until the answer begins. A refusal is returned whole.
     ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// # Errors See [`ClientError`].
     pub async fn stream(&self, request: Request<Bytes>) -> Result<Streamed, ClientError> {
         self.in_time(async {
             let answer = self.begin(with_type(request), Vec::new()).await?;
@@ -223,10 +224,10 @@ impl Client {
         .await
     }
 
-    /// Sends a request as it is; the answer's body is still to be read. No limits hold but the caller's.
+    /// Sends a request unchanged; the caller reads the answer's body. Only the caller's limits
+    /// apply.
     ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// # Errors See [`ClientError`].
     pub async fn open<B>(&self, request: Request<B>) -> Result<Response<Incoming>, ClientError>
     where
         B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
@@ -281,7 +282,8 @@ impl Client {
         }
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
         let (mut sender, connection) = handshake.await.map_err(http)?;
-        // It ends with the answer's body, or when nobody wants that any more. How, the exchange gets to know.
+        // The task ends with the answer's body, or when that is dropped. The exchange receives any
+        // error.
         tokio::spawn(connection);
         sender.send_request(request).await.map_err(http)
     }
@@ -301,7 +303,7 @@ impl Client {
         }
     }
 
-    /// The whole answer.
+    /// Reads the whole answer.
     async fn whole(&self, answer: Response<Incoming>) -> Result<Response<Bytes>, ClientError> {
         let (head, body) = answer.into_parts();
         match Limited::new(body, self.answer_max).collect().await {
@@ -326,7 +328,7 @@ impl Client {
     }
 }
 
-/// A body is JSON if its sender does not say otherwise.
+/// A body is JSON unless its sender sets another type.
 fn with_type(request: Request<Bytes>) -> Request<Full<Bytes>> {
     let (mut head, body) = request.into_parts();
     if !body.is_empty() {

@@ -1,7 +1,8 @@
-//! Open files that travel with HTTP over a Unix socket (SCM_RIGHTS, unix(7)), in both directions.
+//! Open files that are passed with HTTP over a Unix socket (SCM_RIGHTS, unix(7)), in both
+//! directions.
 //!
-//! Owns the stream that takes and sends them, and the few that wait for a request. It must not know what
-//! they are, nor what is asked.
+//! Owns the stream that receives and sends them, and the few that wait for a request. It must not
+//! know their kind, nor the requests.
 //!
 //! ```text
 //!   recvmsg ──> bytes ───────────────> HTTP
@@ -10,9 +11,9 @@
 //!                  v                      v
 //!                closed                 closed
 //! ```
-//! A client sends them with any byte of its request, and no others before it has the answer: HTTP has no
-//! place for them, so that they belong to the request that is under way is all that is known. A descriptor
-//! comes into this process only as close-on-exec, and only if there is room: the kernel closes the rest.
+//! A client sends them with any byte of its request, and no others before the answer. HTTP has no
+//! place for them, so they belong to the current request of the connection. Descriptors are
+//! received close-on-exec, and only if there is room: the kernel closes the rest.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -37,33 +38,32 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::server::{Transport, UnixPeer};
 
-/// Descriptors that wait on a connection, and that one request can have.
+/// The most descriptors that wait on a connection, and that one request can have.
 pub const DESCRIPTORS_MAX: usize = 16;
 const CONTROL_LEN: usize = cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 
 #[derive(Debug, Default)]
 struct Waiting {
     descriptors: Vec<OwnedFd>,
-    /// Some did not fit, and are closed.
+    /// Whether some did not fit and were closed.
     overflow: bool,
 }
 
-/// The descriptors that came on a connection and wait for a request to take them. An extension of each
-/// request on a [`DescriptorListener`]; of one on any other transport it is empty.
+/// The descriptors that arrived on a connection and wait for a request to take them. An extension
+/// of each request on a [`DescriptorListener`]; on any other transport it is empty.
 #[derive(Debug, Clone, Default)]
 pub struct Received(Arc<Mutex<Waiting>>);
 
-/// More than [`DESCRIPTORS_MAX`] came with one request.
+/// More than [`DESCRIPTORS_MAX`] arrived with one request.
 #[derive(Debug, thiserror::Error)]
 #[error("more than {DESCRIPTORS_MAX} descriptors came with the request")]
 pub struct TooManyDescriptors;
 
 impl Received {
-    /// All of them, in the order in which they came. To be called when the body is there: they may come with
-    /// its last byte.
+    /// Takes all of them, in order of arrival. Must be called once the body is complete: they may
+    /// arrive with its last byte.
     ///
-    /// # Errors
-    /// [`TooManyDescriptors`]; then all are closed.
+    /// # Errors [`TooManyDescriptors`]; then all are closed.
     pub fn take(&self) -> Result<Vec<OwnedFd>, TooManyDescriptors> {
         let waiting = std::mem::take(&mut *self.0.lock());
         if waiting.overflow {
@@ -93,9 +93,10 @@ impl<S: Sync> FromRequestParts<S> for Received {
     }
 }
 
-/// Around every request of an API that takes descriptors: what is not taken when the request ends is closed.
+/// Middleware for every request of an API that takes descriptors: closes those that are not taken
+/// when the request ends.
 pub async fn discard(received: Received, request: Request, next: Next) -> Response {
-    /// Also if the client goes, and the request is dropped.
+    /// Also runs if the client disconnects and the request is dropped.
     struct Discard(Received);
     impl Drop for Discard {
         fn drop(&mut self) {
@@ -106,16 +107,16 @@ pub async fn discard(received: Received, request: Request, next: Next) -> Respon
     next.run(request).await
 }
 
-/// A Unix socket on which descriptors can come along.
+/// A Unix socket that receives descriptors.
 #[derive(Debug)]
 pub struct DescriptorListener(pub UnixListener);
 
-/// What is known of a connection of a [`DescriptorListener`]'s.
+/// The peer of a connection of a [`DescriptorListener`].
 #[derive(Debug, Clone)]
 pub struct DescriptorPeer {
-    /// Who it is.
+    /// The client's credentials.
     pub unix: UnixPeer,
-    /// What came along.
+    /// The received descriptors.
     pub received: Received,
 }
 
@@ -143,11 +144,11 @@ impl Transport for DescriptorListener {
     }
 }
 
-/// A Unix stream that takes and sends descriptors.
+/// A Unix stream that receives and sends descriptors.
 pub struct DescriptorStream {
     stream: UnixStream,
     received: Received,
-    /// They go with the next byte.
+    /// Sent with the next byte.
     to_send: Vec<OwnedFd>,
 }
 
@@ -161,7 +162,7 @@ impl fmt::Debug for DescriptorStream {
 }
 
 impl DescriptorStream {
-    /// A stream whose first byte has `descriptors` with it. What comes in is closed.
+    /// A stream that sends `descriptors` with its first byte. Received ones are closed.
     pub(super) fn sending(stream: UnixStream, descriptors: Vec<OwnedFd>) -> Self {
         Self {
             stream,
@@ -185,7 +186,7 @@ impl DescriptorStream {
             }
         }
         if message.flags.contains(ReturnFlags::CTRUNC) {
-            // The kernel has closed what did not fit.
+            // The kernel has closed those that did not fit.
             self.received.0.lock().overflow = true;
         }
         Ok(message.bytes)
@@ -241,7 +242,7 @@ impl AsyncWrite for DescriptorStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        // Descriptors need a byte to travel with.
+        // Descriptors cannot be sent without a byte.
         if self.to_send.is_empty() || bytes.is_empty() {
             return Pin::new(&mut self.stream).poll_write(context, bytes);
         }

@@ -1,4 +1,4 @@
-//! Metrics as Prometheus reads them: the text format, version 0.0.4.
+//! Metrics in the Prometheus text format, version 0.0.4.
 //!
 //! Owns the form of a family and of its samples; escapes label values. It must not know any figure.
 
@@ -22,7 +22,7 @@ impl Text {
         Family { text: self, name }
     }
 
-    /// All of it so far.
+    /// The text so far.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,17 +1,16 @@
-//! What every HTTP API of Bellhop's has in common: the machine's ([`crate::api`]) and the node
-//! daemon's.
+//! The common parts of Bellhop's HTTP APIs: the VM's ([`crate::api`]) and the node daemon's.
 //!
-//! Owns the limits on what a client may take ([`server`]), the socket's file ([`socket`]), bodies
-//! and URLs ([`body`], [`parameters`]) and open files that come along ([`descriptors`]). Owns also
-//! the form of errors ([`problem`]), descriptions ([`description`]), metrics ([`metrics`]), the ID
-//! of each request ([`request_id`]), what a request may carry ([`request_rules`]) and the client's
-//! side ([`client`]). It must not know the content of requests, nor machines.
+//! Owns the limits of clients ([`server`]), the socket's file ([`socket`]), bodies and URLs
+//! ([`body`], [`parameters`]) and passed open files ([`descriptors`]). Owns also the form of errors
+//! ([`problem`]), descriptions ([`description`]), metrics ([`metrics`]), the ID of each request
+//! ([`request_id`]), the rules for requests ([`request_rules`]) and the client ([`client`]). It
+//! must not know the content of requests, nor VMs.
 //!
 //! ```text
 //!   Transport ──> server: slots, times, sizes ──> request_id ──> the API's router ─┐
 //!     peer ───────────── request extension ──────────────────────────────^         v
 //!                            endpoints <── request_rules: parameters, headers, content type
-//!                                └──> Problem ──> ErrorBody, with the request's name
+//!                                └──> Problem ──> ErrorBody, with the request's ID
 //! ```
 
 pub mod body;
@@ -35,21 +34,22 @@ pub use bellhop_api::ErrorBody;
 pub use problem::{HttpError, Problem};
 pub use worker::on_worker;
 
-/// `router` with what surrounds the endpoints of every API: a name for each request, and answers
-/// to paths and methods that there are not.
+/// Adds the common layers of every API to `router`: an ID for each request, and answers for paths
+/// and methods that do not exist.
 pub fn surround<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
     named(complete(router))
 }
 
-/// `router` with answers to paths and methods that there are not. What is laid around the result
-/// sees these requests as well.
+/// Adds answers for paths and methods that do not exist to `router`. Layers around the result also
+/// see these requests.
 pub fn complete<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
     router
         .fallback(no_such_path)
         .method_not_allowed_fallback(method_not_allowed)
 }
 
-/// `router` with a name for each request: the outermost layer, for it makes the bodies of errors.
+/// Adds an ID for each request to `router`: the outermost layer, because it creates the bodies of
+/// errors.
 pub fn named<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
     router.layer(middleware::from_fn(request_id::name))
 }

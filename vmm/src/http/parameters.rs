@@ -1,4 +1,4 @@
-//! What a request says in its URL, checked.
+//! The validated parameters in a request's URL.
 
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
@@ -12,7 +12,7 @@ const NAME_MAX: usize = 64;
 /// The name of a device in the path: 1 to 64 letters, digits, `.`, `_`, `:` or `-`; not `.` or `..`.
 #[derive(Debug)]
 pub struct DeviceName(
-    /// As it is in the path, decoded.
+    /// The decoded name.
     pub String,
 );
 
@@ -38,7 +38,7 @@ impl<S: Send + Sync> FromRequestParts<S> for DeviceName {
 /// The part of the URL behind the question mark.
 #[derive(Debug)]
 pub struct Parameters<T>(
-    /// What it says.
+    /// The decoded parameters.
     pub T,
 );
 

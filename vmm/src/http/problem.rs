@@ -1,7 +1,7 @@
-//! Errors as clients see them.
+//! Errors for clients.
 //!
-//! Owns the body, and the errors that every API has. Which status an API's own errors have, that
-//! API says ([`Problem`]).
+//! Owns the body, and the errors that every API has. Each API defines the statuses of its own
+//! errors ([`Problem`]).
 
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -9,12 +9,12 @@ use bellhop_api::{ErrorBody, ErrorCode, FieldError};
 
 use super::server::{BODY_MAX, BODY_TIME};
 
-/// An error that is answered to a client.
+/// An error that is sent to a client.
 pub trait Problem: std::error::Error {
-    /// The status and the word for programs.
+    /// The status and the error code.
     fn kind(&self) -> (StatusCode, &'static str);
 
-    /// What the client can do, where it is not in the message.
+    /// The remedy, if the message does not contain it.
     fn hint(&self) -> Option<&'static str>;
 
     /// The invalid members of the body.
@@ -49,7 +49,7 @@ pub trait Problem: std::error::Error {
         }
     }
 
-    /// The response. Its body travels as an extension until the request's name is known: see
+    /// The response. Its body travels as an extension until the request's ID is known: see
     /// [`super::request_id`].
     fn to_response(&self) -> Response
     where
@@ -61,38 +61,38 @@ pub trait Problem: std::error::Error {
     }
 }
 
-/// What can be wrong with a request before it is known what is asked.
+/// Errors of a request that are independent of its endpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// No route.
+    /// There is no such route.
     #[error("there is no {0} here")]
     NoSuchPath(String),
-    /// A route, but not with this method.
+    /// The route does not have this method.
     #[error("{path} does not know the method {method}")]
     Method {
-        /// What was asked for.
+        /// The path.
         path: String,
-        /// How.
+        /// The method.
         method: String,
     },
     /// Not JSON, or not UTF-8.
     #[error("the body is not JSON")]
     Malformed(#[source] serde_json::Error),
-    /// JSON that does not say what it should.
+    /// JSON with an invalid value.
     #[error("the body is not what is wanted{}: {reason}", place(at))]
     Invalid {
-        /// Where in the body, as a JSON pointer: `/vdpa/0/mac`.
+        /// The position in the body as a JSON pointer: `/vdpa/0/mac`.
         at: String,
-        /// What is wrong there.
+        /// The reason.
         reason: String,
     },
-    /// A part of the URL that is not what it should be.
+    /// An invalid part of the URL.
     #[error("{0}")]
     Parameter(String),
     /// A query parameter that the operation does not have.
     #[error("the query parameter {name:?} is unknown; {}", alternatives(.known))]
     UnknownParameter {
-        /// What was asked for.
+        /// The name of the parameter.
         name: String,
         /// The operation's parameters, separated by commas.
         known: String,
@@ -103,13 +103,13 @@ pub enum HttpError {
     /// A conditional header that the operation does not evaluate.
     #[error("this operation does not support the header {0}")]
     Condition(HeaderName),
-    /// Only browsers say where a request originates.
+    /// The request has an `Origin`, which only browsers send.
     #[error("requests of browsers are refused: this one has the header origin")]
     Browser,
     /// A body that is too large.
     #[error("the body has more than {BODY_MAX} bytes")]
     TooLarge,
-    /// A body that did not come in time.
+    /// A body that did not arrive in time.
     #[error("the body did not come within {} s", BODY_TIME.as_secs())]
     TooSlow,
     /// A body that ended early.

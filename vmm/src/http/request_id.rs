@@ -1,7 +1,7 @@
-//! Each request's name: the client's (`x-request-id`) or one of ours.
+//! The ID of each request: the client's (`x-request-id`), or a new one.
 //!
-//! Owns the header, the log line of a change, and the moment when an error becomes a
-//! body, because the body has the name in it.
+//! Owns the header, the log line of a change, and the moment when an error becomes a body, because
+//! the body contains the ID.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,19 +13,19 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::{ErrorBody, PROBLEM_JSON};
 
-/// The header with the name.
+/// The header with the ID.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// A longer name of a client is not taken over.
+/// The longest ID of a client that is used.
 const LENGTH_MAX: usize = 64;
 
-/// The name, as an extension of the request.
+/// The ID, as an extension of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestId(
     /// 1 to 64 printable ASCII characters without spaces.
     pub String,
 );
 
-/// The client's name for the request, if it is one that can stand in a log.
+/// The client's ID of the request, if it is safe in a log.
 fn given(request: &Request) -> Option<String> {
     let text = request.headers().get(&REQUEST_ID)?.to_str().ok()?;
     let fits = (1..=LENGTH_MAX).contains(&text.len());
@@ -38,7 +38,7 @@ fn made() -> String {
     format!("{}-{count}", std::process::id())
 }
 
-/// Around every request.
+/// Middleware for every request.
 pub(super) async fn name(mut request: Request, next: Next) -> Response {
     let id = given(&request).unwrap_or_else(made);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
@@ -48,7 +48,7 @@ pub(super) async fn name(mut request: Request, next: Next) -> Response {
     if let Some(mut body) = response.extensions_mut().remove::<ErrorBody>() {
         tracing::info!(request_id = %id, %method, path, %status, error = body.message, "refused");
         body.set_request_id(&id);
-        // What it has beside its body, such as `allow`, stays.
+        // Headers besides those of the body, such as `allow`, stay.
         let headers = std::mem::take(response.headers_mut());
         let problem = [(CONTENT_TYPE, PROBLEM_JSON)];
         response = (status, problem, Json(body)).into_response();

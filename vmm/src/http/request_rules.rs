@@ -1,18 +1,18 @@
-//! What a request may carry besides its path, checked before its endpoint runs.
+//! The permitted parts of a request besides its path, checked before its endpoint runs.
 //!
-//! A server that ignores a part of a request does something else than the client asked for. A
-//! misspelled filter lists everything, and an ignored condition overwrites another client's change.
+//! A server that ignores a part of a request does not do what the client requested. A misspelled
+//! filter lists everything, and an ignored condition overwrites another client's change.
 //!
-//! | part | refused | status |
+//! | part | rejected | status |
 //! |---|---|---|
 //! | query parameter | every one that the operation's description does not list | 400 |
 //! | body | every content type but JSON; PATCH takes a merge patch, too | 415 |
 //! | conditional header (RFC 9110, 13.1) | all, unless the API evaluates it ([`Evaluated`]) | 412 |
 //! | `Origin` | always: browsers send it, and no client runs in one | 403 |
 //!
-//! A date condition is refused, too, although RFC 9110 has a server without dates ignore it: a
-//! client that sends one wants to be protected. `Host` is not checked. A web page that rebinds its
-//! name to this host has neither a client certificate nor a token.
+//! A date condition is rejected, too, although RFC 9110 lets a server without dates ignore it: a
+//! client that sends one relies on the protection. `Host` is not checked. A web page that rebinds
+//! its name to this host has neither a client certificate nor a token.
 //!
 //! Owns these rules; the parameters come from the API's description. It must not know the content
 //! of requests. An operation without a description (the node's proxy) keeps its query parameters:
@@ -45,11 +45,10 @@ const CONDITIONS: [HeaderName; 5] = [
     IF_UNMODIFIED_SINCE,
     IF_RANGE,
 ];
-/// Of a client's word, an error shows this many characters.
+/// How many characters of a client's word an error shows.
 const SHOWN: usize = 64;
 
-/// A path of the description, and a conditional header that its endpoints evaluate: the header's
-/// name in lower case.
+/// A path of the description, and a conditional header that its endpoints evaluate, in lower case.
 pub type Evaluated = (&'static str, &'static str);
 
 /// The rules of one API.
@@ -69,7 +68,7 @@ struct Operation {
 }
 
 impl RequestRules {
-    /// The rules for what `description` describes.
+    /// The rules for the operations in `description`.
     pub(super) fn of(description: &mut OpenApi) -> Self {
         let mut described = Vec::new();
         for (path, item) in &mut description.paths.paths {
@@ -92,14 +91,14 @@ impl RequestRules {
         }
     }
 
-    /// With these conditional headers left to the endpoints.
+    /// Leaves these conditional headers to the endpoints.
     #[must_use]
     pub fn evaluated(mut self, evaluated: &'static [Evaluated]) -> Self {
         self.evaluated = evaluated;
         self
     }
 
-    /// `router` with these rules around each of its endpoints.
+    /// Adds these rules to each endpoint of `router`.
     pub fn around<S: Clone + Send + Sync + 'static>(self, router: Router<S>) -> Router<S> {
         router.layer(middleware::from_fn_with_state(Arc::new(self), enforce))
     }

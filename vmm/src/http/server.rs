@@ -1,17 +1,17 @@
-//! Connections: accepted and served within limits.
+//! Accepts and serves connections within limits.
 //!
-//! Owns what a client may take. It must not know what is asked, nor what kind of
-//! socket it comes by ([`Transport`]).
+//! Owns the limits of clients. It must not know the requests, nor the kind of socket
+//! ([`Transport`]).
 //!
-//! | what | limit |
+//! | object | limit |
 //! |---|---|
 //! | connections at a time | 64; more wait in the kernel's backlog |
-//! | what comes before the first request (a TLS handshake) | 10 s |
+//! | the time before the first request (a TLS handshake) | 10 s |
 //! | a request's line and headers | 16 KiB, 64 headers, 10 s; the 10 s also end idle connections |
 //! | a request's body | 64 KiB, 10 s |
-//! | a connection's life | 5 min, and the request that is under way then |
+//! | a connection's life | 5 min, and the request in progress at that time |
 //! | an answer, once its endpoint is done after these 5 min | 90 s, in which the client reads it |
-//! | the server's end | 1 s for the answers that are under way |
+//! | the server's end | 1 s for pending answers |
 //!
 //! An endpoint has its own limit for its work: a snapshot of a large guest may take an hour. The
 //! wait ends when the client closes its connection.
@@ -37,50 +37,48 @@ const CONNECTIONS_MAX: usize = 64;
 const HEADERS_MAX: usize = 64;
 const HEAD_MAX: usize = 16 * 1024;
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// The largest body, in bytes: a machine with many devices has some KiB.
+/// The largest body, in bytes: the configuration of a VM with many devices has some KiB.
 pub(crate) const BODY_MAX: usize = 64 * 1024;
-/// How long a body may take to come.
+/// How long a body may take to arrive.
 pub(crate) const BODY_TIME: Duration = Duration::from_secs(10);
 const ESTABLISH_TIME: Duration = Duration::from_secs(10);
 const CONNECTION_TIME: Duration = Duration::from_secs(300);
 /// How long a client may take to read the last answer, once its endpoint is done.
 const LAST_READ: Duration = Duration::from_secs(90);
-/// How long answers that are under way may take at the end.
+/// How long pending answers may take at the end.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
-/// After a failure to accept, which a lack of descriptors may be.
+/// The delay after a failure to accept, such as a lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where connections come from.
+/// A source of connections.
 pub trait Transport: Send + Sync + 'static {
-    /// A connection of which nothing is known yet.
+    /// An accepted connection before its handshake.
     type Incoming: Send + 'static;
-    /// A connection on which HTTP is spoken.
+    /// A connection that carries HTTP.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-    /// What is known of who is at the other end. Each request has it as an extension.
+    /// The known data of the peer. Each request has it as an extension.
     type Peer: Clone + Send + Sync + 'static;
 
     /// The next connection.
     ///
-    /// # Errors
-    /// The kernel's, after which accepting goes on.
+    /// # Errors The kernel's; accepting continues afterwards.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Incoming>> + Send;
 
-    /// What is to be done before HTTP is spoken; it is ended after 10 s.
+    /// The handshake before HTTP; cancelled after 10 s.
     ///
-    /// # Errors
-    /// The connection is closed.
+    /// # Errors The connection is closed.
     fn establish(
         &self,
         incoming: Self::Incoming,
     ) -> impl Future<Output = io::Result<(Self::Stream, Self::Peer)>> + Send;
 }
 
-/// Who is at the other end of a Unix socket, as the kernel says (SO_PEERCRED, unix(7)).
+/// The peer of a Unix socket, as the kernel reports it (SO_PEERCRED, unix(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnixPeer {
     /// The user it connected as.
     pub uid: u32,
-    /// Its process, where it is in a PID namespace that is seen from here.
+    /// Its process, if it is in a PID namespace that is visible here.
     pub pid: Option<i32>,
 }
 
@@ -103,15 +101,15 @@ impl Transport for UnixListener {
     }
 }
 
-/// Says when a connection takes no more requests: its time is over, or the server ends. Each request has it as
-/// an extension, so that an answer without an end can be brought to one.
+/// Signals when a connection accepts no more requests: its time is over, or the server ends. Each
+/// request has it as an extension, so that an endless answer can end.
 #[derive(Debug, Clone)]
 pub struct Closing(watch::Receiver<bool>);
 
 impl Closing {
-    /// Waits for it.
+    /// Waits for the signal.
     pub async fn wait(&mut self) {
-        // An error means that the connection is gone, which is the end as well.
+        // An error means that the connection is gone, which is also the end.
         let _ = self.0.wait_for(|closing| *closing).await;
     }
 }
@@ -132,8 +130,8 @@ impl Drop for Working {
     }
 }
 
-/// Serves `router` until `ended` is true or its sender is gone; then the answers that are under way get
-/// a second to reach their clients. Accepting is over before that.
+/// Serves `router` until `ended` is true or its sender is gone. Then it stops accepting, and
+/// pending answers get a second to reach their clients.
 pub async fn serve<T: Transport>(transport: T, router: Router, ended: watch::Receiver<bool>) {
     let transport = Arc::new(transport);
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -142,11 +140,11 @@ pub async fn serve<T: Transport>(transport: T, router: Router, ended: watch::Rec
     loop {
         let accepted = tokio::select! {
             biased;
-            // An error means that the server is gone, which is the end as well.
+            // An error means that the server is gone, which is also the end.
             _ = end.wait_for(|ended| *ended) => break,
             accepted = next(&*transport, &slots) => accepted,
         };
-        // The ones that are over.
+        // Removes the finished ones.
         while connections.try_join_next().is_some() {}
         match accepted {
             Ok((incoming, slot)) => {
@@ -233,7 +231,7 @@ async fn serve_connection(
     let mut connection = pin!(connection);
     let expired = tokio::select! {
         over = connection.as_mut() => return note(over),
-        // An error means that the server is gone, which is the end as well.
+        // An error means that the server is gone, which is also the end.
         _ = ended.wait_for(|ended| *ended) => false,
         () = tokio::time::sleep(CONNECTION_TIME) => true,
     };
@@ -255,7 +253,7 @@ async fn serve_connection(
 /// Waits until no endpoint has worked for [`LAST_READ`]: then the client does not read its answer.
 async fn unread(working: &mut watch::Receiver<bool>) {
     loop {
-        // An error means that the connection is gone, which is the end as well.
+        // An error means that the connection is gone, which is also the end.
         let _ = working.wait_for(|working| !working).await;
         let again = working.wait_for(|working| *working);
         if !matches!(tokio::time::timeout(LAST_READ, again).await, Ok(Ok(_))) {
@@ -264,7 +262,7 @@ async fn unread(working: &mut watch::Receiver<bool>) {
     }
 }
 
-/// Clients come and go as they like: how, is of no interest but for finding mistakes.
+/// Clients may disconnect at any time; the reason only helps to find mistakes.
 fn note(over: hyper::Result<()>) {
     if let Err(error) = over {
         tracing::debug!(%error, "a connection to the API ended");

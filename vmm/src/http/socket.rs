@@ -1,12 +1,12 @@
-//! The Unix socket: made, told from a stale one, removed.
+//! The Unix socket: created, distinguished from a stale one, removed.
 //!
-//! Owns the file. It must not know what is spoken on the socket.
+//! Owns the file. It must not know the protocol on the socket.
 //!
 //! ```text
 //!   path free ──────────────────────────────────> bound, mode 0600
-//!   a socket there, nobody answers: removed ────> bound
-//!   a socket there, somebody answers ───────────> error, left alone
-//!   anything else there ────────────────────────> error, left alone
+//!   a socket exists, no answer: removed ─────────> bound
+//!   a socket exists, a server answers ──────────> error, left alone
+//!   any other file exists ──────────────────────> error, left alone
 //! ```
 
 use std::fs;
@@ -19,18 +19,18 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Who may connect: the user of this process.
+/// The mode of the socket: only the user of this process may connect.
 const MODE: Mode = Mode::from_raw_mode(0o600);
-/// Connections that the kernel keeps until they are accepted.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 64;
 
-/// Why there is no socket.
+/// Why the socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// A server has it.
+    /// Another server uses it.
     #[error("another process serves {0} already; give another path, or stop that process")]
     InUse(PathBuf),
-    /// A file that is no socket is not taken for a stale one.
+    /// The file is not a socket, so it is not treated as a stale one.
     #[error("{0} is there and is no socket; give another path")]
     NotASocket(PathBuf),
     /// The name is too long for a Unix socket (107 bytes), or has a zero byte.
@@ -38,29 +38,28 @@ pub enum SocketError {
     Name {
         /// The path.
         path: PathBuf,
-        /// What the kernel's interface says.
+        /// The error.
         #[source]
         source: io::Error,
     },
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error("cannot make the socket {path}")]
     Make {
         /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// The file of a bound socket; removed when this is dropped, unless another one has
-/// taken its place.
+/// The file of a bound socket; removed on drop, unless another file has replaced it.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
     /// Device and inode.
     identity: (u64, u64),
-    /// As long as it is open, others find the socket in use, and its inode is nobody else's.
+    /// While it is open, others find the socket in use, and its inode is not reused.
     _listener: OwnedFd,
 }
 
@@ -79,10 +78,9 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-/// Binds and listens, with the mode 0600. The listener does not block.
+/// Binds and listens, with the mode 0600. The listener is non-blocking.
 ///
-/// # Errors
-/// See [`SocketError`].
+/// # Errors See [`SocketError`].
 pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
     let make = |source| SocketError::Make {
         path: path.to_owned(),
@@ -99,7 +97,7 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
         None,
     )
     .map_err(|error| make(error.into()))?;
-    // The file gets the socket's mode, so there is no moment in which others may connect.
+    // The file inherits the socket's mode, so other users can never connect.
     rustix::fs::fchmod(&socket, MODE).map_err(|error| make(error.into()))?;
     match rustix::net::bind(&socket, &address) {
         Err(rustix::io::Errno::ADDRINUSE) => {
@@ -108,7 +106,8 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
         }
         bound => bound.map_err(|error| make(error.into()))?,
     }
-    // At once: until then whoever has seen the file is refused, and another server takes it for a stale one.
+    // At once: until then connections to the new file are refused, and another server treats it as
+    // a stale one.
     rustix::net::listen(&socket, BACKLOG).map_err(|error| make(error.into()))?;
     let file = SocketFile {
         path: path.to_owned(),
@@ -118,7 +117,7 @@ pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
     Ok((UnixListener::from(socket), file))
 }
 
-/// Removes a socket on which nobody answers.
+/// Removes a socket on which no server answers.
 fn remove_stale(path: &Path) -> Result<(), SocketError> {
     let make = |source| SocketError::Make {
         path: path.to_owned(),
@@ -133,7 +132,7 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
             tracing::info!(path = %path.display(), "a stale socket is replaced");
             fs::remove_file(path).map_err(make)
         }
-        // A datagram socket (EPROTOTYPE) is somebody's as well.
+        // A datagram socket (EPROTOTYPE) is in use, too.
         _ => Err(SocketError::InUse(path.to_owned())),
     }
 }
@@ -162,7 +161,7 @@ mod tests {
     fn a_socket_comes_and_goes() {
         let directory = Directory::new("api-socket");
         let path = directory.0.join("s");
-        // Nobody listens here any more.
+        // No server listens here any more.
         drop(UnixListener::bind(&path).unwrap());
         let (_listener, file) = listen(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
@@ -170,7 +169,7 @@ mod tests {
         assert!(matches!(listen(&path), Err(SocketError::InUse(_))));
         drop(file);
         assert!(!path.exists());
-        // Somebody took its place by force: its end does not take that one's file.
+        // Another server replaced the file by force: the drop does not remove that file.
         let (_listener, file) = listen(&path).unwrap();
         fs::remove_file(&path).unwrap();
         let _other = UnixListener::bind(&path).unwrap();

@@ -1,12 +1,11 @@
-//! Work that waits, away from the thread that serves.
+//! Blocking work outside of the serving thread.
 
 use super::problem::HttpError;
 
-/// Carries out what has to wait, on one of the runtime's worker threads. It is carried out to its
-/// end also if the client goes.
+/// Runs blocking work on one of the runtime's worker threads, to its end even if the client
+/// disconnects.
 ///
-/// # Errors
-/// [`HttpError::Worker`] if the work panicked, or the server ends.
+/// # Errors [`HttpError::Worker`] if the work panicked, or the server ends.
 pub async fn on_worker<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, HttpError> {

@@ -1,8 +1,8 @@
-//! Which CPUs of the host each vCPU may run on.
+//! The host CPUs of each vCPU.
 //!
-//! Owns the notation: lists of numbers in files and the API (`[[0, 1], [2]]`), the kernel's
-//! list format with a colon between vCPUs on the command line (`0-1:2`). It must not know which
-//! CPUs the host has.
+//! Owns the notation: lists of numbers in files and the API (`[[0, 1], [2]]`), the kernel's list
+//! format with a colon between vCPUs on the command line (`0-1:2`). It must not know which CPUs the
+//! host has.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What is wrong with a list of CPUs.
+/// Why a list of CPUs is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CpuAffinityError {
     /// Not in the kernel's list format.
@@ -19,29 +19,29 @@ pub enum CpuAffinityError {
     /// A number that no host CPU has.
     #[error("there is no CPU {0}: a host has at most {max}", max = HostCpus::MAX)]
     TooLarge(u64),
-    /// A vCPU that could run nowhere.
+    /// An empty list: the vCPU could not run.
     #[error("a vCPU needs at least one CPU of the host")]
     Empty,
-    /// A rule for each vCPU or none at all.
+    /// The number of lists differs from that of vCPUs, and is not zero.
     #[error(
         "cpu_affinity has {lists} lists for {cpus} vCPUs; it needs one list for each vCPU, in \
          their order"
     )]
     Count {
-        /// How many there are.
+        /// The number of lists.
         lists: usize,
-        /// How many are needed.
+        /// The number of vCPUs.
         cpus: u8,
     },
 }
 
-/// CPUs of the host, by the numbers of `/sys/devices/system/cpu`; at least one.
+/// CPUs of the host, by their numbers in `/sys/devices/system/cpu`; at least one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "BTreeSet<u64>", into = "BTreeSet<u16>")]
 pub struct HostCpus(BTreeSet<u16>);
 
 impl HostCpus {
-    /// How many CPUs of a host can be named: what `sched_setaffinity` takes in one `cpu_set_t`.
+    /// The number of CPUs that can be named: `sched_setaffinity` takes one `cpu_set_t`.
     pub const MAX: u16 = 1024;
 
     /// Their numbers, ascending.
@@ -90,8 +90,8 @@ impl fmt::Display for HostCpus {
     }
 }
 
-/// Numbers in the kernel's list format (`0-3,8`), as its files have them; `None` if the text is
-/// anything else. Not more numbers are taken than [`HostCpus::MAX`] in one range.
+/// Parses numbers in the kernel's list format (`0-3,8`), as in its files; `None` if the text has
+/// another form. A range may contain at most [`HostCpus::MAX`] numbers.
 pub fn parse_list(text: &str) -> Option<BTreeSet<u64>> {
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -109,7 +109,7 @@ pub fn parse_list(text: &str) -> Option<BTreeSet<u64>> {
     Some(numbers)
 }
 
-/// Ascending numbers in the kernel's list format.
+/// Formats ascending numbers in the kernel's list format.
 pub fn show_list(numbers: impl IntoIterator<Item = impl Into<u32>>) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for number in numbers.into_iter().map(Into::into) {
@@ -129,13 +129,13 @@ pub fn show_list(numbers: impl IntoIterator<Item = impl Into<u32>>) -> String {
     shown.join(",")
 }
 
-/// One list for each vCPU, in their order; none at all where vCPUs run anywhere.
+/// One list for each vCPU, in order; no lists if vCPUs may run on all CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct CpuAffinity(Vec<HostCpus>);
 
 impl CpuAffinity {
-    /// Whether vCPUs run anywhere.
+    /// Whether vCPUs may run on all CPUs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -147,10 +147,9 @@ impl CpuAffinity {
         &self.0
     }
 
-    /// Checks that each of so many vCPUs has its list, or none.
+    /// Checks that there is one list for each of these vCPUs, or none.
     ///
-    /// # Errors
-    /// [`CpuAffinityError::Count`].
+    /// # Errors [`CpuAffinityError::Count`].
     pub fn check(&self, cpus: u8) -> Result<(), CpuAffinityError> {
         match self.0.len() {
             0 => Ok(()),

@@ -1,4 +1,4 @@
-//! Which processor the guest is shown.
+//! The CPU model of the guest.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,13 +30,13 @@ described! {
     }
 }
 
-/// Not the name of one.
+/// Not the name of a baseline.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is no processor: give host, x86-64-v2, x86-64-v3 or x86-64-v4")]
 pub struct CpuBaselineError(String);
 
 impl CpuBaseline {
-    /// All of them, each but [`CpuBaseline::Host`] with all that is in the ones before.
+    /// All baselines. Each except [`CpuBaseline::Host`] includes the ones before it.
     pub const ALL: [Self; 4] = [Self::V2, Self::V3, Self::V4, Self::Host];
 
     /// Its name.
@@ -50,8 +50,8 @@ impl CpuBaseline {
         }
     }
 
-    /// Whether the guest is shown what the host has. Configurations leave it out then, as those of versions that had no
-    /// baselines do.
+    /// Whether the guest sees the host's CPU. Configurations then omit the field, like those of
+    /// versions without baselines.
     #[must_use]
     pub fn is_host(&self) -> bool {
         *self == Self::Host

@@ -1,8 +1,7 @@
-//! `key=value,key=value`, read into the same serde types as TOML and JSON.
+//! Parses `key=value,key=value` into the same serde types as TOML and JSON.
 //!
-//! A comma inside a value is doubled (`path=a,,b`), as QEMU's users know it.
-//! Booleans are `on` and `off` (or `true` and `false`). Unknown and duplicate
-//! keys are refused by the types themselves.
+//! A comma inside a value is doubled (`path=a,,b`), as in QEMU. Booleans are `on` and `off` (or
+//! `true` and `false`). The types themselves reject unknown and duplicate keys.
 
 use std::borrow::Cow;
 
@@ -10,7 +9,7 @@ use serde::de::value::MapDeserializer;
 use serde::de::{self, DeserializeOwned, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
 
-/// Why a list of options could not be read; the message names the option.
+/// Why a list of options is invalid; the message names the option.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct KeyValueError(String);
@@ -21,18 +20,16 @@ impl de::Error for KeyValueError {
     }
 }
 
-/// Reads `key=value,key=value` into `T`.
+/// Parses `key=value,key=value` into `T`.
 ///
-/// # Errors
-/// Malformed text, an unknown or duplicate key, a missing key, a value of the wrong kind.
+/// # Errors Malformed text, an unknown or duplicate key, a missing key, a value of the wrong kind.
 pub fn from_key_value<T: DeserializeOwned>(text: &str) -> Result<T, KeyValueError> {
     read(pairs(text)?)
 }
 
-/// The same but for one `key`, whose value is returned beside it as it is.
+/// The same except for one `key`, whose value is returned separately as text.
 ///
-/// # Errors
-/// As [`from_key_value`].
+/// # Errors As [`from_key_value`].
 pub fn from_key_value_but<T: DeserializeOwned>(
     text: &str,
     key: &str,
@@ -85,7 +82,7 @@ fn split(text: &str) -> Vec<Cow<'_, str>> {
     options
 }
 
-/// One value, still text; it becomes a number or a boolean where the type asks for one.
+/// One value as text; it becomes a number or a boolean if the type requests one.
 struct Value {
     key: String,
     text: String,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct MacAddress([u8; 6]);
 
-/// Text that is no MAC address of a NIC.
+/// Why a text is not the MAC address of a NIC.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum MacAddressError {
     /// Not six pairs of hexadecimal digits.
@@ -22,7 +22,7 @@ pub enum MacAddressError {
 }
 
 impl MacAddress {
-    /// The six bytes, first on the wire first.
+    /// The six bytes in transmission order.
     #[must_use]
     pub fn bytes(self) -> [u8; 6] {
         self.0
@@ -38,7 +38,7 @@ impl FromStr for MacAddress {
         let mut parts = text.split(':');
         for byte in &mut bytes {
             let part = parts.next().ok_or_else(malformed)?;
-            // from_str_radix alone would take "+1".
+            // `from_str_radix` alone would accept "+1".
             if part.len() != 2 || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
                 return Err(malformed());
             }

@@ -1,4 +1,4 @@
-//! Whether the rings of devices are watched.
+//! The setting of the ring watch.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -9,20 +9,20 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
-/// Whether the rings of devices are watched, written `"off"` or as the seconds after which a
-/// queue that hangs is an alarm, 1 to 3600; 5 where nothing is said.
+/// Whether the VMM watches the rings of devices: `"off"`, or the seconds after which a hanging
+/// queue raises an alarm, 1 to 3600; the default is 5.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingWatch {
-    /// No: nothing wakes an idle machine.
+    /// No: no timer wakes an idle VMM.
     Off,
-    /// Once a second.
+    /// Yes, once a second.
     On {
         /// Seconds, at most [`RingWatch::MAX`].
         alarm_after: NonZeroU16,
     },
 }
 
-/// Neither `off` nor a fit number of seconds.
+/// Neither `off` nor a valid number of seconds.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}: give off, or 1 to {max} seconds", max = RingWatch::MAX)]
 pub struct RingWatchError(String);
@@ -31,7 +31,7 @@ impl RingWatch {
     /// The longest time, in seconds.
     pub const MAX: u16 = 3600;
 
-    /// After how long a queue that hangs is an alarm; `None`: nobody watches.
+    /// The time after which a hanging queue raises an alarm; `None`: the watch is off.
     #[must_use]
     pub fn threshold(self) -> Option<Duration> {
         match self {
@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for RingWatch {
                 seconds.try_into().map_err(E::custom)
             }
 
-            // What TOML's numbers are.
+            // TOML's numbers are signed.
             fn visit_i64<E: de::Error>(self, seconds: i64) -> Result<RingWatch, E> {
                 let seconds = u64::try_from(seconds);
                 let seconds = seconds.map_err(|_| de::Error::custom("less than no seconds"));

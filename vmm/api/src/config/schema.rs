@@ -1,6 +1,6 @@
-//! What the API's description says of values that are text with a form of their own.
+//! Schemas of values that are texts with a form of their own, for the API's description.
 //!
-//! It must not know how they are parsed; a test holds both against each other.
+//! It must not know how they are parsed; a test compares both.
 
 use utoipa::openapi::schema::{
     AdditionalProperties, Array, ArrayBuilder, Object, ObjectBuilder, OneOfBuilder, Schema,
@@ -18,17 +18,17 @@ const SIZE_PATTERN: &str = "^[0-9]+[KkMmGgTt](iB|B)?$";
 const HUGEPAGES: &str = "Back guest memory with huge pages of the host of this size\n\n\
                          * `2M`: 2 MiB\n* `1G`: 1 GiB";
 
-/// A string; its builder, for more to be said.
+/// The builder of a string schema.
 fn text() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(SchemaType::new(Type::String))
 }
 
-/// A text, or null.
+/// A string, or null.
 fn text_or_null() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
 }
 
-/// One of these texts, or null.
+/// One of these strings, or null.
 fn one_of_or_null(texts: &[&str]) -> ObjectBuilder {
     let texts = texts.iter().copied().map(serde_json::Value::from);
     text_or_null().enum_values(Some(texts.chain([serde_json::Value::Null])))
@@ -47,7 +47,7 @@ fn size() -> ObjectBuilder {
         .description(Some("An amount of memory with its unit"))
 }
 
-/// [`MacAddress`](super::MacAddress), or null as if it were not given.
+/// [`MacAddress`](super::MacAddress), or null as if it were absent.
 pub fn mac() -> Object {
     text_or_null()
         .pattern(Some(MAC_PATTERN))
@@ -58,7 +58,7 @@ pub fn mac() -> Object {
         .build()
 }
 
-/// [`MemorySize`](super::MemorySize), or null as if it were not given.
+/// [`MemorySize`](super::MemorySize), or null as if it were absent.
 pub fn memory_max() -> Object {
     size()
         .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
@@ -70,7 +70,7 @@ pub fn memory_max() -> Object {
         .build()
 }
 
-/// [`HugePageSize`](super::HugePageSize), or null as if it were not given.
+/// [`HugePageSize`](super::HugePageSize), or null as if it were absent.
 pub fn hugepages() -> Object {
     one_of_or_null(&["2M", "1G"])
         .description(Some(HUGEPAGES))
@@ -134,7 +134,7 @@ fn doorbell_text(about: &str) -> String {
     )
 }
 
-/// A change of it: null leaves it as it is.
+/// A change of it; null leaves it unchanged.
 pub fn doorbell_change() -> Object {
     one_of_or_null(&["auto", "on", "off"])
         .description(Some(doorbell_text(

@@ -5,20 +5,20 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// An amount of memory, written with its unit: `512M`, `4G`.
+/// An amount of memory with its unit: `512M`, `4G`.
 ///
-/// A number alone is refused: it is bytes to some tools and mebibytes to others.
+/// A number alone is rejected: some tools interpret it as bytes and others as mebibytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct MemorySize(u64);
 
-/// Text that is no amount of memory.
+/// Why a text is not an amount of memory.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum MemorySizeError {
     /// Not a number with a unit.
     #[error("{0:?} is not an amount of memory: give a number and a unit, such as 512M or 4G")]
     Malformed(String),
-    /// More bytes than an address can count.
+    /// More bytes than an address can express.
     #[error("{0} is more than any machine can address")]
     TooLarge(String),
 }
@@ -75,7 +75,7 @@ impl fmt::Display for MemorySize {
                 return write!(f, "{}{name}", self.0 >> shift);
             }
         }
-        // Every other size has a unit's worth of bytes.
+        // Every other size is at least one unit.
         f.write_str("0K")
     }
 }

@@ -1,13 +1,13 @@
-//! A vDPA device in a machine's configuration: by its path, or as an open descriptor.
+//! A vDPA device in a VM's configuration: its path, or an open descriptor.
 //!
-//! Owns the way from the number of a descriptor, which is all that JSON, TOML and a command line can hold, to
-//! the descriptor itself. It must not know how descriptors travel.
+//! JSON, TOML and a command line can only contain the number of a descriptor. This module owns the
+//! conversion from that number to the descriptor. It must not know how descriptors are passed.
 //!
 //! ```text
 //!   {"path": P} ──> Path(P) ───────────────────────────────┐
-//!                                                          ├──> the machine opens, or takes it
+//!                                                          ├──> the VM opens or takes it
 //!   {"fd": N} ──> Number(N) ─ VdpaConfig::take_descriptor ─> Descriptor ┘        │
-//!                    │ nobody has taken it: the machine refuses                  │ VdpaConfig::release
+//!                    │ not taken: the VM rejects it                              │ VdpaConfig::release
 //!                                                          Path(as opened) <─────┘
 //! ```
 
@@ -26,43 +26,43 @@ use vdpa::device::check_fd;
 
 use super::{MacAddress, VmConfig, schema};
 
-/// A vDPA device to be given to the guest.
+/// A vDPA device for the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "VdpaFields", into = "VdpaFields")]
 pub struct VdpaConfig {
-    /// Which device.
+    /// The device.
     pub source: VdpaSource,
-    /// A name for messages; the file's name where none is given. Required for a descriptor.
+    /// A name for messages; the default is the file's name. Required for a descriptor.
     pub id: Option<String>,
-    /// The MAC address that the guest sees; the device's own where none is given.
+    /// The MAC address that the guest sees; the default is the device's own.
     pub mac: Option<MacAddress>,
-    /// Number of virtqueues, control virtqueue included. The device knows it;
-    /// if given, it must agree.
+    /// Number of virtqueues, control virtqueue included. If given, it must match the device.
     pub num_queues: Option<u16>,
     /// Whether the guest kicks by stores in the device's own doorbell pages
     /// (`auto`: where queues have them; `on`: all data queues must; `off`: by eventfds).
     pub doorbell: DoorbellMode,
-    /// Kick the device and interrupt the driver, once, when a queue hangs (`ring_watch`): that
-    /// heals a kick or an interrupt that was lost.
+    /// Kick the device and interrupt the driver, once, when a queue hangs (`ring_watch`). This
+    /// repairs a lost kick or interrupt.
     pub rescue: bool,
     /// The vhost-vdpa character device that replaces this one, once, if this one needs a reset
     /// (DEVICE_NEEDS_RESET). The guest's driver continues. The device is opened only then.
     pub failover: Option<PathBuf>,
 }
 
-/// How a vDPA device is named.
+/// The source of a vDPA device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VdpaSource {
     /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`.
     Path(PathBuf),
-    /// A descriptor that is still to be taken: of a request the index among those that came with
-    /// it, of a command line or a configuration file an inherited one. A machine refuses it.
+    /// The number of a descriptor that is still to be taken. In a request it is the index among the
+    /// passed descriptors; on a command line or in a configuration file it is an inherited one. A
+    /// VM rejects it.
     Number(u32),
     /// An open vhost-vdpa device.
     Descriptor(VdpaDescriptor),
 }
 
-/// A checked vhost-vdpa device that another process opened. Clones are the same open file. Two are
+/// A verified vhost-vdpa device that another process opened. Clones share the open file. Two are
 /// equal only if they are clones.
 #[derive(Clone)]
 pub struct VdpaDescriptor {
@@ -85,11 +85,10 @@ impl PartialEq for VdpaDescriptor {
 impl Eq for VdpaDescriptor {}
 
 impl VdpaDescriptor {
-    /// Takes a descriptor, after a look at what it is; it is closed if it is anything else than a
-    /// vhost-vdpa device that is open for reading and writing. The device is left as it is.
+    /// Takes a descriptor after verifying that it is a vhost-vdpa device that is open for reading
+    /// and writing. Any other descriptor is closed. The device does not change.
     ///
-    /// # Errors
-    /// As [`check_fd`].
+    /// # Errors As [`check_fd`].
     pub fn new(fd: OwnedFd) -> Result<Self, vdpa::Error> {
         let path = check_fd(fd.as_fd())?;
         Ok(Self {
@@ -98,53 +97,52 @@ impl VdpaDescriptor {
         })
     }
 
-    /// The path under which it was opened, as the kernel says. There may be another file by now, or
-    /// none.
+    /// The path at which it was opened, as the kernel reports it. The path may have another file by
+    /// now, or none.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Another descriptor of the same open file.
+    /// Duplicates the descriptor of the open file.
     ///
-    /// # Errors
-    /// The process has no descriptor left.
+    /// # Errors The process has no free descriptor.
     pub fn duplicate(&self) -> io::Result<OwnedFd> {
         self.fd.try_clone()
     }
 }
 
-/// Why a number in a configuration stands for no descriptor.
+/// Why a number in a configuration does not yield a descriptor.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptorError {
-    /// A descriptor has no name of its own.
+    /// The device has no name, which a descriptor requires.
     #[error("a NIC that is given as fd={0} needs an id")]
     NoName(u32),
-    /// There is none, or another NIC has it.
+    /// There is no such descriptor, or another NIC has it.
     #[error("fd={number} of NIC {id} {reason}")]
     Missing {
         /// The NIC.
         id: String,
-        /// What was asked for.
+        /// The requested number.
         number: u32,
-        /// Why it is not to be had.
+        /// Why the descriptor is not available.
         reason: String,
     },
-    /// It is something else.
+    /// The descriptor is not a usable vhost-vdpa device.
     #[error("fd={number} of NIC {id} cannot be used")]
     Unusable {
         /// The NIC.
         id: String,
-        /// What was asked for.
+        /// The requested number.
         number: u32,
-        /// What it is.
+        /// The result of the verification.
         #[source]
         source: vdpa::Error,
     },
 }
 
 impl VdpaConfig {
-    /// The name by which the machine knows it.
+    /// The name of the device in the VM.
     #[must_use]
     pub fn name(&self) -> String {
         let path = match &self.source {
@@ -157,7 +155,7 @@ impl VdpaConfig {
         name.to_string_lossy().into_owned()
     }
 
-    /// The device's path as far as it is known, for people.
+    /// The device's path, as far as known, for people.
     #[must_use]
     pub fn shown_path(&self) -> Cow<'_, str> {
         match &self.source {
@@ -167,7 +165,7 @@ impl VdpaConfig {
         }
     }
 
-    /// Whether this is the device at `path`, as far as paths say it.
+    /// Whether this is the device at `path`, as far as paths identify it.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         match &self.source {
@@ -177,11 +175,10 @@ impl VdpaConfig {
         }
     }
 
-    /// Replaces the number of a descriptor by what `take` gives for it; `take`'s error says why
+    /// Replaces the number of a descriptor by the result of `take`, whose error is the reason if
     /// there is none.
     ///
-    /// # Errors
-    /// See [`DescriptorError`].
+    /// # Errors See [`DescriptorError`].
     pub fn take_descriptor(
         &mut self,
         take: impl FnOnce(u32) -> Result<OwnedFd, String>,
@@ -203,15 +200,15 @@ impl VdpaConfig {
         Ok(())
     }
 
-    /// Lets go of the descriptor, for who only wants to say which device it is: a device opens
-    /// once, so it is not free as long as anybody has it.
+    /// Drops the descriptor and keeps the device's path. A device opens only once, so it is busy
+    /// while any process holds it.
     pub fn release(&mut self) {
         if let VdpaSource::Descriptor(descriptor) = &self.source {
             self.source = VdpaSource::Path(descriptor.path.clone());
         }
     }
 
-    /// A copy that holds no descriptor.
+    /// A copy without a descriptor.
     #[must_use]
     pub fn released(&self) -> Self {
         let mut copy = self.clone();
@@ -221,11 +218,9 @@ impl VdpaConfig {
 }
 
 impl VmConfig {
-    /// Puts `nic` in the place of the device that has its name: where that is on this host, and
-    /// what else `nic` says.
+    /// Replaces the device of the same name by `nic`, with its source and settings.
     ///
-    /// # Errors
-    /// [`NoSuchNic`].
+    /// # Errors [`NoSuchNic`].
     pub fn replace_nic(&mut self, nic: VdpaConfig) -> Result<(), NoSuchNic> {
         let id = nic.name();
         let Some(old) = self.vdpa.iter_mut().find(|old| old.name() == id) else {
@@ -237,12 +232,12 @@ impl VmConfig {
     }
 }
 
-/// A machine has no vDPA device of this name.
+/// The VM has no vDPA device of this name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoSuchNic {
     /// The name.
     pub id: String,
-    /// Those that it has.
+    /// The names that exist.
     pub has: Vec<String>,
 }
 
@@ -287,7 +282,7 @@ struct VdpaFields {
     failover: Option<PathBuf>,
 }
 
-/// What cannot be a device's configuration.
+/// Why fields are not the configuration of a device.
 #[derive(Debug, thiserror::Error)]
 enum FieldsError {
     #[error("missing field `path`, or `fd` for a device that is open already")]
@@ -399,7 +394,7 @@ mod tests {
         let file = || Ok(File::open("/dev/null").unwrap().into());
         let error = config.take_descriptor(|_| file()).unwrap_err();
         assert!(matches!(error, DescriptorError::Unusable { .. }), "{error}");
-        // As it was: another one may come.
+        // Unchanged: another attempt may follow.
         assert_eq!(config.source, VdpaSource::Number(0));
         let mut nameless: VdpaConfig = "fd=0".parse().unwrap();
         let error = nameless.take_descriptor(|_| file()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Devices that come and go, what the guest made of them, and what the watch of their rings saw.
+//! Pluggable devices, their state in the guest, and the results of the ring watch.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -40,7 +40,7 @@ pub struct DiskSummary {
 }
 
 impl DiskSummary {
-    /// A disk that comes when the machine starts.
+    /// A disk that is added when the VM starts.
     #[must_use]
     pub fn configured(id: String, config: &DiskConfig) -> Self {
         Self {

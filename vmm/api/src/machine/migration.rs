@@ -1,4 +1,4 @@
-//! A machine that leaves for another process, or comes from one.
+//! Migration: a VM that leaves for another process, or arrives from one.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -23,11 +23,11 @@ described! {
     }
 }
 
-/// How long a guest that is sent may stand still if nothing else is said, in milliseconds.
+/// The default limit of a migrated guest's downtime, in milliseconds.
 pub const DOWNTIME_MS: u32 = 300;
-/// After how many seconds a migration is given up if nothing else is said.
+/// The default timeout of a migration, in seconds.
 pub const TIMEOUT_S: u32 = 600;
-/// Connections that carry memory if nothing else is said.
+/// The default number of connections that carry memory.
 pub const CONNECTIONS: u16 = 2;
 
 pub(crate) const fn downtime_ms() -> u32 {
@@ -42,7 +42,7 @@ pub(crate) const fn connections() -> u16 {
     CONNECTIONS
 }
 
-/// A request to send a machine: the fields of its own, then those that all such requests have. With
+/// Defines a request to send a VM: its own fields, then those that all such requests have. With
 /// serde's `flatten` an error would name neither the path of a wrong field nor the known fields.
 macro_rules! send_request {
     ($(#[$meta:meta])* $name:ident { $($own:tt)* }) => {
@@ -65,7 +65,7 @@ macro_rules! send_request {
             /// Compare checksums of all guest memory before the guest runs at the destination. If a
             /// byte differs, it stays. The downtime is longer than `downtime_ms`, because the
             /// source reads all memory meanwhile.
-            // Not said where it is not asked for: a machine's process of before knows neither this nor the next.
+            // Omitted unless requested: an older VM process knows neither this field nor the next.
             #[serde(default, skip_serializing_if = "std::ops::Not::not")]
             pub verify_memory: bool,
             /// Only report whether the destination accepts the machine, and the expected cost.
@@ -92,7 +92,7 @@ send_request! {
 }
 
 impl SendConfig {
-    /// To `destination`, with the defaults: 300 ms, 600 s, two connections.
+    /// A migration to `destination` with the defaults: 300 ms, 600 s, two connections.
     #[must_use]
     pub fn new(destination: Endpoint) -> Self {
         Self {
@@ -107,7 +107,7 @@ impl SendConfig {
         }
     }
 
-    /// Whether [`SendConfig::connections`] is possible.
+    /// Whether [`SendConfig::connections`] is valid.
     #[must_use]
     pub fn is_possible(&self) -> bool {
         (1..=CONNECTIONS_MAX).contains(&self.connections)

@@ -143,7 +143,7 @@ pub struct NicChange {
     pub failover: Option<Option<PathBuf>>,
 }
 
-/// A field that is there, also if it is null.
+/// Deserializes a field that is present, even if it is null.
 fn given<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Option<PathBuf>>, D::Error> {
     Option::deserialize(field).map(Some)
 }

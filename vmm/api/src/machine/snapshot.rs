@@ -1,4 +1,4 @@
-//! The whole machine in a directory, and another program in its place.
+//! Snapshots of a VM in a directory, and upgrades to another program.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use utoipa::ToSchema;
 
 use crate::config::VdpaConfig;
 
-/// How long a snapshot may take, guest memory of a TiB included. The node daemon waits so long for a
-/// VMM, and a client a little longer for the daemon.
+/// The limit of a snapshot's duration, sufficient for guest memory of a TiB. The node daemon waits
+/// this long for a VMM, and a client a little longer for the daemon.
 pub const SNAPSHOT_TIME: Duration = Duration::from_secs(3600);
 
 /// Where a snapshot is to be.

@@ -1,4 +1,4 @@
-//! The machine as a whole.
+//! The VM as a whole.
 
 use std::fmt;
 
@@ -79,7 +79,7 @@ pub struct End {
 }
 
 impl End {
-    /// An end for this reason, in more words.
+    /// An end for this reason, with details.
     #[must_use]
     pub fn new(reason: EndReason, detail: impl Into<String>) -> Self {
         Self {
@@ -135,14 +135,14 @@ pub struct VmStatus {
     pub upgrade_downtime_ms: Option<f64>,
 }
 
-/// What of [`VmStatus`] machines of all API levels say alike.
+/// The part of [`VmStatus`] that is the same in all API levels.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Handshake {
-    /// The process that runs it.
+    /// The process of the VM.
     pub pid: u32,
-    /// The version of Bellhop that runs it.
+    /// The version of Bellhop in that process.
     pub version: String,
-    /// The level of its API. The first programs did not say it.
+    /// The level of its API. The first versions did not report it.
     #[serde(default = "first_level")]
     pub api: u32,
 }

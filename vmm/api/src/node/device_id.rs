@@ -1,4 +1,4 @@
-//! The name of a NIC or a disk of a virtual machine.
+//! The name of a NIC or a disk of a VM.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest name of a device, in bytes: what the machine's own API takes.
+/// The longest name of a device, in bytes: the limit of the VM's own API.
 const DEVICE_ID_MAX: usize = 64;
 
 /// The name of a NIC or a disk: 1 to 64 letters, digits, `.`, `_`, `:` or `-`; not `.` or `..`.
@@ -14,7 +14,7 @@ const DEVICE_ID_MAX: usize = 64;
 #[serde(try_from = "Cow<'_, str>")]
 pub struct DeviceId(String);
 
-/// What cannot name a device.
+/// Not a name of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a NIC's or disk's name has 1 to {DEVICE_ID_MAX} letters, digits, dots, underscores, colons or \

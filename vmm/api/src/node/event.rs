@@ -190,7 +190,7 @@ impl Event {
         }
     }
 
-    /// With a sentence for people.
+    /// Adds a sentence for people.
     #[must_use]
     pub fn detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());

@@ -1,4 +1,4 @@
-//! Labels, by which virtual machines are selected, and annotations, which are only kept.
+//! Labels, which select VMs, and annotations, which are only stored.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 /// Keys and their values.
 pub type Labels = BTreeMap<String, String>;
 
-/// The most labels of a virtual machine, the most annotations, and the most parts of a selector.
+/// The most labels of a VM, the most annotations, and the most parts of a selector.
 const LABELS_MAX: usize = 32;
 /// The longest key, and the longest value of a label, in bytes.
 const LABEL_MAX: usize = 63;
@@ -22,19 +22,19 @@ const VALUE_PATTERN: &str = "^[A-Za-z0-9._/-]{0,63}$";
 /// An invalid label, annotation or selector.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadLabel {
-    /// A key.
+    /// An invalid key.
     #[error(
         "{0:?} is no key: it has 1 to {LABEL_MAX} letters, digits, dots, underscores, slashes or \
          hyphens, and begins with a letter or digit"
     )]
     Key(String),
-    /// A value of a label.
+    /// An invalid value of a label.
     #[error(
         "{0:?} is no value of a label: it has up to {LABEL_MAX} letters, digits, dots, \
          underscores, slashes or hyphens"
     )]
     Value(String),
-    /// A value of the annotation with this key.
+    /// An invalid value of the annotation with this key.
     #[error("the annotation {0} has more than {ANNOTATION_MAX} characters")]
     LongAnnotation(String),
     /// Too many.
@@ -42,7 +42,7 @@ pub enum BadLabel {
     TooMany(usize),
 }
 
-/// The beginning of a text that a client gave.
+/// The beginning of a client's text.
 fn shown(text: &str) -> String {
     text.chars().take(LABEL_MAX).collect()
 }
@@ -75,19 +75,17 @@ fn check_keys(all: &Labels) -> Result<(), BadLabel> {
     all.keys().try_for_each(|key| check_key(key))
 }
 
-/// Whether these can be labels.
+/// Checks labels.
 ///
-/// # Errors
-/// There are too many, or one is invalid.
+/// # Errors There are too many, or one is invalid.
 pub fn check_labels(labels: &Labels) -> Result<(), BadLabel> {
     check_keys(labels)?;
     labels.values().try_for_each(|value| check_value(value))
 }
 
-/// Whether these can be annotations.
+/// Checks annotations.
 ///
-/// # Errors
-/// There are too many, or one is invalid or too long.
+/// # Errors There are too many, or one is invalid or too long.
 pub fn check_annotations(annotations: &Labels) -> Result<(), BadLabel> {
     check_keys(annotations)?;
     let long = annotations
@@ -127,13 +125,12 @@ pub fn annotations_schema() -> Object {
     )
 }
 
-/// Labels that a virtual machine must have: `KEY=VALUE`, or `KEY` with any value, with commas
-/// between.
+/// Labels that a VM must have: `KEY=VALUE`, or `KEY` with any value, separated by commas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selector(Vec<(String, Option<String>)>);
 
 impl Selector {
-    /// Whether a virtual machine with these labels is selected.
+    /// Whether a VM with these labels is selected.
     #[must_use]
     pub fn selects(&self, labels: &Labels) -> bool {
         self.0.iter().all(|(key, value)| {

@@ -1,4 +1,4 @@
-//! A NIC of a virtual machine, as clients say it.
+//! A NIC of a VM, as clients describe it.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -121,7 +121,7 @@ pub struct NicStandBy {
 }
 
 impl NicStandBy {
-    /// Made of this.
+    /// A NIC that is created from this source.
     #[must_use]
     pub fn made_of(from: &str) -> Self {
         Self {
@@ -132,7 +132,8 @@ impl NicStandBy {
 }
 
 impl From<String> for NicStandBy {
-    /// As an option says it: a path is a device that is there, all else what one is made of.
+    /// Parses an option: a path is an existing device, any other text is the source of a created
+    /// one.
     fn from(text: String) -> Self {
         if text.starts_with('/') {
             Self {
@@ -145,13 +146,13 @@ impl From<String> for NicStandBy {
     }
 }
 
-/// Why an option is no NIC.
+/// Why an option does not describe a NIC.
 #[derive(Debug, thiserror::Error)]
 pub enum NicSettingsError {
-    /// A key or a value.
+    /// A key or a value is invalid.
     #[error(transparent)]
     KeyValue(#[from] KeyValueError),
-    /// Not exactly one of the three.
+    /// Not exactly one of the three sources is given.
     #[error("say one of from=NIC, path=/dev/vhost-vdpa-N and device=NAME")]
     Source,
 }

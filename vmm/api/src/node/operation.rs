@@ -155,7 +155,7 @@ pub struct OperationQuery {
     pub phase: Option<OperationPhase>,
 }
 
-/// The longest that a request waits for the end of an operation, in seconds.
+/// The longest wait of a request for the end of an operation, in seconds.
 pub const OPERATION_WAIT_MAX_S: u64 = 60;
 
 /// Whether to wait for the end of an operation.

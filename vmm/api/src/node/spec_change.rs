@@ -1,4 +1,4 @@
-//! The answer to a change of a virtual machine's spec.
+//! The answer to a change of a VM's spec.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Virtual machines of a node.
+//! VMs of a node.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ described! {
 }
 
 impl VmPhase {
-    /// Each of them.
+    /// All phases.
     pub const ALL: [Self; 10] = [
         Self::Creating,
         Self::Starting,
@@ -70,7 +70,7 @@ pub struct BadPhase;
 impl FromStr for VmPhase {
     type Err = BadPhase;
 
-    /// Upper and lower case are the same.
+    /// Parses a phase; case-insensitive.
     fn from_str(text: &str) -> Result<Self, BadPhase> {
         let named = |phase: &Self| phase.to_string().eq_ignore_ascii_case(text);
         Self::ALL.into_iter().find(named).ok_or(BadPhase)
@@ -121,7 +121,7 @@ pub struct VmStateChange {
     pub until_reboot: bool,
 }
 
-/// How long a guest may take to power off, in seconds, where a request does not say it.
+/// The default time for a guest to power off, in seconds.
 pub const GRACE_PERIOD_S: u32 = 60;
 /// The longest such time, in seconds.
 pub const GRACE_PERIOD_MAX_S: u32 = 86_400;

@@ -1,4 +1,4 @@
-//! The descriptors of one request, by their index.
+//! Assigns the descriptors of one request by their index.
 
 use std::os::fd::OwnedFd;
 
@@ -7,8 +7,8 @@ use crate::config::VdpaConfig;
 use crate::http::HttpError;
 use crate::http::descriptors::Received;
 
-/// Gives each of `nics` the descriptor that it names, of those that came with the request, whose
-/// body is there. The others are closed.
+/// Assigns each of `nics` the descriptor that it names, among those of the request. The request's
+/// body must have arrived. The other descriptors are closed.
 pub(super) fn give<'a>(
     received: &Received,
     nics: impl IntoIterator<Item = &'a mut VdpaConfig>,
@@ -22,7 +22,7 @@ pub(super) fn give<'a>(
     Ok(())
 }
 
-/// The one with this index, once.
+/// Takes the descriptor with this index, once.
 fn take(all: &mut [Option<OwnedFd>], number: u32) -> Result<OwnedFd, String> {
     let came = all.len();
     let index = usize::try_from(number).unwrap_or(usize::MAX);

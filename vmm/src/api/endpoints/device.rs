@@ -1,4 +1,4 @@
-//! What the guest made of a device: a part of what is said of NICs and disks.
+//! The state of a device in the guest: a part of the description of NICs and disks.
 
 use bellhop_api::machine::{DeviceInfo, Kick, QueueInfo, WatchInfo};
 use devices::virtio::pci::{KickPath, QueueDescription};
@@ -25,7 +25,7 @@ fn queue_info(queue: &QueueDescription, watch: Option<&WatchStatus>) -> QueueInf
 impl From<&DeviceStatus> for DeviceInfo {
     fn from(status: &DeviceStatus) -> Self {
         let device = &status.description;
-        // Where nobody watches there is nothing for any queue.
+        // Without the ring watch there is no entry for any queue.
         let watches = status.watch.iter().map(Some).chain(std::iter::repeat(None));
         let queues = device.queues.iter().zip(watches);
         let names = |features| feature_names(features, device.device_type);

@@ -1,4 +1,4 @@
-//! `/v1/vm/disks/{id}`: one disk, which comes and goes also while the machine runs; see
+//! `/v1/vm/disks/{id}`: one disk, which can be added and removed while the VM runs; see
 //! `pluggable.rs`.
 
 use axum::Json;

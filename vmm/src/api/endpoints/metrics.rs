@@ -1,6 +1,6 @@
-//! `/v1/metrics`: what there is to count, as Prometheus reads it.
+//! `/v1/metrics`: the VM's metrics for Prometheus.
 //!
-//! Owns the names. Nothing is counted here: all figures are the machine's and KVM's at this moment.
+//! Owns the names. This module counts nothing: all figures are the current ones of the VM and KVM.
 
 use axum::extract::State;
 use bellhop_api::machine::{PlugPhase, VmState, VmStatus};
@@ -76,7 +76,7 @@ fn view(text: &mut Text, view: &VmStatus) {
     }
 }
 
-/// What the machine was asked.
+/// The results of queries to the VM.
 struct Counted {
     kvm: std::collections::BTreeMap<String, u64>,
     resources: Resources,
@@ -163,7 +163,7 @@ impl Counted {
         self.write_watches(text);
     }
 
-    /// What the watch of rings saw; no samples where nobody watches.
+    /// The results of the ring watch; no samples if it is off.
     fn write_watches(&self, text: &mut Text) {
         type Value = fn(&WatchStatus) -> Option<u64>;
         let families: [(&'static str, &str, &str, Value); 6] = [

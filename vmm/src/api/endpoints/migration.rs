@@ -1,4 +1,4 @@
-//! `/v1/vm/migration`: the machine leaves for another process, or comes from one.
+//! `/v1/vm/migration`: the VM leaves for another process, or arrives from one.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,4 +1,4 @@
-//! The endpoints: one file each, one line here, and their description.
+//! The endpoints, one file and one line each, and their description.
 
 mod announce;
 mod config;
@@ -44,7 +44,7 @@ use crate::http::{self, ErrorBody, description};
                        mode says who may connect. Clients must ignore unknown members of \
                        responses: a later version may add some."
     ),
-    // The mode of the socket says who may connect.
+    // The mode of the socket controls access.
     security(()),
     servers((url = "/", description = "The Unix socket, as `bellhop run --api-socket` names it")),
     components(schemas(ErrorBody))
@@ -77,7 +77,7 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
         .routes(routes!(openapi))
 }
 
-/// The description that is served; a test generates it and compares.
+/// The served description; a test generates it and compares.
 const DOCUMENT: &str = include_str!("../../../openapi.json");
 
 /// The description as utoipa derives it.
@@ -96,10 +96,10 @@ async fn openapi() -> Response {
     ([(CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
 }
 
-/// All of them, over `controller`.
+/// The router of all endpoints over `controller`.
 pub(super) fn router(controller: Arc<Controller>) -> Router {
     let (router, rules) = description::endpoints_and_rules(registered());
-    // The outermost: also of requests for what is not there.
+    // The outermost layer: also for requests to paths that do not exist.
     let router = http::surround(rules.around(router)).layer(middleware::from_fn(discard));
     router.with_state(controller)
 }

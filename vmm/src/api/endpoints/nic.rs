@@ -1,4 +1,4 @@
-//! `/v1/vm/nics/{id}`: one NIC, which comes and goes also while the machine runs; see
+//! `/v1/vm/nics/{id}`: one NIC, which can be added and removed while the VM runs; see
 //! `pluggable.rs`.
 
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ impl From<Known<VdpaConfig>> for NicInfo {
     }
 }
 
-/// The device that a change names, if it names one.
+/// The device in a change, if it has one.
 fn source(change: &NicChange) -> Result<Option<VdpaSource>, HttpError> {
     match (&change.path, change.fd) {
         (None, None) => Ok(None),
@@ -90,7 +90,7 @@ fn source(change: &NicChange) -> Result<Option<VdpaSource>, HttpError> {
     }
 }
 
-/// Whether nothing but the device, or the one that stands by for it, is to change.
+/// Whether the change contains only the device or its backup.
 fn is_devices_alone(change: &NicChange) -> bool {
     matches!(
         change,
@@ -142,7 +142,7 @@ pub(super) async fn put(
     received: Received,
     JsonBody(mut wanted): JsonBody<VdpaConfig>,
 ) -> Result<Response, ApiError> {
-    // One that comes as a descriptor has no other name.
+    // A device that arrives as a descriptor has no other name.
     wanted.id.get_or_insert_with(|| id.clone());
     descriptors::give(&received, [&mut wanted])?;
     pluggable::put(&api, id, wanted).await
@@ -178,7 +178,7 @@ pub(super) async fn change(
 ) -> Result<Json<NicInfo>, ApiError> {
     let mut device = source(&change)?.map(|source| on_device(&id, source));
     descriptors::give(&received, &mut device)?;
-    // Before anything moves.
+    // Before any device moves.
     if let (Some(device), Some(failover)) = (&device, &change.failover) {
         check_failover(device, failover.as_deref())?;
     }
@@ -204,7 +204,7 @@ pub(super) async fn change(
     })
 }
 
-/// Another device is to take a NIC's place.
+/// Checks the backup device of a NIC.
 fn check_failover(nic: &VdpaConfig, failover: Option<&Path>) -> Result<(), RequestError> {
     match failover {
         Some(failover) if nic.is_at(failover) => Err(RequestError::OwnFailover(nic.name())),
@@ -212,7 +212,7 @@ fn check_failover(nic: &VdpaConfig, failover: Option<&Path>) -> Result<(), Reque
     }
 }
 
-/// A NIC of which no more than the device is known.
+/// A NIC of which only the device is known.
 fn on_device(id: &str, source: VdpaSource) -> VdpaConfig {
     VdpaConfig {
         source,
@@ -225,7 +225,7 @@ fn on_device(id: &str, source: VdpaSource) -> VdpaConfig {
     }
 }
 
-/// Changes the devices of a running machine's NIC; `None` if nothing is to change.
+/// Changes the devices of a running VM's NIC; `None` if there is no change.
 fn change_devices(
     machine: &Handle,
     id: &str,
@@ -239,14 +239,14 @@ fn change_devices(
     }
 }
 
-/// Moves a NIC of a running machine to another device.
+/// Moves a NIC of a running VM to another device.
 fn swap(machine: &Handle, id: &str, source: VdpaSource) -> Result<NicStatus, RequestError> {
     let config = match machine.nic(id) {
         Some(nic) => VdpaConfig {
             source,
             ..nic.config
         },
-        // The machine says what it has of this name.
+        // The VM reports the NIC of this name.
         None => on_device(id, source),
     };
     Ok(machine.swap_nic(id, &config)?.status)

@@ -1,9 +1,9 @@
-//! What the endpoints of NICs and of disks share: devices that come and go, before boot as a
-//! part of the configuration, after it of the machine.
+//! The common part of the endpoints of NICs and disks: pluggable devices, which belong to the
+//! configuration before boot and to the VM afterwards.
 //!
-//! Owns which of the two is meant and what each method does then. It must not know what a
-//! kind of device is configured by, nor how one is shown. Nothing of a plugged device can be
-//! changed but whether it is there, and which vDPA device a NIC has (`nic.rs`).
+//! Owns the choice between these two, and the effect of each method. It must not know the
+//! configuration of a kind of device, nor its description. A plugged device cannot change, except
+//! for the vDPA device of a NIC (`nic.rs`).
 
 use std::sync::Arc;
 
@@ -28,16 +28,16 @@ impl From<PlugState> for PlugPhase {
     }
 }
 
-/// A kind of device that comes and goes, by what configures it.
+/// A kind of pluggable device, implemented by its configuration.
 pub(super) trait Kind: Clone + PartialEq + Send + 'static {
-    /// What clients are shown of one.
+    /// The description for clients.
     type Info: From<Known<Self>> + Serialize;
 
-    /// Where the configuration has them.
+    /// The list in the configuration.
     fn list(config: &mut VmConfig) -> &mut Vec<Self>;
     /// Its name, once it has one: see [`name_all`].
     fn id(&mut self) -> &mut Option<String>;
-    /// As the machine says it of a device that it has.
+    /// The configuration in the form in which the VM reports a plugged device.
     fn plugged(&self) -> Self;
     fn find(machine: &Handle, id: &str) -> Option<Pluggable<Self>>;
     fn plug(&self, machine: &Handle, id: &str) -> Result<Pluggable<Self>, RequestError>;
@@ -100,15 +100,15 @@ impl Kind for DiskConfig {
     }
 }
 
-/// A device as it is known now; its configuration has its name.
+/// The current state of a device; its configuration contains its name.
 #[derive(Debug)]
 pub(super) enum Known<C> {
-    /// It comes when the machine starts.
+    /// It is added when the VM starts.
     Configured(C),
-    /// The machine has it.
+    /// It is plugged into the VM.
     Plugged {
         device: Pluggable<C>,
-        /// What the guest made of it, where that was asked.
+        /// Its state in the guest, if queried.
         info: Option<DeviceInfo>,
     },
 }
@@ -123,8 +123,8 @@ fn no_such(id: &str) -> ApiError {
     RequestError::NoSuchDevice(id.to_owned()).into()
 }
 
-/// Gives each device the name that it goes by, so that it keeps it when others come and go:
-/// a disk without one is called by its place in the list.
+/// Gives each device its effective name, so that it keeps the name when others are added or
+/// removed: a disk without a name is named by its place in the list.
 fn name_all(config: &mut VmConfig) {
     for nic in &mut config.vdpa {
         nic.id = Some(nic.name());
@@ -134,13 +134,13 @@ fn name_all(config: &mut VmConfig) {
     }
 }
 
-/// The place in the list of the device with this name, all of them having one.
+/// The index of the device with this name; all of them have one.
 fn position<C: Kind>(config: &mut VmConfig, id: &str) -> Option<usize> {
     let mut devices = C::list(config).iter_mut();
     devices.position(|device| device.id().as_deref() == Some(id))
 }
 
-/// The device `id`, with what the guest made of it.
+/// The device `id`, with its state in the guest.
 pub(super) async fn show<C: Kind>(api: &Controller, id: &str) -> Result<Json<C::Info>, ApiError> {
     if !api.is_built() {
         let mut config = api.config()?;
@@ -151,13 +151,13 @@ pub(super) async fn show<C: Kind>(api: &Controller, id: &str) -> Result<Json<C::
     }
     let device = C::find(&api.running()?, id).ok_or_else(|| no_such(id))?;
     let devices = api.ask(|machine| machine.devices()).await?;
-    // It may have gone in between.
+    // It may have been removed in between.
     let info = devices.iter().find(|device| device.id == id);
     let info = info.map(DeviceInfo::from);
     Ok(Json(Known::Plugged { device, info }.into()))
 }
 
-/// Has the device `id` there as it is `wanted`, now or when the machine starts.
+/// Ensures that the device `id` exists as `wanted`, now or when the VM starts.
 pub(super) async fn put<C: Kind>(
     api: &Arc<Controller>,
     id: String,
@@ -223,11 +223,11 @@ fn plug<C: Kind>(
     Ok((StatusCode::CREATED, device.into()))
 }
 
-/// Why a plugged device is not changed.
+/// Why a plugged device cannot change.
 pub(super) const UNCHANGING: &str = "a plugged device stays as it is, but for the path of a NIC and of the device that stands by \
      for it (failover), which change alone; take it away with DELETE and give another one with PUT";
 
-/// Changes the device `id` before the machine starts. If `change` fails it is as it was.
+/// Changes the device `id` before the VM starts. If `change` fails, the device is unchanged.
 pub(super) fn change<C: Kind>(
     api: &Controller,
     id: &str,
@@ -247,7 +247,7 @@ pub(super) fn change<C: Kind>(
     })
 }
 
-/// Takes the device `id` away, at once or by asking the guest.
+/// Removes the device `id`, at once or by a request to the guest.
 pub(super) async fn remove<C: Kind>(
     api: &Arc<Controller>,
     id: String,

@@ -1,4 +1,4 @@
-//! What the watch of rings says of a queue: a part of what is said of devices and of the machine.
+//! The results of the ring watch for a queue: a part of the description of devices and of the VM.
 
 use bellhop_api::machine::{AlarmKind, WatchInfo, WatchPhase};
 

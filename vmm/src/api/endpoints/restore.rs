@@ -1,4 +1,4 @@
-//! `/v1/vm/restore`: a machine from a snapshot.
+//! `/v1/vm/restore`: restores a VM from a snapshot.
 
 use axum::extract::State;
 use axum::http::StatusCode;

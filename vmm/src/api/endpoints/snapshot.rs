@@ -1,4 +1,4 @@
-//! `/v1/vm/snapshot`: the whole machine into a directory.
+//! `/v1/vm/snapshot`: writes a snapshot of the VM to a directory.
 
 use axum::Json;
 use axum::extract::State;

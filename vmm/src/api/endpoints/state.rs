@@ -4,5 +4,5 @@ use std::sync::Arc;
 
 use crate::api::controller::Controller;
 
-/// The argument of a handler that uses the machine.
+/// The argument of a handler that uses the VM.
 pub(super) type Api = axum::extract::State<Arc<Controller>>;

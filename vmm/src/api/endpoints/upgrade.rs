@@ -1,4 +1,4 @@
-//! `/v1/vm/upgrade`: another program goes on with the machine.
+//! `/v1/vm/upgrade`: hands the VM over to another program.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::api::error::ApiError;
 use crate::http::body::JsonBody;
 use crate::http::on_worker;
 
-/// The time for the answer to reach the client, before the program that sends it is replaced.
+/// The time for the answer to reach the client before the serving program is replaced.
 const ANSWER: Duration = Duration::from_millis(100);
 
 /// Upgrade the program of the machine in place
@@ -38,7 +38,7 @@ pub(super) async fn upgrade(
     machine.forget_upgrade_error();
     tokio::spawn(async move {
         tokio::time::sleep(ANSWER).await;
-        // Why it failed is shown with the machine.
+        // The status of the VM has the reason of a failure.
         let _ = on_worker(move || machine.hand_over(&wanted.program)).await;
     });
     Ok(StatusCode::ACCEPTED)

@@ -1,4 +1,4 @@
-//! `/v1/vm`: the machine's state and configuration as a whole.
+//! `/v1/vm`: the state and configuration of the whole VM.
 
 use axum::Json;
 use axum::extract::State;

@@ -14,7 +14,7 @@ use crate::http::parameters::Parameters;
 
 /// The longest wait, in seconds.
 const TIMEOUT_MAX: u64 = 60;
-/// The wait where none is given, in seconds.
+/// The default wait, in seconds.
 const TIMEOUT: u64 = 30;
 
 /// Wait for a change
@@ -40,7 +40,7 @@ pub(super) async fn wait(
         // After the end there are no more changes.
         let done =
             changes.wait_for(|view| view.generation != since || view.state == VmState::Stopped);
-        // What there is then is the answer, whether it changed or not.
+        // The answer is the current view, whether it changed or not.
         let _ = tokio::time::timeout(Duration::from_secs(seconds), done).await;
     }
     Ok(Json(api.view()))

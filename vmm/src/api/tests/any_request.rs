@@ -1,5 +1,4 @@
-//! Requests of any kind, in both phases: no panic, no status that is not described, and none that
-//! blames the server.
+//! Arbitrary requests in both phases: no panic, no undescribed status, and no server error.
 
 use proptest::prelude::*;
 

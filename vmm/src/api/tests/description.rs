@@ -54,7 +54,7 @@ static GENERATED: LazyLock<String> = LazyLock::new(|| {
 });
 static SERVED: LazyLock<Value> = LazyLock::new(|| serde_json::from_str(&GENERATED).unwrap());
 
-/// Every status that a described request is answered with is described.
+/// Checks that the status of an answer to a described request is described.
 #[track_caller]
 pub(super) fn is_described(method: &str, path: &str, status: u16) {
     assert!(

@@ -1,7 +1,7 @@
-//! Descriptors that come with requests. What a vhost-vdpa device among them does is proved in the lab
-//! (`tests/tests/api_descriptors.rs`); here are all the others.
+//! Descriptors in requests. The lab tests vhost-vdpa devices among them
+//! (`tests/tests/api_descriptors.rs`); these tests use other files.
 //!
-//! Whether the server has closed one is seen from the other end of a pipe.
+//! The other end of a pipe shows whether the server has closed a descriptor.
 
 use std::io::{IoSlice, PipeReader, PipeWriter};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,7 +13,7 @@ use super::*;
 use crate::http::client::{Client, ClientError};
 use crate::http::descriptors::DESCRIPTORS_MAX;
 
-/// Sends `bytes` with descriptors, as many as the kernel takes at once.
+/// Sends `bytes` with descriptors, as many as the kernel accepts at once.
 fn send(stream: &UnixStream, bytes: &str, descriptors: &[BorrowedFd<'_>]) {
     let mut space = vec![std::mem::MaybeUninit::uninit(); 4096];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -31,7 +31,7 @@ fn head(method: &str, path: &str, body: &str) -> String {
     )
 }
 
-/// One answer of a connection that stays: status and body.
+/// Reads one answer of a persistent connection: status and body.
 fn answer(stream: &mut UnixStream) -> (u16, Value) {
     let mut bytes = Vec::new();
     loop {
@@ -57,7 +57,7 @@ fn answer(stream: &mut UnixStream) -> (u16, Value) {
 #[track_caller]
 fn is_closed(mut reader: PipeReader, writer: PipeWriter) {
     drop(writer);
-    // Blocks until the last writer is gone.
+    // Blocks until the last writer is closed.
     assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0);
 }
 
@@ -101,7 +101,7 @@ fn descriptors_that_are_no_devices_are_refused_and_closed() {
         .open("/dev/null")
         .unwrap();
     let event = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
-    // SAFETY: the descriptor is open as long as `event` is, which is the whole test.
+    // SAFETY: the descriptor is open while `event` lives, which is the whole test.
     let event = unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&event)) };
     for (descriptor, words) in [
         (socket.as_fd(), "not a character device"),
@@ -113,7 +113,7 @@ fn descriptors_that_are_no_devices_are_refused_and_closed() {
     }
     let nameless = json!({ "kernel": "/k", "vdpa": [{ "fd": 0 }] });
     refused(&mut stream, &nameless, &[null.as_fd()], "needs an id");
-    // Nothing was configured.
+    // There is no configuration.
     send(&stream, &head("GET", "/v1/vm/config", ""), &[]);
     assert_eq!(answer(&mut stream).0, 409);
 }
@@ -135,7 +135,7 @@ fn a_nic_has_a_path_or_a_descriptor() {
         );
     }
     inside.done("PUT", "/v1/vm", r#"{"kernel": "/k"}"#);
-    // Where none can come, none has come.
+    // A transport without descriptors never delivers one.
     let answer = inside.refused(
         "PUT",
         "/v1/vm/nics/a",
@@ -177,10 +177,10 @@ fn more_than_fit_are_closed_and_said() {
             "{told}"
         );
         is_closed(reader, writer);
-        // The connection is as good as before.
+        // The connection still works.
         refused(&mut stream, &nic(0), &[], "0 came");
     }
-    // As many as fit, in several pieces: the one that is named is looked at.
+    // As many as fit, in several pieces: the server verifies the named one.
     let mut stream = served.connect();
     let (reader, writer) = std::io::pipe().unwrap();
     let body = nic(15).to_string();
@@ -226,7 +226,7 @@ fn nothing_stays_of_descriptors_that_nobody_wants() {
             let many = vec![writer.as_fd(); 10];
             let body = if method == "GET" { "" } else { "{}" };
             if !body.is_empty() {
-                // An answer that comes before the body was read ends the connection.
+                // An answer before the end of the body closes the connection.
                 stream = served.connect();
             }
             send(&stream, &(head(method, path, body) + body), &many);
@@ -234,7 +234,7 @@ fn nothing_stays_of_descriptors_that_nobody_wants() {
             is_closed(reader, writer);
         }
     }
-    // Of a request that never ends, and of a connection without one.
+    // Descriptors of a request that never ends, and of a connection without a request.
     for words in ["", "GET /v1/vm", &head("PUT", "/v1/vm", "12345")] {
         let stream = served.connect();
         let (reader, writer) = std::io::pipe().unwrap();
@@ -322,7 +322,7 @@ fn the_client_passes_descriptors_and_keeps_its_limits() {
         );
     });
     is_closed(reader, writer);
-    // A server that hangs up, or speaks something else.
+    // A server that closes the connection, or uses another protocol.
     let path = served.path.with_extension("rubbish");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let server = std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! What is asked of a machine that runs, and of the NICs of one that will.
+//! Requests to a running VM, and to the NICs of a VM before boot.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::machine::pretend::{PretendMachine, nic_config};
 use crate::machine::{End, EndReason};
 
 impl Inside {
-    /// With a machine that was started.
+    /// The server with a started VM.
     pub(super) fn running() -> Self {
         let mut config: VmConfig = serde_json::from_str(CONFIG).unwrap();
         config.vdpa.push(nic_config());
@@ -139,12 +139,12 @@ fn nics_are_configured_before_boot() {
     assert_eq!(inside.get("/v1/vm/nics/a"), nic);
     let none = r#"{"failover": null}"#;
     let (_, nic) = inside.ask("PATCH", "/v1/vm/nics/a", none);
-    // What is absent stays.
+    // Absent members do not change.
     assert_eq!(
         (&nic["rescue"], &nic["failover"]),
         (&json!(true), &json!(null))
     );
-    // A device that has failed does not take its own place.
+    // A device cannot be its own backup.
     for own in [
         r#"{"failover": "/dev/vhost-vdpa-1"}"#,
         r#"{"path": "/c", "failover": "/c"}"#,
@@ -202,14 +202,14 @@ fn nics_of_a_running_machine_are_its_own() {
         answer["causes"].to_string().contains("No such file"),
         "{answer}"
     );
-    // Of a plugged NIC its device can change, and nothing else.
+    // A plugged NIC can change its device, and nothing else.
     for more in ["{}", r#"{"path": "/dev/vhost-vdpa-8", "rescue": true}"#] {
         inside.refused("PATCH", "/v1/vm/nics/nic", more, (409, "wrong_state"));
     }
     let same = r#"{"path": "/dev/vhost-vdpa-7"}"#;
     let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/nic", same);
     assert_eq!((status, &nic["path"]), (200, &json!("/dev/vhost-vdpa-7")));
-    // And which one stands by for it; null: none.
+    // And its backup device; null removes that.
     let stand_by = r#"{"failover": "/dev/vhost-vdpa-8"}"#;
     let (status, nic) = inside.ask("PATCH", "/v1/vm/nics/nic", stand_by);
     assert_eq!(
@@ -265,7 +265,7 @@ fn disks_are_configured_before_boot() {
     };
     assert_eq!(named(1), (json!("disk1"), json!("b")));
     assert_eq!(inside.get("/v1/vm/disks/disk1")["state"], "Configured");
-    // A disk keeps its name when one before it goes.
+    // A disk keeps its name when an earlier one is removed.
     inside.done("DELETE", "/v1/vm/disks/disk0", "");
     assert_eq!(named(0), (json!("disk1"), json!("b")));
     let put = |id: &str, body: &str| inside.ask("PUT", &format!("/v1/vm/disks/{id}"), body).0;
@@ -358,7 +358,7 @@ fn a_machine_that_has_ended_says_so() {
     inside.refused("POST", "/v1/vm/reset", "", (409, "ended"));
     inside.refused("GET", "/v1/metrics", "", (409, "ended"));
     inside.refused("PATCH", "/v1/vm", r#"{"state": "Paused"}"#, (409, "ended"));
-    // Nobody waits for what never comes.
+    // The watch does not wait for a change that cannot come.
     let generation = &inside.get("/v1/vm")["generation"];
     let started = Instant::now();
     inside.get(&format!("/v1/vm/watch?since={generation}&timeout_s=60"));
@@ -384,7 +384,7 @@ fn a_watcher_is_told_why_a_machine_ended() {
             std::thread::sleep(Duration::from_millis(50));
             drop(machine);
         });
-        // The first answer that says Stopped has it.
+        // The first answer with Stopped contains it.
         let last = inside.get(&format!("/v1/vm/watch?since={generation}&timeout_s=60"));
         assert_eq!(last["state"], "Stopped");
         assert_eq!(last["end"], json!({ "reason": word, "detail": "x" }));
@@ -442,7 +442,7 @@ fn a_watcher_sees_alarms() {
     let inside = Inside::running();
     let now = inside.get("/v1/vm");
     assert_eq!(now["alarms"], json!([]));
-    // Its pretended machine has one then.
+    // The fake VM has such a NIC then.
     inside.done("POST", "/v1/vm/nics/nic/announce", "");
     let path = format!("/v1/vm/watch?since={}&timeout_s=60", now["generation"]);
     let changed = inside.get(&path);
@@ -465,7 +465,7 @@ fn watchers_leave_room_for_others() {
                 .spawn(tower::ServiceExt::oneshot(router, request.unwrap()))
         })
         .collect();
-    // The runtime runs only while somebody waits for it.
+    // The runtime runs only during a wait.
     let run = || {
         inside
             .runtime

@@ -1,7 +1,7 @@
-//! The text of a description: utoipa's part, and what utoipa cannot derive.
+//! The text of a description: utoipa's part, and the parts that utoipa cannot derive.
 //!
 //! Owns tags, the header of each response, the media type of errors, limits of integers and the
-//! form of texts. It must not know what is described.
+//! form of texts. It must not know the APIs.
 
 use bellhop_api::PROBLEM_JSON;
 use serde_json::{Map, Value, json};
@@ -14,14 +14,14 @@ pub struct Tag {
     pub name: &'static str,
     /// Its description.
     pub about: &'static str,
-    /// Where its paths begin. An operation has the tag with the longest of these.
+    /// The prefixes of its paths. An operation has the tag with the longest matching prefix.
     pub paths: &'static [&'static str],
 }
 
-/// The file: pretty-printed JSON with a line's end.
+/// The file: pretty-printed JSON with a trailing line break.
 #[must_use]
 pub fn text(description: &OpenApi, tags: &[Tag]) -> String {
-    // A description can always be written as JSON.
+    // A description always serializes to JSON.
     let mut whole = serde_json::to_value(description).unwrap_or_default();
     complete(&mut whole);
     if let Some(schemas) = whole["components"]["schemas"].as_object_mut() {
@@ -69,7 +69,7 @@ pub fn text(description: &OpenApi, tags: &[Tag]) -> String {
     text
 }
 
-/// How much of a path is the beginning of a tag's paths.
+/// The length of the prefix of a tag that a path has.
 fn begins(tag: &Tag, path: &str) -> Option<usize> {
     let fits = |begin: &&&str| {
         path.strip_prefix(**begin)
@@ -78,7 +78,7 @@ fn begins(tag: &Tag, path: &str) -> Option<usize> {
     tag.paths.iter().filter(fits).map(|begin| begin.len()).max()
 }
 
-/// A parameter is text, so none is null. utoipa says so only of those in the query.
+/// A parameter is text, so it is never null. utoipa knows that only for those in the query.
 fn not_null(parameter: &mut Value) {
     if let Some(kind) = parameter.pointer_mut("/schema/type")
         && let Some([one, _]) = kind.as_array().map(Vec::as_slice)
@@ -87,8 +87,8 @@ fn not_null(parameter: &mut Value) {
     }
 }
 
-/// Replaces copies of schemas in a part of another by references. utoipa copies the arguments of
-/// generic types, and so do schemas that are written by hand.
+/// Replaces copies of schemas within others by references. utoipa copies the arguments of generic
+/// types, and so do hand-written schemas.
 fn refer(part: &mut Value, schemas: &Map<String, Value>) {
     let parts: Vec<&mut Value> = match part {
         Value::Object(fields) => fields.values_mut().collect(),
@@ -135,7 +135,7 @@ fn complete(part: &mut Value) {
     }
 }
 
-/// A text whose lines were broken for the source: one line for each paragraph and list item.
+/// Joins lines that were wrapped in the source: one line for each paragraph and list item.
 fn joined(text: &str) -> String {
     let mut joined = String::new();
     for line in text.lines().map(str::trim) {

@@ -1,5 +1,5 @@
-//! What must be true of each OpenAPI description, and of the answers of what it describes: the checks
-//! that tests of every API make.
+//! Invariants of each OpenAPI description and of the answers of its API: checks for the tests of
+//! every API.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::{fs, io};
 use bellhop_api::{ErrorCode, PROBLEM_JSON};
 use serde_json::Value;
 
-/// The operation that a request means: `path` may have a query.
+/// The operation of a request: `path` may have a query.
 #[must_use]
 pub fn operation<'a>(description: &'a Value, method: &str, path: &str) -> Option<&'a Value> {
     let path = path.split('?').next().unwrap_or_default();
@@ -31,18 +31,18 @@ fn matches(template: &str, path: &str) -> bool {
     }
 }
 
-/// Whether an answer's status is described. A request that no operation is described for is
-/// answered with what the server says of all such: true.
+/// Whether an answer's status is described. Returns true for a request without an operation,
+/// because the server gives a general answer to it.
 #[must_use]
 pub fn describes(description: &Value, method: &str, path: &str, status: u16) -> bool {
     operation(description, method, path)
         .is_none_or(|operation| operation["responses"].get(status.to_string()).is_some())
 }
 
-/// What is wrong with a description. It must not have
+/// The faults of a description. It must not have
 ///
-/// * references to nothing, schemas that allow anything, words of an enum without a meaning, and
-///   integers without limits;
+/// * references without a target, schemas that allow any value, words of an enum without a meaning,
+///   and integers without limits;
 /// * operations without a summary, a description and a declared tag;
 /// * errors without the problem `ErrorBody`, successes with it, and responses without
 ///   `x-request-id`.
@@ -122,7 +122,7 @@ fn is_integer(kind: &Value) -> bool {
     kinds.chain([kind]).any(|kind| kind == "integer")
 }
 
-/// Whether a schema of integers has both limits. A format of 64 bits stands for the upper one.
+/// Whether a schema of integers has both limits. A format of 64 bits implies the upper one.
 fn is_limited(schema: &Value) -> bool {
     let is_large = matches!(schema["format"].as_str(), Some("int64" | "uint64"));
     schema["minimum"].is_number() && (is_large || schema["maximum"].is_number())

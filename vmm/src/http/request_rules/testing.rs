@@ -1,5 +1,5 @@
-//! Requests that break each rule, to every operation of a description: the check that the tests of
-//! every API make.
+//! Requests that break each rule, to every operation of a description: a check for the tests of
+//! every API.
 
 #![allow(clippy::expect_used, reason = "only tests use it")]
 
@@ -14,9 +14,9 @@ use serde_json::Value;
 use super::{CONDITIONS, Evaluated};
 use crate::http::description::testing::describes;
 
-/// A query parameter of no operation.
+/// A query parameter that no operation has.
 const UNKNOWN: &str = "no-such-parameter";
-/// Content types that a browser's form sends, and others.
+/// Content types of a browser's form, and others.
 const TYPES: [&str; 5] = [
     "",
     "text/plain",
@@ -68,8 +68,8 @@ fn breaches(path: &str, evaluated: &[Evaluated]) -> Vec<Breach> {
     all
 }
 
-/// The requests that `router` does not refuse with the status and code of the rule, and refusals that
-/// `description` lacks. The refusal of a parameter names it and the known ones.
+/// The requests that `router` does not refuse with the status and code of the rule, and refusals
+/// that `description` lacks. The refusal of a parameter must name it and the known ones.
 pub async fn unenforced(
     router: Router,
     description: &Value,

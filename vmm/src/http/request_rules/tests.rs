@@ -1,4 +1,4 @@
-//! Requests of any kind against the rules of a small API.
+//! Arbitrary requests against the rules of a small API.
 
 use axum::body::Body;
 use axum::routing::get;
@@ -8,7 +8,7 @@ use tower::ServiceExt as _;
 use super::*;
 use crate::http::complete;
 
-/// A router with one path and two operations; it grants what passes the rules.
+/// A router with one path and two operations; requests that pass the rules succeed.
 fn router() -> Router {
     let operation = |method, parameters: &[&str]| Operation {
         method,
@@ -75,7 +75,7 @@ fn known_parameters_pass_and_unknown_ones_do_not() {
         assert_eq!(ask("HEAD", query, &[], ""), 400, "{query}");
     }
     assert_eq!(ask("PATCH", "?label=a", &[], ""), 400);
-    // Without a description it is for another server to say.
+    // Without a description another server checks it.
     assert_eq!(ask("PUT", "?label=a", &[], ""), 200);
 }
 
@@ -124,7 +124,7 @@ fn a_body_is_json() {
     ] {
         assert_eq!(typed("PUT", kind, "{}"), 415, "{kind}");
         assert_eq!(typed("PATCH", kind, "{}"), 415, "{kind}");
-        // Nothing is there that could be misread.
+        // An empty body cannot be misread.
         assert_eq!(typed("PUT", kind, ""), 200, "{kind}");
     }
     let twice = [

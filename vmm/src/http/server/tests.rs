@@ -1,4 +1,4 @@
-//! Connections that expire, wait and end, on a clock that stands still until all wait for it.
+//! Connections that expire, wait and end, with a paused clock that advances when all tasks wait.
 
 use axum::Extension;
 use axum::routing::{get, post};
@@ -11,14 +11,14 @@ use super::*;
 const HOUR: Duration = Duration::from_secs(3600);
 const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 
-/// A connection to `router`: the client's end, and what to run beside it.
+/// A connection to `router`: the client's end, and the server's future.
 fn connect(router: Router) -> (DuplexStream, watch::Sender<bool>, impl Future<Output = ()>) {
     let (end, ended) = watch::channel(false);
     let (client, server) = tokio::io::duplex(4096);
     (client, end, serve_connection(server, router, ended))
 }
 
-/// Sends this; all that comes until the connection ends.
+/// Sends this; returns all data until the connection ends.
 async fn exchange(client: &mut DuplexStream, request: &str) -> String {
     client.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
@@ -98,7 +98,7 @@ async fn a_slow_body_times_out() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_ends_waits_for_no_endpoint() {
-    // Once in the connection's time, once beyond it.
+    // Once within the connection's time, once after it.
     for begin in [Duration::from_secs(1), CONNECTION_TIME * 2] {
         let (mut client, end, served) = connect(Router::new().route("/", get(slow)));
         let before = Instant::now();
