@@ -2,8 +2,8 @@
 //!
 //! Owns the terminal's mode while a guest runs. The mode is raw from [`Terminal::attach`] until the
 //! value is dropped; the panic hook restores it, too, because a release build aborts on panic and
-//! runs no destructor. Output processing stays on, so that our own log lines end with a carriage
-//! return. Ctrl-A is the escape, as in QEMU's `-nographic`:
+//! runs no destructor. Output processing stays on, so that our own log lines begin in the first
+//! column. Ctrl-A is the escape, as in QEMU's `-nographic`:
 //!
 //! ```text
 //!            Ctrl-A             x: leave

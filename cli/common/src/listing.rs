@@ -224,7 +224,8 @@ pub struct Listing {
 impl Listing {
     /// Prints the listing on standard output.
     ///
-    /// # Errors Standard output cannot be written.
+    /// # Errors
+    /// Standard output cannot be written.
     pub fn print(&self, format: Format) -> Result<Code, Error> {
         format.print(self, || self.text())
     }

@@ -74,7 +74,8 @@ impl Table {
     /// Selects these columns, in this order; names are case-insensitive. Without names the table is
     /// unchanged.
     ///
-    /// # Errors The table has no such column.
+    /// # Errors
+    /// The table has no such column.
     pub(crate) fn with_columns(self, names: &[&str]) -> Result<Self, Error> {
         if self.heading.is_empty() {
             return Ok(self);

@@ -200,7 +200,8 @@ fn last_lines(mut bytes: Vec<u8>, lines: usize) -> Vec<u8> {
 
 /// The text after a position, at most 1 MiB of it.
 ///
-/// # Errors The files cannot be read.
+/// # Errors
+/// The files cannot be read.
 pub(crate) fn after(path: &Path, position: Position) -> io::Result<Part> {
     let segments = segments(path)?;
     let known = segments

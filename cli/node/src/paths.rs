@@ -34,7 +34,8 @@ impl Paths {
 
     /// Creates both directories if they do not exist.
     ///
-    /// # Errors The directory that cannot be created, and the kernel's error.
+    /// # Errors
+    /// The directory that cannot be created, and the kernel's error.
     pub(crate) fn make(&self) -> Result<(), (PathBuf, io::Error)> {
         for (path, mode) in [(&self.state, 0o700), (&self.runtime, 0o755)] {
             DirBuilder::new()

@@ -89,7 +89,8 @@ impl Peers {
     /// The endpoint for an incoming VM: `socket` if the sender is on this host, otherwise a free
     /// port.
     ///
-    /// # Errors This daemon has no certificates, or its host has no free port.
+    /// # Errors
+    /// This daemon has no certificates, or its host has no free port.
     pub(crate) fn place(&self, socket: Option<&Path>) -> Result<Endpoint, Error> {
         if let Some(socket) = socket {
             return Ok(Endpoint::Unix(socket.to_owned()));
@@ -113,7 +114,8 @@ impl Peers {
 
     /// Requests another node to wait for a VM. Blocks.
     ///
-    /// # Errors Then nothing is left at that node, or it cleans up by itself.
+    /// # Errors
+    /// Then nothing is left at that node, or it cleans up by itself.
     pub(crate) fn receive(&self, peer: &Peer, wanted: ReceiveFromNode) -> Result<Endpoint, Error> {
         let address = address(&peer.node)?;
         let far = matches!(address, Address::Https { .. });
@@ -132,7 +134,8 @@ impl Peers {
 
     /// Notifies another node that a VM does not arrive. Blocks.
     ///
-    /// # Errors The node is unreachable, or the VM has arrived.
+    /// # Errors
+    /// The node is unreachable, or the VM has arrived.
     pub(crate) fn withdraw(&self, peer: &Peer) -> Result<(), Error> {
         let node = self.connect(peer, &address(&peer.node)?)?;
         match node.change(Method::DELETE, &migration_of(peer)) {
@@ -146,7 +149,8 @@ impl Peers {
 
     /// Whether another node has the VM. Blocks.
     ///
-    /// # Errors The node is unreachable.
+    /// # Errors
+    /// The node is unreachable.
     pub(crate) fn has(&self, peer: &Peer) -> Result<bool, Error> {
         let node = self.connect(peer, &address(&peer.node)?)?;
         let path = client::path(["v1", "vms", &peer.name]);
@@ -184,7 +188,8 @@ fn address(node: &str) -> Result<Address, Error> {
 
 /// Checks the form of a node's address.
 ///
-/// # Errors It is not the address of a daemon.
+/// # Errors
+/// It is not the address of a daemon.
 pub fn check(node: &str) -> Result<(), Error> {
     address(node).map(drop)
 }

@@ -52,7 +52,8 @@ pub(super) struct Watcher {
 impl Watcher {
     /// Publishes events from now on.
     ///
-    /// # Errors There is no thread, or no socket for uevents.
+    /// # Errors
+    /// There is no thread, or no socket for uevents.
     pub(super) fn start(events: Arc<Events>, listener: Listener) -> io::Result<Self> {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let uevents = Uevents::open()?;

@@ -48,7 +48,8 @@ impl TlsArguments {
 
     /// The files, if they are given.
     ///
-    /// # Errors Only some of the options are given.
+    /// # Errors
+    /// Only some of the options are given.
     pub(crate) fn files(&self) -> Result<Option<TlsFiles>, Error> {
         let clone = (
             self.tls_cert.clone(),

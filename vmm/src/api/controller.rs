@@ -68,7 +68,8 @@ impl fmt::Debug for Controller {
 impl Controller {
     /// A controller without a VM. With an origin, its start is requested already.
     ///
-    /// # Errors The process has no free descriptor.
+    /// # Errors
+    /// The process has no free descriptor.
     pub(super) fn new(
         origin: Option<Origin>,
         stop: &StopHandle,

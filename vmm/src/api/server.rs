@@ -52,7 +52,8 @@ impl Server {
     /// Serves on `path` from now on. With an origin the start is requested already; without one a
     /// client must request it. Clients stop the VM through `stop`.
     ///
-    /// # Errors See [`ServerError`].
+    /// # Errors
+    /// See [`ServerError`].
     pub fn start(
         path: &Path,
         origin: Option<Origin>,

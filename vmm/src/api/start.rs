@@ -26,7 +26,8 @@ impl Starts {
     /// Waits until a client, or the origin that the server was started with, requests a start;
     /// `None` if `stop` comes first.
     ///
-    /// # Errors Those of epoll.
+    /// # Errors
+    /// Those of epoll.
     pub fn wait(&self, stop: &StopHandle) -> io::Result<Option<StartRequest>> {
         let events = EventLoop::new()?;
         events.add(stop.eventfd().as_raw_fd(), Token::Stop)?;

@@ -189,7 +189,8 @@ impl Client {
     /// this list. The server receives duplicates, possibly even if this fails. Any status counts as
     /// an answer.
     ///
-    /// # Errors See [`ClientError`].
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn send(
         &self,
         request: Request<Bytes>,
@@ -211,7 +212,8 @@ impl Client {
     /// Sends a request whose answer arrives piece by piece, without a limit in size. The timeout
     /// applies until the answer begins. A refusal is returned whole.
     ///
-    /// # Errors See [`ClientError`].
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn stream(&self, request: Request<Bytes>) -> Result<Streamed, ClientError> {
         self.in_time(async {
             let answer = self.begin(with_type(request), Vec::new()).await?;
@@ -227,7 +229,8 @@ impl Client {
     /// Sends a request unchanged; the caller reads the answer's body. Only the caller's limits
     /// apply.
     ///
-    /// # Errors See [`ClientError`].
+    /// # Errors
+    /// See [`ClientError`].
     pub async fn open<B>(&self, request: Request<B>) -> Result<Response<Incoming>, ClientError>
     where
         B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,

@@ -63,7 +63,8 @@ impl Received {
     /// Takes all of them, in order of arrival. Must be called once the body is complete: they may
     /// arrive with its last byte.
     ///
-    /// # Errors [`TooManyDescriptors`]; then all are closed.
+    /// # Errors
+    /// [`TooManyDescriptors`]; then all are closed.
     pub fn take(&self) -> Result<Vec<OwnedFd>, TooManyDescriptors> {
         let waiting = std::mem::take(&mut *self.0.lock());
         if waiting.overflow {

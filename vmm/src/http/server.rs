@@ -61,12 +61,14 @@ pub trait Transport: Send + Sync + 'static {
 
     /// The next connection.
     ///
-    /// # Errors The kernel's; accepting continues afterwards.
+    /// # Errors
+    /// The kernel's; accepting continues afterwards.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Incoming>> + Send;
 
     /// The handshake before HTTP; cancelled after 10 s.
     ///
-    /// # Errors The connection is closed.
+    /// # Errors
+    /// The connection is closed.
     fn establish(
         &self,
         incoming: Self::Incoming,

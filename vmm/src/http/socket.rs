@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   path free ──────────────────────────────────> bound, mode 0600
-//!   a socket exists, no answer: removed ─────────> bound
+//!   a socket exists, no answer: removed ────────> bound
 //!   a socket exists, a server answers ──────────> error, left alone
 //!   any other file exists ──────────────────────> error, left alone
 //! ```
@@ -80,7 +80,8 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 /// Binds and listens, with the mode 0600. The listener is non-blocking.
 ///
-/// # Errors See [`SocketError`].
+/// # Errors
+/// See [`SocketError`].
 pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), SocketError> {
     let make = |source| SocketError::Make {
         path: path.to_owned(),

@@ -24,7 +24,8 @@ pub struct NodeArguments {
 impl NodeArguments {
     /// Creates a client for the daemon.
     ///
-    /// # Errors See [`Http::new`].
+    /// # Errors
+    /// See [`Http::new`].
     pub fn connect(&self) -> Result<Node, Error> {
         Ok(Node::new(Http::new(&self.node, &self.credentials)?))
     }

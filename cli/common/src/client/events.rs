@@ -55,7 +55,8 @@ pub enum Notice {
 impl Node {
     /// The past events that the daemon still keeps.
     ///
-    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
+    /// # Errors
+    /// The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn past_events(&self, query: EventQuery) -> Result<Vec<Value>, Error> {
         let query = EventQuery {
             since: Some(0),
@@ -114,8 +115,9 @@ impl fmt::Debug for EventStream<'_> {
 impl EventStream<'_> {
     /// The next notice; none after `limit`.
     ///
-    /// # Errors The daemon refuses, sends an unexpected answer, or is unreachable: at first, or for
-    /// a minute.
+    /// # Errors
+    /// The daemon refuses, sends an unexpected answer, or is unreachable: at first, or for a
+    /// minute.
     pub fn next(&mut self, limit: Duration) -> Result<Option<Notice>, Error> {
         let end = Instant::now() + limit;
         loop {

@@ -30,8 +30,9 @@ pub struct Http {
 impl Http {
     /// Creates a client for the daemon at `address`. The first request connects.
     ///
-    /// # Errors The kernel has no free descriptor for the runtime, or the credentials for a daemon
-    /// on another host cannot be used.
+    /// # Errors
+    /// The kernel has no free descriptor for the runtime, or the credentials for a daemon on
+    /// another host cannot be used.
     pub fn new(address: &Address, credentials: &Credentials) -> Result<Self, Error> {
         let client = Client::of(address.clone()).answer_max(ANSWER_MAX);
         let client = match address {

@@ -54,7 +54,8 @@ impl Node {
 
     /// Gets the object at `path`.
     ///
-    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
+    /// # Errors
+    /// The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         let answer = self.ask(&Request::new(Method::GET, path, ORDINARY))?;
         answer.read()
@@ -62,21 +63,24 @@ impl Node {
 
     /// Gets the body at `path` unchanged.
     ///
-    /// # Errors The daemon is unreachable, or refuses.
+    /// # Errors
+    /// The daemon is unreachable, or refuses.
     pub fn get_bytes(&self, path: &str) -> Result<Vec<u8>, Error> {
         Ok(self.get_whole(path)?.body)
     }
 
     /// Gets the whole answer for `path`, with its headers.
     ///
-    /// # Errors The daemon is unreachable, or refuses.
+    /// # Errors
+    /// The daemon is unreachable, or refuses.
     pub fn get_whole(&self, path: &str) -> Result<Answer, Error> {
         self.ask(&Request::new(Method::GET, path, ORDINARY))
     }
 
     /// Opens a stream: the answer to a GET of `path`, piece by piece.
     ///
-    /// # Errors The daemon is unreachable, or refuses.
+    /// # Errors
+    /// The daemon is unreachable, or refuses.
     pub fn open(&self, path: &str) -> Result<Box<dyn Stream + '_>, Error> {
         let request = Request::new(Method::GET, path, ORDINARY);
         match self.transport.open(&request)? {
@@ -87,14 +91,16 @@ impl Node {
 
     /// Sends a change; returns the answer, `Null` if it is empty.
     ///
-    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
+    /// # Errors
+    /// The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn change(&self, method: Method, path: &str) -> Result<Value, Error> {
         Ok(self.change_within(method, path, ORDINARY)?.1)
     }
 
     /// The same, within `time`; also returns the status, for answers that need it.
     ///
-    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
+    /// # Errors
+    /// The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn change_within(
         &self,
         method: Method,
@@ -107,7 +113,8 @@ impl Node {
 
     /// The same with a body, and within `time`.
     ///
-    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
+    /// # Errors
+    /// The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn send(
         &self,
         method: Method,
@@ -122,7 +129,8 @@ impl Node {
 
     /// `PUT`s `body` to `path`, within `time` and only if `condition` holds.
     ///
-    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
+    /// # Errors
+    /// The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn put(
         &self,
         path: &str,
@@ -136,7 +144,8 @@ impl Node {
 
     /// Changes the object at `path` by a merge patch, within `time` and only if `condition` holds.
     ///
-    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
+    /// # Errors
+    /// The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn merge_patch(
         &self,
         path: &str,

@@ -100,7 +100,8 @@ impl<'a, T> Call<'a, T> {
 
     /// Sends the request.
     ///
-    /// # Errors The daemon is unreachable, refuses, or sends an unexpected answer.
+    /// # Errors
+    /// The daemon is unreachable, refuses, or sends an unexpected answer.
     pub fn send(self) -> Result<T, Error> {
         (self.read)(&self.node.ask(&self.request?)?)
     }

@@ -66,7 +66,8 @@ pub struct Credentials {
 impl Credentials {
     /// Reads the files.
     ///
-    /// # Errors A file is missing from the options, or cannot be used.
+    /// # Errors
+    /// A file is missing from the options, or cannot be used.
     pub(super) fn load(&self) -> Result<Tls, Error> {
         let ca = given(&self.node_ca, "--node-ca", "BELLHOP_NODE_CA")?;
         let certificate = given(&self.node_cert, "--node-cert", "BELLHOP_NODE_CERT")?;

@@ -74,7 +74,8 @@ impl Request {
 
     /// Adds a body.
     ///
-    /// # Errors The value cannot be serialized.
+    /// # Errors
+    /// The value cannot be serialized.
     pub(super) fn json(mut self, body: &impl Serialize) -> Result<Self, Error> {
         let body = serde_json::to_vec(body);
         self.body = Some(body.map_err(Error::context("the request cannot be put into words"))?);
@@ -139,11 +140,13 @@ pub enum Opened<'a> {
 pub trait Transport: fmt::Debug + Send + Sync {
     /// Sends one request, and returns its answer, which may be a refusal.
     ///
-    /// # Errors The daemon is unreachable, or does not answer in time or in HTTP.
+    /// # Errors
+    /// The daemon is unreachable, or does not answer in time or in HTTP.
     fn exchange(&self, request: &Request) -> Result<Answer, Error>;
 
     /// Sends one request whose answer is a stream.
     ///
-    /// # Errors As [`Self::exchange`].
+    /// # Errors
+    /// As [`Self::exchange`].
     fn open(&self, request: &Request) -> Result<Opened<'_>, Error>;
 }

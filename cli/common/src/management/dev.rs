@@ -10,14 +10,16 @@ use crate::virtio_names;
 
 /// All devices, for reports.
 ///
-/// # Errors The kernel does not answer.
+/// # Errors
+/// The kernel does not answer.
 pub fn all() -> Result<Listing, vdpa_mgmt::Error> {
     Ok(listing(&Connection::open()?.devices()?))
 }
 
 /// The configurations of all devices, for reports.
 ///
-/// # Errors The kernel does not answer.
+/// # Errors
+/// The kernel does not answer.
 pub fn all_configs() -> Result<Listing, vdpa_mgmt::Error> {
     Ok(config_listing(&Connection::open()?.configs()?))
 }

@@ -7,7 +7,8 @@ use crate::virtio_names;
 
 /// All management devices, for reports.
 ///
-/// # Errors The kernel does not answer.
+/// # Errors
+/// The kernel does not answer.
 pub fn all() -> Result<Listing, vdpa_mgmt::Error> {
     Ok(listing(&Connection::open()?.mgmt_devices()?))
 }

@@ -8,7 +8,8 @@ use crate::text::address;
 
 /// A listing of NICs.
 ///
-/// # Errors The kernel does not answer.
+/// # Errors
+/// The kernel does not answer.
 pub fn listing(nics: &[MadeNic]) -> Result<Listing, vdpa_mgmt::Error> {
     let mut entries = Vec::new();
     if !nics.is_empty() {

@@ -17,14 +17,16 @@ fn listing(entries: Vec<Entry>) -> Listing {
 
 /// A listing of a physical function and its virtual functions.
 ///
-/// # Errors The kernel does not answer, or a file of sysfs cannot be read.
+/// # Errors
+/// The kernel does not answer, or a file of sysfs cannot be read.
 pub fn of_function(pci: &Pci, function: &Function) -> Result<Listing, Error> {
     Ok(listing(describe_function(pci, function)?))
 }
 
 /// A listing of all SR-IOV functions with their virtual functions.
 ///
-/// # Errors The kernel does not answer, or a file of sysfs cannot be read.
+/// # Errors
+/// The kernel does not answer, or a file of sysfs cannot be read.
 pub fn all() -> Result<Listing, Error> {
     let pci = Pci::default();
     let mut entries = Vec::new();
@@ -36,7 +38,8 @@ pub fn all() -> Result<Listing, Error> {
 
 /// A listing of the named function (a network interface or pci/ADDRESS) and its virtual functions.
 ///
-/// # Errors The name is not that of a function, or as for [`all`].
+/// # Errors
+/// The name is not that of a function, or as for [`all`].
 pub fn one(text: &str) -> Result<Listing, Error> {
     let pci = Pci::default();
     let entries = match Physical::find(&pci, text)? {
@@ -67,7 +70,8 @@ pub enum Physical {
 impl Physical {
     /// Finds the function of `text`: a network interface or pci/ADDRESS.
     ///
-    /// # Errors The text is not an address, or there is no such function.
+    /// # Errors
+    /// The text is not an address, or there is no such function.
     pub fn find(pci: &Pci, text: &str) -> Result<Self, Error> {
         let address = match text.strip_prefix("pci/") {
             Some(address) => Some(address.parse()?),
@@ -101,7 +105,8 @@ fn describe_function(pci: &Pci, function: &Function) -> Result<Vec<Entry>, Error
 
 /// A PCI function: its interfaces, its driver, its location, its devices.
 ///
-/// # Errors A file of sysfs cannot be read.
+/// # Errors
+/// A file of sysfs cannot be read.
 pub fn function_entry(pci: &Pci, function: &Function) -> Result<Entry, Error> {
     let entry = Entry::new(name(function));
     described(entry, pci, function)

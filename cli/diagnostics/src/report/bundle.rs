@@ -119,7 +119,8 @@ impl Bundle {
 
     /// The file.
     ///
-    /// # Errors The archive cannot be completed.
+    /// # Errors
+    /// The archive cannot be completed.
     pub fn finish(mut self) -> io::Result<Vec<u8>> {
         let errors = match self.errors.as_str() {
             "" => "Nothing is missing.\n".to_owned(),

@@ -29,7 +29,8 @@ pub struct CertificateFiles {
 
 /// Reads the files and creates the configuration for incoming connections.
 ///
-/// # Errors A file cannot be used.
+/// # Errors
+/// A file cannot be used.
 pub(super) fn load(files: &CertificateFiles) -> Result<Arc<ServerConfig>, Error> {
     let chain = credentials::certificates(&files.certificate, Holder::Service)?;
     let key = credentials::private_key(&files.key, Holder::Service)?;

@@ -86,7 +86,8 @@ impl fmt::Debug for Access {
 impl Access {
     /// With `files`, callers may also use TCP.
     ///
-    /// # Errors A file cannot be used.
+    /// # Errors
+    /// A file cannot be used.
     pub(crate) fn new(files: Option<AccessFiles>) -> Result<Self, Error> {
         let remote = files.map(|files| {
             let loaded = Loaded::of(&files)?;
@@ -100,7 +101,8 @@ impl Access {
     /// Reads all files again. Existing connections stay; the new tokens apply from the next request
     /// on.
     ///
-    /// # Errors A file cannot be used; then nothing changes.
+    /// # Errors
+    /// A file cannot be used; then nothing changes.
     pub(crate) fn reload(&self) -> Result<(), Error> {
         if let Some((files, loaded)) = &self.remote {
             let new = Loaded::of(files)?;

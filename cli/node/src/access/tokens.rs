@@ -44,7 +44,8 @@ pub(crate) struct Tokens(Vec<Token>);
 impl Tokens {
     /// Reads a file that only its owner may read.
     ///
-    /// # Errors The file cannot be used.
+    /// # Errors
+    /// The file cannot be used.
     pub(super) fn load(path: &Path) -> Result<Self, Error> {
         let bytes = credentials::read(path, Secrecy::Secret, Holder::Service)?;
         Self::parse(&bytes, path)

@@ -65,7 +65,8 @@ fn malformed(name: &str, wanted: &str) -> HttpError {
 impl Precondition {
     /// The precondition of the request.
     ///
-    /// # Errors A value is malformed.
+    /// # Errors
+    /// A value is malformed.
     pub(super) fn condition(&self) -> Result<Condition, HttpError> {
         let absent = match self.if_none_match.as_deref() {
             None => false,

@@ -29,7 +29,8 @@ pub(crate) fn tag(generation: u64) -> String {
 impl Condition {
     /// Checks the precondition against this record. The caller holds the VM's lock.
     ///
-    /// # Errors It does not hold.
+    /// # Errors
+    /// It does not hold.
     pub(super) fn check(&self, vm: &VmName, record: Option<&Record>) -> Result<(), Error> {
         match (self, record) {
             (Self::None, _) | (Self::Absent, None) | (Self::Present, Some(_)) => Ok(()),

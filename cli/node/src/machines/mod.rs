@@ -184,7 +184,8 @@ impl Machines {
 
     /// Opens all VMs in the store. Does not change any yet: see [`Self::settle`].
     ///
-    /// # Errors A record cannot be read; then nothing was changed.
+    /// # Errors
+    /// A record cannot be read; then nothing was changed.
     pub(crate) fn open(
         store: Store,
         paths: Paths,
@@ -312,7 +313,8 @@ impl Machines {
 
     /// One VM.
     ///
-    /// # Errors It does not exist.
+    /// # Errors
+    /// It does not exist.
     pub(crate) fn show(&self, vm: &VmName) -> Result<View, Error> {
         Ok(self.find(vm)?.view().clone())
     }
@@ -333,7 +335,8 @@ impl Machines {
 
     /// Creates a VM, or changes the existing one to match the request.
     ///
-    /// # Errors The change failed and was rolled back.
+    /// # Errors
+    /// The change failed and was rolled back.
     pub(crate) async fn put(
         self: &Arc<Self>,
         vm: &VmName,
@@ -358,8 +361,8 @@ impl Machines {
 
     /// Deletes a VM with all that was created for it.
     ///
-    /// # Errors It runs, and `force` is not set; or a step cannot be undone, which a client may
-    /// retry.
+    /// # Errors
+    /// It runs, and `force` is not set; or a step cannot be undone, which a client may retry.
     pub(crate) async fn delete(
         self: &Arc<Self>,
         vm: &VmName,
@@ -372,7 +375,8 @@ impl Machines {
 
     /// Adds a NIC to a VM.
     ///
-    /// # Errors The change failed and was rolled back.
+    /// # Errors
+    /// The change failed and was rolled back.
     pub(crate) async fn add_nic(self: &Arc<Self>, vm: &VmName, nic: NicSpec) -> Result<Put, Error> {
         let work = move |machines: &Self, slot: &Slot| machines.add_nic_now(slot, &nic);
         self.request(self.find(vm)?, work).await
@@ -380,7 +384,8 @@ impl Machines {
 
     /// Moves a NIC of a VM to another device.
     ///
-    /// # Errors The move failed; the NIC stays on its device.
+    /// # Errors
+    /// The move failed; the NIC stays on its device.
     pub(crate) async fn swap_nic(
         self: &Arc<Self>,
         vm: &VmName,
@@ -405,7 +410,8 @@ impl Machines {
 
     /// Adds a disk named `id` to a VM.
     ///
-    /// # Errors The change failed; the VM is as before.
+    /// # Errors
+    /// The change failed; the VM is as before.
     pub(crate) async fn add_disk(
         self: &Arc<Self>,
         vm: &VmName,
@@ -477,7 +483,8 @@ impl Machines {
 
     /// The API of a VM.
     ///
-    /// # Errors There is no such VM, it does not run, or its API has an unsupported level.
+    /// # Errors
+    /// There is no such VM, it does not run, or its API has an unsupported level.
     pub(crate) fn vmm(&self, vm: &VmName) -> Result<Vmm, Error> {
         let slot = self.find(vm)?;
         let view = slot.view().clone();

@@ -28,7 +28,8 @@ pub(crate) struct StepObserver {
 impl StepObserver {
     /// Connects to the observer that listens on this socket.
     ///
-    /// # Errors No process listens.
+    /// # Errors
+    /// No process listens.
     pub(crate) fn connect(socket: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
         Ok(Self {

@@ -128,7 +128,8 @@ impl Operations {
 
     /// One operation.
     ///
-    /// # Errors It does not exist.
+    /// # Errors
+    /// It does not exist.
     pub(crate) fn show(&self, id: &str) -> Result<Operation, Error> {
         let all = self.all.lock();
         let found = all.get(id).map(|entry| entry.operation.clone());
@@ -141,7 +142,8 @@ impl Operations {
 
     /// One operation, once it has ended or this time is over.
     ///
-    /// # Errors It does not exist, or too many clients wait.
+    /// # Errors
+    /// It does not exist, or too many clients wait.
     pub(crate) async fn wait(&self, id: &str, time: Duration) -> Result<Operation, Error> {
         let _place = self.waiting.try_acquire().map_err(|_| {
             let message = format!("{WAITING_MAX} clients wait for operations already");
@@ -556,7 +558,8 @@ impl Machines {
 
     /// Creates or replaces a VM as an operation.
     ///
-    /// # Errors The spec or the precondition is wrong, or too many operations run; nothing began.
+    /// # Errors
+    /// The spec or the precondition is wrong, or too many operations run; nothing began.
     pub(crate) async fn begin_put(
         self: &Arc<Self>,
         vm: &VmName,
@@ -579,7 +582,8 @@ impl Machines {
 
     /// Writes a snapshot as an operation, whose end a client can wait for.
     ///
-    /// # Errors The VM does not run, and nothing began.
+    /// # Errors
+    /// The VM does not run, and nothing began.
     pub(crate) async fn snapshot(
         self: &Arc<Self>,
         vm: &VmName,
@@ -610,7 +614,8 @@ impl Machines {
 
     /// Upgrades the VMM of a running VM as an operation.
     ///
-    /// # Errors The VM rejects the request, and nothing began.
+    /// # Errors
+    /// The VM rejects the request, and nothing began.
     pub(crate) async fn upgrade(
         self: &Arc<Self>,
         vm: &VmName,

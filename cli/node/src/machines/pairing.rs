@@ -47,7 +47,8 @@ impl Machines {
     /// Sends a running VM to another node, or only checks whether it could go. The answer is the
     /// VM's; a refusal of the other node has the same form.
     ///
-    /// # Errors Then nothing is left at the other node.
+    /// # Errors
+    /// Then nothing is left at the other node.
     pub(crate) async fn send_to_node(
         self: &Arc<Self>,
         vm: &VmName,
@@ -65,7 +66,8 @@ impl Machines {
     /// Creates all of a VM but its guest, and a process that waits for the guest. `near`: the
     /// sender is on this host.
     ///
-    /// # Errors The arrival failed and was rolled back.
+    /// # Errors
+    /// The arrival failed and was rolled back.
     pub(crate) async fn receive(
         self: &Arc<Self>,
         vm: &VmName,
@@ -93,7 +95,8 @@ impl Machines {
     /// Cancels the arrival of a VM, and rolls back all that was created for it. Returns nothing if
     /// no arrival is expected.
     ///
-    /// # Errors It has arrived, or may have; or a step cannot be undone.
+    /// # Errors
+    /// It has arrived, or may have; or a step cannot be undone.
     pub(crate) async fn call_off(self: &Arc<Self>, vm: &VmName) -> Result<Option<()>, Error> {
         let slot = self.find(vm)?;
         if slot.record().is_none_or(|record| record.arrival.is_none()) {

@@ -95,7 +95,8 @@ pub(crate) fn program() -> PathBuf {
 
 /// Starts a process of this program in a session of its own, so that it outlives this one.
 ///
-/// # Errors The program or its log cannot be used.
+/// # Errors
+/// The program or its log cannot be used.
 pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
     let append = |path: &Path| {
         OpenOptions::new()
@@ -146,7 +147,8 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
 
 /// The processes of this user that have this mark.
 ///
-/// # Errors `/proc` cannot be read.
+/// # Errors
+/// `/proc` cannot be read.
 pub(crate) fn find(mark: &Path) -> io::Result<Vec<Identity>> {
     let marked = all_marked()?;
     let found = marked.into_iter().filter(|(one, _)| one == mark);
@@ -155,7 +157,8 @@ pub(crate) fn find(mark: &Path) -> io::Result<Vec<Identity>> {
 
 /// The processes of this user that have a mark, with their marks.
 ///
-/// # Errors `/proc` cannot be read.
+/// # Errors
+/// `/proc` cannot be read.
 pub(crate) fn all_marked() -> io::Result<Vec<(PathBuf, Identity)>> {
     let own = rustix::process::geteuid().as_raw();
     let mut found = Vec::new();
@@ -246,7 +249,8 @@ fn pid_of(pid: u32) -> io::Result<Pid> {
 impl Process {
     /// Opens the process, if it still exists.
     ///
-    /// # Errors The kernel has no free descriptor, or no pidfds.
+    /// # Errors
+    /// The kernel has no free descriptor, or no pidfds.
     pub(crate) fn open(identity: Identity) -> io::Result<Option<Self>> {
         let pidfd = match pidfd_open(pid_of(identity.pid)?, PidfdFlags::empty()) {
             Err(rustix::io::Errno::SRCH) => return Ok(None),
@@ -272,7 +276,8 @@ impl Process {
 
     /// Waits for its exit. Returns whether it has exited.
     ///
-    /// # Errors Those of poll(2).
+    /// # Errors
+    /// Those of poll(2).
     pub(crate) fn wait(&self, patience: Duration) -> io::Result<bool> {
         let start = Instant::now();
         loop {
@@ -290,8 +295,8 @@ impl Process {
 
     /// Ends it: sends SIGTERM, then SIGKILL if it does not exit in time. Returns when it is gone.
     ///
-    /// # Errors It does not exit although it was killed, for example because it sleeps in the
-    /// kernel.
+    /// # Errors
+    /// It does not exit although it was killed, for example because it sleeps in the kernel.
     pub(crate) fn end(&self, grace: Duration) -> io::Result<()> {
         for (signal, patience) in [(Signal::TERM, grace), (Signal::KILL, grace.max(KILL_TIME))] {
             match pidfd_send_signal(&self.pidfd, signal) {

@@ -128,7 +128,8 @@ impl VmSpec {
 
     /// The spec with one more NIC.
     ///
-    /// # Errors Another NIC has its name.
+    /// # Errors
+    /// Another NIC has its name.
     pub(crate) fn with_nic(&self, nic: NicSpec) -> Result<Self, Error> {
         if self.nic(nic.id()).is_some() {
             return Err(two_nics(nic.id()));
@@ -151,7 +152,8 @@ impl VmSpec {
     /// The spec for another node: see [`NicSpec::elsewhere`]. `device` returns the configuration
     /// that a NIC's device on this host reports.
     ///
-    /// # Errors A NIC cannot be converted.
+    /// # Errors
+    /// A NIC cannot be converted.
     pub(crate) fn elsewhere(
         &self,
         from: Option<&str>,
@@ -223,8 +225,8 @@ impl VmSpec {
 
     /// Checks whether a VM of this name can have this spec.
     ///
-    /// # Errors A path is relative, a device's name would be too long, or two devices have the same
-    /// name.
+    /// # Errors
+    /// A path is relative, a device's name would be too long, or two devices have the same name.
     pub(crate) fn check(&self, vm: &VmName) -> Result<(), Error> {
         self.check_names()?;
         let disks = self.machine.disks.iter();

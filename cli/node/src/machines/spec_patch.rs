@@ -34,7 +34,8 @@ const NOW: [&str; 3] = ["restart", "labels", "annotations"];
 impl Machines {
     /// Changes a VM's spec by a merge patch. With `dry_run` it only returns the changes.
     ///
-    /// # Errors The change failed; the VM is as before.
+    /// # Errors
+    /// The change failed; the VM is as before.
     pub(crate) async fn patch_spec(
         self: &Arc<Self>,
         vm: &VmName,

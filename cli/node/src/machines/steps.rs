@@ -209,8 +209,9 @@ impl Journal for Steps<'_> {
 impl Life<'_> {
     /// Creates a VM. Starts it if it should run, or starts a process that waits for it.
     ///
-    /// # Errors A step failed. All is rolled back, except parts that the error names; those are in
-    /// the record.
+    /// # Errors
+    /// A step failed. All is rolled back, except parts that the error names; those are in the
+    /// record.
     pub(crate) fn create(&self, mut record: Record) -> Result<Record, Error> {
         match self.build(&mut record) {
             Ok(()) => Ok(record),
@@ -255,7 +256,8 @@ impl Life<'_> {
 
     /// Starts a VM that exists and does not run.
     ///
-    /// # Errors A step failed; the VM does not run.
+    /// # Errors
+    /// A step failed; the VM does not run.
     pub(crate) fn start(&self, record: &mut Record) -> Result<(), Error> {
         self.start_steps(record).map_err(|source| {
             let not_undone = self.stop_steps(record).err();
@@ -287,7 +289,8 @@ impl Life<'_> {
     /// Records that a VM should not run, before it is stopped. Its next start begins with the NICs'
     /// own devices.
     ///
-    /// # Errors The record cannot be stored.
+    /// # Errors
+    /// The record cannot be stored.
     pub(crate) fn wants_stopped(
         &self,
         record: &mut Record,
@@ -301,7 +304,8 @@ impl Life<'_> {
     /// Records that a VM should not run, and requests its guest to power off. From then on no
     /// restart policy starts it, even if the guest powers off late.
     ///
-    /// # Errors The guest did not receive the request. The record is as before.
+    /// # Errors
+    /// The guest did not receive the request. The record is as before.
     pub(crate) fn ask_to_power_off(
         &self,
         record: &mut Record,
@@ -321,7 +325,8 @@ impl Life<'_> {
 
     /// Changes the spec of a VM. Its process, if any, keeps the VM that it runs.
     ///
-    /// # Errors The record cannot be stored; it is as before.
+    /// # Errors
+    /// The record cannot be stored; it is as before.
     pub(crate) fn change_spec(&self, record: &mut Record, spec: VmSpec) -> Result<(), Error> {
         let mut next = record.clone();
         next.change_spec(spec);
@@ -336,7 +341,8 @@ impl Life<'_> {
 
     /// Ends the VM's process, if any.
     ///
-    /// # Errors The process does not end.
+    /// # Errors
+    /// The process does not end.
     pub(crate) fn stop(&self, record: &mut Record) -> Result<(), Error> {
         self.stop_steps(record).map_err(Error::context(NOT_STOPPED))
     }
@@ -352,7 +358,8 @@ impl Life<'_> {
     /// Deletes a VM with all that was created for it. If it was incoming and there was a former VM,
     /// the record is that of the former VM afterwards.
     ///
-    /// # Errors A step cannot be undone; it stays in the record, and the client may retry.
+    /// # Errors
+    /// A step cannot be undone; it stays in the record, and the client may retry.
     pub(crate) fn delete(&self, record: &mut Record) -> Result<(), Error> {
         record.phase = Phase::Deleting;
         // A later daemon must know that the rest is to be deleted.
@@ -390,7 +397,8 @@ impl Life<'_> {
     /// Brings the host in line with the record when a daemon starts. Returns whether the VM must be
     /// watched, and whether it must be started.
     ///
-    /// # Errors A step cannot be undone; it stays in the record.
+    /// # Errors
+    /// A step cannot be undone; it stays in the record.
     pub(crate) fn settle(&self, record: &mut Record) -> Result<Settled, Error> {
         if record.phase != Phase::Present {
             let replaces = record.arrival.is_none();
@@ -466,7 +474,8 @@ impl Life<'_> {
     /// As [`Self::ended`], also for VMs that leave nothing here: one that has not arrived, and one
     /// that another node has now. Returns nothing for those.
     ///
-    /// # Errors A step of such a VM cannot be undone; it stays in the record.
+    /// # Errors
+    /// A step of such a VM cannot be undone; it stays in the record.
     pub(crate) fn ends(&self, record: &mut Record, end: End) -> Result<Option<End>, Error> {
         if record.arrival.is_some() && self.waited(record, &end) == AtEnd::TakeBack {
             self.delete(record)?;
@@ -500,7 +509,8 @@ impl Life<'_> {
     /// Records that the VM's process was ended because the VM should not run. Returns the resulting
     /// end; nothing if another node has the VM now.
     ///
-    /// # Errors As [`Self::ends`].
+    /// # Errors
+    /// As [`Self::ends`].
     pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<End>, Error> {
         let end = End::new(EndReason::Stopped, "it was told to stop");
         let peer = record.peer();

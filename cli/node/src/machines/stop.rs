@@ -44,7 +44,8 @@ pub(crate) struct Stopping(JoinHandle<Result<(), Error>>);
 impl Stopping {
     /// Waits until the guest has powered off, or was ended.
     ///
-    /// # Errors The VM continues to run.
+    /// # Errors
+    /// The VM continues to run.
     pub(crate) async fn end(self) -> Result<(), Error> {
         self.0.await.map_err(unfinished)?
     }
@@ -53,7 +54,8 @@ impl Stopping {
 impl Machines {
     /// Stops a VM. Returns at once: nothing if it is stopped, otherwise the wait for its guest.
     ///
-    /// # Errors The guest cannot receive the request, or the process does not end.
+    /// # Errors
+    /// The guest cannot receive the request, or the process does not end.
     pub(crate) async fn stop(
         self: &Arc<Self>,
         vm: &VmName,

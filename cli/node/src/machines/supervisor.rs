@@ -85,7 +85,8 @@ impl Machines {
     /// Handles a client's report of where the guest of a VM is that was sent elsewhere. If the
     /// guest is here and should run, the VM starts.
     ///
-    /// # Errors The place stays unknown.
+    /// # Errors
+    /// The place stays unknown.
     pub(crate) async fn say_where(self: &Arc<Self>, vm: &VmName, here: bool) -> Result<(), Error> {
         let slot = self.find(vm)?;
         let work = move |machines: &Self, slot: &Slot| machines.say_where_now(slot, here);

@@ -62,7 +62,8 @@ pub(crate) struct Store {
 impl Store {
     /// Opens the file, or creates it and its directory.
     ///
-    /// # Errors The file cannot be used, or has a newer schema.
+    /// # Errors
+    /// The file cannot be used, or has a newer schema.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         if let Some(directory) = path.parent() {
             DirBuilder::new()
@@ -81,7 +82,8 @@ impl Store {
 
     /// All records of a table, by name.
     ///
-    /// # Errors A record cannot be decoded, or the file cannot be read.
+    /// # Errors
+    /// A record cannot be decoded, or the file cannot be read.
     pub(crate) fn all<T: DeserializeOwned>(&self, of: Table) -> Result<Vec<(String, T)>, Error> {
         let mut records = Vec::new();
         let raw = self.with(|database| {
@@ -110,8 +112,9 @@ impl Store {
 
     /// Writes a record; it is on the disk when this returns.
     ///
-    /// # Errors The record cannot be serialized, or the file cannot be written. The former record
-    /// still exists.
+    /// # Errors
+    /// The record cannot be serialized, or the file cannot be written. The former record still
+    /// exists.
     pub(crate) fn put(&self, to: Table, name: &str, record: &impl Serialize) -> Result<(), Error> {
         let json = serde_json::to_vec(record).map_err(|source| {
             failed(format!("the record of {name} cannot be written")).because(source)
@@ -126,7 +129,8 @@ impl Store {
 
     /// Removes a record. A missing one is not an error.
     ///
-    /// # Errors The file cannot be written.
+    /// # Errors
+    /// The file cannot be written.
     pub(crate) fn remove(&self, from: Table, name: &str) -> Result<(), Error> {
         self.with(|database| {
             let transaction = database.begin_write()?;

@@ -30,7 +30,8 @@ pub(super) struct Selection {
 impl Selection {
     /// The names of the selected VMs.
     ///
-    /// # Errors The daemon is unreachable, or no VM has the labels.
+    /// # Errors
+    /// The daemon is unreachable, or no VM has the labels.
     pub(super) fn names(&self, node: &Node) -> Result<Vec<String>, Error> {
         if !self.names.is_empty() {
             return Ok(self.names.clone());

@@ -149,7 +149,8 @@ impl CpuAffinity {
 
     /// Checks that there is one list for each of these vCPUs, or none.
     ///
-    /// # Errors [`CpuAffinityError::Count`].
+    /// # Errors
+    /// [`CpuAffinityError::Count`].
     pub fn check(&self, cpus: u8) -> Result<(), CpuAffinityError> {
         match self.0.len() {
             0 => Ok(()),

@@ -22,14 +22,16 @@ impl de::Error for KeyValueError {
 
 /// Parses `key=value,key=value` into `T`.
 ///
-/// # Errors Malformed text, an unknown or duplicate key, a missing key, a value of the wrong kind.
+/// # Errors
+/// Malformed text, an unknown or duplicate key, a missing key, a value of the wrong kind.
 pub fn from_key_value<T: DeserializeOwned>(text: &str) -> Result<T, KeyValueError> {
     read(pairs(text)?)
 }
 
 /// The same except for one `key`, whose value is returned separately as text.
 ///
-/// # Errors As [`from_key_value`].
+/// # Errors
+/// As [`from_key_value`].
 pub fn from_key_value_but<T: DeserializeOwned>(
     text: &str,
     key: &str,

@@ -88,7 +88,8 @@ impl VdpaDescriptor {
     /// Takes a descriptor after verifying that it is a vhost-vdpa device that is open for reading
     /// and writing. Any other descriptor is closed. The device does not change.
     ///
-    /// # Errors As [`check_fd`].
+    /// # Errors
+    /// As [`check_fd`].
     pub fn new(fd: OwnedFd) -> Result<Self, vdpa::Error> {
         let path = check_fd(fd.as_fd())?;
         Ok(Self {
@@ -106,7 +107,8 @@ impl VdpaDescriptor {
 
     /// Duplicates the descriptor of the open file.
     ///
-    /// # Errors The process has no free descriptor.
+    /// # Errors
+    /// The process has no free descriptor.
     pub fn duplicate(&self) -> io::Result<OwnedFd> {
         self.fd.try_clone()
     }
@@ -178,7 +180,8 @@ impl VdpaConfig {
     /// Replaces the number of a descriptor by the result of `take`, whose error is the reason if
     /// there is none.
     ///
-    /// # Errors See [`DescriptorError`].
+    /// # Errors
+    /// See [`DescriptorError`].
     pub fn take_descriptor(
         &mut self,
         take: impl FnOnce(u32) -> Result<OwnedFd, String>,
@@ -220,7 +223,8 @@ impl VdpaConfig {
 impl VmConfig {
     /// Replaces the device of the same name by `nic`, with its source and settings.
     ///
-    /// # Errors [`NoSuchNic`].
+    /// # Errors
+    /// [`NoSuchNic`].
     pub fn replace_nic(&mut self, nic: VdpaConfig) -> Result<(), NoSuchNic> {
         let id = nic.name();
         let Some(old) = self.vdpa.iter_mut().find(|old| old.name() == id) else {

@@ -77,7 +77,8 @@ fn check_keys(all: &Labels) -> Result<(), BadLabel> {
 
 /// Checks labels.
 ///
-/// # Errors There are too many, or one is invalid.
+/// # Errors
+/// There are too many, or one is invalid.
 pub fn check_labels(labels: &Labels) -> Result<(), BadLabel> {
     check_keys(labels)?;
     labels.values().try_for_each(|value| check_value(value))
@@ -85,7 +86,8 @@ pub fn check_labels(labels: &Labels) -> Result<(), BadLabel> {
 
 /// Checks annotations.
 ///
-/// # Errors There are too many, or one is invalid or too long.
+/// # Errors
+/// There are too many, or one is invalid or too long.
 pub fn check_annotations(annotations: &Labels) -> Result<(), BadLabel> {
     check_keys(annotations)?;
     let long = annotations

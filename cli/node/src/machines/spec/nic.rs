@@ -120,7 +120,8 @@ impl NicSpec {
     /// otherwise on the source named as here. Settings that the device here has without a request
     /// are requested there.
     ///
-    /// # Errors `from` is not possible for this NIC.
+    /// # Errors
+    /// `from` is not possible for this NIC.
     pub(crate) fn elsewhere(
         &self,
         from: Option<&str>,

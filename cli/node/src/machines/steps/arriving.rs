@@ -25,8 +25,9 @@ impl Life<'_> {
     /// the record. `former` is the VM of this name that left this node, if any: its devices are
     /// deleted, and it is remembered until the guest is here.
     ///
-    /// # Errors A step failed. All is rolled back, except parts that the error names; those are in
-    /// the record.
+    /// # Errors
+    /// A step failed. All is rolled back, except parts that the error names; those are in the
+    /// record.
     pub(crate) fn receive(
         &self,
         mut record: Record,
@@ -56,7 +57,8 @@ impl Life<'_> {
     /// Makes the process stop waiting. Returns whether it is gone; if not, the guest has arrived,
     /// or may have.
     ///
-    /// # Errors The process cannot be reached; it is as before.
+    /// # Errors
+    /// The process cannot be reached; it is as before.
     pub(crate) fn call_off(&self, record: &Record) -> Result<bool, Error> {
         let Some((identity, boot)) = record.process() else {
             return Ok(true);

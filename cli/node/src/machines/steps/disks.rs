@@ -21,7 +21,8 @@ fn failed(id: &DeviceId, what: &str) -> impl FnOnce(Error) -> Error {
 impl Life<'_> {
     /// Adds a disk to a VM: `spec` has it, under the name `id`.
     ///
-    /// # Errors A step failed. The VM is as before, or the guest is requested to release the disk.
+    /// # Errors
+    /// A step failed. The VM is as before, or the guest is requested to release the disk.
     pub(crate) fn add_disk(
         &self,
         record: &mut Record,
@@ -54,7 +55,8 @@ impl Life<'_> {
 
     /// Removes a disk from a VM. Returns whether it is gone; if not, the guest still has it.
     ///
-    /// # Errors The record cannot be stored, and nothing was done; or the VM cannot be reached.
+    /// # Errors
+    /// The record cannot be stored, and nothing was done; or the VM cannot be reached.
     pub(crate) fn remove_disk(&self, record: &mut Record, id: &DeviceId) -> Result<bool, Error> {
         let what = "removed";
         let mut after = record.clone();

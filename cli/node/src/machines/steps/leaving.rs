@@ -23,7 +23,8 @@ use crate::peers::Peer;
 impl Life<'_> {
     /// Requests a running VM to leave. The answer is the VM's own.
     ///
-    /// # Errors The mark cannot be stored, and the VM received no request; or it does not answer.
+    /// # Errors
+    /// The mark cannot be stored, and the VM received no request; or it does not answer.
     pub(crate) fn send(&self, record: &mut Record, request: &SendRequest) -> Result<Passed, Error> {
         let former = record.departure.clone();
         let asked = match &request.peer {
@@ -80,7 +81,8 @@ impl Life<'_> {
     /// Returns whether the VM itself is gone here, because the other node is known to have all of
     /// it.
     ///
-    /// # Errors A step cannot be undone; it stays in the record.
+    /// # Errors
+    /// A step cannot be undone; it stays in the record.
     pub(crate) fn leaves_to(&self, record: &mut Record, peer: &Peer) -> Result<bool, Error> {
         if self.host.is_at(self.vm, peer) {
             self.delete(record)?;
@@ -93,7 +95,8 @@ impl Life<'_> {
     /// Handles the end of a VM's process; the VM was sent to this node if to any. Returns nothing
     /// if the VM is at that node now, with all that it had.
     ///
-    /// # Errors As [`Self::leaves_to`].
+    /// # Errors
+    /// As [`Self::leaves_to`].
     pub(super) fn left_for(
         &self,
         record: &mut Record,
@@ -125,7 +128,8 @@ impl Life<'_> {
 
     /// Records a client's report of where the guest of a VM without a process is.
     ///
-    /// # Errors The record cannot be stored; the place stays unknown.
+    /// # Errors
+    /// The record cannot be stored; the place stays unknown.
     pub(crate) fn say_where(&self, record: &mut Record, here: bool) -> Result<(), Error> {
         let mut after = record.clone();
         after.departure = None;

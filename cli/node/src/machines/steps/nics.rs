@@ -77,8 +77,9 @@ impl Life<'_> {
 
     /// Adds a NIC to a VM: `spec` has it.
     ///
-    /// # Errors A step failed. The VM is as before, except for parts that could not be undone,
-    /// which are deleted when the VM stops.
+    /// # Errors
+    /// A step failed. The VM is as before, except for parts that could not be undone, which are
+    /// deleted when the VM stops.
     pub(crate) fn add_nic(
         &self,
         record: &mut Record,
@@ -138,7 +139,8 @@ impl Life<'_> {
 
     /// Moves a NIC to its backup device, or back to its own.
     ///
-    /// # Errors A step failed; the NIC stays on its device.
+    /// # Errors
+    /// A step failed; the NIC stays on its device.
     pub(crate) fn seat(
         &self,
         record: &mut Record,
@@ -191,7 +193,8 @@ impl Life<'_> {
     /// Moves a NIC to another existing device: `spec` has it. The devices created for it are
     /// deleted.
     ///
-    /// # Errors A step failed; the NIC stays on its device.
+    /// # Errors
+    /// A step failed; the NIC stays on its device.
     pub(crate) fn swap_nic(
         &self,
         record: &mut Record,
@@ -236,7 +239,8 @@ impl Life<'_> {
 
     /// Removes a NIC from a VM. Returns whether it is gone; if not, the guest still has it.
     ///
-    /// # Errors The record cannot be stored, and nothing was done; or the VM cannot be reached.
+    /// # Errors
+    /// The record cannot be stored, and nothing was done; or the VM cannot be reached.
     pub(crate) fn remove_nic(&self, record: &mut Record, id: &NicId) -> Result<bool, Error> {
         let what = "taken away";
         let mut after = record.clone();

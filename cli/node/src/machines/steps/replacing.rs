@@ -20,8 +20,9 @@ const NOT_REPLACED: &str = "the machine cannot be replaced";
 impl Life<'_> {
     /// Replaces a VM that exists and does not run.
     ///
-    /// # Errors A step failed. The record is the former VM's, with its NICs except those that the
-    /// error names.
+    /// # Errors
+    /// A step failed. The record is the former VM's, with its NICs except those that the error
+    /// names.
     pub(crate) fn replace(&self, record: &mut Record, spec: VmSpec) -> Result<(), Error> {
         let checked = self.host.check(self.vm, &spec);
         checked.map_err(Error::wrap(NOT_REPLACED))?;
