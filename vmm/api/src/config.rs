@@ -113,7 +113,7 @@ pub enum CpuCountError {
 }
 
 impl CpuCount {
-    /// The most vCPUs a machine can have.
+    /// The most vCPUs of a VM.
     pub const MAX: u8 = 32;
 
     /// The number.

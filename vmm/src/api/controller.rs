@@ -433,7 +433,7 @@ impl Controller {
         }
     }
 
-    /// Whether the machine is built.
+    /// Whether the VM is built.
     pub(super) fn is_built(&self) -> bool {
         matches!(&*self.phase.lock(), Phase::Running { .. })
     }

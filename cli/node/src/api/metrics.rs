@@ -4,9 +4,9 @@
 //! figure.
 //!
 //! ```text
-//!   records, views, /proc ─────────────────────> samples of every machine
+//!   records, views, /proc ─────────────────────> samples of every VM
 //!   GET /v1/vm/nics/{id} of each that runs ────> samples of its queues: none of a
-//!     64 machines at a time, 1 s for all         machine that does not answer by then
+//!     64 VMs at a time, 1 s for all              VM that does not answer by then
 //! ```
 //! Processes may be hostile: names come from the record, and each sample occurs once. Prometheus
 //! rejects a whole text that contains duplicates.

@@ -117,7 +117,7 @@ pub(super) async fn begin(
     })
 }
 
-/// The answer of a machine's process to a client of the daemon.
+/// The answer of a VM's process to a client of the daemon.
 fn answered(passed: Passed) -> Response {
     let kind = if passed.status.is_success() {
         "application/json"

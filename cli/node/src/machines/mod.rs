@@ -13,7 +13,7 @@
 //!   (none) ── Creating ──────────────> Present ───────────── Deleting ──> (none)
 //!                │ a step fails, or a     │ ^                   ^
 //!                │ daemon finds it so     │ │                   │
-//!                └──> undone ──> (none)   │ └─ started again <──┤ DELETE
+//!                └──> undone ──> (none)   │ └─ restarted <──────┤ DELETE
 //!                                         v    by its policy    │
 //!                     process ended: why? ┴───> stopped ────────┘
 //! ```

@@ -273,7 +273,7 @@ impl Machines {
     }
 }
 
-/// Why another machine cannot take the name of this one.
+/// Why another VM cannot take the name of this one.
 fn taken(vm: &VmName, record: &Record) -> Error {
     if record.arrival.is_some() {
         arriving(vm)

@@ -39,7 +39,7 @@ pub(crate) enum Phase {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step")]
 pub(crate) enum Step {
-    /// The machine's directories.
+    /// The VM's directories.
     Directories,
     /// The vDPA device of one of its NICs.
     Nic {

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   create   directories ─> a device for each NIC, and its backup ─> [start]
-//!   replace  checked ─> undone as for delete ─> as create ─> fails: undone, the former VM is restored
+//!   replace  checked ─> undone as for delete ─> as create ─> fails: undone, former VM restored
 //!   start    devices that are gone (the host was rebooted) ─> process ─> configured, NICs, booted
 //!   ask      marked in the record ─> requested to power off
 //!   stop     process
-//!   delete   what was begun, from the end
+//!   delete   the begun steps, the last one first
 //!   send     marked in the record ─> requested to leave for another process
-//!   receive  as create, but that its process waits for the machine
+//!   receive  as create, but that its process waits for the VM
 //! ```
 //! Each step is in the stored record before it runs ([`Journal`]). A failure rolls back the steps
 //! before it. To undo a step that was not done, or is undone already, changes nothing. So after a
@@ -119,7 +119,7 @@ pub(crate) trait Host: Send + Sync {
     /// Announces the guest's place on these NICs to the network, unless the guest does so itself. A
     /// failed announcement is not an error.
     fn announce(&self, vm: &VmName, nics: &[NicSpec]);
-    /// Presses the running machine's power button.
+    /// Presses the running VM's power button.
     fn press_button(&self, vm: &VmName) -> Result<(), Error>;
     /// Requests the running VM to leave for another process; returns its answer.
     fn send(&self, vm: &VmName, request: &SendRequest) -> Result<Passed, Error>;

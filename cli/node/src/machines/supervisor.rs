@@ -5,7 +5,7 @@
 //!        v                                             │
 //!   watching ── process ended ──> policy ── again ──> waiting (1 s, doubled up to 60 s;
 //!     pidfd, GET /v1/vm/watch        │                 │      1 s again after 60 s of running)
-//!                                    └─ stays away     └─ somebody else has started, stopped or
+//!                                    └─ stays away     └─ a request has started, stopped or
 //!                                         v                 deleted it ──> (over)
 //!                                       (over)
 //! ```

@@ -70,7 +70,7 @@ const CODES: [&str; 23] = [
 /// The hint for a process that does not answer.
 const ENDED: &str = "GET the virtual machine: it may have ended";
 
-/// A machine's process does not answer.
+/// A VM's process does not answer.
 pub(crate) fn no_answer(message: &str) -> Error {
     Error::answered(StatusCode::BAD_GATEWAY, "no_answer", message)
 }

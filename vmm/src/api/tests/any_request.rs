@@ -91,7 +91,7 @@ proptest! {
     #[test]
     fn any_requests_are_answered(requests in prop::collection::vec(request(), 1..12)) {
         for mut inside in [Inside::new(None), Inside::running()] {
-            // A start would wait for a machine.
+            // A start would wait for a VM.
             inside.starts = None;
             for (method, path, body) in &requests {
                 let (status, answer) = inside.ask(method, path, body);

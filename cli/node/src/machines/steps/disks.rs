@@ -1,7 +1,7 @@
 //! The steps of a VM's disks, which can be added and removed while it runs.
 //!
 //! ```text
-//!   add      recorded ─> plugged in, if the machine runs
+//!   add      recorded ─> plugged in, if the VM runs
 //!   remove   out of the record, marked as removed ─> the guest releases it ─> the mark goes
 //! ```
 //! The record changes before the request to the VM. If the daemon is killed in between, the next
@@ -44,7 +44,7 @@ impl Life<'_> {
         })
     }
 
-    /// Plugs a disk in, if the machine runs.
+    /// Plugs a disk in, if the VM runs.
     fn bring_disk(&self, record: &Record, id: &DeviceId, disk: &DiskConfig) -> Result<(), Error> {
         if record.process().is_none() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! A machine's life on a host in memory, which fails or kills the daemon at any step.
+//! A VM's life on an in-memory host, which fails or kills the daemon at any step.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::collapsible_match, reason = "guards only look, arms do")]
@@ -18,7 +18,7 @@ use crate::machines::arrival::Arrival;
 use crate::machines::spec::{ExistingDevice, NicSource, VmSpec};
 use world::{Fake, Fault, Killed, World, device_of, devices_of, images_of};
 
-/// What a client, the guest or the host does.
+/// An action of a client, the guest or the host.
 #[derive(Debug, Clone, Copy)]
 enum Deed {
     Create {
@@ -26,7 +26,7 @@ enum Deed {
         stopped: bool,
         restart: Restart,
     },
-    /// Another machine in the place of one that is stopped.
+    /// Replaces a stopped VM by another one.
     Replace {
         nics: usize,
         stopped: bool,
@@ -34,18 +34,18 @@ enum Deed {
     Start,
     Stop,
     StopUntilReboot,
-    /// The guest is asked to power off, and does so later with `PowerOff`.
+    /// Requests the guest to power off, which it does later with `PowerOff`.
     AskToPowerOff {
         until_reboot: bool,
     },
     Delete,
-    /// The machine's process ends by itself, and a daemon sees it.
+    /// The VM's process ends by itself, and a daemon notices.
     Crash,
-    /// The same, and no daemon sees it.
+    /// The same without a daemon that notices.
     CrashUnseen,
     PowerOff,
     AddNic(usize),
-    /// A NIC to a device that nobody made for it.
+    /// Moves a NIC to an existing device.
     Swap {
         nic: usize,
         to: usize,
@@ -59,44 +59,45 @@ enum Deed {
         disk: usize,
         stubborn: bool,
     },
-    /// A NIC's device fails: the machine moves it to the one that stands by, and a daemon sees it, or not yet.
+    /// A NIC's device fails: the VM moves the NIC to its backup device, and a daemon notices, or
+    /// not yet.
     FailOver {
         nic: usize,
         seen: bool,
     },
-    /// Somebody moves a NIC to the device that stands by, or back.
+    /// A client moves a NIC to its backup device, or back.
     Seat {
         nic: usize,
         on_stand_by: bool,
     },
-    /// The guest gives up what it was asked for.
+    /// The guest releases a requested device.
     GiveUp,
-    /// The machine is asked to leave for another process.
+    /// Requests the VM to leave for another process.
     Send {
         refused: bool,
     },
-    /// The migration that is under way ends so.
+    /// The current migration ends this way.
     Migrated(Way),
-    /// The process does not answer, or does again.
+    /// The process stops answering, or answers again.
     Silent(bool),
-    /// Somebody says what is true of where the guest is.
+    /// A client reports truthfully where the guest is.
     SayWhere,
     Reboot,
-    /// The daemon is killed while it does nothing.
+    /// The daemon is killed while it is idle.
     Kill,
 }
 
-/// How a migration ends.
+/// The result of a migration.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     Stays,
-    /// The guest runs elsewhere, and the source knows it.
+    /// The guest runs elsewhere, and the source knows that.
     Moves,
-    /// The guest runs elsewhere, or nowhere, and the source does not know which.
+    /// The guest runs elsewhere or nowhere, and the source does not know which.
     Unsettled {
         away: bool,
     },
-    /// The guest runs elsewhere before the source can say anything.
+    /// The guest runs elsewhere before the source can report anything.
     Unsaid,
 }
 
@@ -137,7 +138,7 @@ fn deed() -> impl Strategy<Value = Deed> {
     ]
 }
 
-/// How a migration may end.
+/// Possible results of a migration.
 fn way() -> impl Strategy<Value = Way> {
     prop_oneof![
         Just(Way::Stays),
@@ -157,7 +158,7 @@ fn fault() -> impl Strategy<Value = Fault> {
     ]
 }
 
-/// A NIC of this number. For one nothing stands by, for one a device that is made, for one a device that is there.
+/// The NIC of this number: one has no backup, one a created backup, one an existing backup.
 fn nic(number: usize) -> NicSpec {
     let mut nic = json!({ "id": format!("net{number}"), "from": "vdpasim_net" });
     match number {
@@ -182,12 +183,12 @@ fn spec(nics: usize, stopped: bool, restart: Restart) -> VmSpec {
     serde_json::from_value(spec).unwrap()
 }
 
-/// The state in which a request may replace a machine.
+/// Whether a request may replace a VM in this state.
 fn can_be_replaced(record: &Record) -> bool {
     record.phase == Phase::Present && record.process().is_none() && record.departure.is_none()
 }
 
-/// The daemon: what it knows is what it has read from the store since.
+/// The daemon: it knows only the contents of the store that it has read.
 struct Daemon<'a> {
     fake: &'a Fake,
     vm: &'a VmName,
@@ -195,7 +196,7 @@ struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    /// One that knows of nothing yet.
+    /// A daemon without any knowledge.
     fn new(fake: &'a Fake, vm: &'a VmName) -> Self {
         Self {
             fake,
@@ -226,17 +227,17 @@ impl<'a> Daemon<'a> {
                 None,
             ) => {
                 let made = life.create(Record::new(spec(nics, stopped, restart)));
-                // What is left of it is in the store.
+                // The store contains the rest of the VM.
                 self.record = made.ok().or_else(|| self.fake.stored(self.vm));
             }
             (Deed::Replace { nics, stopped }, Some(record)) if can_be_replaced(record) => {
-                // The guest that has its name afterwards is another one.
+                // A later guest of this name is another one.
                 self.fake.world().away = false;
                 let former = record.clone();
                 let wanted = spec(nics, stopped, Restart::Never);
                 match life.replace(record, wanted.clone()) {
                     Ok(()) => assert_eq!(record.spec, wanted),
-                    // A step that cannot be undone keeps the place.
+                    // A step that cannot be undone keeps the name occupied.
                     Err(_) if record.phase == Phase::Deleting => {
                         assert!(!record.steps().is_empty());
                     }
@@ -247,7 +248,7 @@ impl<'a> Daemon<'a> {
                 }
             }
             (Deed::Start, Some(record)) if record.phase == Phase::Present => {
-                // Whoever starts what is known to be elsewhere wants two of it.
+                // A client that starts a guest that is known to run elsewhere accepts two of it.
                 let away = std::mem::take(&mut self.fake.world().away);
                 if record.may_be_elsewhere().is_some() {
                     self.fake.world().away = away;
@@ -303,7 +304,7 @@ impl<'a> Daemon<'a> {
                 let _ = life.say_where(record, here);
             }
             (Deed::Delete, Some(record)) => {
-                // What is made under its name afterwards is another one.
+                // A later VM of this name is another one.
                 self.fake.world().away = false;
                 record.forget_former();
                 if life.delete(record).is_ok() {
@@ -316,7 +317,7 @@ impl<'a> Daemon<'a> {
                     let said = gone.pop().map(|one| one.migration);
                     if life.stop(record).is_ok() {
                         let reason = match deed {
-                            // It has said so at its end.
+                            // It reported that at its end.
                             _ if said == Some(Account::There) => EndReason::Moved,
                             Deed::Crash => EndReason::Crashed,
                             _ => EndReason::PoweredOff,
@@ -396,7 +397,7 @@ impl<'a> Daemon<'a> {
             (Deed::FailOver { nic: number, seen }, Some(record)) => {
                 let stand_by = record.spec.nic(nic(number).id());
                 let stand_by = stand_by.and_then(|nic| nic.on_stand_by(self.vm));
-                // It is opened only then, and may be gone.
+                // The backup is opened only now, and may be gone.
                 if let Some(there) = stand_by.filter(|there| self.fake.is_there(self.vm, there)) {
                     let failed = device_of(self.vm, record.spec.nic(there.id()).unwrap());
                     for one in &mut self.fake.world().processes {
@@ -438,7 +439,7 @@ impl<'a> Daemon<'a> {
         }
     }
 
-    /// What a daemon does when it starts, without a fault.
+    /// A daemon's start, without a fault.
     fn settles(&mut self) -> Settled {
         self.record = self.fake.stored(self.vm);
         let Some(mut record) = self.record.take() else {
@@ -458,7 +459,7 @@ impl<'a> Daemon<'a> {
     }
 }
 
-/// What must be true whenever no step is under way: what there is, is in the store.
+/// The invariant between steps: all that exists is in the store.
 fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
     let stored = fake.stored(vm);
     let world = fake.world().clone();
@@ -474,7 +475,7 @@ fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
             started: world.started,
             away: world.away,
             silent: world.silent,
-            // What a process that waited has said last.
+            // The last report of a process that waited.
             coming: world.coming,
             announced: world.announced.clone(),
             ..World::default()
@@ -517,7 +518,7 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
                             Way::Stays => (Account::Here, false),
                             Way::Moves => (Account::There, true),
                             Way::Unsettled { away } => (Account::Unsettled, away),
-                            // It stands still, and has not noticed yet.
+                            // It is paused, and has not noticed yet.
                             Way::Unsaid => (Account::Silent, true),
                         };
                         one.migration = account;
@@ -560,7 +561,7 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
             let once = fake.world().clone();
             let runs = once.processes.iter().any(|one| one.booted);
             if let Some(record) = &daemon.record {
-                // What it has is what it is to have.
+                // Its devices are the desired ones.
                 let wanted = devices_of(&vm, record);
                 for one in once.processes.iter() {
                     prop_assert_eq!(&one.nics, &wanted);
@@ -584,7 +585,7 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
                 prop_assert_eq!(&record.departure, &None, "the mark stays");
             }
             prop_assert_eq!(settled == Settled::None, fake.stored(&vm).is_none());
-            // Twice is the same as once.
+            // A second run changes nothing.
             let again = daemon.settles();
             prop_assert_eq!(again, settled);
             prop_assert_eq!(fake.world().clone(), once);
@@ -600,7 +601,7 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
                 holds(&fake, &vm)?;
             }
         }
-        // What a supervisor would do now.
+        // A supervisor would do this now.
         if let Some(record) = daemon.record.as_mut().filter(|record| record.is_to_start()) {
             prop_assert!(
                 !fake.world().away,
@@ -608,7 +609,7 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
             );
         }
     }
-    // In the end all of it can be taken back.
+    // In the end everything can be deleted.
     if let Some(mut record) = fake.stored(&vm) {
         let life = Life {
             host: &fake,
@@ -625,9 +626,9 @@ fn lives(deeds: Vec<(Deed, Vec<Fault>)>) -> Result<(), TestCaseError> {
 fn the_network_is_told_of_a_nic_that_has_moved_and_of_no_other() {
     for (fault, stopped, expected) in [
         (Fault::None, false, vec!["net1".to_owned()]),
-        // It stays where it was.
+        // The NIC stays on its device.
         (Fault::Fails, false, Vec::new()),
-        // Nobody is behind it.
+        // The NIC has no backup.
         (Fault::None, true, Vec::new()),
     ] {
         let fake = Fake::default();
@@ -640,7 +641,7 @@ fn the_network_is_told_of_a_nic_that_has_moved_and_of_no_other() {
         assert!(fake.world().announced.is_empty(), "it was never elsewhere");
         let moved = nic(1).moved_to(ExistingDevice::Name("other".to_owned()));
         let after = record.spec.with_nic_replaced(&moved);
-        // The record is kept, the machine has the NIC; then it is to move.
+        // The record is stored and the VM has the NIC; then the NIC must move.
         fake.plan(vec![Fault::None, Fault::None, fault]);
         let done = life.swap_nic(&mut record, &moved, after);
         assert_eq!(done.is_ok(), fault == Fault::None);
@@ -648,7 +649,7 @@ fn the_network_is_told_of_a_nic_that_has_moved_and_of_no_other() {
     }
 }
 
-/// Their devices' own records tell of them, and end with the host's boot as they do.
+/// The devices' own records list them, and end with the host's boot as the devices do.
 #[test]
 fn what_is_made_for_nics_is_recorded_once() {
     let fake = Fake::default();
@@ -662,7 +663,7 @@ fn what_is_made_for_nics_is_recorded_once() {
         serde_json::from_str(fake.world().stored.as_ref().unwrap()).unwrap();
     assert_eq!(kept["steps"].as_array().unwrap().len(), 2, "{kept}");
     assert_eq!(fake.stored(&vm), Some(record.clone()));
-    // As programs of schema 3 and before have written it.
+    // The form of schema 3 and before.
     let device = json!({ "step": "Nic", "id": "net0", "device": vm.device(nic(0).id()) });
     kept["steps"].as_array_mut().unwrap().insert(1, device);
     fake.world().stored = Some(kept.to_string());
@@ -688,7 +689,7 @@ fn the_next_daemon_leaves_a_process_alone_that_does_not_answer() {
     assert_eq!(daemon.record, Some(record));
 }
 
-/// Nothing else tells of it: no device was made for it.
+/// Only this record lists it, because no device was created for it.
 #[test]
 fn a_nic_on_a_device_that_was_there_is_given_up_by_the_next_daemon() {
     let create = Deed::Create {
@@ -709,8 +710,8 @@ fn a_nic_on_a_device_that_was_there_is_given_up_by_the_next_daemon() {
     .unwrap();
 }
 
-/// A guest that was asked to power off is not started again when it does so, also if it takes its
-/// time and other daemons come and go. After a boot of the host those start that are to run.
+/// A guest that was requested to power off is not restarted afterwards, even if it takes its time
+/// and other daemons start. After a boot of the host, VMs start whose desired state is running.
 #[test]
 fn a_guest_that_was_asked_to_power_off_stays_off() {
     for (until_reboot, restart, end) in [
@@ -737,7 +738,7 @@ fn a_guest_that_was_asked_to_power_off_stays_off() {
         };
         assert_eq!(asked.spec.state, wish);
         assert!(asked.is_on_stand_by(nic(1).id()), "it still runs there");
-        // It has not answered yet: the next daemon leaves it running.
+        // The process has not answered yet: the next daemon leaves it running.
         assert_eq!(daemon.settles(), Settled::Running);
         assert_eq!(daemon.record, Some(asked));
 
@@ -775,7 +776,7 @@ fn a_guest_that_cannot_be_asked_to_power_off_is_to_run_as_before() {
     }
 }
 
-/// The machine has moved the NIC and said that it has not; then the daemon is killed.
+/// The VM has moved the NIC and reported that it has not; then the daemon is killed.
 #[test]
 fn a_nic_that_was_not_moved_back_is_moved_back_by_the_next_daemon() {
     let create = Deed::Create {
@@ -810,7 +811,7 @@ fn a_kill_while_a_disk_comes_or_goes_leaves_what_the_record_has() {
         for (at, stopped) in (0..6).flat_map(|at| [(at, true), (at, false)]) {
             let faults = || {
                 let mut faults = vec![Fault::None; at];
-                // What is done about a failure fails, too.
+                // The rollback of the failure fails, too.
                 faults.extend([kill, kill]);
                 faults
             };
@@ -828,7 +829,7 @@ fn a_kill_while_a_disk_comes_or_goes_leaves_what_the_record_has() {
     }
 }
 
-/// The record has it, so each start has it.
+/// The record contains it, so each start adds it.
 #[test]
 fn a_disk_is_there_after_a_stop_a_crash_and_a_reboot_and_a_removed_one_is_not() {
     let fake = Fake::default();
@@ -860,7 +861,7 @@ fn a_disk_is_there_after_a_stop_a_crash_and_a_reboot_and_a_removed_one_is_not() 
     assert_eq!(daemon.settles(), Settled::ToStart);
     daemon.does(Deed::Start);
     assert_eq!(disks(&fake), ["data0", "data1"]);
-    // The guest keeps it for now, and it is none of the machine's any more.
+    // The guest still has it for now, but the VM's record does not.
     let stubborn = true;
     daemon.does(Deed::RemoveDisk { disk: 0, stubborn });
     assert_eq!(disks(&fake), ["data0", "data1"]);
@@ -914,7 +915,7 @@ fn a_kill_at_each_step_of_creation_and_deletion_leaves_a_machine_or_nothing() {
     }
 }
 
-/// One call fails on the way there; the way back is free of faults.
+/// One call fails on the way there; the rollback is free of faults.
 #[test]
 fn a_machine_that_cannot_be_replaced_stays_with_its_nics() {
     for fault in [Fault::Fails, Fault::FailsDone] {
@@ -981,7 +982,7 @@ fn a_daemon_killed_while_it_replaces_a_machine_leaves_one_of_the_two() {
             let record = daemon.record.as_ref().unwrap();
             let devices = fake.world().devices.len();
             if record.spec == former {
-                // Of the second NIC's there are two.
+                // The second NIC has two devices.
                 assert_eq!((settled, devices), (Settled::Stopped, 3), "{fault:?} {at}");
             } else {
                 assert_eq!((settled, devices), (Settled::Running, 1), "{fault:?} {at}");
@@ -1044,7 +1045,7 @@ fn each_change_of_the_spec_that_is_kept_is_counted() {
     assert_eq!(record.generation, 1);
     record.spec.state = Desired::Running;
     record.count_change(Some(&kept));
-    // A copy in a step's hands may be older than the record that was kept.
+    // A step's copy may be older than the stored record.
     let (kept, mut back) = (record, kept);
     back.count_change(Some(&kept));
     assert_eq!((kept.generation, back.generation), (2, 3));
@@ -1064,7 +1065,7 @@ fn the_policy_decides_who_comes_back() {
         (Restart::Always, EndReason::PoweredOff, true),
         (Restart::Always, EndReason::Moved, false),
         (Restart::Always, EndReason::Stopped, true),
-        // Once somebody has said that the guest is here.
+        // Once a client has reported that the guest is here.
         (Restart::OnFailure, EndReason::Unsettled, true),
         (Restart::Never, EndReason::Unsettled, false),
     ] {

@@ -1,15 +1,15 @@
-//! A machine that comes from another node, or moves to one: what waits for it, and what stays.
+//! A VM that arrives from another node, or leaves for one: its waiting process, and its leftovers.
 
 use super::*;
 
-/// Where a machine is waited for.
+/// The address at which a VM is awaited.
 fn arrival() -> Arrival {
     Arrival {
         listen: "unix:/run/web/migration.socket".to_owned(),
     }
 }
 
-/// A daemon that is killed at any call while it makes what is to wait for a machine, or while that waits.
+/// The daemon is killed at any call while it prepares an arrival, or during the wait.
 #[test]
 fn what_waits_for_a_machine_is_there_as_a_whole_or_not_at_all() {
     for fault in [
@@ -73,7 +73,7 @@ fn a_machine_that_is_waited_for_is_taken_back_kept_or_left_open_by_what_its_proc
         assert_eq!(end.is_some(), left, "{reason:?}");
         assert_eq!(fake.stored(&vm).is_some(), left, "{reason:?}");
         assert_eq!(fake.world().devices.len(), usize::from(left));
-        // Nobody starts what may run where it came from.
+        // The daemon does not start a VM that may run at its source.
         let open = [
             killed,
             EndReason::Failed,
@@ -104,7 +104,7 @@ fn a_daemon_that_starts_leaves_what_waits_and_knows_what_has_come() {
             .unwrap();
         fake.world().coming = Some(coming);
         assert_eq!(daemon.settles(), settled, "{coming:?}");
-        // A guest that has come is found by who looks for it.
+        // A query finds a guest that has arrived.
         let expected: &[String] = match coming {
             Coming::Arrived => &["net0".to_owned()],
             _ => &[],
@@ -116,7 +116,7 @@ fn a_daemon_that_starts_leaves_what_waits_and_knows_what_has_come() {
         let record = daemon.record.as_ref().unwrap();
         assert_eq!(record.arrival.is_some(), settled == Settled::Awaited);
         assert_eq!(fake.world().processes.len(), 1);
-        // What has come is not called off.
+        // An arrived VM cannot be cancelled.
         let called_off = daemon.life().call_off(record).unwrap();
         assert_eq!(called_off, coming != Coming::Arrived);
     }
@@ -158,7 +158,7 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
             assert_eq!(fake.world().devices.len(), 1);
             continue;
         }
-        // Whatever its process says at its end, and whoever has ended it.
+        // Independent of the last report of its process, and of the reason of its end.
         let end = if told_to_stop {
             life.stop(&mut record).unwrap();
             life.stopped(&mut record).unwrap()
@@ -178,7 +178,7 @@ fn a_machine_that_has_moved_to_a_node_leaves_nothing_and_one_that_stays_is_withd
     }
 }
 
-/// A machine that left this node, and of which its record and a device are left.
+/// A VM that left this node, with a record and a device as leftovers.
 fn one_that_left(life: &Life<'_>) -> Record {
     let mut record = life
         .create(Record::new(spec(2, false, Restart::Always)))
@@ -192,7 +192,7 @@ fn one_that_left(life: &Life<'_>) -> Record {
     record
 }
 
-/// As `bellhop vm compat` does it, which has the other node wait and calls it off at once.
+/// As in `bellhop vm compat`, which makes the other node wait and cancels at once.
 #[test]
 fn who_only_asks_whether_a_machine_could_come_back_leaves_what_is_remembered_of_it() {
     for fault in [
@@ -226,8 +226,8 @@ fn who_only_asks_whether_a_machine_could_come_back_leaves_what_is_remembered_of_
                 assert_eq!(record.spec, left.spec);
             }
             let settled = daemon.settles();
-            // Nobody called it off, and nobody comes; or its process is gone and nobody heard how, and somebody who sees it there
-            // takes it away.
+            // No cancellation and no source arrive; or the process is gone without a report, and an
+            // operator deletes the VM.
             if let Some(mut record) = daemon.record.take()
                 && record.arrival.is_some()
             {
@@ -243,7 +243,7 @@ fn who_only_asks_whether_a_machine_could_come_back_leaves_what_is_remembered_of_
                 "{fault:?} {at}"
             );
             assert!(!record.is_to_start() && record.arrival.is_none());
-            // It can be started as before, and taken away as a whole.
+            // It can be started as before, and deleted completely.
             daemon.life().start(&mut record).unwrap();
             daemon.life().delete(&mut record).unwrap();
             assert_eq!(fake.stored(&vm), None);

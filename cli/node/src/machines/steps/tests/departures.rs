@@ -1,8 +1,8 @@
-//! A machine that was sent elsewhere: its guest runs once, whatever fails.
+//! A VM that was sent elsewhere: its guest runs once, whatever fails.
 
 use super::*;
 
-/// What happens to a machine that was sent elsewhere.
+/// Actions on a VM that was sent elsewhere.
 fn leaving() -> impl Strategy<Value = Deed> {
     prop_oneof![
         3 => way().prop_map(Deed::Migrated),
@@ -20,7 +20,7 @@ fn leaving() -> impl Strategy<Value = Deed> {
     ]
 }
 
-/// One that runs and was sent to another process.
+/// A running VM that was sent to another process.
 fn sent() -> Vec<(Deed, Vec<Fault>)> {
     let create = Deed::Create {
         nics: 0,
@@ -83,19 +83,19 @@ fn a_machine_that_was_sent_is_not_started_again_whenever_its_process_or_the_daem
     }
 }
 
-/// A daemon that is killed at any call while it passes a request to leave on, and the next one.
+/// A daemon is killed at any call while it forwards a request to leave; then the next one starts.
 #[test]
 fn a_request_to_leave_is_marked_before_it_is_passed_on() {
     for (fault, refused, marked, lived) in [
-        // The record is not kept: the machine is not asked.
+        // The record is not stored: the VM receives no request.
         ((Fault::KilledBefore, 0), false, false, Account::None),
-        // It is kept, and the machine is not asked: the next daemon asks it.
+        // The record is stored, but the VM receives no request: the next daemon queries it.
         ((Fault::KilledAfter, 0), false, false, Account::None),
         ((Fault::KilledBefore, 1), false, false, Account::None),
         ((Fault::KilledAfter, 1), false, true, Account::UnderWay),
         ((Fault::None, 1), false, true, Account::UnderWay),
         ((Fault::Fails, 0), false, false, Account::None),
-        // Nobody knows whether it was passed on; the machine does.
+        // Only the VM knows whether it received the request.
         ((Fault::Fails, 1), false, false, Account::None),
         ((Fault::FailsDone, 1), false, true, Account::UnderWay),
         ((Fault::None, 1), true, false, Account::None),
@@ -113,7 +113,7 @@ fn a_request_to_leave_is_marked_before_it_is_passed_on() {
         let done = catch_unwind(AssertUnwindSafe(|| daemon.does(send)));
         fake.plan(Vec::new());
         if done.is_err() {
-            // Whatever was done, the store knows of it.
+            // In every case the store contains it.
             let asked = fake.world().processes[0].migration == Account::UnderWay;
             let stored = fake.stored(&vm).unwrap().departure;
             assert!(!asked || stored.is_some(), "{fault:?}");
@@ -156,11 +156,11 @@ fn somebody_says_where_the_guest_is() {
         assert_eq!(daemon.settles(), Settled::Stopped);
         let record = daemon.record.as_ref().unwrap();
         assert!(record.may_be_elsewhere().is_some());
-        // Its policy is not forgotten: it counts once it is settled.
+        // Its policy is kept: it applies once the place is resolved.
         assert_eq!(record.spec.state, Desired::Running);
         assert!(!record.is_to_start());
         let mut record = record.clone();
-        // It cannot be kept: it is as open as before.
+        // The record cannot be stored: the place stays unknown.
         fake.plan(vec![Fault::Fails]);
         assert!(daemon.life().say_where(&mut record, here).is_err());
         assert!(record.may_be_elsewhere().is_some());
@@ -173,7 +173,7 @@ fn somebody_says_where_the_guest_is() {
     }
 }
 
-/// Also one that was sent by its own API: only its end tells of it then.
+/// Also a VM that was sent by its own API: only its end reports that.
 #[test]
 fn a_machine_that_ends_unsettled_is_started_by_nobody_and_keeps_its_nics() {
     for (marked, here) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -206,7 +206,7 @@ fn a_machine_that_ends_unsettled_is_started_by_nobody_and_keeps_its_nics() {
         assert!(!record.is_to_start());
         assert_eq!(fake.stored(&vm).unwrap(), record);
         assert_eq!(fake.world().devices.len(), 1);
-        // The next daemon has it so, too.
+        // The next daemon finds the same.
         assert_eq!(life.settle(&mut record).unwrap(), Settled::Stopped);
         assert!(record.may_be_elsewhere().is_some());
         life.say_where(&mut record, here).unwrap();

@@ -1,6 +1,8 @@
-//! A host and a store in memory: what is there, and at which call they fail or the daemon is killed.
+//! An in-memory host and store: their contents, and the call at which they fail or the daemon is
+//! killed.
 //!
-//! Owns the world that a machine's steps change. It must not know what a client, the guest or the host does next.
+//! Owns the state that a VM's steps change. It must not know the next action of a client, the guest
+//! or the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -10,31 +12,31 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::*;
 
-/// What happens at one call to the host or the store.
+/// The fault at one call to the host or the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// All is well.
+    /// No fault.
     None,
-    /// It fails before anything is done.
+    /// The call fails without an effect.
     Fails,
-    /// It is done, and an error comes back.
+    /// The call takes effect, and returns an error.
     FailsDone,
-    /// The daemon is killed before it is done.
+    /// The daemon is killed before the call takes effect.
     KilledBefore,
-    /// The daemon is killed after it was done.
+    /// The daemon is killed after the call took effect.
     KilledAfter,
 }
 
-/// A process of the machine.
+/// A process of the VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Running {
     pub(super) identity: Identity,
     pub(super) booted: bool,
-    /// What it says of its migration.
+    /// Its report about its migration.
     pub(super) migration: Account,
-    /// The NICs that it has, and the devices that it has open for them.
+    /// Its NICs, and their open devices.
     pub(super) nics: BTreeMap<String, String>,
-    /// The disks that it has, and their images.
+    /// Its disks, and their images.
     pub(super) disks: BTreeMap<String, String>,
 }
 
@@ -58,7 +60,7 @@ pub(super) fn device_of(vm: &VmName, nic: &NicSpec) -> String {
     }
 }
 
-/// All NICs and the devices that they are on.
+/// All NICs and their current devices.
 pub(super) fn devices_of(vm: &VmName, record: &Record) -> BTreeMap<String, String> {
     let nics = record.nics_now(vm);
     nics.map(|nic| (nic.id().to_string(), device_of(vm, &nic)))
@@ -73,17 +75,17 @@ pub(super) fn images_of(record: &Record) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// What there is.
+/// The state of the host and the store.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct World {
     pub(super) directories: bool,
     pub(super) devices: BTreeSet<String>,
     pub(super) processes: Vec<Running>,
-    /// As it is in the file.
+    /// The contents of the file.
     pub(super) stored: Option<String>,
     pub(super) boot: u32,
     pub(super) started: u32,
-    /// The guest does not give up the next NIC or disk that it is asked for.
+    /// The guest does not release the next NIC or disk on request.
     pub(super) stubborn: bool,
     /// The guest runs elsewhere.
     pub(super) away: bool,
@@ -91,11 +93,11 @@ pub(super) struct World {
     pub(super) refuses: bool,
     /// The process does not answer.
     pub(super) silent: bool,
-    /// What a process that waits for the machine says.
+    /// The report of a process that waits for the VM.
     pub(super) coming: Option<Coming>,
-    /// The NICs of which the network was told.
+    /// The NICs that were announced to the network.
     pub(super) announced: Vec<String>,
-    /// What another node was told, and whether it has the machine.
+    /// The number of cancellations sent to another node, and whether it has the VM.
     pub(super) withdrawn: u32,
     pub(super) there: bool,
 }
@@ -103,11 +105,11 @@ pub(super) struct World {
 #[derive(Debug, Default)]
 pub(super) struct Fake {
     pub(super) world: Mutex<World>,
-    /// Of the calls to come, the next one last.
+    /// The faults of the following calls, the next one last.
     pub(super) faults: Mutex<Vec<Fault>>,
 }
 
-/// What a killed daemon leaves: nothing.
+/// The payload of a killed daemon: it leaves nothing.
 pub(super) struct Killed;
 
 fn broken() -> Error {
@@ -141,14 +143,14 @@ impl Fake {
         }
     }
 
-    /// Whether a NIC's device is there. Those that nobody has made for it always are.
+    /// Whether a NIC's device exists. Devices that were not created for it always do.
     pub(super) fn is_there(&self, vm: &VmName, nic: &NicSpec) -> bool {
         let device = device_of(vm, nic);
         let made = device.starts_with(&format!("{vm}."));
         !made || self.world().devices.contains(&device)
     }
 
-    /// As a daemon that starts has it: with the devices that tell of themselves.
+    /// The record as a starting daemon reads it: with the devices that have records of their own.
     pub(super) fn stored(&self, vm: &VmName) -> Option<Record> {
         let world = self.world();
         let mut record: Record = serde_json::from_str(world.stored.as_ref()?).unwrap();
@@ -200,7 +202,7 @@ impl Host for Fake {
     }
 
     fn remove_nic(&self, _: &VmName, device: &str) -> Result<(), Error> {
-        // The kernel waits for whoever has it open, for ever.
+        // The kernel waits without a limit for the process that has it open.
         let used = self
             .world()
             .processes
