@@ -1,9 +1,8 @@
-//! The `bellhop` command, as a library: cargo compiles it while `vmm` still generates code, which it
+//! The `bellhop` command as a library: cargo compiles it while `vmm` still generates code, which it
 //! does not do for a program.
 //!
-//! Each subcommand is one file under `commands`; adding one is a file there
-//! and a variant of `commands::Command`. Knows the terminal, files and
-//! signals; must not know ring layouts or KVM.
+//! Each subcommand is one file under `commands`; a new one is a file there and a variant of
+//! `commands::Command`. Knows the terminal, files and signals; must not know ring layouts or KVM.
 
 mod commands;
 mod config_file;

@@ -5,7 +5,7 @@
 //!   POST …/migration {"receive": …} ────────────────────────> creates NICs, a process waits
 //!                                    <─────────────────────── its address
 //!   the VM's process      ═══ the migration protocol    ═══> that process
-//!   DELETE …/migration, if it stays ────────────────────────> rolls back, unless the VM has arrived
+//!   DELETE …/migration, if it stays ────────────────────────> rolls back unless the VM is there
 //! ```
 //! Owns the requests to them, the validation of their answers, and the addresses at which incoming
 //! VMs are awaited here. It must not know the steps of a VM's life.

@@ -6,8 +6,8 @@
 //! | source | subject | changes |
 //! |---|---|---|
 //! | uevents of the vdpa bus | `/v1/vdpa-devices/NAME` | added, removed, bound, unbound, changed |
-//! | devlink, group `config` | `/v1/ports/BUS/DEVICE[/INDEX]` | changed, removed, parameter, rate, health |
-//! | either | `/v1/vdpa-devices`, `/v1/ports` | lost: the kernel's buffer overflowed; read them again |
+//! | devlink `config` | `/v1/ports/BUS/DEVICE[/INDEX]` | changed, removed, parameter, rate, health |
+//! | either | `/v1/vdpa-devices`, `/v1/ports` | lost: the kernel's buffer overflowed; read again |
 //!
 //! A listener also receives devlink messages, and decides whose NIC has failed. This module has no
 //! queue: messages wait in the kernel's sockets, whose size is limited.

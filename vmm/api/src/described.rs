@@ -1,7 +1,7 @@
 //! Enums of words, with the meaning of each word in the API's description.
 //!
-//! utoipa drops the documentation of unit variants. `described!` writes the schema instead, from the
-//! documentation of the enum and of its variants.
+//! utoipa drops the documentation of unit variants. `described!` writes the schema instead, from
+//! the documentation of the enum and of its variants.
 
 use std::fmt::Write as _;
 

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | the named object does not exist | 404 |
 //! | a value in the request is invalid | 422 |
-//! | impossible on this host or now: in use, no driver, no permission, refused by the kernel | 409 |
+//! | impossible here or now: in use, no driver, no permission, refused by the kernel | 409 |
 //! | the kernel does not answer, or too many requests wait for it | 503 |
 //! | the kernel's answers or files are malformed | 500 |
 

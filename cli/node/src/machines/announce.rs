@@ -3,7 +3,7 @@
 //! ```text
 //!   arrived, or a NIC moved to another device ─> each NIC: did its driver agree on GUEST_ANNOUNCE?
 //!     yes, or no driver runs it   the VMM has asked the driver; or there is no driver to reach
-//!     no                          this host notifies the bridge and the network (`vdpa_mgmt::announce`)
+//!     no                          this host notifies bridge and network (`vdpa_mgmt::announce`)
 //! ```
 //!
 //! The announced address is the one that this node configured for the NIC, or the device's own. It

@@ -11,7 +11,7 @@
 //!   lives: moved                                   is here: the mark goes
 //!   gone: sent away                                is no longer here: all is rolled back
 //!   gone: guest powered off or crashed             was here: the mark goes
-//!   gone: in any other way                         may have been here: the operator must decide
+//!   gone: in any other way                         may have been here: an operator decides
 //! ```
 //! Owns that table. It must not know how the process is queried, nor what follows from the answer.
 

@@ -12,7 +12,7 @@
 //!   sent        lives: was never sent, stayed, came back             here: the mark goes
 //!   sent        lives: in progress, unsettled, no answer             open
 //!   any         lives: moved                                         there: the mark knows it
-//!   sent        gone with any code but 7, also 8 or unknown          open: the operator must decide
+//!   sent        gone with any code but 7, also 8 or unknown          open: an operator decides
 //!   sent        gone with code 7                                     there
 //!   moved       gone with any code                                   there
 //! ```
@@ -234,7 +234,8 @@ mod tests {
     fn the_table_of_marks_processes_and_what_they_say() {
         use Verdict::{Here, Open, There};
         let words = [EndReason::Killed, EndReason::Unsettled, EndReason::Moved];
-        // In the order of ACCOUNTS, then gone for an unknown or other reason, with code 8, and with code 7.
+        // In the order of ACCOUNTS, then gone for an unknown or other reason, with code 8, and with
+        // code 7.
         for (mark, verdicts) in [
             (
                 None,

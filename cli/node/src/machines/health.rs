@@ -2,12 +2,12 @@
 //! device can replace it.
 //!
 //! ```text
-//!   reporter of           the NIC's own device          the backup device           the NIC
-//!   a function            hangs on it, however deep     hangs on it, too            stays: it would be no better
-//!                                                       does not                    moves, once for each failure
-//!   a port                is that port's function's,    as above                    as above
-//!                         or the function has the port
-//!   anything else         does not                      either                      stays
+//!   reporter of     the NIC's own device         the backup device  the NIC
+//!   a function      depends on it, at any depth  depends on it      stays: no better there
+//!                                                does not           moves, once for each failure
+//!   a port          is that port's function's,   as above           as above
+//!                   or the function has the port
+//!   anything else   does not                     either             stays
 //! ```
 //! A failure begins with a reporter's first message in the error state, and ends with one in
 //! another state. The daemon does not act on reports from before its start, or from while messages

@@ -3,7 +3,7 @@
 //! ```text
 //!   begin ──> running ──> done | failed | cancelled      in memory and in the store
 //!                │
-//!                └─ the daemon ends ──> next daemon: resumes to follow a migration, all else failed
+//!                └─ the daemon ends ──> next daemon: follows a migration on, all else failed
 //! ```
 //! A running request belongs to a task, which ends its operation. A migration belongs to the VM's
 //! process: the supervisor queries that process, and the last report or its exit decides.

@@ -1,10 +1,11 @@
 //! Migration between two nodes: the work of the daemon on each side.
 //!
 //! ```text
-//!   source       asks the other node to wait ─> marks the VM, asks it to leave ─> refused: notifies the node
+//!   source       asks the other node to wait ─> marks the VM, asks it to leave
+//!                  └─ refused: notifies the other node
 //!   destination  NICs, a process that waits ─> polled whether the guest is here
-//!                  └─ cancelled, or timed out ─> all is rolled back; a VM of its name that left before is
-//!                     remembered as it was
+//!                  └─ cancelled, or timed out ─> all is rolled back; a former VM of its
+//!                     name that left before is remembered as it was
 //! ```
 //! The steps of leaving VMs do the rest at the source. Owns these requests. It must not know how
 //! the guest is transferred.

@@ -126,8 +126,8 @@ pub(crate) fn start(start: &Start<'_>) -> io::Result<Process> {
     ] {
         command.env_remove(variable);
     }
-    // SAFETY: there is no safe way to begin a session in a child. The closure runs between fork
-    // and exec and makes one system call, setsid(2), which is async-signal-safe; it allocates nothing.
+    // SAFETY: there is no safe way to begin a session in a child. The closure runs between fork and
+    // exec and makes one system call, setsid(2), which is async-signal-safe; it allocates nothing.
     unsafe {
         command.pre_exec(|| {
             rustix::process::setsid()?;

@@ -143,8 +143,8 @@ impl Machines {
         }
     }
 
-    /// The configuration of a NIC for the VM, and its open device; `number` is the device's index among
-    /// the passed descriptors.
+    /// The configuration of a NIC for the VM, and its open device; `number` is the device's index
+    /// among the passed descriptors.
     pub(super) fn vdpa(
         &self,
         vm: &VmName,

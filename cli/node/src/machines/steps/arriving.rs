@@ -3,7 +3,7 @@
 //! ```text
 //!   receive   directories ─> a device for each NIC ─> process ─> it waits ─> Present, marked
 //!   look      asked whether the guest is here ─> the mark goes ─> announced to the network
-//!   call off  asked to stop waiting ─> gone: all is rolled back │ not gone: it has come, or may have
+//!   call off  told to stop waiting ─> gone: all is rolled back │ not gone: it has come, or may have
 //! ```
 //! The record remembers a VM of the same name that had left this node before, until the guest is
 //! here. So a dry run, or a VM that does not arrive, loses nothing.
