@@ -120,10 +120,14 @@ impl Table {
         let mut text = String::new();
         for line in lines {
             let cells = line.iter().zip(&widths);
-            let line: String = cells
-                .map(|(cell, width)| format!("{cell:<fill$}", fill = width + GAP))
-                .collect();
-            text.push_str(line.trim_end());
+            let mut padded = String::new();
+            for (cell, width) in cells {
+                // Not by the formatter, whose widths have 16 bits.
+                let fill = width.saturating_sub(cell.chars().count()) + GAP;
+                padded.push_str(cell);
+                padded.extend(std::iter::repeat_n(' ', fill));
+            }
+            text.push_str(padded.trim_end());
             text.push('\n');
         }
         text
@@ -207,6 +211,9 @@ mod tests {
             "NAME     PID\na        12345\nlönger?  1\n"
         );
         let chosen = table().with_columns(&["pid", "NAME"]).unwrap();
+        let long = "x".repeat(1 << 17);
+        let wide = Table::new(["A", "B"], [[long.clone(), "b".to_owned()]]);
+        assert!(wide.draw(false).starts_with(&(long + "  b")));
         assert_eq!(chosen.draw(false), "12345  a\n1      lönger?\n");
         let error = table().with_columns(&["nam"]).unwrap_err().to_string();
         assert!(error.contains("NAME, PID, NOTE"), "{error}");

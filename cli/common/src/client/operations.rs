@@ -19,7 +19,7 @@ use hyper::Method;
 use serde::Serialize;
 
 use super::transport::{Answer, Condition, Request};
-use super::{MAKING, Node, ORDINARY, path, push_encoded};
+use super::{MAKING, Node, path, push_encoded};
 use crate::error::Error;
 
 /// A request for an operation, whose answer is a `T`.
@@ -43,12 +43,8 @@ impl<'a, T> Call<'a, T> {
         segments: &[&str],
         read: fn(&Answer) -> Result<T, Error>,
     ) -> Self {
-        let time = if method == Method::GET {
-            ORDINARY
-        } else {
-            MAKING
-        };
-        let request = Request::new(method, &path(segments.iter().copied()), time);
+        // A read may wait for a change or for the end of an operation.
+        let request = Request::new(method, &path(segments.iter().copied()), MAKING);
         Self {
             node,
             request: Ok(request),

@@ -27,7 +27,7 @@ use bellhop_api::node::{
     UpgradeInfo,
 };
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use vmm::http::Problem as _;
 
@@ -236,10 +236,13 @@ impl Operations {
         if let Some(entry) = all.get_mut(&operation.id) {
             entry.operation = operation;
         }
-        let over = all.values().filter(|one| one.operation.phase.is_end());
-        let over: Vec<String> = over.map(|one| one.operation.id.clone()).collect();
+        let over = all.values().map(|one| &one.operation);
+        let over = over.filter(|one| one.phase.is_end());
+        let mut over: Vec<_> = over.map(|one| (one.ended_ms, one.id.clone())).collect();
+        // A long one may have begun before others that ended long ago.
+        over.sort_unstable();
         let excess = over.len().saturating_sub(KEPT);
-        let dropped: Vec<String> = over.into_iter().take(excess).collect();
+        let dropped: Vec<String> = over.into_iter().take(excess).map(|(_, id)| id).collect();
         for id in &dropped {
             all.remove(id);
         }
@@ -500,10 +503,15 @@ impl Machines {
             return vmm.cancel_migration().await;
         };
         // First, because the migration may have ended when the answer arrives.
-        self.operations.update(&id, |entry| entry.cancelled = true);
+        let mut before = false;
+        self.operations.update(&id, |entry| {
+            before = std::mem::replace(&mut entry.cancelled, true);
+        });
         let asked = vmm.cancel_migration().await;
         if asked.is_err() {
-            self.operations.update(&id, |entry| entry.cancelled = false);
+            // An earlier request may have cancelled it.
+            self.operations
+                .update(&id, |entry| entry.cancelled = before);
         }
         asked
     }
@@ -539,11 +547,18 @@ impl Machines {
         work: impl Future<Output = End> + Send + 'static,
     ) -> Result<(Operation, JoinHandle<End>), Error> {
         let (machines, vm) = (self.clone(), vm.clone());
-        let begin = move || machines.begin_operation(kind, &vm, by);
-        let begun = tokio::task::spawn_blocking(begin).await;
-        let operation = begun.map_err(unfinished)?;
-        let (machines, id) = (self.clone(), operation.id.clone());
+        let (begun, operation) = oneshot::channel();
         let task = self.runtime.spawn(async move {
+            let begin = {
+                let machines = machines.clone();
+                move || machines.begin_operation(kind, &vm, by)
+            };
+            let operation = tokio::task::spawn_blocking(begin)
+                .await
+                .map_err(unfinished)?;
+            let id = operation.id.clone();
+            // The client may be gone.
+            let _ = begun.send(operation);
             let end = work.await;
             let note = move || {
                 machines.end_operation(&id, &end);
@@ -553,6 +568,8 @@ impl Machines {
                 .await
                 .map_err(unfinished)?
         });
+        let operation = operation.await;
+        let operation = operation.map_err(|_| Error::failed("the operation did not begin"))?;
         Ok((operation, task))
     }
 
@@ -612,11 +629,25 @@ impl Machines {
         Ok((operation, written))
     }
 
-    /// Upgrades the VMM of a running VM as an operation.
+    /// Upgrades the VMM of a running VM as an operation. A task does all of it, because the client
+    /// may disconnect after the VM has agreed.
     ///
     /// # Errors
     /// The VM rejects the request, and nothing began.
     pub(crate) async fn upgrade(
+        self: &Arc<Self>,
+        vm: &VmName,
+        wanted: UpgradeRequest,
+        by: Requested,
+    ) -> Result<Operation, Error> {
+        let (machines, vm) = (self.clone(), vm.clone());
+        let task = self
+            .runtime
+            .spawn(async move { machines.begin_upgrade(&vm, wanted, by).await });
+        task.await.map_err(unfinished)?
+    }
+
+    async fn begin_upgrade(
         self: &Arc<Self>,
         vm: &VmName,
         wanted: UpgradeRequest,

@@ -37,10 +37,11 @@ impl Machines {
                     return Ok::<_, Error>(Settled::None);
                 };
                 let life = machines.life(slot);
-                let settled = life.settle(&mut record)?;
+                let settled = life.settle(&mut record);
                 if record.process().is_none() {
                     machines.process_gone(slot);
                 }
+                let settled = settled?;
                 if settled == Settled::Running {
                     life.settle_nics(&mut record);
                     life.settle_disks(&mut record);
