@@ -30,8 +30,8 @@ use crate::migration::tls::Tls;
 enum Phase {
     /// There is no VM yet.
     BeforeBoot(Option<VmConfig>),
-    /// The VM is being built, so there is neither configuration nor handle. Only the source knows
-    /// the configuration of an incoming VM.
+    /// The VM is being built, so neither of the other phases applies. Only the source knows the
+    /// configuration of an incoming VM.
     Starting(Option<VmConfig>),
     Running {
         /// The configuration at its start, without NICs and disks.

@@ -20,8 +20,8 @@ use std::time::Duration;
 use bellhop_api::machine::{Direction, EndReason, MigrationPhase, MigrationStatus};
 use serde::{Deserialize, Serialize};
 
-/// How long the source may take to connect. It connects at once, and before that opens devices and
-/// pins memory, at some GiB per second.
+/// How long the source may take to connect. It connects at once, and then opens devices and pins
+/// memory, at some GiB per second.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The mark in the record of a VM that is to arrive.

@@ -135,8 +135,8 @@ pub(super) fn connect<I: ConsoleInput + AsFd>(
     }
 }
 
-/// Waits for input from the user or the console. Without room for more, it still reads from an
-/// interactive user, who may type the escape.
+/// Waits for input. Returns whether the user has some, and whether the console has. Without room
+/// for more, it still reads from an interactive user, who may type the escape.
 fn wait<I: ConsoleInput + AsFd>(
     input: Option<&I>,
     stream: &UnixStream,

@@ -79,7 +79,7 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             }
             Ok(Look::Met(answer)) => return say(&answer, format),
             Ok(Look::Not(phase)) => last = Some(phase),
-            // The daemon is being restarted.
+            // The daemon is being replaced.
             Err(error)
                 if last.is_some()
                     && matches!(error.kind(), ErrorKind::NoDaemon | ErrorKind::TimedOut) => {}

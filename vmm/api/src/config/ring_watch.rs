@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// queue raises an alarm, 1 to 3600; the default is 5.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingWatch {
-    /// No: no timer wakes an idle VMM.
+    /// No: nothing wakes an idle VM.
     Off,
     /// Yes, once a second.
     On {
