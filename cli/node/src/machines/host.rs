@@ -236,11 +236,12 @@ fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
     Error::context(format!("cannot use {}", path.display()))
 }
 
-/// The VM's process does not end. Ends a process if it is there.
+/// Ends a process if it exists.
 fn end(identity: Identity) -> io::Result<()> {
     Process::open(identity)?.map_or(Ok(()), |process| process.end(GRACE))
 }
 
+/// The error for a VM's process that does not end.
 fn unended(source: io::Error) -> Error {
     Error::failed("cannot end the machine's process").because(source)
 }
