@@ -399,7 +399,7 @@ fn states_that_cannot_be_are_refused() {
         for result in [rig.vcpus.check(&states), rig.vcpus.restore(&states)] {
             let error = result.unwrap_err().to_string();
             assert!(
-                error.starts_with("the saved state of vCPU"),
+                error.starts_with("cannot restore the saved state of vCPU"),
                 "{name}: {error}"
             );
         }
