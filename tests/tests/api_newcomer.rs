@@ -1,4 +1,4 @@
-//! A newcomer's path: the transcript in `docs/first-vm.md`, from the deb to a VM on a second daemon.
+//! The transcript in `docs/first-vm.md`: a newcomer's path from the deb to a VM on a second daemon.
 //!
 //! ```text
 //!   docs/first-vm.md ─> `console` blocks ─> each command, by a shell beside systemd

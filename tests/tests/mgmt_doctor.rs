@@ -1,4 +1,4 @@
-//! `bellhop doctor` on a real kernel, as root and as the user `nobody`.
+//! `bellhop doctor` on a real kernel, as root and as a user without rights.
 
 #![expect(
     clippy::unwrap_used,
@@ -129,7 +129,7 @@ fn the_limit_of_locked_memory_is_the_callers() {
     has(found, "remedy", "LimitMEMLOCK=infinity");
 }
 
-/// A copy of the program in a place where the user `nobody` may run it; removed when dropped.
+/// A copy of the program in a place where any user may run it; removed when dropped.
 struct Copy(PathBuf);
 
 impl Copy {
@@ -204,8 +204,8 @@ fn wait(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// The user `nobody` is told the rule; the rule gives devices to the group; and with the group,
-/// that user may open one.
+/// Doctor prints the rule for a user without rights. The rule gives devices to the group. A member
+/// of the group may open one.
 #[test]
 fn the_rule_that_nobody_is_told_is_the_one_that_mends_it() {
     let copy = Copy::new();

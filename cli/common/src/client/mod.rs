@@ -5,7 +5,7 @@
 //! on this side. Must not know any subcommand.
 //!
 //! ```text
-//!   command ──> Node (JSON, errors) ──> Transport ──> Unix socket, or TLS with a certificate, a token
+//!   command ──> Node (JSON, errors) ──> Transport ──> Unix socket, or TLS, certificate, token
 //! ```
 
 mod arguments;

@@ -21,10 +21,10 @@ use crate::machines::spec::{VmSpec, VmSpecPatch};
 
 /// Read the configuration of a virtual machine
 ///
-/// As it was created, with all changes since.
+/// As created, with all changes since.
 #[utoipa::path(get, path = "/v1/vms/{name}/spec", operation_id = "get_vm_spec",
     params(VmPath), responses(
-    (status = 200, description = "As it was asked for, with all changes since", body = VmSpec,
+    (status = 200, description = "As created, with all changes since", body = VmSpec,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
     NameErrors,
 ))]
@@ -39,19 +39,20 @@ pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Re
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Trial {
-    /// `true`: check the patch and answer its changes, without making them
+    /// `true`: check the patch and return its changes without making them
     dry_run: Option<bool>,
 }
 
 /// Change the configuration of a virtual machine
 ///
-/// By a JSON merge patch (RFC 7396). It may run: `restart`, `labels` and `annotations` have effect
-/// at once, all else when its process is started next. A reset of the guest is no such start. The
-/// answer says it for each member, and `pending` of the machine has those that wait.
+/// With a JSON merge patch (RFC 7396), also while the machine runs. `restart`, `labels` and
+/// `annotations` apply at once. All else applies when its process starts next; a reset of the guest
+/// is no such start. The response says so for each member. `pending` of the machine lists those
+/// that wait.
 ///
-/// NICs and disks are lists, which a patch replaces as a whole, and only while the machine is
-/// stopped. With other NICs it is replaced as by PUT: if that fails, the former one is put back.
-/// `state` cannot be changed here.
+/// A patch replaces the lists of NICs and disks as a whole, and only while the machine is stopped.
+/// Other NICs replace the machine as PUT does; if that fails, the daemon restores the former one.
+/// A patch cannot change `state`.
 #[utoipa::path(patch, path = "/v1/vms/{name}/spec", operation_id = "patch_vm_spec",
     params(VmPath, Trial, Precondition),
     request_body(content = VmSpecPatch, content_type = "application/merge-patch+json"),
@@ -59,8 +60,8 @@ pub(super) struct Trial {
     (status = 200, description = "It is recorded", body = SpecChanges,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
     NamedChangeErrors,
-    (status = 409, description = "NICs or disks of a machine that runs would change; or it is \
-        being migrated, or may run elsewhere", body = ErrorBody),
+    (status = 409, description = "The patch changes NICs or disks of a running machine, or the \
+        machine is being migrated or may run elsewhere", body = ErrorBody),
     (status = 412, description = "The condition does not hold", body = ErrorBody),
     (status = 500, description = "Internal error: the host failed", body = ErrorBody),
     (status = 503, description = "This daemon ends", body = ErrorBody),

@@ -1,9 +1,9 @@
-//! Operations: long work of the daemon, from its begin to its result.
+//! Operations: long work of the daemon, from its beginning to its result.
 //!
 //! ```text
 //!   begin ──> running ──> done | failed | cancelled      in memory and in the store
 //!                │
-//!                └─ the daemon ends ──> next daemon: follows a migration on, all else failed
+//!                └─ the daemon ends ──> next daemon: follows migrations, fails the rest
 //! ```
 //! A running request belongs to a task, which ends its operation. A migration belongs to the VM's
 //! process: the supervisor queries that process, and the last report or its exit decides.

@@ -79,8 +79,8 @@ pub(crate) struct Arguments {
     )]
     downtime: u32,
 
-    /// When to give up, from the beginning, on a guest that writes faster than its memory goes over:
-    /// such as 90s or 10m; without a unit in seconds
+    /// The time limit for a guest that writes faster than its memory is sent, such as 90s or 10m;
+    /// without a unit in seconds
     #[arg(
         long,
         value_name = "DURATION",
@@ -95,7 +95,12 @@ pub(crate) struct Arguments {
     verify_memory: bool,
 
     /// Connections that carry memory, 1 to 16
-    #[arg(long, value_name = "N", default_value_t = CONNECTIONS, value_parser = clap::value_parser!(u16).range(1..=16))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = CONNECTIONS,
+        value_parser = clap::value_parser!(u16).range(1..=16)
+    )]
     connections: u16,
 
     /// Only ask whether the destination would take it, and what that would cost
@@ -277,7 +282,7 @@ pub(super) fn followed(
     let text = || match &moved.migration {
         Some(status) => summary(name, destination.unwrap_or(&status.peer), status),
         None => format!(
-            "{} runs at {} now; its process here ended before it could say how long it stood still\n",
+            "{} runs at {} now; its process here ended before it reported the downtime\n",
             printable(name),
             printable(destination.unwrap_or("its destination")),
         ),

@@ -1,0 +1,165 @@
+//! Long work that a command follows: upgrades and migrations.
+
+use super::*;
+
+/// An operation of the VM web.
+fn operation(phase: &str, more: &Value) -> Value {
+    let mut operation = json!({
+        "id": "17", "kind": "upgrade", "target": "web", "phase": phase, "created_ms": 1,
+        "requested_by": "uid 0", "request_id": "r",
+    });
+    let fields = operation.as_object_mut().unwrap();
+    fields.extend(more.as_object().unwrap().clone());
+    operation
+}
+
+#[test]
+fn another_program_goes_on_with_a_machine() {
+    let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
+    let arguments = parse::<upgrade::Arguments>(&["web", "--program", "/new/bellhop"]).unwrap();
+    let result = json!({"upgrade": {"before": "0.1.0", "after": "0.2.0", "downtime_ms": 93.5}});
+    let made_up = MadeUp::default()
+        .answer(202, &operation("running", &json!({})))
+        .answer(200, &operation("running", &json!({})))
+        .answer(200, &operation("done", &json!({ "result": result })));
+    let code = upgrade::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(code, Code::Success);
+    let asked = made_up.asked();
+    assert_eq!(
+        asked[0],
+        r#"POST /v1/vms/web/upgrade {"program":"/new/bellhop"}"#
+    );
+    assert_eq!(asked[1], "GET /v1/operations/17");
+
+    // The next program rejects the VM, without a report.
+    let error = json!({"code": "not_upgraded", "message": "no such device", "status": 502});
+    let made_up = MadeUp::default()
+        .answer(202, &operation("running", &json!({})))
+        .answer(200, &operation("failed", &json!({ "error": error })));
+    let error = upgrade::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap_err();
+    assert!(error.to_string().contains("no such device"), "{error}");
+    assert_eq!(error.code(), Code::Failed);
+    let hasty = parse::<upgrade::Arguments>(&["web", "--timeout=1s"]).unwrap();
+    let mut made_up = MadeUp::default();
+    for _ in 0..20 {
+        made_up = made_up.answer(200, &operation("running", &json!({})));
+    }
+    let error = upgrade::execute(&hasty, &local, &made_up.node(), format(&[])).unwrap_err();
+    assert_eq!(error.code(), Code::TimedOut);
+    let own = std::env::current_exe().unwrap();
+    assert!(made_up.asked()[0].contains(own.to_str().unwrap()));
+
+    // On another host, this command's own program does not exist.
+    let far = parse::<NodeArguments>(&["--node", ELSEWHERE]).unwrap();
+    let made_up = MadeUp::default();
+    let error = upgrade::execute(&hasty, &far, &made_up.node(), format(&[])).unwrap_err();
+    assert_eq!(error.code(), Code::WrongCommandLine);
+    assert!(made_up.asked().is_empty());
+}
+
+fn elsewhere() -> Value {
+    made_up::vm(
+        &json!({"phase": "MayBeElsewhere", "pid": null, "may_be_elsewhere":
+        {"destination": "unix:/b", "reason": "its guest may run there", "remedy": "say `migration settle web there`"}}),
+    )
+}
+
+#[test]
+fn how_a_machine_moved_is_said_by_its_operation() {
+    let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
+    let arguments = parse::<migrate::Arguments>(&["web", "--to", "unix:/b"]).unwrap();
+    let after = |phase: &str, more: &Value| {
+        let made_up = MadeUp::default()
+            .answer(202, &operation("running", &json!({})))
+            .answer(200, &operation(phase, more));
+        migrate::execute(&arguments, &local, &made_up.node(), format(&[]))
+    };
+    let lost = json!({"error": {"code": "may_be_elsewhere", "message": "say `migration settle web there`",
+        "status": 409}});
+    let error = after("failed", &lost).unwrap_err();
+    assert!(
+        error.to_string().contains("migration settle web there"),
+        "{error}"
+    );
+    let stays = json!({"error": {"code": "not_moved", "message": "it stays", "status": 502}});
+    assert_eq!(after("failed", &stays).unwrap_err().code(), Code::Failed);
+    let error = after("cancelled", &json!({})).unwrap_err();
+    assert!(error.to_string().contains("cancelled"), "{error}");
+    // Its process ended without a report.
+    assert_eq!(after("done", &json!({})).unwrap(), Code::Success);
+
+    let made_up = MadeUp::default()
+        .answer(200, &elsewhere())
+        .answer(200, &json!({"kernel": "/k"}))
+        .answer(200, &json!({"items": []}));
+    let text = show::text(&made_up.node(), "web").unwrap();
+    assert!(
+        text.starts_with("web: MayBeElsewhere (to be Running)\n"),
+        "{text}"
+    );
+    assert!(text.contains("its guest may run there\n"), "{text}");
+    assert!(
+        text.contains("└── say `migration settle web there`"),
+        "{text}"
+    );
+}
+
+/// Runs a subcommand of `vm migration`.
+fn migration(words: &[&str], made_up: &MadeUp) -> Result<Code, Error> {
+    let arguments = parse::<migration::Arguments>(words).unwrap();
+    migration::execute(&arguments, &made_up.node(), format(&["-j"]))
+}
+
+#[test]
+fn where_a_guest_is_is_said_to_the_daemon() {
+    for (place, body) in [("here", "Here"), ("there", "There")] {
+        let made_up = MadeUp::default().answer(204, &Value::Null);
+        migration(&["settle", "web", place], &made_up).unwrap();
+        let asked = format!(r#"PATCH /v1/vms/web/migration {{"settle":"{body}"}}"#);
+        assert_eq!(made_up.asked(), [asked]);
+    }
+}
+
+#[test]
+fn a_migration_is_started_shown_followed_and_cancelled() {
+    let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
+    let status = |phase: &str| {
+        json!({
+            "direction": "Send", "peer": "unix:/b", "phase": phase, "rounds": 1, "elapsed_ms": 2,
+            "ram_bytes": 4096, "sent_bytes": 1, "pages": 1, "zero_pages": 0, "left_bytes": 0,
+            "bytes_per_second": 1, "dirty_bytes_per_second": 1, "throttle_percent": 0,
+        })
+    };
+    let words = ["web", "--to", "unix:/b", "--detach"];
+    let arguments = parse::<migrate::Arguments>(&words).unwrap();
+    let made_up = MadeUp::default().answer(202, &status("Offer"));
+    migrate::execute(&arguments, &local, &made_up.node(), format(&[])).unwrap();
+    assert_eq!(made_up.asked().len(), 1);
+
+    let made_up = MadeUp::default().answer(200, &status("Copy"));
+    assert_eq!(
+        migration(&["show", "web"], &made_up).unwrap(),
+        Code::Success
+    );
+    let last = |phase: &str, state: &str| {
+        let result = json!({ "result": { "migration": status(state) } });
+        let running = json!({ "items": [operation("running", &json!({}))] });
+        MadeUp::default()
+            .answer(200, &running)
+            .answer(200, &operation(phase, &result))
+    };
+    let made_up = last("done", "Moved");
+    assert_eq!(
+        migration(&["watch", "web"], &made_up).unwrap(),
+        Code::Success
+    );
+    let list = "GET /v1/operations?kind=migration&target=web";
+    assert_eq!(made_up.asked(), [list, "GET /v1/operations/17"]);
+    migration(&["watch", "web"], &last("cancelled", "Stayed")).unwrap_err();
+    let none = MadeUp::default().answer(200, &json!({ "items": [] }));
+    let error = migration(&["watch", "web"], &none).unwrap_err();
+    assert_eq!(error.code(), Code::NotThere);
+    let made_up = MadeUp::default().answer(202, &Value::Null);
+    migration(&["cancel", "web"], &made_up).unwrap();
+    assert_eq!(made_up.asked(), ["DELETE /v1/vms/web/migration"]);
+}
