@@ -467,7 +467,7 @@ pub(super) fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
             announced: world.announced.clone(),
             ..World::default()
         };
-        prop_assert_eq!(world, empty, "something is left, and nobody knows of it");
+        prop_assert_eq!(world, empty, "leftovers that no record has");
         return Ok(());
     };
     let has = |step: &dyn Fn(&Step) -> bool| record.steps().iter().any(step);
@@ -475,10 +475,10 @@ pub(super) fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
         prop_assert!(has(&|step| *step == Step::Directories));
     }
     for device in &world.devices {
-        prop_assert!(record.has_device(device), "{device} of {vm} is nobody's");
+        prop_assert!(record.has_device(device), "{device} of {vm} is in no record");
     }
     if !world.processes.is_empty() {
-        prop_assert!(record.process().is_some(), "a process is nobody's");
+        prop_assert!(record.process().is_some(), "a process is in no record");
     }
     Ok(())
 }
