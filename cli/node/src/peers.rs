@@ -12,6 +12,7 @@
 
 use std::net::TcpListener;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use bellhop_api::node::{Awaited, VmInfo, VmPhase};
 use bellhop_common::client::{self, Address, Credentials, Http, MAKING, Refusal, STRANGE};
@@ -26,6 +27,12 @@ use super::machines::spec::{NodeMigrationRequest, ReceiveFromNode};
 
 /// The prefix of the path of a socket that belongs to a daemon on this host.
 const LOCAL: &str = "node:";
+
+/// How long the source's daemon waits until the destination's daemon reports the arrival.
+const ARRIVAL: Duration = Duration::from_secs(10);
+
+/// The interval of the queries in that time.
+const ARRIVAL_POLL: Duration = Duration::from_millis(100);
 
 /// Another node, and the VM's name there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,17 +154,26 @@ impl Peers {
         }
     }
 
-    /// Whether another node has the VM. Blocks.
+    /// Whether another node has the VM, whose process here reports that it has moved. Blocks, up
+    /// to [`ARRIVAL`], while that node's daemon still waits for it: the daemon queries its
+    /// process at intervals.
     ///
     /// # Errors
     /// The node is unreachable.
     pub(crate) fn has(&self, peer: &Peer) -> Result<bool, Error> {
         let node = self.connect(peer, &address(&peer.node)?)?;
         let path = client::path(["v1", "vms", &peer.name]);
-        match node.get::<VmInfo>(&path) {
-            Ok(machine) => Ok(machine.phase != VmPhase::Receiving),
-            Err(error) if error.refusal().is_some_and(Refusal::is_not_there) => Ok(false),
-            Err(error) => Err(failed(peer, error)),
+        let start = Instant::now();
+        loop {
+            match node.get::<VmInfo>(&path) {
+                Ok(vm) if vm.phase != VmPhase::Receiving => return Ok(true),
+                Ok(_) if start.elapsed() < ARRIVAL => std::thread::sleep(ARRIVAL_POLL),
+                Ok(_) => return Ok(false),
+                Err(error) if error.refusal().is_some_and(Refusal::is_not_there) => {
+                    return Ok(false);
+                }
+                Err(error) => return Err(failed(peer, error)),
+            }
         }
     }
 

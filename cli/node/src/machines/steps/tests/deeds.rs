@@ -475,7 +475,10 @@ pub(super) fn holds(fake: &Fake, vm: &VmName) -> Result<(), TestCaseError> {
         prop_assert!(has(&|step| *step == Step::Directories));
     }
     for device in &world.devices {
-        prop_assert!(record.has_device(device), "{device} of {vm} is in no record");
+        prop_assert!(
+            record.has_device(device),
+            "{device} of {vm} is in no record"
+        );
     }
     if !world.processes.is_empty() {
         prop_assert!(record.process().is_some(), "a process is in no record");
