@@ -223,6 +223,14 @@ fn a_vm_is_created_as_an_operation_and_bad_input_begins_none() {
     let failed = ended(&node, &operation);
     assert_eq!(failed["error"]["code"], "other_vm_runs", "{failed:#}");
 
+    // A second upgrade would take the result of the first for its own.
+    let (upgrade, none) = ("/v1/vms/web/upgrade", json!({}));
+    let operation = begun(&node, "POST", upgrade, &none);
+    let second = node.api.ask("POST", upgrade, Some(&none)).unwrap();
+    assert_eq!(second.status, 409, "{}", second.body);
+    assert_eq!(second.body["code"], "wrong_state", "{}", second.body);
+    assert_eq!(ended(&node, &operation)["phase"], "done");
+
     let before = node.api.get("/v1/operations").unwrap();
     let text = json!({ "path": 7 });
     for (method, path, body, status) in [

@@ -27,7 +27,10 @@ const TABLE: [(&str, &str); 13] = [
         "3",
         "the guest crashed (triple fault, or KVM could not go on)",
     ),
-    ("4", "the node daemon cannot be reached"),
+    (
+        "4",
+        "the node daemon cannot be reached, or the connection broke",
+    ),
     (
         "5",
         "there is no VM or NIC of that name, or no migration of it",

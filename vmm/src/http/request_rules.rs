@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | query parameter | every one that the operation's description does not list | 400 |
 //! | body | every content type but JSON; PATCH takes a merge patch, too | 415 |
-//! | conditional header (RFC 9110, 13.1) | all, unless the API evaluates it ([`Evaluated`]) | 412 |
+//! | conditional header (RFC 9110, 13.1) | every one that the operation does not describe | 412 |
 //! | `Origin` | always: browsers send it, and no client runs in one | 403 |
 //!
 //! A date condition is rejected, too, although RFC 9110 lets a server without dates ignore it: a
@@ -31,7 +31,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::{Router, http};
 use bellhop_api::responses::error;
-use utoipa::openapi::path::ParameterIn;
+use utoipa::openapi::path::{self, ParameterIn};
 use utoipa::openapi::{OpenApi, RefOr};
 
 use super::description::operations;
@@ -48,14 +48,10 @@ const CONDITIONS: [HeaderName; 5] = [
 /// How many characters of a client's word an error shows.
 const SHOWN: usize = 64;
 
-/// A path of the description, and a conditional header that its endpoints evaluate, in lower case.
-pub type Evaluated = (&'static str, &'static str);
-
 /// The rules of one API.
 #[derive(Debug)]
 pub struct RequestRules {
     operations: Vec<Operation>,
-    evaluated: &'static [Evaluated],
 }
 
 /// A described operation.
@@ -65,6 +61,8 @@ struct Operation {
     path: String,
     /// The names of its query parameters.
     parameters: Vec<String>,
+    /// The names of its header parameters, in lower case.
+    headers: Vec<String>,
 }
 
 impl RequestRules {
@@ -73,29 +71,19 @@ impl RequestRules {
         let mut described = Vec::new();
         for (path, item) in &mut description.paths.paths {
             for (method, operation) in operations(item) {
-                let parameters = operation.parameters.iter().flatten();
-                let queries = parameters.filter_map(|parameter| match parameter {
-                    RefOr::T(one) if one.parameter_in == ParameterIn::Query => Some(&one.name),
-                    _ => None,
-                });
+                let queries = names(operation, ParameterIn::Query);
+                let headers = names(operation, ParameterIn::Header);
                 described.push(Operation {
                     method,
                     path: path.clone(),
-                    parameters: queries.cloned().collect(),
+                    parameters: queries.map(str::to_owned).collect(),
+                    headers: headers.map(str::to_ascii_lowercase).collect(),
                 });
             }
         }
         Self {
             operations: described,
-            evaluated: &[],
         }
-    }
-
-    /// Leaves these conditional headers to the endpoints.
-    #[must_use]
-    pub fn evaluated(mut self, evaluated: &'static [Evaluated]) -> Self {
-        self.evaluated = evaluated;
-        self
     }
 
     /// Adds these rules to each endpoint of `router`.
@@ -106,49 +94,56 @@ impl RequestRules {
     fn check(&self, request: &Request) -> Result<(), HttpError> {
         let path = request.extensions().get::<MatchedPath>();
         let path = path.map_or("", MatchedPath::as_str);
+        let operation = self.operation(request.method(), path);
         check_origin(request.headers())?;
-        self.check_conditions(path, request.headers())?;
+        check_conditions(operation, request.headers())?;
         check_content_type(request)?;
-        self.check_parameters(request.method(), path, request.uri())
+        operation.map_or(Ok(()), |one| check_parameters(one, request.uri()))
     }
 
-    fn check_conditions(&self, path: &str, headers: &HeaderMap) -> Result<(), HttpError> {
-        for condition in CONDITIONS {
-            let is_evaluated = self.evaluated.contains(&(path, condition.as_str()));
-            if !is_evaluated && headers.contains_key(&condition) {
-                return Err(HttpError::Condition(condition));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_parameters(
-        &self,
-        method: &Method,
-        path: &str,
-        uri: &http::Uri,
-    ) -> Result<(), HttpError> {
+    /// The described operation; none if another server checks the request.
+    fn operation(&self, method: &Method, path: &str) -> Option<&Operation> {
         let method = match *method {
             Method::HEAD => &Method::GET,
             _ => method,
         };
         let mut described = self.operations.iter();
-        let Some(operation) = described.find(|one| one.path == path && one.method == *method)
-        else {
-            return Ok(());
-        };
-        let given = Query::<Vec<(String, String)>>::try_from_uri(uri)
-            .map_err(|error| HttpError::Parameter(error.body_text()))?;
-        for (name, _) in &given.0 {
-            if !operation.parameters.contains(name) {
-                return Err(HttpError::UnknownParameter {
-                    name: name.chars().take(SHOWN).collect(),
-                    known: operation.parameters.join(", "),
-                });
-            }
-        }
-        Ok(())
+        described.find(|one| one.path == path && one.method == *method)
     }
+}
+
+/// The names of the parameters in this part of a request.
+fn names(operation: &path::Operation, part: ParameterIn) -> impl Iterator<Item = &str> {
+    let parameters = operation.parameters.iter().flatten();
+    parameters.filter_map(move |parameter| match parameter {
+        RefOr::T(one) if one.parameter_in == part => Some(one.name.as_str()),
+        _ => None,
+    })
+}
+
+fn check_conditions(operation: Option<&Operation>, headers: &HeaderMap) -> Result<(), HttpError> {
+    let evaluated = operation.map_or(&[][..], |operation| operation.headers.as_slice());
+    for condition in CONDITIONS {
+        let is_evaluated = evaluated.iter().any(|name| condition == name.as_str());
+        if !is_evaluated && headers.contains_key(&condition) {
+            return Err(HttpError::Condition(condition));
+        }
+    }
+    Ok(())
+}
+
+fn check_parameters(operation: &Operation, uri: &http::Uri) -> Result<(), HttpError> {
+    let given = Query::<Vec<(String, String)>>::try_from_uri(uri)
+        .map_err(|error| HttpError::Parameter(error.body_text()))?;
+    for (name, _) in &given.0 {
+        if !operation.parameters.contains(name) {
+            return Err(HttpError::UnknownParameter {
+                name: name.chars().take(SHOWN).collect(),
+                known: operation.parameters.join(", "),
+            });
+        }
+    }
+    Ok(())
 }
 
 fn check_origin(headers: &HeaderMap) -> Result<(), HttpError> {

@@ -141,8 +141,13 @@ impl From<HttpError> for Error {
                 let message = format!("the node daemon answers with more than {limit} bytes");
                 Self::failed(message)
             }
-            HttpError::Http { source, .. } => Self::context(BROKEN)(source),
-            HttpError::Body { source, .. } => Self::context(BROKEN)(source),
+            // The daemon has ended, or is being replaced.
+            HttpError::Http { source, .. } => {
+                Self::new(ErrorKind::NoDaemon, BROKEN).because(source)
+            }
+            HttpError::Body { source, .. } => {
+                Self::new(ErrorKind::NoDaemon, BROKEN).because(source)
+            }
             error @ (HttpError::TooManyDescriptors(_) | HttpError::Descriptor(_)) => {
                 Self::context(BROKEN)(error)
             }

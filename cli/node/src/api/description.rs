@@ -21,7 +21,7 @@ use vmm::http::request_rules::testing::unenforced;
 use vmm::http::server::UnixPeer;
 
 use super::vm_path::VmPath;
-use super::{EVALUATED, proxy, registered, router};
+use super::{proxy, registered, router};
 use crate::access::{self, Access};
 use crate::context::Node;
 
@@ -217,7 +217,7 @@ async fn every_operation_refuses_what_it_would_ignore() {
     let mut served = SERVED.clone();
     let paths = served["paths"].as_object_mut().unwrap();
     paths.retain(|path, _| own.paths.paths.contains_key(path));
-    let faults = unenforced(router, &served, EVALUATED).await;
+    let faults = unenforced(router, &served).await;
     std::fs::remove_dir_all(&directory).unwrap();
     assert_eq!(faults, Vec::<String>::new());
 }

@@ -37,7 +37,6 @@ use axum::routing::any;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use vmm::http::request_rules::Evaluated;
 use vmm::http::{self, ErrorBody};
 
 use super::access::{self, Access};
@@ -131,20 +130,12 @@ async fn openapi() -> Response {
     ([(CONTENT_TYPE, "application/json")], DOCUMENT).into_response()
 }
 
-/// Conditional headers that endpoints evaluate. Elsewhere they are rejected.
-const EVALUATED: &[Evaluated] = &[
-    ("/v1/vms/{name}", "if-match"),
-    ("/v1/vms/{name}", "if-none-match"),
-    ("/v1/vms/{name}/spec", "if-match"),
-    ("/v1/vms/{name}/spec", "if-none-match"),
-];
-
 /// The router of all endpoints over `node`, for callers that `access` permits.
 pub(super) fn router(node: Arc<Node>, access: Arc<Access>) -> Router {
     let (router, rules) = http::description::endpoints_and_rules(registered());
     // Tests generate the description of these from that of the VM's API.
     let router = router.route("/v1/vms/{name}/{*rest}", any(proxy::forward));
-    let router = rules.evaluated(EVALUATED).around(router);
+    let router = rules.around(router);
     // Only permitted callers learn that a path does not exist.
     let checked = http::complete(router).layer(from_fn_with_state(access, access::check));
     http::named(checked).with_state(node)

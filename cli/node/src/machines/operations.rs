@@ -162,10 +162,15 @@ impl Operations {
 
     /// The migration of this VM that is in progress.
     pub(super) fn migration_of(&self, vm: &VmName) -> Option<String> {
+        self.running(OperationKind::Migration, vm)
+    }
+
+    /// The operation of this kind on this VM that is in progress.
+    fn running(&self, kind: OperationKind, vm: &VmName) -> Option<String> {
         let all = self.all.lock();
         let mut all = all.values().map(|entry| &entry.operation);
         let found = all.find(|one| {
-            one.kind == OperationKind::Migration
+            one.kind == kind
                 && one.phase == OperationPhase::Running
                 && one.target == vm.as_str()
         });
@@ -413,6 +418,14 @@ impl Machines {
         }
     }
 
+    /// Ends the migration of a VM whose process no longer knows of one: another program replaced
+    /// it before this daemon read the result.
+    pub(super) fn migration_forgotten(&self, vm: &VmName) {
+        if let Some(id) = self.operations.migration_of(vm) {
+            self.end_operation(&id, &Err(interrupted()));
+        }
+    }
+
     /// Ends the migration of a VM whose process is gone.
     pub(super) fn process_gone(&self, slot: &Slot) {
         let vm = slot.name();
@@ -654,6 +667,11 @@ impl Machines {
         by: Requested,
     ) -> Result<Operation, Error> {
         self.operations.check_room()?;
+        if let Some(id) = self.operations.running(OperationKind::Upgrade, vm) {
+            // Each would take the result of the first for its own.
+            let message = format!("operation {id} upgrades {vm} already");
+            return Err(Error::conflict("wrong_state", message).hint("wait until it has ended"));
+        }
         let vmm = self.vmm(vm)?;
         let before = vmm.status().await?;
         vmm.upgrade(&wanted).await?;

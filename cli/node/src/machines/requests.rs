@@ -166,6 +166,9 @@ impl Machines {
     pub(super) fn look_for_guest(&self, slot: &Slot) {
         if let Some(mut record) = slot.record() {
             self.life(slot).look_for_guest(&mut record);
+            if record.departure.is_none() {
+                self.migration_forgotten(slot.name());
+            }
         }
     }
 

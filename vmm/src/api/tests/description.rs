@@ -84,7 +84,7 @@ fn everything_described_is_complete() {
 #[test]
 fn every_operation_refuses_what_it_would_ignore() {
     let inside = super::Inside::new(None);
-    let faults = unenforced(inside.router.clone(), &SERVED, &[]);
+    let faults = unenforced(inside.router.clone(), &SERVED);
     let faults = inside.runtime.block_on(faults);
     assert_eq!(faults, Vec::<String>::new());
 }

@@ -11,7 +11,7 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
 
-use super::{CONDITIONS, Evaluated};
+use super::CONDITIONS;
 use crate::http::description::testing::describes;
 
 /// A query parameter that no operation has.
@@ -34,7 +34,7 @@ struct Breach {
     refusal: (u16, &'static str),
 }
 
-fn breaches(path: &str, evaluated: &[Evaluated]) -> Vec<Breach> {
+fn breaches(operation: &Value) -> Vec<Breach> {
     let header = |name: &str, value: &str, body, refusal| Breach {
         query: None,
         header: (!value.is_empty()).then(|| (name.to_owned(), value.to_owned())),
@@ -60,7 +60,7 @@ fn breaches(path: &str, evaluated: &[Evaluated]) -> Vec<Breach> {
         all.push(header("content-type", kind, "{}", refusal));
     }
     for condition in CONDITIONS {
-        if !evaluated.contains(&(path, condition.as_str())) {
+        if !names(operation, "header").any(|name| condition == name.to_ascii_lowercase().as_str()) {
             let refusal = (412, "unsupported_condition");
             all.push(header(condition.as_str(), "\"1\"", "", refusal));
         }
@@ -70,18 +70,14 @@ fn breaches(path: &str, evaluated: &[Evaluated]) -> Vec<Breach> {
 
 /// The requests that `router` does not refuse with the status and code of the rule, and refusals
 /// that `description` lacks. The refusal of a parameter must name it and the known ones.
-pub async fn unenforced(
-    router: Router,
-    description: &Value,
-    evaluated: &[Evaluated],
-) -> Vec<String> {
+pub async fn unenforced(router: Router, description: &Value) -> Vec<String> {
     let service = TowerToHyperService::new(router);
     let mut faults = Vec::new();
     let paths = description["paths"].as_object().into_iter().flatten();
     for (path, item) in paths {
         for (method, operation) in item.as_object().into_iter().flatten() {
             let method = method.to_ascii_uppercase();
-            for breach in breaches(path, evaluated) {
+            for breach in breaches(operation) {
                 let target = at(path) + breach.query.as_deref().unwrap_or_default();
                 let (status, body) = ask(&service, &method, &target, &breach).await;
                 let code = body["code"].as_str().unwrap_or_default();
@@ -89,7 +85,7 @@ pub async fn unenforced(
                 let is_refused = (status, code) == breach.refusal;
                 let is_clear = breach.query.is_none()
                     || (message.contains(UNKNOWN)
-                        && names(operation).all(|name| message.contains(name)));
+                        && names(operation, "query").all(|name| message.contains(name)));
                 if !is_refused || !is_clear || !describes(description, &method, &target, status) {
                     let header = breach.header;
                     faults.push(format!("{method} {target} {header:?}: {status} {body}"));
@@ -133,9 +129,9 @@ fn at(template: &str) -> String {
     segments.collect::<Vec<_>>().join("/")
 }
 
-/// The names of an operation's query parameters.
-fn names(operation: &Value) -> impl Iterator<Item = &str> {
+/// The names of an operation's parameters in this part of a request.
+fn names<'a>(operation: &'a Value, part: &'a str) -> impl Iterator<Item = &'a str> {
     let parameters = operation["parameters"].as_array().into_iter().flatten();
-    let queries = parameters.filter(|one| one["in"] == "query");
-    queries.filter_map(|one| one["name"].as_str())
+    let there = parameters.filter(move |one| one["in"] == part);
+    there.filter_map(|one| one["name"].as_str())
 }
