@@ -170,9 +170,7 @@ impl Operations {
         let all = self.all.lock();
         let mut all = all.values().map(|entry| &entry.operation);
         let found = all.find(|one| {
-            one.kind == kind
-                && one.phase == OperationPhase::Running
-                && one.target == vm.as_str()
+            one.kind == kind && one.phase == OperationPhase::Running && one.target == vm.as_str()
         });
         found.map(|one| one.id.clone())
     }
