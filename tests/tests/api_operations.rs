@@ -224,9 +224,10 @@ fn a_vm_is_created_as_an_operation_and_bad_input_begins_none() {
     assert_eq!(failed["error"]["code"], "other_vm_runs", "{failed:#}");
 
     // A second upgrade would take the result of the first for its own.
-    let (upgrade, none) = ("/v1/vms/web/upgrade", json!({}));
-    let operation = begun(&node, "POST", upgrade, &none);
-    let second = node.api.ask("POST", upgrade, Some(&none)).unwrap();
+    let upgrade = "/v1/vms/web/upgrade";
+    let same = json!({ "program": std::env::var("BELLHOP").unwrap() });
+    let operation = begun(&node, "POST", upgrade, &same);
+    let second = node.api.ask("POST", upgrade, Some(&same)).unwrap();
     assert_eq!(second.status, 409, "{}", second.body);
     assert_eq!(second.body["code"], "wrong_state", "{}", second.body);
     assert_eq!(ended(&node, &operation)["phase"], "done");
