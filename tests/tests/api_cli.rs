@@ -138,6 +138,35 @@ fn read(path: &Path) -> String {
 }
 
 #[test]
+fn a_remote_is_asked_by_its_name() {
+    let node = Node::start("remote");
+    let socket = node.socket();
+    let run = |words: &[&str]| {
+        let mut command = bellhop();
+        command.args(words).env("XDG_CONFIG_HOME", &node.directory);
+        // The name precedes this variable.
+        command.env("BELLHOP_NODE", "/nonexistent/socket");
+        let output = command.output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), errors)
+    };
+    let add = ["remote", "add", "here", socket.to_str().unwrap()];
+    assert_eq!(run(&add), (Some(0), String::new()));
+    assert_eq!(run(&add).0, Some(10));
+    assert_eq!(run(&["vm", "list"]).0, Some(4));
+    assert_eq!(run(&["vm", "list", "--remote", "here"]).0, Some(0));
+    assert_eq!(run(&["vm", "list", "--remote", "there"]).0, Some(5));
+    let words = ["vm", "list", "--remote", "here", "--node", "/nonexistent/b"];
+    assert_eq!(run(&words).0, Some(4));
+    assert_eq!(run(&["remote", "use", "here"]).0, Some(0));
+    let mut command = bellhop();
+    command
+        .args(["vm", "list"])
+        .env("XDG_CONFIG_HOME", &node.directory);
+    assert!(command.status().unwrap().success());
+}
+
+#[test]
 fn without_a_daemon_commands_say_so_and_a_report_comes() {
     let node = Node::nobody("nobody");
     let (_, errors) = node.says(&["vm", "list"], 4);

@@ -14,6 +14,7 @@ mod node;
 mod operation;
 pub(crate) mod port;
 mod probe;
+mod remote;
 mod report;
 mod run;
 mod serve;
@@ -46,6 +47,7 @@ pub(crate) enum Command {
     Bind(bind::Arguments),
     Nic(nic::Arguments),
     Node(node::Arguments),
+    Remote(remote::Arguments),
     Topology(topology::Arguments),
     Doctor(doctor::Arguments),
     Report(report::Arguments),
@@ -89,6 +91,7 @@ impl Command {
             Self::Bind(arguments) => bind::execute(&arguments, format),
             Self::Nic(arguments) => nic::execute(&arguments, format),
             Self::Node(arguments) => node::execute(&arguments, format),
+            Self::Remote(arguments) => remote::execute(&arguments, format),
             Self::Topology(arguments) => {
                 topology::execute(&arguments, format).map_err(Error::blame_arguments)
             }

@@ -33,7 +33,7 @@ Each line of --tokens is `ROLE NAME SHA256`, the last being the output of `print
 read (look), operate (start, pause, stop, reset machines too), admin (everything). The file's mode must be 0600,
 like that of the key.
 
-Machines move between daemons (`bellhop vm migrate NAME --to https://NODE:8443`). The one that has the machine asks the other
+Machines move between daemons (`bellhop vm migrate NAME https://NODE:8443`). The one that has the machine asks the other
 one with --node-ca, --node-cert, --node-key and --node-token-file, whose token has the role admin there; both need what
 protects the guest on its way, and the address that their certificate is for:
   bellhop serve … --migration-host node2 --migration-cert node2.crt --migration-key node2.key --migration-ca ca.crt

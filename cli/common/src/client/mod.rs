@@ -13,6 +13,7 @@ mod events;
 mod http;
 pub mod operations;
 mod refusal;
+mod remotes;
 mod tls;
 mod transport;
 
@@ -28,6 +29,7 @@ pub use bellhop_api::address::Address;
 pub use events::{EventStream, Notice};
 pub use http::Http;
 pub use refusal::Refusal;
+pub use remotes::{LOCAL, Remote, Remotes};
 pub use tls::Credentials;
 pub use transport::{Answer, Condition, Opened, Piece, Request, STRANGE, Stream, Transport};
 
