@@ -26,6 +26,7 @@ mod vm;
 mod words;
 
 pub(crate) use run::{is_handed_over, refuse_hand_over};
+pub(crate) use serve::with_file;
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
