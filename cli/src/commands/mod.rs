@@ -19,6 +19,7 @@ mod report;
 mod run;
 mod serve;
 mod state_versions;
+mod token;
 mod topology;
 mod version;
 pub(crate) mod vf;
@@ -49,6 +50,7 @@ pub(crate) enum Command {
     Nic(nic::Arguments),
     Node(node::Arguments),
     Remote(remote::Arguments),
+    Token(token::Arguments),
     Topology(topology::Arguments),
     Doctor(doctor::Arguments),
     Report(report::Arguments),
@@ -93,6 +95,7 @@ impl Command {
             Self::Nic(arguments) => nic::execute(&arguments, format),
             Self::Node(arguments) => node::execute(&arguments, format),
             Self::Remote(arguments) => remote::execute(&arguments, format),
+            Self::Token(arguments) => token::execute(&arguments, format),
             Self::Topology(arguments) => {
                 topology::execute(&arguments, format).map_err(Error::blame_arguments)
             }

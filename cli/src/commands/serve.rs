@@ -37,9 +37,9 @@ On the Unix socket its mode says who may connect: root (0600), or with --group t
 may do everything. By TCP a client needs a certificate of --tls-ca and, in each request, a token of --tokens:
   curl --cacert ca.crt --cert me.crt --key me.key -H \"Authorization: Bearer $TOKEN\" https://node:8443/v1/vms
 
-Each line of --tokens is `ROLE NAME SHA256`, the last being the output of `printf %s \"$TOKEN\" | sha256sum`. Roles:
-read (look), operate (start, pause, stop, reset machines too), admin (everything). The file's mode must be 0600,
-like that of the key.
+`bellhop token create` adds a token to --tokens. Each line is `ROLE NAME SHA256 [EXPIRY]`; SHA256 is the output of
+`printf %s \"$TOKEN\" | sha256sum`. Roles: read (look), operate (start, pause, stop, reset machines too), admin
+(everything). The file's mode must be 0600, like that of the key.
 
 Machines move between daemons (`bellhop vm migrate NAME https://NODE:8443`). The one that has the machine asks the other
 one with --node-ca, --node-cert, --node-key and --node-token-file, whose token has the role admin there; both need what

@@ -305,7 +305,7 @@ mod tests {
             ("", Code::WrongCommandLine),
             ("tcp:a", Code::WrongCommandLine),
             ("a/b", Code::WrongCommandLine),
-            (&"a".repeat(NAME_MAX + 1), Code::WrongCommandLine),
+            ("a".repeat(NAME_MAX + 1).as_str(), Code::WrongCommandLine),
         ] {
             let error = remotes.add(name, remote("/run/b")).unwrap_err();
             assert_eq!(error.code(), code, "{name}");
