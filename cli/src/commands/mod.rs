@@ -12,6 +12,7 @@ mod migration_tls;
 pub(crate) mod nic;
 mod node;
 mod operation;
+mod pki;
 pub(crate) mod port;
 mod probe;
 mod remote;
@@ -51,6 +52,7 @@ pub(crate) enum Command {
     Node(node::Arguments),
     Remote(remote::Arguments),
     Token(token::Arguments),
+    Pki(pki::Arguments),
     Topology(topology::Arguments),
     Doctor(doctor::Arguments),
     Report(report::Arguments),
@@ -96,6 +98,7 @@ impl Command {
             Self::Node(arguments) => node::execute(&arguments, format),
             Self::Remote(arguments) => remote::execute(&arguments, format),
             Self::Token(arguments) => token::execute(&arguments, format),
+            Self::Pki(arguments) => pki::execute(&arguments, format),
             Self::Topology(arguments) => {
                 topology::execute(&arguments, format).map_err(Error::blame_arguments)
             }
