@@ -61,7 +61,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     let node = which.address();
     let runtime_dir = match node {
         Address::Socket(path) => path.parent().map(Path::to_owned).unwrap_or_default(),
-        Address::Https { .. } => "/run/bellhop".into(),
+        Address::Https { .. } | Address::Ssh { .. } => "/run/bellhop".into(),
     };
     let context = Context {
         host: Host::this(),

@@ -19,8 +19,11 @@ static LOCAL: LazyLock<Address> = LazyLock::new(|| Address::Socket(SOCKET.into()
 
 #[derive(Debug, Clone, clap::Args)]
 struct NodeOptions {
-    /// The node's daemon: the path of its socket, or https://HOST:PORT (--help lists what https
-    /// needs); without it that of --remote, or /run/bellhop/node.socket
+    /// The node's daemon: the path of its socket, ssh://HOST, or https://HOST:PORT (--help lists
+    /// what https needs)
+    ///
+    /// ssh://[USER@]HOST[:PORT][/SOCKET] is a login on that host. Without --node and --remote the
+    /// daemon is that of `bellhop remote use`, at first /run/bellhop/node.socket.
     #[arg(
         long,
         global = true,

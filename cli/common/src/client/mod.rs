@@ -5,7 +5,7 @@
 //! on this side. Must not know any subcommand.
 //!
 //! ```text
-//!   command ──> Node (JSON, errors) ──> Transport ──> Unix socket, or TLS, certificate, token
+//!   command ──> Node (JSON, errors) ──> Transport ──> Unix socket, ssh, or TLS with certificate and token
 //! ```
 
 mod arguments;
@@ -14,6 +14,7 @@ mod http;
 pub mod operations;
 mod refusal;
 mod remotes;
+mod ssh;
 mod tls;
 mod transport;
 

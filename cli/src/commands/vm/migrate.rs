@@ -162,6 +162,12 @@ impl Destination {
         Ok(Self::Node(match remotes.get(name)?.address {
             Address::Socket(path) => format!("node:{}", path.display()),
             address @ Address::Https { .. } => address.to_string(),
+            Address::Ssh { .. } => {
+                return Err(Error::wrong(format!(
+                    "the daemons reach each other by https, and the remote {name} is reached by \
+                     ssh: give https://HOST:PORT"
+                )));
+            }
         }))
     }
 }
@@ -450,6 +456,7 @@ mod tests {
         for (name, address) in [
             ("far", "https://node2:8443"),
             ("near", "/run/b/node.socket"),
+            ("by-ssh", "ssh://node3"),
         ] {
             let address = address.parse().unwrap();
             let remote = bellhop_common::client::Remote {
@@ -466,7 +473,9 @@ mod tests {
             let node = Destination::Node(node.to_owned());
             assert_eq!(Destination::of_remote(name, &remotes).unwrap(), node);
         }
-        Destination::of_remote("lost", &remotes).unwrap_err();
+        for name in ["by-ssh", "lost"] {
+            Destination::of_remote(name, &remotes).unwrap_err();
+        }
     }
 
     #[test]
