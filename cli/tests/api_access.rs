@@ -18,10 +18,12 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::Value;
 
 use certificates::{Identity, Validity};
 use daemon::program::program;
@@ -308,6 +310,44 @@ fn a_token_with_an_expiry_counts_until_then() {
     while ask(&long).0 != 401 {
         assert!(std::time::Instant::now() < end, "the token is not revoked");
     }
+}
+
+#[test]
+fn a_site_is_set_up_by_bellhop_alone() {
+    let site = Directory::new();
+    let run = |line: &str| {
+        let mut command = Command::new(program());
+        command.args(line.split(' ')).current_dir(&site.0);
+        let output = command.env("XDG_CONFIG_HOME", &site.0).output().unwrap();
+        assert!(output.status.success(), "{line}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    run("pki init .");
+    run("pki issue . node1 --san 127.0.0.1");
+    run("pki issue . alice");
+    site.write("token", &run("token create --role read --file tokens"));
+    let options: String = [
+        ("listen", "127.0.0.1:0".into()),
+        ("tls_cert", site.file("node1.crt")),
+        ("tls_key", site.file("node1.key")),
+        ("tls_ca", site.file("ca.crt")),
+        ("tokens", site.file("tokens")),
+    ]
+    .iter()
+    .map(|(key, value): &(&str, PathBuf)| format!("{key} = {value:?}\n"))
+    .collect();
+    let options = site.write("node1.toml", &options);
+    let daemon = Daemon::start(&["--config".to_owned(), options.to_str().unwrap().to_owned()]);
+    let address = format!("https://127.0.0.1:{}", daemon.port());
+    let files = "--ca ca.crt --cert alice.crt --key alice.key --token-file token";
+    run(&format!("remote add node1 {address} {files}"));
+    let version = run("version -j --remote node1");
+    let version: Value = serde_json::from_str(&version).unwrap();
+    assert_eq!(version["daemon"]["pid"], daemon.child.id());
+    run("remote use node1");
+    assert_eq!(run("vm list --no-headers"), "");
+    let line = daemon.logged(|line| line["message"] == "options are read from a file");
+    assert!(line["file"].as_str().unwrap().ends_with("node1.toml"));
 }
 
 #[test]
