@@ -1,4 +1,4 @@
-//! Reads a VM's configuration from a TOML or JSON file, or from standard input.
+//! Reads a configuration from a TOML or JSON file, or from standard input.
 
 use std::fs;
 use std::io::{self, Read};

@@ -95,7 +95,7 @@ struct HandedOver {
 
 impl Arguments {
     /// Parses the command line of this process.
-    fn read() -> Result<Self, clap::Error> {
+    fn read(words: &[OsString]) -> Result<Self, clap::Error> {
         if commands::is_handed_over()
             && let Ok(HandedOver { logs, command }) = HandedOver::try_parse()
         {
@@ -108,8 +108,8 @@ impl Arguments {
             });
         }
         // The layout of help and errors takes longer than parsing a correct command line.
-        Self::try_parse().or_else(|_| {
-            let matches = help::laid_out(Self::command()).try_get_matches()?;
+        Self::try_parse_from(words).or_else(|_| {
+            let matches = help::laid_out(Self::command()).try_get_matches_from(words)?;
             Self::from_arg_matches(&matches)
         })
     }
@@ -134,10 +134,18 @@ fn wrong_line(error: &clap::Error) -> Option<Report> {
     {
         return None;
     }
+    Some(Report::from_messages([message(error)]).code("wrong_command_line"))
+}
+
+/// The message of an error, without usage.
+fn message(error: &clap::Error) -> String {
     let text = error.to_string();
     let (message, _) = text.split_once("\n\n").unwrap_or((&text, ""));
-    let message = message.trim().strip_prefix("error: ").unwrap_or(message);
-    Some(Report::from_messages([message.to_owned()]).code("wrong_command_line"))
+    let message = message.trim();
+    message
+        .strip_prefix("error: ")
+        .unwrap_or(message)
+        .to_owned()
 }
 
 /// Makes each panic end the process, as in a release build. Cargo's profile for tests cannot: the
@@ -155,7 +163,15 @@ pub fn main() -> ExitCode {
     if cfg!(panic = "unwind") {
         abort_on_panic();
     }
-    let arguments = Arguments::read().unwrap_or_else(|error| {
+    let words = std::env::args_os().collect();
+    let words = match commands::with_file(Arguments::command, words) {
+        Ok(words) => words,
+        Err(error) => {
+            error.in_words().print();
+            return error.code().into();
+        }
+    };
+    let arguments = Arguments::read(&words).unwrap_or_else(|error| {
         // The command line of another version may be invalid for this one.
         commands::refuse_hand_over(&error);
         match wrong_line(&error) {

@@ -1,4 +1,4 @@
-//! Durations with units for options: `300ms`, `90s`, `10m`, `1h`.
+//! Durations with units for options: `300ms`, `90s`, `10m`, `1h`, `90d`.
 //!
 //! Owns the units. A number alone has the unit in its option's name. Must not know any option.
 
@@ -9,7 +9,13 @@ type Unit = (&'static str, u64);
 
 const MILLISECOND: Unit = ("ms", 1);
 const SECOND: Unit = ("s", 1_000);
-const UNITS: [Unit; 4] = [MILLISECOND, SECOND, ("m", 60_000), ("h", 3_600_000)];
+const UNITS: [Unit; 5] = [
+    MILLISECOND,
+    SECOND,
+    ("m", 60_000),
+    ("h", 3_600_000),
+    ("d", 86_400_000),
+];
 
 /// Parses a duration in seconds, which are the unit of a number alone.
 pub(crate) fn seconds(range: RangeInclusive<u32>) -> impl Parser {
@@ -32,7 +38,7 @@ impl<T: Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static> Parser 
 /// A duration in this unit.
 fn read(text: &str, (name, size): Unit, range: &RangeInclusive<u32>) -> Result<u32, String> {
     let no_duration =
-        || format!("{text:?} is no duration: give a number and ms, s, m or h, such as 90s or 10m");
+        || format!("{text:?} is no duration: give a number and ms, s, m, h or d, such as 90s");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.strip_prefix(digits).unwrap_or_default();
     let unit = match unit {
@@ -67,6 +73,7 @@ mod tests {
             ("90", 90),
             ("10m", 600),
             ("1h", 3600),
+            ("1d", 86_400),
             ("2000ms", 2),
         ] {
             assert_eq!(limit(text).unwrap(), wanted, "{text}");
@@ -81,7 +88,7 @@ mod tests {
             ("+1s", "no duration"),
             ("1.5s", "no duration"),
             ("1 s", "no duration"),
-            ("1d", "no duration"),
+            ("1w", "no duration"),
             ("0", "from 1s to 86400s"),
             ("25h", "from 1s to 86400s"),
             ("99999999999999999999h", "from 1s to 86400s"),

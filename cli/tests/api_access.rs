@@ -18,11 +18,15 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use serde_json::Value;
 
 use certificates::{Identity, Validity};
+use daemon::program::program;
 use daemon::{Client, Daemon, Directory, Files, command, exchange, mode, refused};
 
 fn said(arguments: &[String]) -> (Option<i32>, String) {
@@ -254,6 +258,96 @@ fn a_connection_by_tcp_needs_a_certificate_of_the_authority() {
     );
     assert!(answer.is_err(), "{answer:?}");
     assert_eq!(ask(&files.client(Validity::Now)).unwrap().0, 200);
+}
+
+#[test]
+fn a_token_with_an_expiry_counts_until_then() {
+    let files = Files::new();
+    let daemon = Daemon::start(&files.arguments());
+    let (port, client) = (daemon.port(), files.client(Validity::Now));
+    let token = |words: &[&str]| {
+        let mut command = Command::new(program());
+        command.arg("token").args(words).arg("--file");
+        let output = command
+            .arg(files.directory.file("tokens"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let create = |name: &str, lifetime: &str| {
+        let words = [
+            "create",
+            "--role",
+            "read",
+            "--name",
+            name,
+            "--expires",
+            lifetime,
+        ];
+        token(&words).trim().to_owned()
+    };
+    let (long, short) = (create("long", "1d"), create("short", "1s"));
+    daemon.signal(Signal::HUP);
+    daemon.logged(|line| line["message"] == "certificates and tokens are read again");
+    let ask = |token: &str| {
+        let token = format!("Bearer {token}");
+        client
+            .request(port, "GET", "/v1/version", Some(&token))
+            .unwrap()
+    };
+    assert_eq!(ask(&long).0, 200);
+    std::thread::sleep(Duration::from_secs(2));
+    let (status, body) = ask(&short);
+    assert_eq!(status, 401);
+    assert_eq!(body["code"], "expired_token", "{body}");
+    let detail = body["message"].as_str().unwrap();
+    assert!(detail.starts_with("the token short expired at 2"), "{body}");
+
+    token(&["revoke", "long"]);
+    daemon.signal(Signal::HUP);
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while ask(&long).0 != 401 {
+        assert!(std::time::Instant::now() < end, "the token is not revoked");
+    }
+}
+
+#[test]
+fn a_site_is_set_up_by_bellhop_alone() {
+    let site = Directory::new();
+    let run = |line: &str| {
+        let mut command = Command::new(program());
+        command.args(line.split(' ')).current_dir(&site.0);
+        let output = command.env("XDG_CONFIG_HOME", &site.0).output().unwrap();
+        assert!(output.status.success(), "{line}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    run("pki init .");
+    run("pki issue . node1 --san 127.0.0.1");
+    run("pki issue . alice");
+    site.write("token", &run("token create --role read --file tokens"));
+    let options: String = [
+        ("listen", "127.0.0.1:0".into()),
+        ("tls_cert", site.file("node1.crt")),
+        ("tls_key", site.file("node1.key")),
+        ("tls_ca", site.file("ca.crt")),
+        ("tokens", site.file("tokens")),
+    ]
+    .iter()
+    .map(|(key, value): &(&str, PathBuf)| format!("{key} = {value:?}\n"))
+    .collect();
+    let options = site.write("node1.toml", &options);
+    let daemon = Daemon::start(&["--config".to_owned(), options.to_str().unwrap().to_owned()]);
+    let address = format!("https://127.0.0.1:{}", daemon.port());
+    let files = "--ca ca.crt --cert alice.crt --key alice.key --token-file token";
+    run(&format!("remote add node1 {address} {files}"));
+    let version = run("version -j --remote node1");
+    let version: Value = serde_json::from_str(&version).unwrap();
+    assert_eq!(version["daemon"]["pid"], daemon.child.id());
+    run("remote use node1");
+    assert_eq!(run("vm list --no-headers"), "");
+    let line = daemon.logged(|line| line["message"] == "options are read from a file");
+    assert!(line["file"].as_str().unwrap().ends_with("node1.toml"));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use lab::sim::{SimDevice, require_lab};
 use serde_json::Value;
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -135,6 +136,51 @@ fn unpack(report: &Path, into: &Path) -> PathBuf {
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn a_remote_is_asked_by_its_name() {
+    let node = Node::start("remote");
+    let socket = node.socket();
+    let run = |words: &[&str]| {
+        let mut command = bellhop();
+        command.args(words).env("XDG_CONFIG_HOME", &node.directory);
+        // The name precedes this variable.
+        command.env("BELLHOP_NODE", "/nonexistent/socket");
+        let output = command.output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), errors)
+    };
+    let add = ["remote", "add", "here", socket.to_str().unwrap()];
+    assert_eq!(run(&add), (Some(0), String::new()));
+    assert_eq!(run(&add).0, Some(10));
+    assert_eq!(run(&["vm", "list"]).0, Some(4));
+    assert_eq!(run(&["vm", "list", "--remote", "here"]).0, Some(0));
+    assert_eq!(run(&["vm", "list", "--remote", "there"]).0, Some(5));
+    let words = ["vm", "list", "--remote", "here", "--node", "/nonexistent/b"];
+    assert_eq!(run(&words).0, Some(4));
+    // A program in place of ssh, which starts the rest of its words on this host.
+    let ssh = node.directory.join("ssh");
+    let script = "#!/bin/sh\nshift 3\nexec \"$BELLHOP\" \"$@\"\n";
+    fs::write(&ssh, script).unwrap();
+    fs::set_permissions(&ssh, fs::Permissions::from_mode(0o700)).unwrap();
+    let by_ssh = |address: &str| {
+        let mut command = bellhop();
+        command.args(["version", "--node", address, "-j"]);
+        command.env("BELLHOP_SSH", &ssh).output().unwrap()
+    };
+    let output = by_ssh(&format!("ssh://root@node{}", socket.display()));
+    let versions: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(versions["daemon"]["pid"].is_number(), "{versions}");
+    let output = by_ssh("ssh://node/nonexistent/socket");
+    let versions: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(versions["daemon"].is_null(), "{versions}");
+    assert_eq!(run(&["remote", "use", "here"]).0, Some(0));
+    let mut command = bellhop();
+    command
+        .args(["vm", "list"])
+        .env("XDG_CONFIG_HOME", &node.directory);
+    assert!(command.status().unwrap().success());
 }
 
 #[test]

@@ -29,6 +29,7 @@ use systemd::Systemd;
 /// No zero bytes: the simulator compares addresses like C strings.
 const MAC: &str = "52:54:5e:11:59:01";
 const UNIT: &str = "bellhop.service";
+const OPTIONS: &str = "/etc/bellhop/bellhop.toml";
 const SOCKET: &str = "/run/bellhop/node.socket";
 /// A user and a group without rights.
 const UNPRIVILEGED: &str = "65534";
@@ -118,12 +119,12 @@ fn an_upgrade_keeps_vms_and_a_purge_leaves_nothing() {
     assert_eq!(host.property(UNIT, "MainPID"), daemon);
 
     // An upgrade restarts the daemon alone, and keeps the administrator's options.
-    let options = "# changed\nBELLHOP_OPTIONS=\"--group bellhop --machine-log-level info\"\n";
-    files::write(Path::new("/etc/default/bellhop"), options).unwrap();
+    let options = "# changed\ngroup = \"bellhop\"\nmachine_log_level = \"info\"\n";
+    files::write(Path::new(OPTIONS), options).unwrap();
     install("2");
     assert_eq!(host.property(UNIT, "ActiveState"), "active");
     assert_ne!(host.property(UNIT, "MainPID"), daemon);
-    assert_eq!(fs::read_to_string("/etc/default/bellhop").unwrap(), options);
+    assert_eq!(fs::read_to_string(OPTIONS).unwrap(), options);
     until("the VM is adopted", || show()["phase"] == "Running").unwrap();
     let adopted = show();
     assert_eq!(adopted["pid"], vm["pid"], "{adopted:#}");
@@ -138,7 +139,7 @@ fn an_upgrade_keeps_vms_and_a_purge_leaves_nothing() {
     member(&["vm", "delete", "web", "--force"]);
 
     host.done(&["dpkg", "--remove", "bellhop"]);
-    assert!(Path::new("/etc/default/bellhop").exists());
+    assert!(Path::new(OPTIONS).exists());
     // Installed again, the daemon runs again.
     install("2");
     assert_eq!(host.property(UNIT, "ActiveState"), "active");
@@ -163,6 +164,7 @@ fn a_package_is_stripped_and_has_manual_completions_and_debug_information() {
     let files = contents(&packages.file("1"));
     for file in [
         "-rwxr-xr-x root/root",
+        "./etc/bellhop/bellhop.toml\n",
         "./usr/lib/systemd/system/bellhop.service\n",
         "./usr/lib/udev/rules.d/60-bellhop.rules\n",
         "./usr/share/bash-completion/completions/bellhop\n",

@@ -3,8 +3,8 @@
 //! [`client`] sends requests to a node's daemon, for commands and for other daemons. [`listing`]
 //! lays out named objects with fields and has the formats of results, [`table`] lays out rows,
 //! [`tree`] draws trees, and [`exit`] prints errors. [`management`] creates listings of vDPA
-//! devices, functions and ports: commands print them, and the daemon's API returns them. Must not
-//! know any subcommand or endpoint.
+//! devices, functions and ports: commands print them, and the daemon's API returns them.
+//! [`private_file`] replaces files of one user. Must not know any subcommand or endpoint.
 
 pub mod client;
 pub mod colour;
@@ -14,6 +14,7 @@ mod format;
 pub mod groups;
 pub mod listing;
 pub mod management;
+pub mod private_file;
 pub mod table;
 pub mod text;
 pub mod tree;

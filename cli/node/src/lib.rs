@@ -24,7 +24,7 @@ mod store;
 mod systemd;
 mod watcher;
 
-pub use access::{AccessFiles, CertificateFiles};
+pub use access::{AccessFiles, CertificateFiles, Role, Token, Tokens};
 pub use api::API_LEVEL;
 pub use error::Error;
 pub use paths::Paths;

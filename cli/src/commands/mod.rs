@@ -12,12 +12,15 @@ mod migration_tls;
 pub(crate) mod nic;
 mod node;
 mod operation;
+mod pki;
 pub(crate) mod port;
 mod probe;
+mod remote;
 mod report;
 mod run;
 mod serve;
 mod state_versions;
+mod token;
 mod topology;
 mod version;
 pub(crate) mod vf;
@@ -25,6 +28,7 @@ mod vm;
 mod words;
 
 pub(crate) use run::{is_handed_over, refuse_hand_over};
+pub(crate) use serve::with_file;
 
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -46,6 +50,9 @@ pub(crate) enum Command {
     Bind(bind::Arguments),
     Nic(nic::Arguments),
     Node(node::Arguments),
+    Remote(remote::Arguments),
+    Token(token::Arguments),
+    Pki(pki::Arguments),
     Topology(topology::Arguments),
     Doctor(doctor::Arguments),
     Report(report::Arguments),
@@ -89,6 +96,9 @@ impl Command {
             Self::Bind(arguments) => bind::execute(&arguments, format),
             Self::Nic(arguments) => nic::execute(&arguments, format),
             Self::Node(arguments) => node::execute(&arguments, format),
+            Self::Remote(arguments) => remote::execute(&arguments, format),
+            Self::Token(arguments) => token::execute(&arguments, format),
+            Self::Pki(arguments) => pki::execute(&arguments, format),
             Self::Topology(arguments) => {
                 topology::execute(&arguments, format).map_err(Error::blame_arguments)
             }

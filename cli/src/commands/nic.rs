@@ -56,10 +56,12 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     match &arguments.command {
         Command::Create(arguments) => make::execute(arguments, format),
         Command::Add(OfVm { vm, options, node }) => {
-            add::execute(vm, options, node, &node.connect()?, format)
+            let which = node.resolved()?;
+            add::execute(vm, options, &which, &which.connect()?, format)
         }
         Command::Swap(OfVm { vm, options, node }) => {
-            swap::execute(vm, options, node, &node.connect()?, format)
+            let which = node.resolved()?;
+            swap::execute(vm, options, &which, &which.connect()?, format)
         }
         Command::Delete(arguments) => remove::execute(arguments, format),
         Command::List(_) => list::execute(format),

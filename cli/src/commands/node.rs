@@ -1,5 +1,7 @@
 //! `bellhop node`: the node as a whole.
 
+mod proxy;
+
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::thread;
@@ -39,6 +41,9 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     ShutdownGuests(ShutdownGuests),
+    /// Connect standard input and output with the daemon's socket
+    #[command(hide = true)]
+    Proxy,
 }
 
 /// Have the guests of all VMs power off before the host shuts down
@@ -68,9 +73,12 @@ struct ShutdownGuests {
 
 /// Runs the subcommand.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
-    let node = arguments.node.connect()?;
+    let which = arguments.node.resolved()?;
     match &arguments.command {
-        Command::ShutdownGuests(arguments) => shut_down(&node, arguments.timeout, format),
+        Command::ShutdownGuests(arguments) => {
+            shut_down(&which.connect()?, arguments.timeout, format)
+        }
+        Command::Proxy => proxy::execute(which.address()),
     }
 }
 

@@ -57,15 +57,16 @@ pub(crate) struct Arguments {
 
 /// Collects and writes the bundle.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
-    let node = arguments.node.address();
+    let which = arguments.node.resolved()?;
+    let node = which.address();
     let runtime_dir = match node {
         Address::Socket(path) => path.parent().map(Path::to_owned).unwrap_or_default(),
-        Address::Https { .. } => "/run/bellhop".into(),
+        Address::Https { .. } | Address::Ssh { .. } => "/run/bellhop".into(),
     };
     let context = Context {
         host: Host::this(),
         node: node.clone(),
-        credentials: arguments.node.credentials().clone(),
+        credentials: which.credentials().clone(),
         state_dir: arguments.state_dir.clone(),
         runtime_dir,
         console: arguments.console,

@@ -1,5 +1,7 @@
 //! `bellhop serve`: the node daemon in the foreground.
 
+mod file;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -12,6 +14,8 @@ use vmm::migration::tls::TlsFiles;
 
 use crate::logging;
 
+pub(crate) use file::with_file;
+
 /// Serve this node: its NICs and its virtual machines, by an API
 ///
 /// Machines outlive the daemon: it may be stopped, killed and replaced, and the next one
@@ -22,24 +26,32 @@ Examples:
   bellhop serve
   curl --unix-socket /run/bellhop/node.socket http://node/v1/version
   bellhop serve --group kvm
+  bellhop serve --config node.toml
   bellhop serve --listen 192.0.2.1:8443 --tls-cert node.crt --tls-key node.key \\
       --tls-ca clients.crt --tokens tokens
+
+The file of --config (TOML) has options by their names: `state_dir = \"/srv/bellhop\"`. Those on the
+command line precede it. Without --config the daemon reads /etc/bellhop/bellhop.toml, if it exists.
 
 On the Unix socket its mode says who may connect: root (0600), or with --group that group, too (0660). Whoever may,
 may do everything. By TCP a client needs a certificate of --tls-ca and, in each request, a token of --tokens:
   curl --cacert ca.crt --cert me.crt --key me.key -H \"Authorization: Bearer $TOKEN\" https://node:8443/v1/vms
 
-Each line of --tokens is `ROLE NAME SHA256`, the last being the output of `printf %s \"$TOKEN\" | sha256sum`. Roles:
-read (look), operate (start, pause, stop, reset machines too), admin (everything). The file's mode must be 0600,
-like that of the key.
+`bellhop token create` adds a token to --tokens. Each line is `ROLE NAME SHA256 [EXPIRY]`; SHA256 is the output of
+`printf %s \"$TOKEN\" | sha256sum`. Roles: read (look), operate (start, pause, stop, reset machines too), admin
+(everything). The file's mode must be 0600, like that of the key.
 
-Machines move between daemons (`bellhop vm migrate NAME --to https://NODE:8443`). The one that has the machine asks the other
+Machines move between daemons (`bellhop vm migrate NAME https://NODE:8443`). The one that has the machine asks the other
 one with --node-ca, --node-cert, --node-key and --node-token-file, whose token has the role admin there; both need what
 protects the guest on its way, and the address that their certificate is for:
   bellhop serve … --migration-host node2 --migration-cert node2.crt --migration-key node2.key --migration-ca ca.crt
 
 SIGHUP reads certificates and tokens again. SIGTERM and SIGINT end the daemon; its machines go on.")]
 pub(crate) struct Arguments {
+    /// Read further options from this TOML file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+
     /// What is to outlive a reboot of the host
     #[arg(long, value_name = "DIRECTORY", default_value = "/var/lib/bellhop")]
     state_dir: PathBuf,
@@ -158,6 +170,9 @@ impl Remote {
 
 /// Serves until a signal arrives.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
+    if let Some(file) = &arguments.config {
+        tracing::info!(file = %file.display(), "options are read from a file");
+    }
     let done = bellhop_node::run(&Options {
         paths: Paths::new(&arguments.state_dir, &arguments.runtime_dir),
         group: arguments.group.clone(),

@@ -69,14 +69,15 @@ Examples:
   bellhop vm disk add web path=/var/lib/images/data.img
   bellhop vm logs web --follow
   bellhop vm snapshot web /var/lib/snapshots/web
-  bellhop vm compat web --to https://node2:8443
-  bellhop vm migrate web --to https://node2:8443
+  bellhop vm compat web node2
+  bellhop vm migrate web node2
   bellhop vm migration show web
   bellhop vm upgrade web --program /opt/bellhop-0.2/bellhop
   bellhop vm stop web
   bellhop vm delete web
 
-Another daemon than this machine's is named with --node or in BELLHOP_NODE. All subcommands take -o json.")]
+Another daemon than this machine's is named with --node or --remote (`bellhop remote --help`). All subcommands take
+-o json.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
@@ -148,7 +149,7 @@ Examples:
 
 /// Runs the subcommand.
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
-    let which = &arguments.node;
+    let which = &arguments.node.resolved()?;
     let node = which.connect()?;
     match &arguments.command {
         Command::Create(arguments) => create::execute(arguments, which, &node, format),

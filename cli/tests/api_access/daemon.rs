@@ -1,7 +1,7 @@
 //! A test's own daemon, and its clients.
 
 #[path = "../program/mod.rs"]
-mod program;
+pub(crate) mod program;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read, Write};

@@ -59,6 +59,7 @@ ErrorCode = Literal[
     "differs",
     "ended",
     "ending",
+    "expired_token",
     "generation_conflict",
     "has_come",
     "host_failed",

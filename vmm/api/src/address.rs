@@ -1,8 +1,10 @@
 //! The address of a server of one of these APIs.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::host_port;
 
@@ -18,13 +20,22 @@ pub enum Address {
         /// The port, not 0.
         port: u16,
     },
+    /// A socket on another host that `ssh` reaches.
+    Ssh {
+        /// `[USER@]HOST[:PORT]`, without characters that a shell interprets.
+        host: String,
+        /// The socket, if it is not the default one; without such characters, too.
+        socket: Option<PathBuf>,
+    },
 }
 
 /// Why a text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadAddress {
     /// The text is empty.
-    #[error("nothing is given; say the path of the daemon's socket, or https://HOST:PORT")]
+    #[error(
+        "nothing is given; say the path of the daemon's socket, https://HOST:PORT or ssh://HOST"
+    )]
     Empty,
     /// It is HTTP over a network.
     #[error("the daemon is not asked over the network without TLS; say https://HOST:PORT")]
@@ -33,11 +44,42 @@ pub enum BadAddress {
     #[error("{0:?} has no scheme; did you mean https://{0}? A file of that name is ./{0}")]
     NoScheme(String),
     /// It has another scheme.
-    #[error("{0:?} is not known; say the path of the daemon's socket, or https://HOST:PORT")]
+    #[error(
+        "{0:?} is not known; say the path of the daemon's socket, https://HOST:PORT or ssh://HOST"
+    )]
     Scheme(String),
     /// It has no port, or no host.
     #[error("{0:?} is not HOST:PORT")]
     HostAndPort(String),
+    /// It does not name a host, or a socket on it, for `ssh`.
+    #[error("{0:?} is not [USER@]HOST[:PORT][/SOCKET]")]
+    Ssh(String),
+}
+
+/// The address after `ssh://`.
+fn ssh(text: &str) -> Option<Address> {
+    let (host, socket) = match text.find('/') {
+        Some(at) => text.split_at_checked(at)?,
+        None => (text, ""),
+    };
+    let only = |text: &str, more: &[u8]| {
+        let mut bytes = text.bytes();
+        bytes.all(|byte| byte.is_ascii_alphanumeric() || more.contains(&byte))
+    };
+    let parts: Vec<&str> = host.split('@').collect();
+    let begins = |part: &&str| part.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[');
+    if !(parts.len() <= 2 && parts.iter().all(begins) && only(host, b"@.-_:[]")) {
+        return None;
+    }
+    let socket = match socket {
+        "" | "/" => None,
+        path if only(path, b"/.-_") => Some(path.into()),
+        _ => return None,
+    };
+    Some(Address::Ssh {
+        host: host.to_owned(),
+        socket,
+    })
 }
 
 impl FromStr for Address {
@@ -57,6 +99,7 @@ impl FromStr for Address {
                     parsed.ok_or_else(|| BadAddress::HostAndPort(untouched.to_owned()))?;
                 Ok(Self::Https { host, port })
             }
+            Some(("ssh", rest)) => ssh(rest).ok_or_else(|| BadAddress::Ssh(rest.to_owned())),
             Some(("http", _)) => Err(BadAddress::NoTls),
             Some((scheme, _)) => Err(BadAddress::Scheme(scheme.to_owned())),
         }
@@ -71,7 +114,24 @@ impl fmt::Display for Address {
                 write!(f, "https://[{host}]:{port}")
             }
             Self::Https { host, port } => write!(f, "https://{host}:{port}"),
+            Self::Ssh { host, socket } => {
+                let socket = socket.as_deref().unwrap_or(Path::new(""));
+                write!(f, "ssh://{host}{}", socket.display())
+            }
         }
+    }
+}
+
+impl Serialize for Address {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -87,6 +147,9 @@ mod tests {
             "https://node1:7443",
             "https://10.0.0.1:1",
             "https://[::1]:7443",
+            "ssh://node1",
+            "ssh://me@node1.example.com:2222",
+            "ssh://[::1]/run/b/node.socket",
         ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
@@ -101,7 +164,15 @@ mod tests {
         }
         for bad in [
             "",
-            "ssh://node1",
+            "ssh://",
+            "ssh:///run/node.socket",
+            "ssh://-oProxyCommand=x",
+            "ssh://me@-oProxyCommand",
+            "ssh://a@b@c",
+            "ssh://node1;reboot",
+            "ssh://node1/run/$(reboot)",
+            "ssh://node1/run/a b",
+            "ftp://node1",
             "https://",
             "https://node1",
             "https://:1",

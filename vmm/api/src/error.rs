@@ -64,6 +64,8 @@ described! {
         Ended,
         /// The process is about to exit.
         Ending,
+        /// The token has expired.
+        ExpiredToken,
         /// The virtual machine has another generation than `If-Match` names.
         GenerationConflict,
         /// The virtual machine has arrived, or may have.

@@ -14,6 +14,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net;
 use std::path::Path;
 use std::time::Duration;
 
@@ -112,9 +113,13 @@ impl fmt::Debug for Tls {
 pub struct Client {
     server: Address,
     tls: Option<Tls>,
+    tunnel: Option<Tunnel>,
     time: Duration,
     answer_max: usize,
 }
+
+/// Opens a connection to a server that only a helper of the caller reaches.
+pub type Tunnel = fn(&Address) -> io::Result<net::UnixStream>;
 
 /// The answer to a request for a stream.
 #[derive(Debug)]
@@ -153,12 +158,14 @@ impl Client {
         Self::of(Address::Socket(socket.to_owned()))
     }
 
-    /// A client for the API at `server`; one on another host needs [`Client::tls`].
+    /// A client for the API at `server`; one on another host needs [`Client::tls`] or
+    /// [`Client::tunnel`].
     #[must_use]
     pub fn of(server: Address) -> Self {
         Self {
             server,
             tls: None,
+            tunnel: None,
             time: TIME,
             answer_max: ANSWER_MAX,
         }
@@ -168,6 +175,13 @@ impl Client {
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
+        self
+    }
+
+    /// Sets the way to a server with an address of [`Address::Ssh`].
+    #[must_use]
+    pub fn tunnel(mut self, tunnel: Tunnel) -> Self {
+        self.tunnel = Some(tunnel);
         self
     }
 
@@ -269,7 +283,7 @@ impl Client {
         };
         let stream = self.connect(descriptors).await.map_err(failed)?;
         let host = match &self.server {
-            Address::Socket(_) => HeaderValue::from_static("bellhop"),
+            Address::Socket(_) | Address::Ssh { .. } => HeaderValue::from_static("bellhop"),
             Address::Https { .. } => {
                 let authority = self.server.to_string();
                 let authority = authority.trim_start_matches("https://");
@@ -301,6 +315,12 @@ impl Client {
                 let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
                 let stream = TcpStream::connect((host.as_str(), *port)).await?;
                 Ok(Box::new(tls.connector.connect(name, stream).await?))
+            }
+            (address @ Address::Ssh { .. }, _) => {
+                let tunnel = self.tunnel.ok_or(io::ErrorKind::Unsupported)?;
+                let stream = tunnel(address)?;
+                stream.set_nonblocking(true)?;
+                Ok(Box::new(UnixStream::from_std(stream)?))
             }
             (Address::Https { .. }, None) => Err(io::ErrorKind::Unsupported.into()),
         }

@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 use vmm::http::client::{Client, ClientError as HttpError, Pieces, Streamed};
 
 use super::transport::{Opened, Piece, Stream};
-use super::{Address, Answer, Credentials, Request, Transport};
+use super::{Address, Answer, Credentials, Request, Transport, ssh};
 use crate::error::{Error, ErrorKind};
 
 /// The largest accepted answer, in bytes.
@@ -20,7 +20,7 @@ const ANSWER_MAX: usize = 16 << 20;
 
 const BROKEN: &str = "the connection to the node daemon broke";
 
-/// An HTTP client over a Unix socket, or over TLS.
+/// An HTTP client over a Unix socket, over ssh, or over TLS.
 #[derive(Debug)]
 pub struct Http {
     client: Client,
@@ -38,6 +38,7 @@ impl Http {
         let client = match address {
             Address::Socket(_) => client,
             Address::Https { .. } => client.tls(credentials.load()?),
+            Address::Ssh { .. } => client.tunnel(ssh::connect),
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -141,6 +142,16 @@ impl From<HttpError> for Error {
                 let message = format!("the node daemon answers with more than {limit} bytes");
                 Self::failed(message)
             }
+            // ssh has printed the cause.
+            HttpError::Http {
+                server: server @ Address::Ssh { .. },
+                source,
+            } => Self::new(
+                ErrorKind::NoDaemon,
+                format!("the node daemon cannot be reached at {server}"),
+            )
+            .because(source)
+            .hint("`ssh HOST bellhop version` shows whether the host and its daemon answer"),
             // The daemon has ended, or is being replaced.
             HttpError::Http { source, .. } => {
                 Self::new(ErrorKind::NoDaemon, BROKEN).because(source)

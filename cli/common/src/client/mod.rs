@@ -5,7 +5,7 @@
 //! on this side. Must not know any subcommand.
 //!
 //! ```text
-//!   command ──> Node (JSON, errors) ──> Transport ──> Unix socket, or TLS, certificate, token
+//!   command ──> Node (JSON, errors) ──> Transport ──> Unix socket, ssh, or TLS with certificate and token
 //! ```
 
 mod arguments;
@@ -13,6 +13,8 @@ mod events;
 mod http;
 pub mod operations;
 mod refusal;
+mod remotes;
+mod ssh;
 mod tls;
 mod transport;
 
@@ -28,6 +30,7 @@ pub use bellhop_api::address::Address;
 pub use events::{EventStream, Notice};
 pub use http::Http;
 pub use refusal::Refusal;
+pub use remotes::{LOCAL, Remote, Remotes};
 pub use tls::Credentials;
 pub use transport::{Answer, Condition, Opened, Piece, Request, STRANGE, Stream, Transport};
 

@@ -13,6 +13,7 @@ use tokio_rustls::rustls::{self, ClientConfig};
 use vmm::credentials::{self, Holder, Secrecy};
 use vmm::http::client::Tls;
 
+use super::Remote;
 use crate::error::Error;
 
 /// Where the files are.
@@ -64,6 +65,38 @@ pub struct Credentials {
 }
 
 impl Credentials {
+    /// Removes the values of options for whose ID `keep` is false.
+    pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        for (id, file) in [
+            ("node_ca", &mut self.node_ca),
+            ("node_cert", &mut self.node_cert),
+            ("node_key", &mut self.node_key),
+            ("node_token_file", &mut self.node_token_file),
+        ] {
+            if !keep(id) {
+                *file = None;
+            }
+        }
+    }
+
+    /// Adds the files of a remote that no option names.
+    #[must_use]
+    pub fn or(self, remote: &Remote) -> Self {
+        let Remote {
+            ca,
+            cert,
+            key,
+            token_file,
+            ..
+        } = remote.clone();
+        Self {
+            node_ca: self.node_ca.or(ca),
+            node_cert: self.node_cert.or(cert),
+            node_key: self.node_key.or(key),
+            node_token_file: self.node_token_file.or(token_file),
+        }
+    }
+
     /// Reads the files.
     ///
     /// # Errors
@@ -109,6 +142,7 @@ fn given<'a>(
             "a daemon on another host is asked with certificate and token: {option} is not given \
              (or {variable} not set)"
         ))
+        .hint("`bellhop remote add` stores them under a name for --remote")
     })
 }
 

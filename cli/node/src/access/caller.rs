@@ -13,6 +13,7 @@ use vmm::http::server::UnixPeer;
 use super::Access;
 use super::listener::TlsPeer;
 use super::role::Role;
+use super::tokens::Tokens;
 use crate::error::Error;
 
 /// The other end of a connection.
@@ -71,6 +72,8 @@ pub(super) struct Caller {
 
 /// The code of a token that is not in the file.
 const UNKNOWN_TOKEN: &str = "unknown_token";
+/// The code of a token that has expired.
+const EXPIRED_TOKEN: &str = "expired_token";
 
 fn unauthorized(code: &'static str, message: &str) -> Error {
     Error::answered(StatusCode::UNAUTHORIZED, code, message)
@@ -87,7 +90,7 @@ pub(super) fn refusal(error: Error) -> Response {
     let mut response = error.into_response();
     if status == StatusCode::UNAUTHORIZED {
         // RFC 6750, section 3: without a token the challenge names no error.
-        let challenge = if code == UNKNOWN_TOKEN {
+        let challenge = if [UNKNOWN_TOKEN, EXPIRED_TOKEN].contains(&code) {
             "Bearer realm=\"bellhop\", error=\"invalid_token\""
         } else {
             "Bearer realm=\"bellhop\""
@@ -108,17 +111,7 @@ impl Access {
             }),
             Peer::Tls(_) => {
                 let tokens = self.tokens().ok_or_else(unknown_caller)?;
-                let token = tokens.find(bearer(headers)?).ok_or_else(|| {
-                    unauthorized(UNKNOWN_TOKEN, "this token is not known here").hint(
-                        "the file given with --tokens has its SHA-256 \
-                         (`printf %s TOKEN | sha256sum`); after a change of it the daemon needs \
-                         SIGHUP",
-                    )
-                })?;
-                Ok(Caller {
-                    role: token.role,
-                    token: Some(token.name.clone()),
-                })
+                Caller::of_token(&tokens, bearer(headers)?)
             }
             Peer::Unknown => Err(unknown_caller()),
         }
@@ -126,6 +119,25 @@ impl Access {
 }
 
 impl Caller {
+    /// The rights of this token.
+    fn of_token(tokens: &Tokens, token: &[u8]) -> Result<Self, Error> {
+        let token = tokens.find(token).ok_or_else(|| {
+            unauthorized(UNKNOWN_TOKEN, "this token is not known here").hint(
+                "the file given with --tokens has its SHA-256 (`printf %s TOKEN | sha256sum`); \
+                 after a change of it the daemon needs SIGHUP",
+            )
+        })?;
+        if let Some(time) = token.expires.as_ref().filter(|_| token.has_expired()) {
+            let message = format!("the token {} expired at {time}", token.name);
+            return Err(unauthorized(EXPIRED_TOKEN, &message)
+                .hint("`bellhop token create` on the daemon's host creates another one"));
+        }
+        Ok(Self {
+            role: token.role,
+            token: Some(token.name.clone()),
+        })
+    }
+
     /// Checks whether the caller's role is sufficient.
     pub(super) fn may(&self, needed: Role) -> Result<(), Error> {
         if self.role >= needed {
@@ -221,6 +233,29 @@ mod tests {
         });
         assert_eq!(here.to_string(), "uid 7 pid 9");
         assert_eq!(access.caller(&here, &none).unwrap().role, Role::Admin);
+    }
+
+    #[test]
+    fn an_expired_token_is_refused_with_the_reason() {
+        // The result of `printf %s test | sha256sum`.
+        let hash = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08";
+        let of = |expiry: &str, token: &[u8]| {
+            let text = format!("admin ops {hash} {expiry}");
+            let tokens = Tokens::parse(text.as_bytes(), "tokens".as_ref()).unwrap();
+            Caller::of_token(&tokens, token)
+        };
+        assert_eq!(
+            of("9999-01-01T00:00:00Z", b"test").unwrap().role,
+            Role::Admin
+        );
+        let refused = of("2026-01-01T00:00:00Z", b"test").unwrap_err();
+        let text = refused.to_string();
+        assert_eq!(text, "the token ops expired at 2026-01-01T00:00:00Z");
+        assert_eq!(refused.answer(), (StatusCode::UNAUTHORIZED, EXPIRED_TOKEN));
+        let challenge = refusal(refused).headers()[WWW_AUTHENTICATE].clone();
+        assert!(challenge.to_str().unwrap().contains("invalid_token"));
+        let unknown = of("2026-01-01T00:00:00Z", b"other").unwrap_err();
+        assert_eq!(unknown.answer().1, UNKNOWN_TOKEN);
     }
 
     #[test]

@@ -41,8 +41,10 @@ pub(crate) use describe::{describe, faults};
 pub(crate) use listener::TlsListener;
 pub(crate) use share::share_with;
 
+pub use role::Role;
+pub use tokens::{Token, Tokens};
+
 use super::error::Error;
-use tokens::Tokens;
 
 /// The files that control access by TCP.
 #[derive(Debug, Clone, PartialEq, Eq)]

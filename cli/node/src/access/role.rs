@@ -17,7 +17,7 @@ use crate::error::Error;
 
 /// A caller's rights; each role includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Role {
+pub enum Role {
     /// Read everything.
     Read,
     /// Change the state of VMs: start, pause, stop, reset.

@@ -1,17 +1,22 @@
 //! Bearer tokens: each has a role.
 //!
-//! Owns the file's form and the comparison. The file contains only the SHA-256 of each token, so a
-//! copy of it does not grant access. It must not know the rights of a role.
+//! Owns the file's form, its changes and the comparison. The file contains only the SHA-256 of each
+//! token, so a copy of it does not grant access. It must not know the rights of a role.
 //!
 //! ```text
 //! # role  name     SHA-256 of the token, in hexadecimal: printf %s "$TOKEN" | sha256sum
 //! admin   ops      9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
-//! read    grafana  60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752
+//! # A token may expire.
+//! read    grafana  60303ae2…11c752 2027-02-21T21:45:00Z
 //! ```
 
 use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bellhop_common::private_file;
+use bellhop_common::text::utc;
 use ring::digest::{SHA256, digest};
+use ring::rand::{SecureRandom as _, SystemRandom};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 use vmm::credentials::{self, Holder, Secrecy};
 
@@ -26,48 +31,132 @@ const NAME_MAX: usize = 64;
 const TOKEN_MAX: usize = 4096;
 /// The size of a SHA-256, in bytes.
 const DIGEST_SIZE: usize = 32;
+/// The random bytes of a new token.
+const RANDOM_SIZE: usize = 32;
+/// The beginning of a new token, by which scanners for secrets find it.
+const PREFIX: &str = "bellhop_";
+/// The beginning of a new file.
+const HEADING: &str = "# ROLE NAME SHA256 [EXPIRY], see `bellhop token --help`\n";
 
-/// A token's name and role.
+/// A token's name, role and expiry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Token {
+pub struct Token {
     /// The role that it grants.
-    pub(crate) role: Role,
+    pub role: Role,
     /// Its name in the audit log.
-    pub(crate) name: String,
+    pub name: String,
+    /// The time from which it grants nothing, in the form of [`utc`].
+    pub expires: Option<String>,
     digest: [u8; DIGEST_SIZE],
+}
+
+impl Token {
+    /// Whether it has expired.
+    #[must_use]
+    pub fn has_expired(&self) -> bool {
+        // Times of this form are in the order of their texts.
+        let now = utc(after(Duration::ZERO));
+        self.expires.as_ref().is_some_and(|time| *time <= now)
+    }
+}
+
+/// The time after this duration, in seconds since 1970.
+fn after(duration: Duration) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default();
+    now.saturating_add(duration).as_secs()
 }
 
 /// All tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Tokens(Vec<Token>);
+pub struct Tokens(Vec<Token>);
 
 impl Tokens {
     /// Reads a file that only its owner may read.
     ///
     /// # Errors
     /// The file cannot be used.
-    pub(super) fn load(path: &Path) -> Result<Self, Error> {
+    pub fn load(path: &Path) -> Result<Self, Error> {
         let bytes = credentials::read(path, Secrecy::Secret, Holder::Service)?;
         Self::parse(&bytes, path)
     }
 
-    fn parse(bytes: &[u8], path: &Path) -> Result<Self, Error> {
-        let mut tokens: Vec<Token> = Vec::new();
-        for (index, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
-            let number = index.saturating_add(1);
-            let bad = Error::context(format!("line {number} of {} is no token", path.display()));
-            let token = parse_line(line, &tokens).map_err(bad)?;
-            tokens.extend(token);
-            if tokens.len() > TOKENS_MAX {
-                let shown = path.display();
-                let message = format!("{shown} has more than {TOKENS_MAX} tokens");
-                return Err(Error::failed(message));
-            }
+    /// The tokens in the order of the file.
+    pub fn iter(&self) -> impl Iterator<Item = &Token> {
+        self.0.iter()
+    }
+
+    /// Adds a token to a file, and creates the file if it does not exist. Returns the token
+    /// itself, which is in no file, and its entry. Its name may be derived from its digest.
+    ///
+    /// # Errors
+    /// The file cannot be used, or the name is invalid or taken; then nothing changes.
+    pub fn create(
+        path: &Path,
+        role: Role,
+        name: Option<&str>,
+        lifetime: Option<Duration>,
+    ) -> Result<(String, Token), Error> {
+        let mut bytes = if path.exists() {
+            credentials::read(path, Secrecy::Secret, Holder::Service)?
+        } else {
+            HEADING.into()
+        };
+        let mut random = [0; RANDOM_SIZE];
+        let filled = SystemRandom::new().fill(&mut random);
+        filled.map_err(|_| Error::failed("the kernel returns no random numbers"))?;
+        let token = format!("{PREFIX}{}", hexadecimal(&random));
+        let hash = hexadecimal(digest(&SHA256, token.as_bytes()).as_ref());
+        let derived = format!("{role}-{}", hash.get(..8).unwrap_or_default());
+        let mut line = format!("{role} {} {hash}", name.unwrap_or(&derived));
+        if let Some(lifetime) = lifetime {
+            line.push(' ');
+            line.push_str(&utc(after(lifetime)));
         }
+        let entry = parse_line(line.as_bytes(), &entries(&bytes, path)?);
+        let entry = entry.map_err(Error::context("cannot create the token"))?;
+        let entry = entry.ok_or_else(|| Error::failed("the token has no name"))?;
+        if bytes.last().is_some_and(|byte| *byte != b'\n') {
+            bytes.push(b'\n');
+        }
+        bytes.extend_from_slice(line.as_bytes());
+        bytes.push(b'\n');
+        entries(&bytes, path)?;
+        write(path, &bytes)?;
+        Ok((token, entry))
+    }
+
+    /// Removes a token from a file; false if it has none of this name.
+    ///
+    /// # Errors
+    /// The file cannot be used, or would have no token; then nothing changes.
+    pub fn revoke(path: &Path, name: &str) -> Result<bool, Error> {
+        let bytes = credentials::read(path, Secrecy::Secret, Holder::Service)?;
+        let tokens = entries(&bytes, path)?;
+        if tokens.iter().all(|token| token.name != name) {
+            return Ok(false);
+        }
+        if tokens.len() == 1 {
+            return Err(Error::failed(format!(
+                "{name} is the only token, and the daemon keeps its tokens if the file has none: \
+                 create another one first"
+            )));
+        }
+        let stays = |line: &&[u8]| {
+            let token = parse_line(line, &[]).ok().flatten();
+            token.is_none_or(|token| token.name != name)
+        };
+        let lines: Vec<&[u8]> = bytes.split(|&byte| byte == b'\n').filter(stays).collect();
+        write(path, &lines.join(&b'\n'))?;
+        Ok(true)
+    }
+
+    pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Self, Error> {
+        let tokens = entries(bytes, path)?;
         if tokens.is_empty() {
             Err(Error::failed(format!(
-                "{} has no token: add a line `admin NAME SHA256`, with the output of \
-                 `printf %s TOKEN | sha256sum`",
+                "{} has no token: create one with `bellhop token create`, or add a line `admin \
+                 NAME SHA256`, with the output of `printf %s TOKEN | sha256sum`",
                 path.display()
             )))
         } else {
@@ -91,6 +180,43 @@ impl Tokens {
     }
 }
 
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let failed = Error::context(format!("cannot write {}", path.display()));
+    private_file::replace(path, bytes).map_err(failed)
+}
+
+/// The tokens in a file's content.
+fn entries(bytes: &[u8], path: &Path) -> Result<Vec<Token>, Error> {
+    let mut tokens: Vec<Token> = Vec::new();
+    for (index, line) in bytes.split(|&byte| byte == b'\n').enumerate() {
+        let number = index.saturating_add(1);
+        let bad = Error::context(format!("line {number} of {} is no token", path.display()));
+        let token = parse_line(line, &tokens).map_err(bad)?;
+        tokens.extend(token);
+        if tokens.len() > TOKENS_MAX {
+            let shown = path.display();
+            let message = format!("{shown} has more than {TOKENS_MAX} tokens");
+            return Err(Error::failed(message));
+        }
+    }
+    Ok(tokens)
+}
+
+/// Whether a text has the form of [`utc`].
+fn is_time(text: &str) -> bool {
+    let form = "0000-00-00T00:00:00Z".bytes();
+    let mut pairs = form.zip(text.bytes());
+    text.len() == 20
+        && pairs.all(|(form, byte)| match form {
+            b'0' => byte.is_ascii_digit(),
+            other => byte == other,
+        })
+}
+
 /// A line's token; none for an empty line or a comment.
 fn parse_line(line: &[u8], before: &[Token]) -> Result<Option<Token>, Error> {
     let line = std::str::from_utf8(line).map_err(|_| Error::failed("it is not text"))?;
@@ -98,14 +224,21 @@ fn parse_line(line: &[u8], before: &[Token]) -> Result<Option<Token>, Error> {
         return Ok(None);
     }
     let mut words = line.split_ascii_whitespace();
-    let (role, name, digest) = match (words.next(), words.next(), words.next(), words.next()) {
+    let (role, name, digest) = match (words.next(), words.next(), words.next()) {
         (None, ..) => return Ok(None),
-        (Some(role), Some(name), Some(digest), None) => (role, name, digest),
+        (Some(role), Some(name), Some(digest)) => (role, name, digest),
         _ => {
             let message = "it does not have the three words ROLE NAME SHA256";
             return Err(Error::failed(message));
         }
     };
+    let expires = words.next().map(str::to_owned);
+    if words.next().is_some() || expires.as_deref().is_some_and(|time| !is_time(time)) {
+        return Err(Error::failed(
+            "the only word after SHA256 is the time at which the token expires, in UTC, such as \
+             2027-02-21T21:45:00Z",
+        ));
+    }
     let role = role.parse()?;
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.len() > NAME_MAX || !name.bytes().all(known) {
@@ -128,6 +261,7 @@ fn parse_line(line: &[u8], before: &[Token]) -> Result<Option<Token>, Error> {
     Ok(Some(Token {
         role,
         name: name.to_owned(),
+        expires,
         digest,
     }))
 }
@@ -185,7 +319,16 @@ mod tests {
         assert_eq!(error.to_string(), "line 2 of tokens is no token");
         for (text, words) in [
             ("read a".to_owned(), "three words"),
-            (format!("read a {TEST} x"), "three words"),
+            (format!("read a {TEST} x"), "the time at which"),
+            (format!("read a {TEST} 2027-02-21"), "the time at which"),
+            (
+                format!("read a {TEST} 2027-02-21T21:45:00+"),
+                "the time at which",
+            ),
+            (
+                format!("read a {TEST} 2027-02-21T21:45:00Z x"),
+                "the time at which",
+            ),
             ("read a test".to_owned(), "not 64 digits"),
             (format!("read a {TEST}0"), "not 64 digits"),
             (format!("read a +{}", &TEST[1..]), "not 64 digits"),
@@ -217,5 +360,66 @@ mod tests {
             .collect();
         let error = parse(&many).unwrap_err().to_string();
         assert!(error.contains("more than"), "{error}");
+    }
+
+    #[test]
+    fn a_token_expires() {
+        let text =
+            format!("read a {TEST} 2026-01-01T00:00:00Z\nread b {OTHER} 9999-01-01T00:00:00Z");
+        let tokens = parse(&text).unwrap();
+        let expired = |token: &[u8]| tokens.find(token).unwrap().has_expired();
+        assert!(expired(b"test"));
+        assert!(!expired(b"secret2"));
+        assert!(!parse(&format!("read a {TEST}")).unwrap().0[0].has_expired());
+    }
+
+    /// A file in a directory that exists; removed when dropped.
+    struct File(std::path::PathBuf);
+
+    impl Drop for File {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn tokens_are_created_and_revoked_in_a_file() {
+        let name = format!("bellhop-tokens-{}", std::process::id());
+        let file = File(std::env::temp_dir().join(name));
+        let path = &file.0;
+        let (token, entry) = Tokens::create(path, Role::Read, None, None).unwrap();
+        assert!(entry.name.starts_with("read-"), "{entry:?}");
+        let day = Duration::from_secs(86_400);
+        let (other, _) = Tokens::create(path, Role::Admin, Some("ops"), Some(day)).unwrap();
+        let tokens = Tokens::load(path).unwrap();
+        assert_eq!(tokens.find(token.as_bytes()), Some(&entry));
+        let ops = tokens.find(other.as_bytes()).unwrap();
+        assert_eq!((ops.role, ops.name.as_str()), (Role::Admin, "ops"));
+        assert!(ops.expires.is_some() && !ops.has_expired());
+        let content = std::fs::read_to_string(path).unwrap();
+        assert!(!content.contains(&token) && content.starts_with(HEADING));
+
+        let hash = "a".repeat(64);
+        for bad in [
+            "ops",
+            "",
+            "a b",
+            "a\nb",
+            "a/b",
+            &format!("a {hash}"),
+            &format!("a\nread b {hash}"),
+        ] {
+            for lifetime in [None, Some(day)] {
+                Tokens::create(path, Role::Read, Some(bad), lifetime).unwrap_err();
+            }
+        }
+        assert_eq!(std::fs::read_to_string(path).unwrap(), content);
+
+        assert!(!Tokens::revoke(path, "nosuch").unwrap());
+        assert!(Tokens::revoke(path, &entry.name).unwrap());
+        assert_eq!(Tokens::load(path).unwrap().0, std::slice::from_ref(ops));
+        let error = Tokens::revoke(path, "ops").unwrap_err().to_string();
+        assert!(error.contains("the only token"), "{error}");
+        assert!(std::fs::read_to_string(path).unwrap().starts_with(HEADING));
     }
 }

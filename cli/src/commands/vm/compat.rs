@@ -7,7 +7,7 @@ use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 
-use super::migrate::{Destination, There, Wanted, trial};
+use super::migrate::{Destination, There, To, Wanted, trial};
 use super::of_vm;
 
 /// Say whether a running VM could move to another node, what is in the way, and what that would cost
@@ -17,37 +17,36 @@ use super::of_vm;
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  bellhop vm compat web --to https://node2:8443
-  bellhop vm compat web --to https://node2:8443 --from enp6s0f0np0 -o json
+  bellhop vm compat web node2
+  bellhop vm compat web https://node2:8443 --from enp6s0f0np0 -o json
 
-To a process that waits, `bellhop vm migrate NAME --to ENDPOINT --dry-run` asks the same.")]
+To a process that waits, `bellhop vm migrate NAME ENDPOINT --dry-run` asks the same.")]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// The other node's daemon: https://HOST:PORT, or node:/PATH of its socket on this host
-    #[arg(long, value_name = "NODE", value_parser = node)]
-    to: Destination,
+    #[command(flatten)]
+    to: To,
 
     #[command(flatten)]
     there: There,
 }
 
 /// Accepts only the address of another node's daemon.
-fn node(text: &str) -> Result<Destination, String> {
-    match text.parse()? {
-        node @ Destination::Node(_) => Ok(node),
-        Destination::Endpoint(_) => Err(format!(
-            "a process that waits is asked by `bellhop vm migrate NAME --to {text} --dry-run`"
-        )),
+fn node(destination: Destination) -> Result<String, Error> {
+    match destination {
+        Destination::Remote(node) | Destination::Node(node) => Ok(node),
+        Destination::Endpoint(endpoint) => Err(Error::wrong(format!(
+            "a process that waits is asked by `bellhop vm migrate NAME {endpoint} --dry-run`"
+        ))),
     }
 }
 
-pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
+pub(super) fn execute(arguments: &Arguments, source: &Node, format: Format) -> Result<Code, Error> {
     let at = format!("{}/migration", of_vm(&arguments.name));
     let wanted = SendToNode {
-        destination: arguments.to.to_string(),
+        destination: node(arguments.to.resolved()?)?,
         name: arguments.there.name_there.clone(),
         from: arguments.there.from.clone(),
         downtime_ms: DOWNTIME_MS,
@@ -56,7 +55,7 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
         verify_memory: false,
         dry_run: true,
     };
-    trial::execute(node, &at, &Wanted::Send(wanted), format)
+    trial::execute(source, &at, &Wanted::Send(wanted), format)
 }
 
 #[cfg(test)]
@@ -65,13 +64,11 @@ mod tests {
 
     #[test]
     fn a_process_that_waits_is_none_of_its_nodes() {
-        assert!(matches!(
-            node("https://node2:8443"),
-            Ok(Destination::Node(_))
-        ));
+        let node = |text: &str| node(text.parse().unwrap());
+        assert_eq!(node("https://node2:8443").unwrap(), "https://node2:8443");
         for endpoint in ["unix:/run/move", "tcp:b:7444"] {
-            assert!(node(endpoint).unwrap_err().contains("--dry-run"));
+            let error = node(endpoint).unwrap_err().to_string();
+            assert!(error.contains("--dry-run"), "{error}");
         }
-        assert!(node("").is_err());
     }
 }

@@ -48,7 +48,7 @@ pub(super) fn execute(
     node: &Node,
 ) -> Result<Code, Error> {
     let name = &arguments.name;
-    if matches!(which.address(), Address::Https { .. }) {
+    if !matches!(which.address(), Address::Socket(_)) {
         return Err(Error::failed(format!(
             "consoles are on the node itself: run this there, for example with \
              `ssh -t NODE bellhop vm console {name}`"

@@ -10,7 +10,7 @@ use bellhop_api::machine::{
     CONNECTIONS, DOWNTIME_MS, DowntimeParts, MigrationPhase, MigrationStatus, TIMEOUT_S,
 };
 use bellhop_api::node::{Operation, OperationResult, SendToNode};
-use bellhop_common::client::{MAKING, Node, NodeArguments};
+use bellhop_common::client::{Address, MAKING, Node, NodeArguments, Remotes};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
@@ -36,7 +36,7 @@ const BAR: u64 = 30;
 #[command(after_long_help = "\
 To another node: the daemons pair it. The other one makes the VM's NICs and a process that waits, and what was made for it here goes
 when it has moved (`bellhop serve --help` says what the two need):
-    bellhop vm migrate web --to https://node2:8443 --from enp1s0f0
+    bellhop vm migrate web https://node2:8443 --from enp1s0f0
 
 To a process that waits, with a vDPA device for each of the VM's NICs:
     bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=net0,path=/dev/vhost-vdpa-0 --api-socket web.socket \\
@@ -47,10 +47,11 @@ With --dry-run it is only asked whether it would take the VM, and waits on: what
 nothing changes. Exit code 0: the VM can move; 1: it cannot.
 
 Examples:
-  bellhop vm migrate web --to tcp:10.0.0.2:7444 --tls-cert host.pem --tls-key host.key --tls-ca ca.pem
-  bellhop vm migrate web --to unix:/run/bellhop/web.move --downtime 100ms
-  bellhop vm migrate web --to unix:/run/bellhop/web.move --dry-run
-  bellhop vm migrate web --to https://node2:8443 --detach
+  bellhop vm migrate web node2
+  bellhop vm migrate web https://node2:8443 --detach
+  bellhop vm migrate web tcp:10.0.0.2:7444 --tls-cert host.pem --tls-key host.key --tls-ca ca.pem
+  bellhop vm migrate web unix:/run/bellhop/web.move --downtime 100ms
+  bellhop vm migrate web unix:/run/bellhop/web.move --dry-run
   bellhop vm migration watch web
 
 The migration continues if this command is interrupted, or with --detach. `bellhop vm migration`
@@ -61,10 +62,8 @@ pub(crate) struct Arguments {
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// The other node's daemon: https://HOST:PORT, or node:/PATH of its socket on this host; or where a process waits:
-    /// unix:/PATH or tcp:HOST:PORT
-    #[arg(long, value_name = "DESTINATION")]
-    to: Destination,
+    #[command(flatten)]
+    to: To,
 
     #[command(flatten)]
     there: There,
@@ -115,20 +114,71 @@ pub(crate) struct Arguments {
     tls: TlsArguments,
 }
 
+/// Where a VM is to go.
+#[derive(Debug, clap::Args)]
+pub(super) struct To {
+    /// The other node's daemon: its name in `bellhop remote list`, https://HOST:PORT, or node:/PATH
+    /// of its socket on this host; or where a process waits: unix:/PATH or tcp:HOST:PORT
+    #[arg(value_name = "DESTINATION", required_unless_present = "to")]
+    destination: Option<Destination>,
+
+    #[arg(
+        long,
+        value_name = "DESTINATION",
+        hide = true,
+        conflicts_with = "destination"
+    )]
+    to: Option<Destination>,
+}
+
+impl To {
+    /// The destination, with the address of a remote instead of its name.
+    ///
+    /// # Errors
+    /// The user's remotes cannot be read, or none has this name.
+    pub(super) fn resolved(&self) -> Result<Destination, Error> {
+        let given = self.destination.as_ref().or(self.to.as_ref());
+        let given = given.ok_or_else(|| Error::wrong("give a destination"))?;
+        match given {
+            Destination::Remote(name) => Destination::of_remote(name, &Remotes::of_user()?),
+            other => Ok(other.clone()),
+        }
+    }
+}
+
 /// The destination of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Destination {
+    /// Another node's daemon, by its name among the remotes.
+    Remote(String),
     /// Another node's daemon, by its address.
     Node(String),
     /// A waiting process.
     Endpoint(Endpoint),
 }
 
+impl Destination {
+    fn of_remote(name: &str, remotes: &Remotes) -> Result<Self, Error> {
+        Ok(Self::Node(match remotes.get(name)?.address {
+            Address::Socket(path) => format!("node:{}", path.display()),
+            address @ Address::Https { .. } => address.to_string(),
+            Address::Ssh { .. } => {
+                return Err(Error::wrong(format!(
+                    "the daemons reach each other by https, and the remote {name} is reached by \
+                     ssh: give https://HOST:PORT"
+                )));
+            }
+        }))
+    }
+}
+
 impl FromStr for Destination {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if bellhop_node::is_node(text) {
+        if Remotes::is_name(text) {
+            Ok(Self::Remote(text.to_owned()))
+        } else if bellhop_node::is_node(text) {
             match bellhop_node::check(text) {
                 Ok(()) => Ok(Self::Node(text.to_owned())),
                 Err(error) => Err(error.to_string()),
@@ -137,7 +187,10 @@ impl FromStr for Destination {
             text.parse()
                 .map(Self::Endpoint)
                 .map_err(|error: BadEndpoint| {
-                    format!("{error}, or https://HOST:PORT or node:/PATH of a node's daemon")
+                    format!(
+                        "{error}, or https://HOST:PORT or node:/PATH of a node's daemon, or its \
+                         name in `bellhop remote list`"
+                    )
                 })
         }
     }
@@ -146,7 +199,7 @@ impl FromStr for Destination {
 impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Node(node) => f.write_str(node),
+            Self::Remote(node) | Self::Node(node) => f.write_str(node),
             Self::Endpoint(endpoint) => endpoint.fmt(f),
         }
     }
@@ -199,7 +252,7 @@ pub(super) fn execute(
     node: &Node,
     format: Format,
 ) -> Result<Code, Error> {
-    let destination = &arguments.to;
+    let destination = &arguments.to.resolved()?;
     let wanted = SendToNode {
         destination: destination.to_string(),
         name: arguments.there.name_there.clone(),
@@ -211,11 +264,15 @@ pub(super) fn execute(
         dry_run: arguments.dry_run,
     };
     match destination {
-        Destination::Node(_) if arguments.tls.is_given() => Err(Error::wrong(
-            "--tls-cert, --tls-key, --tls-ca and --plaintext are for processes that \
+        Destination::Remote(_) | Destination::Node(_) if arguments.tls.is_given() => {
+            Err(Error::wrong(
+                "--tls-cert, --tls-key, --tls-ca and --plaintext are for processes that \
              wait (tcp:HOST:PORT): between two daemons what those have is used",
-        )),
-        Destination::Node(_) => migrate(arguments, destination, &wanted, node, format),
+            ))
+        }
+        Destination::Remote(_) | Destination::Node(_) => {
+            migrate(arguments, destination, &wanted, node, format)
+        }
         Destination::Endpoint(_) if arguments.there != There::default() => Err(Error::wrong(
             "--from and --as are for other nodes' daemons (https://HOST:PORT, node:/PATH): a \
              process that waits has its devices",
@@ -380,14 +437,44 @@ mod tests {
             assert!(matches!(waits, Destination::Endpoint(_)), "{text}");
             assert_eq!(waits.to_string(), text);
         }
+        let name: Destination = "node2".parse().unwrap();
+        assert_eq!(name, Destination::Remote("node2".to_owned()));
         for bad in [
             "",
-            "node2",
+            "node 2",
             "https://node2",
             "node:socket",
             "http://node2:1",
         ] {
             assert!(bad.parse::<Destination>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_remotes_name_becomes_its_address() {
+        let mut remotes = Remotes::default();
+        for (name, address) in [
+            ("far", "https://node2:8443"),
+            ("near", "/run/b/node.socket"),
+            ("by-ssh", "ssh://node3"),
+        ] {
+            let address = address.parse().unwrap();
+            let remote = bellhop_common::client::Remote {
+                address,
+                ..bellhop_common::client::Remote::local()
+            };
+            remotes.add(name, remote).unwrap();
+        }
+        for (name, node) in [
+            ("far", "https://node2:8443"),
+            ("near", "node:/run/b/node.socket"),
+            ("local", "node:/run/bellhop/node.socket"),
+        ] {
+            let node = Destination::Node(node.to_owned());
+            assert_eq!(Destination::of_remote(name, &remotes).unwrap(), node);
+        }
+        for name in ["by-ssh", "lost"] {
+            Destination::of_remote(name, &remotes).unwrap_err();
         }
     }
 

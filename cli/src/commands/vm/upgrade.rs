@@ -89,7 +89,7 @@ fn program(given: Option<PathBuf>, node: &Address) -> Result<PathBuf, Error> {
         (None, Address::Socket(_)) => std::env::current_exe().map_err(Error::context(
             "cannot tell which program this is; name one with --program",
         )),
-        (None, Address::Https { .. }) => Err(Error::wrong(
+        (None, Address::Https { .. } | Address::Ssh { .. }) => Err(Error::wrong(
             "the node is another host: name the program there with --program",
         )),
     }

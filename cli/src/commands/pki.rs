@@ -1,0 +1,337 @@
+//! `bellhop pki`: an authority and certificates for the nodes and clients of a small site.
+//!
+//! Owns the content of the certificates. All files are in one directory: `ca.key`, `ca.crt`, and
+//! `NAME.key` and `NAME.crt` of each node or client.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use bellhop_common::client::Remotes;
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+use bellhop_common::private_file;
+use rcgen::{
+    BasicConstraints, Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose,
+};
+use serde_json::json;
+use vmm::credentials::{self, Holder, Secrecy};
+
+use crate::units::seconds;
+
+/// The name of the authority's files.
+const AUTHORITY: &str = "ca";
+
+/// The authority in its certificate. Other sites have the same name and another key.
+const SUBJECT: &str = "Bellhop site authority";
+
+/// How far the clocks of hosts may differ.
+const SKEW: Duration = Duration::from_secs(86_400);
+
+/// Create an authority and certificates for the nodes and clients of a small site
+///
+/// A certificate serves a node for its API, for requests to other nodes and for migrations, and it
+/// serves a client. A larger site has its own authority.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  bellhop pki init site
+  bellhop pki issue site node1 --san 192.0.2.1
+  bellhop pki issue site node2 --san 192.0.2.2
+  bellhop pki issue site alice
+
+Copy ca.crt, node1.crt and node1.key to node1 and name them in /etc/bellhop/bellhop.toml. ca.key
+signs certificates and stays here.")]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Init(Init),
+    Issue(Issue),
+}
+
+/// Create an authority: ca.key and ca.crt
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  bellhop pki init site")]
+struct Init {
+    /// The directory for its files, which is created if it does not exist
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+
+    /// How long the authority is valid
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "3650d",
+        value_parser = seconds(1..=u32::MAX)
+    )]
+    expires: u32,
+}
+
+/// Issue a certificate: NAME.key and NAME.crt
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  bellhop pki issue site node1
+  bellhop pki issue site node1 --san node1.example.com --san 192.0.2.1 --expires 90d")]
+struct Issue {
+    /// The directory of the authority
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+
+    /// The node's host name or IP address, as in https://NAME:PORT; or the name of a client
+    #[arg(value_name = "NAME", value_parser = name)]
+    name: String,
+
+    /// A further host name or IP address of the node; may be repeated
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    san: Vec<String>,
+
+    /// How long the certificate is valid
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "825d",
+        value_parser = seconds(1..=u32::MAX)
+    )]
+    expires: u32,
+}
+
+/// Checks a name, which is also that of a file.
+fn name(text: &str) -> Result<String, String> {
+    if Remotes::is_name(text) || text.parse::<IpAddr>().is_ok() {
+        Ok(text.to_owned())
+    } else {
+        Err("it is neither a host name nor an IP address".to_owned())
+    }
+}
+
+/// Runs the subcommand.
+pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
+    let (directory, name) = match &arguments.command {
+        Command::Init(init) => {
+            create_authority(init)?;
+            (&init.directory, AUTHORITY)
+        }
+        Command::Issue(issue) => {
+            issue_certificate(issue)?;
+            (&issue.directory, issue.name.as_str())
+        }
+    };
+    let (certificate, key) = files(directory, name);
+    let written = json!({ "name": name, "certificate": certificate, "key": key });
+    let text = || format!("{}\n{}\n", certificate.display(), key.display());
+    format.print(&written, text)
+}
+
+fn create_authority(init: &Init) -> Result<(), Error> {
+    let mut directory = DirBuilder::new();
+    let created = directory
+        .recursive(true)
+        .mode(0o700)
+        .create(&init.directory);
+    let shown = init.directory.display();
+    created.map_err(Error::context(format!("cannot create {shown}")))?;
+    let mut authority = authority();
+    limit(&mut authority, init.expires);
+    let key = KeyPair::generate().map_err(unmade)?;
+    let certificate = authority.self_signed(&key).map_err(unmade)?;
+    write(&init.directory, AUTHORITY, &certificate, &key)
+}
+
+fn issue_certificate(issue: &Issue) -> Result<(), Error> {
+    let (_, path) = files(&issue.directory, AUTHORITY);
+    if !path.exists() {
+        let shown = issue.directory.display();
+        let message = format!("{shown} has no authority: `bellhop pki init {shown}` creates one");
+        return Err(Error::not_there(message));
+    }
+    let pem = credentials::read(&path, Secrecy::Secret, Holder::Caller)?;
+    let shown = path.display();
+    let bad = || format!("{shown} is no private key that `bellhop pki init` wrote");
+    let pem = String::from_utf8(pem).map_err(Error::context(bad()))?;
+    let signer = KeyPair::from_pem(&pem).map_err(Error::context(bad()))?;
+    let names = std::iter::once(&issue.name).chain(&issue.san).cloned();
+    let mut certificate = CertificateParams::new(names.collect::<Vec<_>>()).map_err(unmade)?;
+    let subject = &mut certificate.distinguished_name;
+    subject.push(DnType::CommonName, issue.name.as_str());
+    certificate.use_authority_key_identifier_extension = true;
+    certificate.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    certificate.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    limit(&mut certificate, issue.expires);
+    let key = KeyPair::generate().map_err(unmade)?;
+    let issuer = Issuer::new(authority(), signer);
+    let certificate = certificate.signed_by(&key, &issuer).map_err(unmade)?;
+    write(&issue.directory, &issue.name, &certificate, &key)
+}
+
+/// The authority's certificate, without its validity.
+fn authority() -> CertificateParams {
+    let mut authority = CertificateParams::default();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let subject = &mut authority.distinguished_name;
+    subject.push(DnType::CommonName, SUBJECT);
+    authority
+}
+
+/// Sets the validity: from now on, for so many seconds.
+fn limit(certificate: &mut CertificateParams, expires: u32) {
+    let now = SystemTime::now();
+    let lifetime = Duration::from_secs(expires.into());
+    certificate.not_before = now.checked_sub(SKEW).unwrap_or(now).into();
+    certificate.not_after = now.checked_add(lifetime).unwrap_or(now).into();
+}
+
+fn unmade(source: rcgen::Error) -> Error {
+    Error::failed("cannot create the certificate").because(source)
+}
+
+/// The paths of a certificate and its key.
+fn files(directory: &Path, name: &str) -> (PathBuf, PathBuf) {
+    (
+        directory.join(format!("{name}.crt")),
+        directory.join(format!("{name}.key")),
+    )
+}
+
+/// Writes a key and its certificate to new files.
+fn write(
+    directory: &Path,
+    name: &str,
+    certificate: &Certificate,
+    key: &KeyPair,
+) -> Result<(), Error> {
+    let create = |path: &Path, pem: String, mode| {
+        let created = private_file::create(path, pem.as_bytes(), mode);
+        created.map_err(|source| {
+            let shown = path.display();
+            if source.kind() == io::ErrorKind::AlreadyExists {
+                Error::conflict(format!("{shown} exists already"))
+                    .hint("delete the certificate and the key first if neither is used")
+            } else {
+                Error::failed(format!("cannot write {shown}")).because(source)
+            }
+        })
+    };
+    let (public, private) = files(directory, name);
+    create(&private, key.serialize_pem(), 0o600)?;
+    create(&public, certificate.pem(), 0o644)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::Arc;
+
+    use clap::Parser;
+    use tokio_rustls::rustls::client::WebPkiServerVerifier;
+    use tokio_rustls::rustls::client::danger::ServerCertVerifier as _;
+    use tokio_rustls::rustls::crypto::ring::default_provider;
+    use tokio_rustls::rustls::pki_types::{ServerName, UnixTime};
+    use tokio_rustls::rustls::server::WebPkiClientVerifier;
+    use tokio_rustls::rustls::{ServerConfig, version};
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn parse(line: &str) -> Result<Arguments, clap::Error> {
+        Line::try_parse_from(line.split(' ')).map(|line| line.arguments)
+    }
+
+    fn run(line: &str) -> Result<Code, Error> {
+        execute(&parse(line).unwrap(), Format::default())
+    }
+
+    #[test]
+    fn a_node_is_trusted_as_server_and_client_by_its_site_only() {
+        let root = std::env::temp_dir().join(format!("bellhop-pki-{}", std::process::id()));
+        let (site, other) = (root.join("site"), root.join("other"));
+        let at = site.display();
+        assert_eq!(
+            run(&format!("pki issue {at} node1")).unwrap_err().code(),
+            Code::NotThere
+        );
+        run(&format!("pki init {at}")).unwrap();
+        run(&format!("pki init {}", other.display())).unwrap();
+        run(&format!(
+            "pki issue {at} node1 --san 192.0.2.1 --san node1.example.com"
+        ))
+        .unwrap();
+        for again in ["init", "issue"] {
+            let name = if again == "issue" { " node1" } else { "" };
+            let error = run(&format!("pki {again} {at}{name}")).unwrap_err();
+            assert_eq!(error.code(), Code::Conflict);
+        }
+        let mode = |name: &str| {
+            let metadata = fs::metadata(site.join(name)).unwrap();
+            metadata.permissions().mode() & 0o7777
+        };
+        assert_eq!((mode("ca.key"), mode("node1.key")), (0o600, 0o600));
+
+        let chain = credentials::certificates(&site.join("node1.crt"), Holder::Service).unwrap();
+        let key = credentials::private_key(&site.join("node1.key"), Holder::Service).unwrap();
+        let provider = Arc::new(default_provider());
+        for (site, trusted) in [(&site, true), (&other, false)] {
+            let roots = credentials::authorities(&site.join("ca.crt"), Holder::Service).unwrap();
+            let roots = Arc::new(roots);
+            let server =
+                WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone());
+            let server = server.build().unwrap();
+            for (name, valid) in [
+                ("node1", true),
+                ("192.0.2.1", true),
+                ("node1.example.com", true),
+                ("node2", false),
+            ] {
+                let name = ServerName::try_from(name).unwrap();
+                let verified =
+                    server.verify_server_cert(&chain[0], &[], &name, &[], UnixTime::now());
+                assert_eq!(verified.is_ok(), trusted && valid, "{name:?}: {verified:?}");
+            }
+            let client = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
+            let client = client.build().unwrap();
+            let verified = client.verify_client_cert(&chain[0], &[], UnixTime::now());
+            assert_eq!(verified.is_ok(), trusted, "{verified:?}");
+        }
+        // The key is that of the certificate.
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&version::TLS13])
+            .unwrap();
+        config
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn names_are_those_of_hosts_and_leave_the_directory_alone() {
+        for good in ["node1", "a.example.com", "192.0.2.1", "2001:db8::1"] {
+            parse(&format!("pki issue site {good}")).unwrap();
+        }
+        for bad in ["../node1", "a/b", "", "*.example.com", "a\nb", "ä"] {
+            parse(&format!("pki issue site {bad}")).unwrap_err();
+            parse(&format!("pki issue site node1 --san {bad}")).unwrap_err();
+        }
+    }
+}
