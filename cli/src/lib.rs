@@ -12,6 +12,7 @@ mod logging;
 mod manual;
 mod plan;
 mod progress;
+mod setting;
 mod signals;
 mod terminal;
 mod units;

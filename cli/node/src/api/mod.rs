@@ -118,7 +118,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
 }
 
 /// The served description; a test generates it and compares.
-const DOCUMENT: &str = include_str!("../../openapi.json");
+pub(crate) const DOCUMENT: &str = include_str!("../../openapi.json");
 
 /// Read this description
 ///
