@@ -5,6 +5,7 @@
 //! `commands::Command`. Knows the terminal, files and signals; must not know ring layouts or KVM.
 
 mod commands;
+mod completion;
 mod config_file;
 mod confirm;
 mod help;
@@ -156,6 +157,7 @@ pub fn main() -> ExitCode {
     if cfg!(panic = "unwind") {
         abort_on_panic();
     }
+    completion::answer_shell(Arguments::command);
     let arguments = Arguments::read().unwrap_or_else(|error| {
         // The command line of another version may be invalid for this one.
         commands::refuse_hand_over(&error);
