@@ -9,6 +9,8 @@ mod completion;
 mod config_file;
 mod confirm;
 mod help;
+#[cfg(test)]
+mod json_shapes;
 mod logging;
 mod manual;
 mod plan;
