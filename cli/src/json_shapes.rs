@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use bellhop_api::machine::{DiskInfo, MigrationStatus, MigrationTrial, NicInfo};
-use bellhop_api::node::{Event, Operation, SpecChanges, Version, VmInfo};
+use bellhop_api::node::{Event, Operation, Plan, SpecChanges, Version, VmInfo};
 use bellhop_common::client::made_up;
 use bellhop_common::listing::captured;
 use bellhop_common::management::{dev, mgmtdev, port};
@@ -46,6 +46,7 @@ const LINES: &[&str] = &[
     "vm apply -f src/json_shapes/web.toml",
     "vm compat web --to https://node2:8443",
     "vm create -f src/json_shapes/web.toml",
+    "vm create -f src/json_shapes/web.toml --dry-run",
     "vm delete -y web",
     "vm diff -f src/json_shapes/web.toml",
     "vm disk add web path=/d,id=disk1",
@@ -228,6 +229,7 @@ fn answer(request: &str, body: &str) -> (u16, Value) {
         "GET /v1/vms/web/migration" => migration(),
         "POST /v1/vms/web/migration" if body.contains("\"dry_run\":true") => trial(),
         "POST /v1/vms/web/migration" => operation("18"),
+        "POST /v1/vms/web/plan" => record::<Plan>(json!({"steps": ["create the directories"]})),
         "POST /v1/vms/web/snapshot" => operation("19"),
         "POST /v1/vms/web/upgrade" => operation("17"),
         "GET /v1/operations" => json!({"items": [operation("18")]}),

@@ -340,6 +340,15 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     let guest = BellhopArguments::small().unwrap();
     let create = create(&guest, &format!("from=vdpasim_net,mac={MAC}"));
     let create: Vec<&str> = create.iter().map(String::as_str).collect();
+    let plan = node.done(&[&create[..], &["--dry-run"]].concat());
+    for step in [
+        "1. create the directories of web\n",
+        "NIC net0: add the vDPA device",
+        "boot /",
+    ] {
+        assert!(plan.contains(step), "{plan}");
+    }
+    assert_eq!(node.done(&["vm", "list", "-o", "name"]), "");
     let made = node.done(&create);
     assert!(made.starts_with("web: ") && made.contains("pid "), "{made}");
     until("it runs", || node.done(&["vm", "list"]).contains("Running"));

@@ -2,18 +2,20 @@
 
 use std::path::Path;
 
-use bellhop_api::node::{Desired, NicId, NicSettings};
-use bellhop_common::client::{Address, Condition, MAKING, Node, NodeArguments, Refusal};
+use bellhop_api::node::{Desired, NicId, NicSettings, Plan};
+use bellhop_common::client::{Address, Condition, MAKING, Node, NodeArguments, Refusal, path};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
+use hyper::Method;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::arguments::{absolute, free_id, nic_body};
 use super::watch::Watch;
-use super::{of_vm, say, vm};
+use super::{of_vm, read, say, vm};
 use crate::commands::machine_arguments::{MachineArguments, put_devices};
+use crate::plan;
 
 /// Create a VM with its NICs and start it: all of it, or nothing
 ///
@@ -26,6 +28,10 @@ pub(crate) struct Arguments {
     /// Succeed if a VM has the name already, whatever it is; it stays as it is
     #[arg(long)]
     if_not_exists: bool,
+
+    /// Check, and print the steps instead of taking them
+    #[arg(long)]
+    dry_run: bool,
 }
 
 // A doc comment here would replace the subcommands' own.
@@ -107,7 +113,7 @@ are this machine's. `bellhop run` reads the same file, `bellhop config check` ch
 Examples:
   bellhop vm create web --kernel /boot/vmlinuz --initramfs /boot/initrd.img --cpus 2 --memory 1G \\
       --nic from=pci/0000:01:00.0,bridge=br0,vlan=100,mac=52:54:00:12:34:56
-  bellhop vm create test --kernel vmlinux --nic from=vdpasim_net --restart never
+  bellhop vm create test --kernel vmlinux --nic from=vdpasim_net --restart never --dry-run
   bellhop vm create --file web.yaml --memory 2G --stopped      with name: web in the file";
 
 /// A VM to create: its name, and the body of the request.
@@ -124,7 +130,11 @@ pub(super) fn execute(
     format: Format,
 ) -> Result<Code, Error> {
     let wanted = arguments.vm.wanted(which.address())?;
-    let put = put(&wanted, Condition::Absent, which, node);
+    let put = if arguments.dry_run {
+        plan(&wanted, node)
+    } else {
+        put(&wanted, Condition::Absent, which, node)
+    };
     let exists = |error: &Error| error.refusal().is_some_and(Refusal::is_there_already);
     match put {
         Err(error) if exists(&error) && arguments.if_not_exists => {
@@ -134,8 +144,15 @@ pub(super) fn execute(
             "`bellhop vm show` shows it; `bellhop vm replace` puts another one in its place once \
              it is stopped, and `bellhop vm delete` deletes it",
         )),
+        planned if arguments.dry_run => plan::print(&read::<Plan>(&planned?)?.steps, format),
         put => say(&put?, format),
     }
+}
+
+/// Requests the steps that [`put`] would take.
+fn plan(wanted: &Wanted, node: &Node) -> Result<Value, Error> {
+    let at = format!("{}{}", of_vm(&wanted.name), path(["plan"]));
+    Ok(node.send(Method::POST, &at, &wanted.body, MAKING)?.1)
 }
 
 /// Requests the VM, and shows the progress.

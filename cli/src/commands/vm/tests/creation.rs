@@ -157,6 +157,19 @@ fn a_vm_is_created_only_where_there_is_none() {
 }
 
 #[test]
+fn a_plan_is_printed_instead_of_a_creation() {
+    let words = ["web", "--kernel=/k", "--dry-run"];
+    let steps = json!({"steps": ["create the directories of web"]});
+    let (done, asked) = put(MadeUp::default().answer(200, &steps), &words, false);
+    assert_eq!(done.unwrap(), Code::Success);
+    assert_eq!(asked, [r#"POST /v1/vms/web/plan {"kernel":"/k"}"#]);
+    let exists = json!({"code": "vm_exists", "message": "there is a virtual machine web already"});
+    let (done, _) = put(MadeUp::default().answer(412, &exists), &words, false);
+    assert_eq!(done.unwrap_err().code(), Code::Conflict);
+    assert!(parse::<replace::Arguments>(&words).is_err());
+}
+
+#[test]
 fn a_vm_is_replaced_only_where_there_is_one() {
     let words = ["web", "--kernel=/k", "--stopped"];
     let (done, asked) = put(MadeUp::default().answer(200, &stopped()), &words, true);
