@@ -150,7 +150,7 @@ mod tests {
         let error = printed(&["run"]);
         for way in [
             "--kernel",
-            "--config",
+            "--file",
             "--restore",
             "--receive",
             "--api-socket",

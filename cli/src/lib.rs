@@ -5,13 +5,17 @@
 //! `commands::Command`. Knows the terminal, files and signals; must not know ring layouts or KVM.
 
 mod commands;
+mod completion;
 mod config_file;
 mod confirm;
 mod help;
+#[cfg(test)]
+mod json_shapes;
 mod logging;
 mod manual;
 mod plan;
 mod progress;
+mod setting;
 mod signals;
 mod terminal;
 mod units;
@@ -163,6 +167,7 @@ pub fn main() -> ExitCode {
     if cfg!(panic = "unwind") {
         abort_on_panic();
     }
+    completion::answer_shell(Arguments::command);
     let words = std::env::args_os().collect();
     let words = match commands::with_file(Arguments::command, words) {
         Ok(words) => words,

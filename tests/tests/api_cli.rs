@@ -88,6 +88,18 @@ impl Node {
     fn done(&self, words: &[&str]) -> String {
         self.says(words, 0).0
     }
+
+    /// What bash is offered for the last of these words.
+    #[track_caller]
+    fn completions(&self, words: &[&str]) -> String {
+        let mut command = self.command(&["--", "bellhop"]);
+        command.args(words).env("BELLHOP_COMPLETE", "bash");
+        command.env("_CLAP_COMPLETE_INDEX", words.len().to_string());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{words:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+        String::from_utf8(output.stdout).unwrap()
+    }
 }
 
 impl Drop for Node {
@@ -224,7 +236,13 @@ fn without_a_daemon_commands_say_so_and_a_report_comes() {
     fs::create_dir(&pages).unwrap();
     node.done(&["man", pages.to_str().unwrap()]);
     assert!(read(&pages.join("bellhop-vm-create.1")).contains("EXAMPLES"));
-    assert!(node.done(&["completions", "bash"]).contains("topology"));
+    assert!(
+        node.done(&["completions", "bash"])
+            .contains("BELLHOP_COMPLETE")
+    );
+    assert!(node.completions(&["vm", "sh"]).contains("show"));
+    // Without a daemon there are no names, and no error.
+    node.completions(&["vm", "show", ""]);
 }
 
 /// The words that make `web`, with a NIC `net0` on the simulator.
@@ -368,9 +386,24 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     let guest = BellhopArguments::small().unwrap();
     let create = create(&guest, &format!("from=vdpasim_net,mac={MAC}"));
     let create: Vec<&str> = create.iter().map(String::as_str).collect();
+    let plan = node.done(&[&create[..], &["--dry-run"]].concat());
+    for step in [
+        "1. create the directories of web\n",
+        "NIC net0: add the vDPA device",
+        "boot /",
+    ] {
+        assert!(plan.contains(step), "{plan}");
+    }
+    assert_eq!(node.done(&["vm", "list", "-o", "name"]), "");
     let made = node.done(&create);
     assert!(made.starts_with("web: ") && made.contains("pid "), "{made}");
     until("it runs", || node.done(&["vm", "list"]).contains("Running"));
+    let web = |words: &[&str]| node.completions(words).lines().any(|line| line == "web");
+    until("its name is offered", || web(&["vm", "show", "w"]));
+    let nic = ["vm", "nic", "swap", "web", "n"];
+    until("its NIC is offered", || {
+        node.completions(&nic).contains("net0")
+    });
     let vms: Value = serde_json::from_str(&node.done(&["vm", "list", "-o", "json"])).unwrap();
     assert_eq!(
         (&vms[0]["name"], &vms[0]["vcpus"]),

@@ -186,11 +186,44 @@ impl Format {
 /// # Errors
 /// Standard output cannot be written.
 pub fn print(bytes: &[u8]) -> Result<Code, Error> {
+    #[cfg(feature = "testing")]
+    if testing::capture(bytes) {
+        return Ok(Code::Success);
+    }
     let mut output = io::stdout().lock();
     match output.write_all(bytes).and_then(|()| output.flush()) {
         // The reader has closed the pipe, as `head` does.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Code::Success),
         written => written.map(|()| Code::Success).map_err(Error::unwritten),
+    }
+}
+
+/// Captures results, for tests of commands.
+#[cfg(feature = "testing")]
+pub(crate) mod testing {
+    use std::cell::RefCell;
+
+    thread_local! {
+        /// The results so far, while they are captured.
+        static RESULTS: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
+    }
+
+    /// Runs `act`, and returns what it printed on this thread instead of printing it.
+    pub fn captured<T>(act: impl FnOnce() -> T) -> (String, T) {
+        RESULTS.set(Some(Vec::new()));
+        let done = act();
+        let results = RESULTS.take().unwrap_or_default();
+        (String::from_utf8_lossy(&results).into_owned(), done)
+    }
+
+    /// Whether the bytes are captured.
+    pub(super) fn capture(bytes: &[u8]) -> bool {
+        RESULTS.with_borrow_mut(|results| {
+            results
+                .as_mut()
+                .map(|results| results.extend(bytes))
+                .is_some()
+        })
     }
 }
 

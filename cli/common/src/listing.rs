@@ -10,6 +10,8 @@ use serde::{Serialize, Serializer};
 
 use crate::error::Error;
 use crate::exit::Code;
+#[cfg(feature = "testing")]
+pub use crate::format::testing::captured;
 pub use crate::format::{Format, print};
 use crate::text::printable;
 

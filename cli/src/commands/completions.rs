@@ -3,13 +3,19 @@
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing;
-use clap::CommandFactory;
-use clap_complete::Shell;
+use clap_complete::env::Shells;
+
+use crate::completion::VARIABLE;
 
 /// Print the script that lets a shell complete this command's words
+///
+/// The script asks this command at each completion, so it also completes names: of VMs, NICs, vDPA
+/// devices, management devices and PCI functions. Those of VMs come from the daemon that the line
+/// or BELLHOP_NODE names. A name that takes longer than 200 ms is left out.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The script goes where the shell looks for such scripts, and holds from the next shell on.
+The script goes where the shell looks for such scripts, and holds from the next shell on. It needs
+`bellhop` in PATH, in the version that printed it.
 
 Examples:
   bellhop completions bash > /usr/share/bash-completion/completions/bellhop
@@ -24,21 +30,29 @@ pub(crate) struct Arguments {
     shell: String,
 }
 
+/// For a script that zsh loads as a function when it completes for the first time.
+const ZSH_FIRST: &str = "\
+if [[ ${funcstack[1]-} == _bellhop ]]; then
+    _clap_dynamic_completer_bellhop \"$@\"
+fi
+";
+
 /// Prints the script.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     listing::print(&script(&arguments.shell)?)
 }
 
-fn script(shell: &str) -> Result<Vec<u8>, Error> {
-    let shell: Shell = shell.parse().map_err(|why: String| Error::wrong(why))?;
-    // Into memory first: the generator panics on a write error.
+fn script(name: &str) -> Result<Vec<u8>, Error> {
+    let shells = Shells::builtins();
+    let shell = shells.completer(name);
+    let shell = shell.ok_or_else(|| Error::wrong(format!("the shell {name} is unknown")))?;
     let mut script = Vec::new();
-    clap_complete::generate(
-        shell,
-        &mut crate::Arguments::command(),
-        "bellhop",
-        &mut script,
-    );
+    shell
+        .write_registration(VARIABLE, "bellhop", "bellhop", "bellhop", &mut script)
+        .map_err(Error::unwritten)?;
+    if name == "zsh" {
+        script.extend_from_slice(ZSH_FIRST.as_bytes());
+    }
     Ok(script)
 }
 
@@ -47,12 +61,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_shell_gets_all_subcommands() {
+    fn each_shell_asks_this_command() {
         for shell in ["bash", "zsh", "fish"] {
             let script = String::from_utf8(script(shell).unwrap()).unwrap();
-            for command in crate::Arguments::command().get_subcommands() {
-                assert!(script.contains(command.get_name()), "{shell}");
+            for part in [format!("{VARIABLE}={shell}"), " bellhop".to_owned()] {
+                let plain = script.replace('"', "").replace('\'', "");
+                assert!(plain.contains(&part), "{part}: {script}");
             }
+            // zsh calls this function by its name.
+            assert!(shell != "zsh" || script.contains("function _clap_dynamic_completer_bellhop("));
         }
     }
 }

@@ -1,35 +1,57 @@
-//! The options of a VM, for `bellhop run` and `bellhop vm create`.
+//! The description of a VM by a file and options, for `bellhop run` and `bellhop vm create`.
+//!
+//! Owns which of them counts. Must not know the keys in a file: the spec of the daemon has them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bellhop_api::config::{
-    CpuAffinity, CpuBaseline, CpuCount, DEFAULT_CMDLINE, DiskConfig, MemoryConfig, RingWatch,
-    VmConfig,
+    CpuAffinity, CpuBaseline, CpuCount, DEFAULT_CMDLINE, DiskConfig, MemoryConfig,
 };
+use bellhop_api::merge_patch;
+use bellhop_common::error::Error;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 
-/// A machine without its NICs, which the two name in different ways.
-#[derive(Debug, Clone, clap::Args)]
+use crate::config_file;
+use crate::setting::{self, Setting};
+
+/// A machine without its NICs, which the two name in different ways. It serializes to the options'
+/// values.
+#[derive(Debug, Clone, Serialize, clap::Args)]
+#[command(group = clap::ArgGroup::new("described").multiple(true).args(["kernel", "file"]))]
 pub(crate) struct MachineArguments {
     /// Kernel: an ELF with a PVH note (vmlinux) or a bzImage (vmlinuz)
     #[arg(long, value_name = "PATH")]
     pub(crate) kernel: Option<PathBuf>,
 
     /// Initial RAM file system
-    #[arg(long, value_name = "PATH", requires = "kernel")]
+    #[arg(long, value_name = "PATH", requires = "described")]
     pub(crate) initramfs: Option<PathBuf>,
 
-    /// Kernel command line
-    #[arg(long, value_name = "STRING", default_value = DEFAULT_CMDLINE, requires = "kernel")]
-    cmdline: String,
+    #[arg(
+        long,
+        value_name = "STRING",
+        requires = "described",
+        help = format!("Kernel command line [default: {DEFAULT_CMDLINE}]")
+    )]
+    cmdline: Option<String>,
 
-    /// Number of vCPUs, 1 to 32
-    #[arg(long, value_name = "N", default_value = "1", requires = "kernel")]
-    cpus: CpuCount,
+    // `help` instead of a doc comment: rustdoc reads brackets as links.
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "described",
+        help = "Number of vCPUs, 1 to 32 [default: 1]"
+    )]
+    cpus: Option<CpuCount>,
 
-    /// Processor that the guest is shown: host, or x86-64-v2, x86-64-v3, x86-64-v4 for a guest that is to move between
-    /// hosts of one vendor that differ and all reach that level
-    #[arg(long, value_name = "NAME", default_value_t, requires = "kernel")]
-    cpu: CpuBaseline,
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "described",
+        help = "Processor that the guest is shown: host, or x86-64-v2, x86-64-v3, x86-64-v4 for a guest that is to move between hosts of one vendor that differ and all reach that level [default: host]"
+    )]
+    cpu: Option<CpuBaseline>,
 
     /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2 (vCPU 0 on CPUs 0 and
     /// 1, vCPU 1 on CPU 2)
@@ -39,36 +61,173 @@ pub(crate) struct MachineArguments {
     #[arg(
         long,
         value_name = "SIZE",
-        default_value = "512M",
-        requires = "kernel",
-        help = "Guest memory: 512M, 4G, or size=4G[,hugepages=2M|1G][,host_numa_node=N] (only from that NUMA node)"
+        requires = "described",
+        help = "Guest memory: 512M, 4G, or size=4G[,hugepages=2M|1G][,host_numa_node=N] (only from that NUMA node) [default: 512M]"
     )]
-    memory: MemoryConfig,
+    memory: Option<MemoryConfig>,
 
-    // `help` instead of a doc comment: rustdoc reads brackets as links.
     #[arg(
         long = "disk",
         value_name = "OPTIONS",
-        requires = "kernel",
-        help = "A disk, raw: path=FILE[,id=NAME][,readonly=on][,rescue=on] (may be repeated)"
+        requires = "described",
+        help = "A disk, raw: FILE or path=FILE[,id=NAME][,readonly=on][,rescue=on] (may be repeated)"
     )]
+    #[serde(skip)]
     disks: Vec<DiskConfig>,
+
+    /// Read the VM from this TOML, JSON or YAML file; - is standard input. Options override it
+    ///
+    /// A device of an option takes the place of that with the same id in the file. `bellhop config
+    /// schema` prints the keys.
+    #[arg(short, long, alias = "config", value_name = "FILE")]
+    #[serde(skip)]
+    pub(crate) file: Option<PathBuf>,
+
+    /// Set any key of a file: --set ring_watch=off, --set memory.hugepages=2M (may be repeated)
+    #[arg(long = "set", value_name = "KEY=VALUE", requires = "described")]
+    #[serde(skip)]
+    settings: Vec<Setting>,
+}
+
+/// A VM as a file and options describe it. The daemon checks the fields.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Description {
+    /// Its name, if the file has one.
+    pub(crate) name: Option<String>,
+    /// The fields of its spec.
+    pub(crate) fields: Map<String, Value>,
 }
 
 impl MachineArguments {
-    /// The VM's configuration, without NICs; `None`: no such option is given.
-    pub(crate) fn config(&self) -> Option<VmConfig> {
-        Some(VmConfig {
-            kernel: self.kernel.clone()?,
-            initramfs: self.initramfs.clone(),
-            cmdline: self.cmdline.clone(),
-            cpus: self.cpus,
-            cpu: self.cpu,
-            cpu_affinity: self.cpu_affinity.clone().unwrap_or_default(),
-            memory: self.memory,
-            vdpa: Vec::new(),
-            disks: self.disks.clone(),
-            ring_watch: RingWatch::default(),
-        })
+    /// The VM without the NICs of options; none without a kernel and a file.
+    pub(crate) fn description(&self) -> Result<Option<Description>, Error> {
+        let fields = match &self.file {
+            Some(file) => config_file::read(file)?,
+            None if self.kernel.is_none() => return Ok(None),
+            None => Map::new(),
+        };
+        let Value::Object(mut options) = json_of(self)? else {
+            return Ok(None);
+        };
+        options.retain(|_, value| !value.is_null());
+        let mut fields = patched(fields, options);
+        let disks = self.disks.iter().map(json_of);
+        put_devices(&mut fields, "disks", disks.collect::<Result<_, _>>()?);
+        Description::new(fields, &self.settings).map(Some)
+    }
+}
+
+impl Description {
+    /// Reads a file, and changes values.
+    pub(crate) fn read(file: &Path, settings: &[Setting]) -> Result<Self, Error> {
+        Self::new(config_file::read(file)?, settings)
+    }
+
+    fn new(fields: Map<String, Value>, settings: &[Setting]) -> Result<Self, Error> {
+        let mut fields = patched(fields, setting::patch(settings));
+        let name = match fields.remove("name") {
+            Some(Value::String(name)) => Some(name),
+            Some(other) => {
+                let message = format!("`name` in the file is {other}, which is no text");
+                return Err(Error::invalid_input(message));
+            }
+            None => None,
+        };
+        Ok(Self { name, fields })
+    }
+}
+
+fn patched(fields: Map<String, Value>, patch: Map<String, Value>) -> Map<String, Value> {
+    let mut fields = Value::Object(fields);
+    merge_patch::apply(&mut fields, &Value::Object(patch));
+    match fields {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}
+
+/// Adds devices to a list of the spec. One with the ID of another takes its place.
+pub(crate) fn put_devices(fields: &mut Map<String, Value>, list: &str, devices: Vec<Value>) {
+    if devices.is_empty() {
+        return;
+    }
+    let there = fields.entry(list).or_insert_with(|| json!([]));
+    // The check of the spec rejects another value.
+    let Some(there) = there.as_array_mut() else {
+        return;
+    };
+    for device in devices {
+        let id = device.get("id");
+        let mut others = there.iter_mut();
+        match others.find(|other| id.is_some() && other.get("id") == id) {
+            Some(other) => *other = device,
+            None => there.push(device),
+        }
+    }
+}
+
+/// An option's value as in a file.
+pub(crate) fn json_of(value: &impl Serialize) -> Result<Value, Error> {
+    let unwritable = |source| Error::wrong("the options cannot be put into words").because(source);
+    serde_json::to_value(value).map_err(unwritable)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        machine: MachineArguments,
+    }
+
+    fn described(words: &[&str]) -> Option<Value> {
+        let line = std::iter::once(&"x").chain(words);
+        let line = Line::try_parse_from(line).unwrap();
+        let description = line.machine.description().unwrap();
+        description.map(|description| Value::Object(description.fields))
+    }
+
+    #[test]
+    fn options_override_the_file() {
+        let file = std::env::temp_dir().join(format!("bellhop-run-{}.yaml", std::process::id()));
+        let text = "name: web\nkernel: /k\ncpus: 4\nmemory: {size: 1G, hugepages: 2M}\n\
+                    disks:\n- {path: /a, id: a}\n- {path: /b, id: b}\n";
+        std::fs::write(&file, text).unwrap();
+        let path = file.to_str().unwrap();
+        let words = [
+            "-f",
+            path,
+            "--cpus=2",
+            "--memory=2G",
+            "--disk=/c,id=a",
+            "--disk=/d",
+            "--set=cmdline=quiet",
+            "--set=restart=always",
+        ];
+        let disk = |path: &str| json!({"path": path, "readonly": false, "rescue": false});
+        let mut replaced = disk("/c");
+        replaced["id"] = "a".into();
+        let wanted = json!({
+            "kernel": "/k", "cpus": 2, "memory": {"size": "2G", "hugepages": "2M"},
+            "disks": [replaced, {"path": "/b", "id": "b"}, disk("/d")],
+            "cmdline": "quiet", "restart": "always",
+        });
+        assert_eq!(described(&words), Some(wanted));
+        let name = Description::read(&file, &[]).unwrap().name;
+        assert_eq!(name.as_deref(), Some("web"));
+        std::fs::remove_file(&file).unwrap();
+    }
+
+    #[test]
+    fn a_machine_needs_a_kernel_or_a_file() {
+        assert_eq!(described(&[]), None);
+        assert_eq!(described(&["--kernel=k"]), Some(json!({"kernel": "k"})));
+        for word in ["--cpus=2", "--disk=d", "--set=a=b"] {
+            assert!(Line::try_parse_from(["x", word]).is_err(), "{word}");
+        }
     }
 }

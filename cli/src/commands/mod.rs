@@ -2,6 +2,7 @@
 
 mod bind;
 mod completions;
+mod config;
 pub(crate) mod dev;
 mod doctor;
 mod events;
@@ -56,6 +57,7 @@ pub(crate) enum Command {
     Topology(topology::Arguments),
     Doctor(doctor::Arguments),
     Report(report::Arguments),
+    Config(config::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
     Version(version::Arguments),
@@ -104,6 +106,7 @@ impl Command {
             }
             Self::Doctor(arguments) => doctor::execute(&arguments, format),
             Self::Report(arguments) => report::execute(&arguments, format),
+            Self::Config(arguments) => config::execute(&arguments, format),
             Self::Completions(arguments) => completions::execute(&arguments),
             Self::Man(arguments) => man::execute(&arguments),
             Self::Version(arguments) => version::execute(&arguments, format),

@@ -5,7 +5,7 @@ mod inherited;
 
 use std::path::PathBuf;
 
-use bellhop_common::error::Error;
+use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::Code;
 use vdpa::causes::in_one_line;
 use vmm::api::{Server, Starts};
@@ -16,7 +16,7 @@ use vmm::migration::endpoint::Endpoint;
 
 use hand_over::Taken;
 
-use crate::commands::machine_arguments::MachineArguments;
+use crate::commands::machine_arguments::{MachineArguments, json_of};
 use crate::commands::migration_tls::TlsArguments;
 use crate::config_file;
 use crate::signals::{self, StopSignals};
@@ -28,13 +28,13 @@ use crate::terminal::Terminal;
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "bellhop run --kernel PATH [OPTIONS]
-       bellhop run --config FILE [OPTIONS]
+       bellhop run --file FILE [OPTIONS]
        bellhop run --restore DIRECTORY [OPTIONS]
        bellhop run --receive ENDPOINT --api-socket PATH [OPTIONS]
        bellhop run --api-socket PATH [OPTIONS]",
-    group = clap::ArgGroup::new("machine").multiple(true).arg("kernel"),
+    group = clap::ArgGroup::new("machine").multiple(true).args(["kernel", "file"]),
     mut_arg("kernel", |kernel| {
-        kernel.required_unless_present_any(["config", "api_socket", "restore", "receive"])
+        kernel.required_unless_present_any(["file", "api_socket", "restore", "receive"])
     }),
     mut_arg("cpu_affinity", |affinity| affinity.requires("machine")),
 )]
@@ -44,15 +44,15 @@ Examples:
     bellhop dev add name nic0 mgmtdev vdpasim_net mac 52:54:00:12:34:56
     bellhop run --kernel vmlinuz --initramfs initrd.img --vdpa path=/dev/vhost-vdpa-0
 
-  The same from a file (keys are the options' names; --vdpa and --disk are [[vdpa]] and [[disks]]):
-    bellhop run --config machine.toml
+  The same from a file, which `bellhop vm create` reads, too; options override it:
+    bellhop run --file machine.toml --memory 2G
 
   On one NUMA node, its vCPUs pinned (vCPU 0 on CPUs 8 and 9, vCPU 1 on CPU 10):
     bellhop run --kernel vmlinuz --initramfs initrd.img --cpus 2 --cpu-affinity 8-9:10 \\
         --memory size=4G,hugepages=2M,host_numa_node=1 --vdpa path=/dev/vhost-vdpa-0
 
   With its API; one that says nothing but the socket is configured and started from there:
-    bellhop run --config machine.toml --api-socket vm.socket
+    bellhop run --file machine.toml --api-socket vm.socket
     curl --unix-socket vm.socket http://vm/v1/vm
 
   From a snapshot, on another vDPA device than it had:
@@ -65,8 +65,12 @@ Examples:
         --tls-cert host.pem --tls-key host.key --tls-ca ca.pem
 
   Without a terminal: who wants to see the console connects to it:
-    bellhop run --config machine.toml --console-socket console.socket --console-log console.log
+    bellhop run --file machine.toml --console-socket console.socket --console-log console.log
     socat -,raw,echo=0,escape=0x1d UNIX-CONNECT:console.socket
+
+Keys in a file are the options' names with _ for -; --vdpa and --disk are [[nics]] and [[disks]].
+NICs have id, and path or device; `bellhop vm create` also creates devices (from). name, state,
+restart, [labels] and [annotations] are the daemon's and have no effect here.
 
 SIGUSR1 logs what KVM has counted so far, exits of the guest among it (with --log-level info).")]
 pub(crate) struct Arguments {
@@ -78,29 +82,28 @@ pub(crate) struct Arguments {
         long,
         value_name = "OPTIONS",
         requires = "machine",
-        help = "A vDPA device: path=/dev/vhost-vdpa-0[,id=NAME], or an inherited descriptor of one: fd=N,id=NAME; both with [,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,rescue=on][,failover=/dev/vhost-vdpa-1] (may be repeated)"
+        help = "A vDPA device: /dev/vhost-vdpa-0 or path=/dev/vhost-vdpa-0[,id=NAME], or an inherited descriptor of one: fd=N,id=NAME; both with [,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,rescue=on][,failover=/dev/vhost-vdpa-1] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
 
-    /// After how many seconds a queue that hangs is logged and shown by the API (and, with
-    /// rescue=on, kicked and its driver interrupted once); off: never look
-    #[arg(long, value_name = "SECONDS|off", default_value_t, requires = "kernel")]
-    ring_watch: RingWatch,
-
-    /// Take everything from this TOML or JSON file instead
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "vdpa", "disks", "ring_watch"])]
-    config: Option<PathBuf>,
+    #[arg(
+        long,
+        value_name = "SECONDS|off",
+        requires = "described",
+        help = "After how many seconds a queue that hangs is logged and shown by the API (and, with rescue=on, kicked and its driver interrupted once); off: never look [default: 5]"
+    )]
+    ring_watch: Option<RingWatch>,
 
     /// Go on where this snapshot (a directory: `POST /v1/vm/snapshot`) was taken; --vdpa with a NIC's id
     /// says which device it has here
-    #[arg(long, value_name = "DIRECTORY", group = "machine", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "disks", "ring_watch", "config"])]
+    #[arg(long, value_name = "DIRECTORY", group = "machine", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "disks", "ring_watch", "file", "settings"])]
     restore: Option<PathBuf>,
 
     /// Wait here (unix:/PATH or tcp:HOST:PORT) for a running machine that another process sends (`POST
     /// /v1/vm/migration`); --vdpa with a NIC's id says which device it has here, --kernel and --initramfs what its next
     /// reboot uses (required over TCP: no path that another host names is opened). Needs --api-socket: `GET /v1/vm/migration`
     /// there says how far it is, and the machine runs as soon as it has come
-    #[arg(long, value_name = "ENDPOINT", group = "machine", requires = "api_socket", conflicts_with_all = ["cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "config", "restore"])]
+    #[arg(long, value_name = "ENDPOINT", group = "machine", requires = "api_socket", conflicts_with_all = ["cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "file", "settings", "restore"])]
     receive: Option<Endpoint>,
 
     /// With --receive: the most guest memory that is taken, such as 16G [default: what is free when a source comes, of
@@ -119,8 +122,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     tls: TlsArguments,
 
-    /// Serve the machine's API on this Unix socket; without --kernel or --config the machine waits for
-    /// its configuration and start from there
+    /// Serve the machine's API on this Unix socket; without --kernel or --file the machine waits
+    /// for its configuration and start from there
     #[arg(long, value_name = "PATH")]
     api_socket: Option<PathBuf>,
 
@@ -190,15 +193,25 @@ impl Arguments {
     }
 
     fn into_config(self) -> Result<Option<VmConfig>, Error> {
-        if let Some(path) = self.config {
-            return Ok(Some(config_file::read(&path)?));
+        let Some(mut description) = self.machine.description()? else {
+            return Ok(None);
+        };
+        if let Some(watch) = &self.ring_watch {
+            let watch = json_of(watch)?;
+            description.fields.insert("ring_watch".to_owned(), watch);
         }
-        let config = self.machine.config();
-        Ok(config.map(|config| VmConfig {
-            vdpa: self.vdpa,
-            ring_watch: self.ring_watch,
-            ..config
-        }))
+        let mut config = bellhop_node::vm_file::machine(description.fields).map_err(|error| {
+            match &self.machine.file {
+                Some(file) => config_file::wrong(file).because(error),
+                None => Error::transparent(ErrorKind::InvalidInput, error),
+            }
+        })?;
+        for nic in self.vdpa {
+            if config.replace_nic(nic.clone()).is_err() {
+                config.vdpa.push(nic);
+            }
+        }
+        Ok(Some(config))
     }
 }
 
@@ -394,12 +407,46 @@ mod tests {
             "--memory 1G",
             "--disk path=d",
             "--restore s",
-            "--config c",
+            "--file c",
+            "--set cpus=2",
         ] {
             assert!(parse(&format!("{here} {more}")).is_err(), "{more}");
         }
         assert!(parse("--restore s --kernel k").is_err());
         parse("--kernel k --vdpa path=/dev/v").unwrap();
         assert!(parse("--vdpa path=/dev/v --api-socket s").is_err());
+    }
+
+    #[test]
+    fn options_and_a_file_of_the_daemon_make_one_machine() {
+        let file = std::env::temp_dir().join(format!("bellhop-one-{}.toml", std::process::id()));
+        let text = "name = 'web'\nkernel = '/k'\nrestart = 'Always'\n\
+                    [[nics]]\nid = 'a'\npath = '/dev/vhost-vdpa-3'\n\
+                    [[nics]]\nid = 'b'\npath = '/dev/vhost-vdpa-4'\n";
+        std::fs::write(&file, text).unwrap();
+        let path = file.to_str().unwrap();
+        let config = |more: &str| {
+            let run = parse(&format!("--config {path} {more}")).unwrap();
+            run.into_config().map(Option::unwrap)
+        };
+        let more = "--vdpa /dev/vhost-vdpa-5 --vdpa id=a,path=/dev/vhost-vdpa-6 --ring-watch off";
+        let made = config(more).unwrap();
+        assert_eq!(made.ring_watch, RingWatch::Off);
+        let paths: Vec<_> = made.vdpa.iter().map(VdpaConfig::shown_path).collect();
+        assert_eq!(
+            paths,
+            [
+                "/dev/vhost-vdpa-6",
+                "/dev/vhost-vdpa-4",
+                "/dev/vhost-vdpa-5"
+            ]
+        );
+        let error = config("--set cpus=0").unwrap_err();
+        assert_eq!(error.code(), Code::InvalidInput);
+        assert!(error.to_string().contains(path), "{error}");
+        std::fs::write(&file, format!("{text}[[nics]]\nid = 'c'\nfrom = 'eth0'\n")).unwrap();
+        let error = in_one_line(&config("").unwrap_err());
+        assert!(error.contains("bellhop vm create --file"), "{error}");
+        std::fs::remove_file(&file).unwrap();
     }
 }

@@ -7,7 +7,7 @@ mod apply;
 mod arguments;
 mod compat;
 mod console;
-mod create;
+pub(crate) mod create;
 mod delete;
 mod disk;
 mod edit;
@@ -154,8 +154,9 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     match &arguments.command {
         Command::Create(arguments) => create::execute(arguments, which, &node, format),
         Command::Replace(arguments) => {
-            arguments.confirm()?;
-            replace::execute(arguments, which, &node, format)
+            let wanted = arguments.wanted(which.address())?;
+            arguments.confirm(&wanted)?;
+            replace::execute(&wanted, which, &node, format)
         }
         Command::Apply(arguments) => apply::apply(arguments, which, &node, format),
         Command::Diff(arguments) => apply::diff(arguments, which, &node, format),

@@ -271,6 +271,10 @@ class Operations(Transport):
         """Read this description."""
         return self._call("GET", ["v1", "vms", name, "openapi.json"])
 
+    def create_vm_plan(self, name: str, body: VmSpec) -> Plan:
+        """Plan a virtual machine."""
+        return self._call("POST", ["v1", "vms", name, "plan"], body=body)
+
     def press_vm_power_button(self, name: str) -> None:
         """Press the power button."""
         return self._call("POST", ["v1", "vms", name, "power-button"])

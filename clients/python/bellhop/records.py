@@ -674,6 +674,12 @@ class PciFunction(TypedDict):
     vdpa_devices: list[TopologyDevice]
 
 
+class Plan(TypedDict):
+    """The steps that a request would take."""
+
+    steps: list[str]
+
+
 class PortFunctionInfo(TypedDict):
     """The function behind a port."""
 

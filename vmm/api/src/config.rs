@@ -26,7 +26,7 @@ pub use cpu_affinity::{CpuAffinity, CpuAffinityError, HostCpus};
 pub use cpu_affinity::{parse_list, show_list};
 pub use cpu_baseline::{CpuBaseline, CpuBaselineError};
 pub use devices::virtio::vdpa::DoorbellMode;
-pub use key_value::{KeyValueError, from_key_value, from_key_value_but};
+pub use key_value::{KeyValueError, from_key_value, from_key_value_but, from_path_or_key_value};
 pub use mac::{MacAddress, MacAddressError};
 pub use ring_watch::{RingWatch, RingWatchError};
 pub use size::{MemorySize, MemorySizeError};
@@ -177,10 +177,10 @@ pub struct MemoryConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HugePageSize {
     /// 2 MiB.
-    #[serde(rename = "2M")]
+    #[serde(rename = "2M", alias = "2m")]
     Size2M,
     /// 1 GiB.
-    #[serde(rename = "1G")]
+    #[serde(rename = "1G", alias = "1g")]
     Size1G,
 }
 
@@ -205,8 +205,8 @@ impl FromStr for HugePageSize {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
-            "2M" => Ok(Self::Size2M),
-            "1G" => Ok(Self::Size1G),
+            "2M" | "2m" => Ok(Self::Size2M),
+            "1G" | "1g" => Ok(Self::Size1G),
             _ => Err(HugePageSizeError(text.to_owned())),
         }
     }
@@ -293,14 +293,14 @@ impl DiskConfig {
     }
 }
 
-/// `key=value,key=value`, as on the command line.
+/// `key=value,key=value`, as on the command line. The path may come first without its key.
 macro_rules! from_str_by_key_value {
     ($($type:ty),*) => {$(
         impl FromStr for $type {
             type Err = KeyValueError;
 
             fn from_str(text: &str) -> Result<Self, Self::Err> {
-                from_key_value(text)
+                from_path_or_key_value(text)
             }
         }
     )*};

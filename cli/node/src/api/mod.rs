@@ -24,6 +24,7 @@ mod vm_disks;
 mod vm_logs;
 mod vm_nics;
 mod vm_path;
+mod vm_plan;
 mod vm_spec;
 mod vms;
 
@@ -78,6 +79,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(vms::list))
         .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
         .routes(routes!(vm_spec::show, vm_spec::change))
+        .routes(routes!(vm_plan::plan))
         .routes(routes!(vm_logs::show))
         .routes(routes!(
             vm_nics::show,
@@ -118,7 +120,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
 }
 
 /// The served description; a test generates it and compares.
-const DOCUMENT: &str = include_str!("../../openapi.json");
+pub(crate) const DOCUMENT: &str = include_str!("../../openapi.json");
 
 /// Read this description
 ///

@@ -21,6 +21,7 @@ use vmm::boot::{self, BootSource};
 use vmm::config::{DiskConfig, VdpaSource, VmConfig};
 use vmm::migration::endpoint::{BadEndpoint, Endpoint};
 
+pub(in crate::machines) use self::nics::by_name;
 use super::Machines;
 use super::arrival::Coming;
 use super::departure::Account;

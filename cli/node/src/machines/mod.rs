@@ -43,6 +43,7 @@ pub(crate) mod host;
 pub(crate) mod observer;
 pub(crate) mod operations;
 pub(crate) mod pairing;
+mod plan;
 pub(crate) mod process;
 pub(crate) mod record;
 mod requests;

@@ -4,6 +4,7 @@
 //! NICs, the state and the restart policy are the node's own. The types cannot hold values that
 //! cannot work. It must not know the effects of a spec.
 
+pub mod file;
 mod name;
 mod nic;
 

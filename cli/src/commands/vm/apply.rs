@@ -8,10 +8,12 @@ use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use serde_json::{Map, Value};
 
-use super::create::{of_file, other_name};
+use super::create::{make_paths_absolute, name};
 use super::spec_patch::{send, show};
 use super::watch::Watch;
 use super::{of_vm, say};
+use crate::commands::machine_arguments::Description;
+use crate::setting::Setting;
 
 /// Create a VM, or change it, so that it is as a file describes
 ///
@@ -52,25 +54,21 @@ struct FileArguments {
     #[arg(value_name = "NAME")]
     name: Option<String>,
 
-    /// TOML or JSON with the keys of `bellhop vm create --file`; - is standard input
+    /// TOML, JSON or YAML with the keys of `bellhop vm create --file`; - is standard input
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
+
+    /// Set any key of the file: --set memory=2G (may be repeated)
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    settings: Vec<Setting>,
 }
 
 impl FileArguments {
     /// The VM's name, and its description.
     fn read(&self, which: &NodeArguments) -> Result<(String, Map<String, Value>), Error> {
-        let (named, spec) = of_file(&self.file, which.address())?;
-        let name = match (&self.name, named) {
-            (Some(name), Some(named)) if *name != named => return Err(other_name(&named, name)),
-            (Some(name), _) => name.clone(),
-            (None, Some(named)) => named,
-            (None, None) => {
-                let message = "no VM is named: give NAME, or `name` in the file";
-                return Err(Error::wrong(message));
-            }
-        };
-        Ok((name, spec))
+        let mut file = Description::read(&self.file, &self.settings)?;
+        make_paths_absolute(&mut file.fields, which.address())?;
+        Ok((name(self.name.as_deref(), file.name)?, file.fields))
     }
 }
 

@@ -7,10 +7,7 @@ use bellhop_common::client::Address;
 use bellhop_common::error::Error;
 use serde_json::Value;
 
-/// The options cannot be serialized.
-pub(super) fn unwritable(source: serde_json::Error) -> Error {
-    Error::wrong("the options cannot be put into words").because(source)
-}
+use crate::commands::machine_arguments::json_of;
 
 /// The request body for a NIC of this name.
 pub(crate) fn nic_body(nic: &NicSettings, id: &str, node: &Address) -> Result<Value, Error> {
@@ -18,7 +15,7 @@ pub(crate) fn nic_body(nic: &NicSettings, id: &str, node: &Address) -> Result<Va
     if let Some(path) = &mut nic.path {
         *path = absolute(path, node)?;
     }
-    let mut body = serde_json::to_value(nic).map_err(unwritable)?;
+    let mut body = json_of(&nic)?;
     body["id"] = id.into();
     Ok(body)
 }

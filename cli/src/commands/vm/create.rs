@@ -1,20 +1,21 @@
 //! `bellhop vm create`, and the VM configuration that it shares with `bellhop vm replace`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use bellhop_api::node::{Desired, NicId, NicSettings};
-use bellhop_common::client::{Address, Condition, MAKING, Node, NodeArguments, Refusal};
+use bellhop_api::node::{Desired, NicId, NicSettings, Plan};
+use bellhop_common::client::{Address, Condition, MAKING, Node, NodeArguments, Refusal, path};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
+use hyper::Method;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::arguments::{absolute, free_id, nic_body, unwritable};
+use super::arguments::{absolute, free_id, nic_body};
 use super::watch::Watch;
-use super::{of_vm, say, vm};
-use crate::commands::machine_arguments::MachineArguments;
-use crate::config_file;
+use super::{of_vm, read, say, vm};
+use crate::commands::machine_arguments::{MachineArguments, put_devices};
+use crate::plan;
 
 /// Create a VM with its NICs and start it: all of it, or nothing
 ///
@@ -27,6 +28,10 @@ pub(crate) struct Arguments {
     /// Succeed if a VM has the name already, whatever it is; it stays as it is
     #[arg(long)]
     if_not_exists: bool,
+
+    /// Check, and print the steps instead of taking them
+    #[arg(long)]
+    dry_run: bool,
 }
 
 // A doc comment here would replace the subcommands' own.
@@ -36,9 +41,9 @@ pub(crate) struct Arguments {
     mut_arg("kernel", |kernel| kernel.required_unless_present("file")),
 )]
 pub(crate) struct VmArguments {
-    /// Its name: 1 to 63 of a-z, 0-9 and -, not - first
-    #[arg(value_name = "NAME")]
-    pub(super) name: String,
+    /// Its name: 1 to 63 of a-z, 0-9 and -, not - first (default: `name` in the file)
+    #[arg(value_name = "NAME", required_unless_present("file"))]
+    name: Option<String>,
 
     #[command(flatten)]
     machine: MachineArguments,
@@ -50,15 +55,6 @@ pub(crate) struct VmArguments {
         help = "A NIC: from=NIC[,bridge=NAME][,vlan=N][,mac=MAC]…, path=/dev/vhost-vdpa-N or device=NAME (may be repeated)"
     )]
     nics: Vec<NicSettings>,
-
-    /// Take everything from this TOML or JSON file instead; - is standard input
-    #[arg(
-        short,
-        long,
-        value_name = "FILE",
-        conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "nics", "disks"]
-    )]
-    file: Option<PathBuf>,
 
     /// What happens when it ends by itself (default: on-failure)
     #[arg(long, value_enum, ignore_case = true)]
@@ -110,14 +106,22 @@ Keys of --nic, and of [[nics]] in a file:
   failover=/dev/vhost-vdpa-N   or a vDPA device that is there stands by. In a file: failover.from, failover.path
                    or failover.device = NAME
 
-In a file, keys are the options' names with _ for -; --nic and --disk are [[nics]] and [[disks]], and there
-are name, state = \"Running\" or \"Stopped\", restart, [labels] and [annotations]. Paths are this machine's.
+In a file, keys are the options' names with _ for -; --nic and --disk are [[nics]] and [[disks]].
+There are also name, state = \"Running\" or \"Stopped\", restart, [labels] and [annotations]. Paths
+are this machine's. `bellhop run` reads the same file, `bellhop config check` checks it.
 
 Examples:
   bellhop vm create web --kernel /boot/vmlinuz --initramfs /boot/initrd.img --cpus 2 --memory 1G \\
       --nic from=pci/0000:01:00.0,bridge=br0,vlan=100,mac=52:54:00:12:34:56
-  bellhop vm create test --kernel vmlinux --nic from=vdpasim_net --restart never
-  bellhop vm create web --file web.toml --stopped";
+  bellhop vm create test --kernel vmlinux --nic from=vdpasim_net --restart never --dry-run
+  bellhop vm create --file web.yaml --memory 2G --stopped      with name: web in the file";
+
+/// A VM to create: its name, and the body of the request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) name: String,
+    pub(super) body: Value,
+}
 
 pub(super) fn execute(
     arguments: &Arguments,
@@ -125,92 +129,116 @@ pub(super) fn execute(
     node: &Node,
     format: Format,
 ) -> Result<Code, Error> {
-    let put = put(&arguments.vm, Condition::Absent, which, node);
+    let wanted = arguments.vm.wanted(which.address())?;
+    let put = if arguments.dry_run {
+        plan(&wanted, node)
+    } else {
+        put(&wanted, Condition::Absent, which, node)
+    };
     let exists = |error: &Error| error.refusal().is_some_and(Refusal::is_there_already);
     match put {
         Err(error) if exists(&error) && arguments.if_not_exists => {
-            say(&vm(node, &arguments.vm.name)?.1, format)
+            say(&vm(node, &wanted.name)?.1, format)
         }
         Err(error) if exists(&error) => Err(error.hint(
             "`bellhop vm show` shows it; `bellhop vm replace` puts another one in its place once \
              it is stopped, and `bellhop vm delete` deletes it",
         )),
+        planned if arguments.dry_run => plan::print(&read::<Plan>(&planned?)?.steps, format),
         put => say(&put?, format),
     }
 }
 
+/// Requests the steps that [`put`] would take.
+fn plan(wanted: &Wanted, node: &Node) -> Result<Value, Error> {
+    let at = format!("{}{}", of_vm(&wanted.name), path(["plan"]));
+    Ok(node.send(Method::POST, &at, &wanted.body, MAKING)?.1)
+}
+
 /// Requests the VM, and shows the progress.
 pub(super) fn put(
-    arguments: &VmArguments,
+    wanted: &Wanted,
     condition: Condition,
     which: &NodeArguments,
     node: &Node,
 ) -> Result<Value, Error> {
-    let body = body(arguments, which.address())?;
-    let _watch = Watch::start(which, &arguments.name);
-    node.put(&of_vm(&arguments.name), condition, &body, MAKING)
+    let _watch = Watch::start(which, &wanted.name);
+    node.put(&of_vm(&wanted.name), condition, &wanted.body, MAKING)
 }
 
-fn not_a_table() -> Error {
-    Error::invalid_input("the file says what machine it is in a table; this one has something else")
-}
-
-/// The request body of the VM. Paths are relative to this command's directory, so they are made
-/// absolute.
-pub(super) fn body(arguments: &VmArguments, node: &Address) -> Result<Value, Error> {
-    let mut body = match &arguments.file {
-        Some(file) => {
-            let (named, body) = of_file(file, node)?;
-            if let Some(named) = named.filter(|named| *named != arguments.name) {
-                return Err(other_name(&named, &arguments.name));
+impl VmArguments {
+    /// The VM of the file and the options.
+    pub(super) fn wanted(&self, node: &Address) -> Result<Wanted, Error> {
+        let description = self.machine.description()?;
+        let mut description = description
+            .ok_or_else(|| Error::wrong("no kernel is given; say --kernel PATH or --file FILE"))?;
+        let body = &mut description.fields;
+        self.put_nics(body, node)?;
+        make_paths_absolute(body, node)?;
+        if self.stopped {
+            body.insert("state".to_owned(), json!(Desired::Stopped));
+        }
+        if let Some(restart) = self.restart {
+            body.insert("restart".to_owned(), json!(restart));
+        }
+        for (key, value) in &self.labels {
+            let labels = body.entry("labels").or_insert_with(|| json!({}));
+            // The daemon rejects a file with another value.
+            if let Some(labels) = labels.as_object_mut() {
+                labels.insert(key.clone(), json!(value));
             }
-            body
         }
-        None => of_options(arguments, node)?,
-    };
-    if arguments.stopped {
-        body.insert("state".to_owned(), json!(Desired::Stopped));
+        Ok(Wanted {
+            name: name(self.name.as_deref(), description.name)?,
+            body: description.fields.into(),
+        })
     }
-    if let Some(restart) = arguments.restart {
-        body.insert("restart".to_owned(), json!(restart));
-    }
-    for (key, value) in &arguments.labels {
-        let labels = body.entry("labels").or_insert_with(|| json!({}));
-        // The daemon rejects a file with another value.
-        if let Some(labels) = labels.as_object_mut() {
-            labels.insert(key.clone(), json!(value));
+
+    /// Adds the NICs of the options. One without an ID gets the first free name.
+    fn put_nics(&self, body: &mut Map<String, Value>, node: &Address) -> Result<(), Error> {
+        let mut taken: Vec<String> = Vec::new();
+        for id in self.nics.iter().filter_map(|nic| nic.id.as_ref()) {
+            let id = id.to_string();
+            if taken.contains(&id) {
+                return Err(Error::wrong(format!("two NICs have the id {id}")));
+            }
+            taken.push(id);
         }
+        let in_file = body.get("nics").and_then(Value::as_array);
+        let in_file = in_file.into_iter().flatten();
+        taken.extend(in_file.filter_map(|nic| nic.get("id")?.as_str().map(str::to_owned)));
+        let mut nics = Vec::new();
+        for nic in &self.nics {
+            let id = nic.id.as_ref().map(NicId::to_string).unwrap_or_else(|| {
+                let id = free_id("net", &taken);
+                taken.push(id.clone());
+                id
+            });
+            nics.push(nic_body(nic, &id, node)?);
+        }
+        put_devices(body, "nics", nics);
+        Ok(())
     }
-    Ok(Value::Object(body))
 }
 
-/// The file and the command line name different VMs.
-pub(super) fn other_name(in_file: &str, name: &str) -> Error {
-    Error::invalid_input(format!("the file describes the VM {in_file}, not {name}"))
-}
-
-/// The VM of a file, and its name if the file has one.
-pub(super) fn of_file(
-    file: &Path,
-    node: &Address,
-) -> Result<(Option<String>, Map<String, Value>), Error> {
-    let Value::Object(mut body) = config_file::read(file)? else {
-        return Err(not_a_table());
-    };
-    make_paths_absolute(&mut body, node)?;
-    let name = match body.remove("name") {
-        Some(Value::String(name)) => Some(name),
-        Some(other) => {
-            let message = format!("`name` in the file is {other}, which is no text");
-            return Err(Error::invalid_input(message));
+/// The VM that the command line names, else the file.
+pub(super) fn name(given: Option<&str>, in_file: Option<String>) -> Result<String, Error> {
+    match (given, in_file) {
+        (Some(name), Some(in_file)) if name != in_file => {
+            let message = format!("the file describes the VM {in_file}, not {name}");
+            Err(Error::invalid_input(message))
         }
-        None => None,
-    };
-    Ok((name, body))
+        (Some(name), _) => Ok(name.to_owned()),
+        (None, Some(in_file)) => Ok(in_file),
+        (None, None) => {
+            let message = "no VM is named: give NAME, or `name` in the file";
+            Err(Error::wrong(message))
+        }
+    }
 }
 
-/// Makes paths in a file absolute, because they are relative to this command's directory.
-pub(super) fn make_paths_absolute(
+/// Makes paths in a spec absolute, because they are relative to this command's directory.
+pub(crate) fn make_paths_absolute(
     body: &mut Map<String, Value>,
     node: &Address,
 ) -> Result<(), Error> {
@@ -228,47 +256,6 @@ pub(super) fn make_paths_absolute(
         }
     }
     Ok(())
-}
-
-fn of_options(arguments: &VmArguments, node: &Address) -> Result<Map<String, Value>, Error> {
-    let config = arguments.machine.config();
-    let mut config = config
-        .ok_or_else(|| Error::wrong("no kernel is given; say --kernel PATH or --file FILE"))?;
-    for path in std::iter::once(&mut config.kernel).chain(&mut config.initramfs) {
-        *path = absolute(path, node)?;
-        text(path)?;
-    }
-    for disk in &mut config.disks {
-        disk.path = absolute(&disk.path, node)?;
-    }
-    let Value::Object(mut body) = serde_json::to_value(config).map_err(unwritable)? else {
-        return Err(not_a_table());
-    };
-    // The daemon has NICs instead, and this command no option for it.
-    body.remove("vdpa");
-    body.remove("ring_watch");
-    let mut taken: Vec<String> = Vec::new();
-    for id in arguments
-        .nics
-        .iter()
-        .filter_map(|nic| nic.id.as_ref().map(NicId::to_string))
-    {
-        if taken.contains(&id) {
-            return Err(Error::wrong(format!("two NICs have the id {id}")));
-        }
-        taken.push(id);
-    }
-    let mut nics = Vec::new();
-    for nic in &arguments.nics {
-        let id = nic.id.as_ref().map(NicId::to_string).unwrap_or_else(|| {
-            let id = free_id("net", &taken);
-            taken.push(id.clone());
-            id
-        });
-        nics.push(nic_body(nic, &id, node)?);
-    }
-    body.insert("nics".to_owned(), nics.into());
-    Ok(body)
 }
 
 fn make_absolute(value: &mut Value, node: &Address) -> Result<(), Error> {

@@ -1,11 +1,11 @@
 //! `bellhop vm replace`.
 
-use bellhop_common::client::{Condition, Node, NodeArguments};
+use bellhop_common::client::{Address, Condition, Node, NodeArguments};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 
-use super::create::{VmArguments, put};
+use super::create::{VmArguments, Wanted, put};
 use super::say;
 use crate::confirm::Confirmation;
 
@@ -31,21 +31,23 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
+    /// The new VM.
+    pub(super) fn wanted(&self, node: &Address) -> Result<Wanted, Error> {
+        self.vm.wanted(node)
+    }
+
     /// Requests confirmation from the user.
-    pub(super) fn confirm(&self) -> Result<(), Error> {
-        let question = format!("Replace {} and the NICs made for it?", self.vm.name);
+    pub(super) fn confirm(&self, wanted: &Wanted) -> Result<(), Error> {
+        let question = format!("Replace {} and the NICs made for it?", wanted.name);
         self.confirmation.ask(question)
     }
 }
 
 pub(super) fn execute(
-    arguments: &Arguments,
+    wanted: &Wanted,
     which: &NodeArguments,
     node: &Node,
     format: Format,
 ) -> Result<Code, Error> {
-    say(
-        &put(&arguments.vm, Condition::Present, which, node)?,
-        format,
-    )
+    say(&put(wanted, Condition::Present, which, node)?, format)
 }

@@ -43,7 +43,9 @@ fn stopped() -> Value {
 
 fn body(words: &[&str], node: &str) -> Result<Value, Error> {
     let arguments = parse::<create::Arguments>(words).unwrap();
-    create::body(&arguments.vm, &node.parse().unwrap())
+    let wanted = arguments.vm.wanted(&node.parse().unwrap())?;
+    assert_eq!(wanted.name, "web");
+    Ok(wanted.body)
 }
 
 const HERE: &str = "/run/bellhop/node.socket";

@@ -50,7 +50,7 @@ pub struct DeviceHolder {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BellhopRun {
-    /// The file that it was configured with (`--config`).
+    /// The file that it was configured with (`--file`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
     /// Its kernel (`--kernel`).
@@ -201,12 +201,12 @@ fn bellhop_run(line: &[u8], device: &str) -> Option<BellhopRun> {
     while let Some(word) = words.next() {
         let (option, value) = match word.split_once('=') {
             Some((option, value)) if option.starts_with("--") => (option, Some(value)),
-            _ if word.starts_with("--") => (word, words.next()),
+            _ if word.starts_with("--") || word == "-f" => (word, words.next()),
             _ => continue,
         };
         let value = value.map(str::to_owned);
         match option {
-            "--config" => run.config = value,
+            "-f" | "--file" | "--config" => run.config = value,
             "--kernel" => run.kernel = value,
             "--vdpa" => run.id = run.id.or_else(|| id_of(&value?, device)),
             _ => {}
@@ -221,7 +221,12 @@ fn id_of(options: &str, device: &str) -> Option<String> {
         let mut pairs = options.split(',').filter_map(|pair| pair.split_once('='));
         pairs.find(|pair| pair.0 == key).map(|pair| pair.1)
     };
-    let path = Path::new(value("path")?);
+    // The path may come first without its key.
+    let path = match options.split(',').next() {
+        Some(first) if first.starts_with('/') => first,
+        _ => value("path")?,
+    };
+    let path = Path::new(path);
     (path.file_name()?.to_str()? == device).then(|| value("id").map(str::to_owned))?
 }
 

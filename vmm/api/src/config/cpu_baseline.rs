@@ -25,7 +25,7 @@ described! {
         V4,
         /// All features of the host's processor that KVM supports.
         #[default]
-        #[serde(rename = "host")]
+        #[serde(rename = "host", alias = "Host")]
         Host,
     }
 }
@@ -69,7 +69,7 @@ impl FromStr for CpuBaseline {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut all = Self::ALL.into_iter();
-        all.find(|baseline| baseline.name() == text)
+        all.find(|baseline| baseline.name().eq_ignore_ascii_case(text))
             .ok_or_else(|| CpuBaselineError(text.to_owned()))
     }
 }
@@ -94,6 +94,10 @@ mod tests {
             error.contains("x86-64-v5") && error.contains("x86-64-v2"),
             "{error}"
         );
-        assert!(serde_json::from_str::<CpuBaseline>("\"Host\"").is_err());
+        for word in ["Host", "HOST", "X86-64-V3"] {
+            assert!(word.parse::<CpuBaseline>().is_ok(), "{word}");
+        }
+        let host = serde_json::from_str::<CpuBaseline>("\"Host\"").unwrap();
+        assert!(host.is_host());
     }
 }

@@ -28,6 +28,20 @@ pub fn from_key_value<T: DeserializeOwned>(text: &str) -> Result<T, KeyValueErro
     read(pairs(text)?)
 }
 
+/// The same for an object that has a path, which may come first without its key: `FILE,key=value`.
+///
+/// # Errors
+/// As [`from_key_value`].
+pub fn from_path_or_key_value<T: DeserializeOwned>(text: &str) -> Result<T, KeyValueError> {
+    let first = text.split(',').next().unwrap_or(text);
+    // No key has a slash.
+    if text.starts_with('/') || !(first.is_empty() || first.contains('=')) {
+        from_key_value(&format!("path={text}"))
+    } else {
+        from_key_value(text)
+    }
+}
+
 /// The same except for one `key`, whose value is returned separately as text.
 ///
 /// # Errors

@@ -63,7 +63,7 @@ impl FromStr for RingWatch {
     type Err = RingWatchError;
 
     fn from_str(text: &str) -> Result<Self, RingWatchError> {
-        if text == "off" {
+        if text.eq_ignore_ascii_case("off") {
             return Ok(Self::Off);
         }
         let seconds = text.strip_suffix('s').unwrap_or(text).parse::<u64>();

@@ -22,7 +22,8 @@ fn vdpa_options_as_people_type_them() {
 fn option_errors_name_the_option() {
     for (text, expected) in [
         ("", "not of the form key=value"),
-        ("path", "not of the form key=value"),
+        ("path=a,mac", "not of the form key=value"),
+        ("mac,path=a", "path is given twice"),
         ("path=a,path=b", "path is given twice"),
         ("path=a,colour=red", "unknown field `colour`"),
         ("id=a", "missing field `path`"),
@@ -43,6 +44,16 @@ fn option_errors_name_the_option() {
         got.contains("readonly=\"maybe\": expected on or off"),
         "{got}"
     );
+}
+
+#[test]
+fn a_path_may_come_first_without_its_key() {
+    let vdpa: VdpaConfig = "/dev/vhost-vdpa-0".parse().unwrap();
+    assert_eq!(vdpa, "path=/dev/vhost-vdpa-0".parse().unwrap());
+    let disk: DiskConfig = "/a=b.img,readonly=on".parse().unwrap();
+    assert_eq!(disk, "path=/a=b.img,readonly=on".parse().unwrap());
+    let disk: DiskConfig = "d,,e.img".parse().unwrap();
+    assert_eq!(disk.path, PathBuf::from("d,e.img"));
 }
 
 #[test]
@@ -96,7 +107,7 @@ fn memory_is_a_size_or_a_table() {
     assert_eq!(full.hugepages, Some(HugePageSize::Size2M));
     assert_eq!(full.size, plain.size);
     assert_eq!("1G".parse(), Ok(HugePageSize::Size1G));
-    assert_eq!("2M".parse(), Ok(HugePageSize::Size2M));
+    assert_eq!("2m".parse(), Ok(HugePageSize::Size2M));
     assert!("4M".parse::<HugePageSize>().is_err());
     let placed: MemoryConfig = "size=1G,host_numa_node=1".parse().unwrap();
     assert_eq!(placed.host_numa_node, Some(1));
@@ -190,6 +201,7 @@ fn ring_watch_is_off_or_seconds() {
     }
     let config: VmConfig = serde_json::from_str(r#"{"kernel": "k"}"#).unwrap();
     assert_eq!(config.ring_watch, "5".parse().unwrap());
+    assert_eq!("OFF".parse::<RingWatch>(), Ok(RingWatch::Off));
     let vdpa: VdpaConfig = "path=a,rescue=on".parse().unwrap();
     assert!(vdpa.rescue);
     let vdpa: VdpaConfig = "path=a,failover=/dev/vhost-vdpa-1".parse().unwrap();

@@ -183,6 +183,10 @@ operations! {
     GET get_vm_openapi(name) ["v1", "vms", name, "openapi.json"]
         read serde_json::Value;
 
+    /// Plan a virtual machine.
+    POST create_vm_plan(name; body) ["v1", "vms", name, "plan"]
+        read bellhop_api::node::Plan;
+
     /// Press the power button.
     POST press_vm_power_button(name) ["v1", "vms", name, "power-button"]
         read ();

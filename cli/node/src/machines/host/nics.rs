@@ -262,7 +262,8 @@ fn unread(error: nic::StoreError) -> Error {
     Error::transparent(HOST_FAILED, error)
 }
 
-fn by_name(device: &str) -> Result<PathBuf, Error> {
+/// The character device of the vDPA device of this name.
+pub(in crate::machines) fn by_name(device: &str) -> Result<PathBuf, Error> {
     let found = Bus::default().device(device);
     let found = found.map_err(|error| Error::transparent(UNUSABLE, error))?;
     found.path().ok_or_else(|| {

@@ -113,7 +113,13 @@ mod tests {
 
     #[test]
     fn what_is_no_disk_is_refused_at_once() {
-        for bad in ["", "path", "id=a", "path=/a,what=1", "path=/a,readonly=x"] {
+        for bad in [
+            "",
+            "/a,path",
+            "id=a",
+            "path=/a,what=1",
+            "path=/a,readonly=x",
+        ] {
             Line::try_parse_from(["add", "web", bad]).unwrap_err();
         }
     }

@@ -19,7 +19,7 @@ fn options_become_what_the_daemon_is_asked_for() {
         "--stopped",
     ];
     let wanted = json!({
-        "kernel": "/boot/vmlinuz", "initramfs": "/i", "cmdline": "console=ttyS0", "cpus": 2, "cpu": "x86-64-v2",
+        "kernel": "/boot/vmlinuz", "initramfs": "/i", "cpus": 2, "cpu": "x86-64-v2",
         "memory": {"size": "1G", "hugepages": "2M"},
         "disks": [{"path": "/d", "readonly": true, "rescue": false}],
         "nics": [
@@ -64,10 +64,40 @@ fn a_file_goes_as_it_is_with_paths_from_the_root_on() {
         assert_eq!(made["restart"], "OnFailure");
     }
     assert_eq!(made.get("state"), None);
-    assert!(parse::<create::Arguments>(&["web", "--file", path, "--kernel", "k"]).is_err());
     std::fs::write(&file, "kernel = ").unwrap();
     let error = body(&["web", "--file", path], HERE).unwrap_err();
     assert_eq!(error.code(), Code::InvalidInput);
+    std::fs::remove_file(&file).unwrap();
+}
+
+#[test]
+fn options_override_a_file_that_has_the_name() {
+    let file = std::env::temp_dir().join(format!("bellhop-over-{}.yaml", std::process::id()));
+    let text =
+        "name: web\nkernel: /k\ncpus: 4\nnics:\n- {id: net0, from: eth0}\n- {id: b, from: eth1}\n";
+    std::fs::write(&file, text).unwrap();
+    let path = file.to_str().unwrap();
+    let words = [
+        "-f",
+        path,
+        "--kernel=/j",
+        "--set=cpus=2",
+        "--nic=from=eth2",
+        "--nic=id=b,device=spare",
+        "--label=tier=web",
+    ];
+    let wanted = json!({
+        "kernel": "/j", "cpus": 2, "labels": {"tier": "web"}, "nics": [
+            {"id": "net0", "from": "eth0"}, {"id": "b", "device": "spare"},
+            {"id": "net1", "from": "eth2"},
+        ],
+    });
+    assert_eq!(body(&words, HERE).unwrap(), wanted);
+    let error = body(&["db", "-f", path], HERE).unwrap_err();
+    assert_eq!(error.code(), Code::InvalidInput);
+    std::fs::write(&file, "kernel: /k").unwrap();
+    let error = body(&["-f", path], HERE).unwrap_err();
+    assert_eq!(error.code(), Code::WrongCommandLine);
     std::fs::remove_file(&file).unwrap();
 }
 
@@ -91,7 +121,8 @@ fn put(made_up: MadeUp, words: &[&str], replace: bool) -> (Result<Code, Error>, 
     let (node, format) = (made_up.node(), format(&["-o", "json"]));
     let done = if replace {
         let arguments = parse::<replace::Arguments>(words).unwrap();
-        replace::execute(&arguments, &which, &node, format)
+        let wanted = arguments.wanted(which.address()).unwrap();
+        replace::execute(&wanted, &which, &node, format)
     } else {
         let arguments = parse::<create::Arguments>(words).unwrap();
         create::execute(&arguments, &which, &node, format)
@@ -123,6 +154,19 @@ fn a_vm_is_created_only_where_there_is_none() {
     let refused = MadeUp::default().answer(422, &refused);
     let (done, _) = put(refused, &["web", "--kernel=/k", "--if-not-exists"], false);
     assert_eq!(done.unwrap_err().remedy(), None);
+}
+
+#[test]
+fn a_plan_is_printed_instead_of_a_creation() {
+    let words = ["web", "--kernel=/k", "--dry-run"];
+    let steps = json!({"steps": ["create the directories of web"]});
+    let (done, asked) = put(MadeUp::default().answer(200, &steps), &words, false);
+    assert_eq!(done.unwrap(), Code::Success);
+    assert_eq!(asked, [r#"POST /v1/vms/web/plan {"kernel":"/k"}"#]);
+    let exists = json!({"code": "vm_exists", "message": "there is a virtual machine web already"});
+    let (done, _) = put(MadeUp::default().answer(412, &exists), &words, false);
+    assert_eq!(done.unwrap_err().code(), Code::Conflict);
+    assert!(parse::<replace::Arguments>(&words).is_err());
 }
 
 #[test]
@@ -164,9 +208,10 @@ fn a_file_changes_the_vm_that_is_there_and_makes_one_that_is_not() {
     let made = format!("PUT /v1/vms/web if-none-match: * {made}");
     assert_eq!(absent.asked()[1], made);
 
-    let arguments = parse::<apply::DiffArguments>(&["-f", path]).unwrap();
+    let arguments = parse::<apply::DiffArguments>(&["-f", path, "--set=cpus=2"]).unwrap();
     let made_up = MadeUp::default().answer(200, &changes);
     apply::diff(&arguments, &which, &made_up.node(), format(&[])).unwrap();
+    let patch = patch.replacen('{', r#"{"cpus":2,"#, 1);
     let asked = format!("PATCH /v1/vms/web/spec?dry_run=true {patch}");
     assert_eq!(made_up.asked(), [asked]);
 

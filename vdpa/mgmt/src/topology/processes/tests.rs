@@ -28,8 +28,18 @@ fn a_bellhop_is_known_by_its_command_line() {
     let run = bellhop_run(&line(&words), "vhost-vdpa-7").unwrap();
     assert_eq!(run.kernel.as_deref(), Some("vmlinux"));
     assert_eq!((run.id.as_deref(), run.config), (Some("nic"), None));
-    let run = bellhop_run(&line(&["/bin/bellhop", "run", "--config=vm.toml"]), "x").unwrap();
-    assert_eq!((run.config.as_deref(), run.id), (Some("vm.toml"), None));
+    for file in [
+        &["--config=vm.toml"][..],
+        &["--file", "vm.toml"],
+        &["-f", "vm.toml"],
+    ] {
+        let words = [&["/bin/bellhop", "run"], file].concat();
+        let run = bellhop_run(&line(&words), "x").unwrap();
+        assert_eq!((run.config.as_deref(), run.id), (Some("vm.toml"), None));
+    }
+    let words = ["bellhop", "run", "--vdpa", "/dev/vhost-vdpa-7,id=nic"];
+    let run = bellhop_run(&line(&words), "vhost-vdpa-7").unwrap();
+    assert_eq!(run.id.as_deref(), Some("nic"));
     for other in [
         &["bellhop"][..],
         &["bellhop", "probe", "run"],

@@ -1,0 +1,35 @@
+//! `/v1/vms/{name}/plan`: the steps of a creation, without taking them.
+
+use axum::Json;
+use axum::extract::State;
+use bellhop_api::node::Plan;
+use bellhop_api::responses::NamedChangeErrors;
+use vmm::http::ErrorBody;
+use vmm::http::body::JsonBody;
+
+use super::state::Api;
+use super::vm_path::VmPath;
+use crate::error::Error;
+use crate::machines::spec::VmSpec;
+
+/// Plan a virtual machine
+///
+/// The steps that `PUT /v1/vms/{name}` would take for a machine of this name, which must not exist.
+/// Boot files, disks and NIC sources are checked. Nothing is created. NICs are planned one by one,
+/// so two NICs may have the same virtual function in the plan.
+#[utoipa::path(post, path = "/v1/vms/{name}/plan", operation_id = "create_vm_plan", params(VmPath),
+    request_body = VmSpec, responses(
+    (status = 200, description = "The steps", body = Plan),
+    NamedChangeErrors,
+    (status = 409, description = "Another machine has one of the devices", body = ErrorBody),
+    (status = 412, description = "The machine exists", body = ErrorBody),
+    (status = 500, description = "Internal error: the host failed", body = ErrorBody),
+    (status = 503, description = "This daemon ends", body = ErrorBody),
+))]
+pub(super) async fn plan(
+    State(node): Api,
+    VmPath { name }: VmPath,
+    JsonBody(spec): JsonBody<VmSpec>,
+) -> Result<Json<Plan>, Error> {
+    Ok(Json(node.machines.plan(&name, spec).await?))
+}

@@ -1,0 +1,143 @@
+//! The plan of a VM's creation: the checks and the steps of [`Machines::put`], without a step.
+//!
+//! Must not change the host or a record.
+
+use std::sync::Arc;
+
+use bellhop_api::node::Plan;
+use vdpa_mgmt::nic::Nics;
+
+use super::Machines;
+use super::condition::Condition;
+use super::slot::Slot;
+use super::spec::{Desired, ExistingDevice, NicSource, NicSpec, VmName, VmSpec};
+use super::steps::Host as _;
+use crate::error::Error;
+
+impl Machines {
+    /// The steps that [`Self::put`] would take for a VM that does not exist.
+    ///
+    /// # Errors
+    /// It exists, or cannot be created as far as that is known before the first step.
+    pub(crate) async fn plan(self: &Arc<Self>, vm: &VmName, spec: VmSpec) -> Result<Plan, Error> {
+        spec.check(vm)?;
+        let work = move |machines: &Self, slot: &Slot| machines.plan_now(slot, &spec);
+        self.request_if(self.place(vm), Condition::Absent, work)
+            .await
+    }
+
+    fn plan_now(&self, slot: &Slot, spec: &VmSpec) -> Result<Plan, Error> {
+        let vm = slot.name();
+        self.reserve(slot, spec)?;
+        self.check(vm, spec)?;
+        let mut steps = vec![format!("create the directories of {vm}")];
+        for nic in spec.nics() {
+            steps.extend(self.steps_of(vm, nic)?);
+        }
+        steps.extend(start_steps(spec));
+        Ok(Plan { steps })
+    }
+
+    /// The steps for a NIC and its backup, each as if it were the only one.
+    fn steps_of(&self, vm: &VmName, nic: &NicSpec) -> Result<Vec<String>, Error> {
+        let id = nic.id();
+        let mut steps = Vec::new();
+        let own = (Some(nic.source()), "NIC", nic.request(vm));
+        let backup = (
+            nic.stand_by(),
+            "backup of NIC",
+            nic.stand_by_request(vm, None),
+        );
+        for (source, what, request) in [own, backup] {
+            if let Some(request) = request {
+                let others: Vec<_> = self.made_nics().into_values().collect();
+                let planned = Nics::open()?.plan_steps(&request, &others)?;
+                steps.extend(planned.iter().map(|step| format!("{what} {id}: {step}")));
+            } else if let Some(NicSource::There(device)) = source {
+                let device = match device {
+                    ExistingDevice::Path(path) => path.display().to_string(),
+                    ExistingDevice::Name(name) => name.clone(),
+                };
+                steps.push(format!("{what} {id}: use {device}"));
+            }
+        }
+        Ok(steps)
+    }
+}
+
+/// The steps of a start, if the VM should run.
+fn start_steps(spec: &VmSpec) -> Vec<String> {
+    if spec.state == Desired::Stopped {
+        return Vec::new();
+    }
+    let machine = spec.machine();
+    let (cpus, memory) = (machine.cpus.get(), machine.memory.size);
+    let kernel = machine.kernel.display();
+    vec![
+        "start a process for the VM".to_owned(),
+        format!("boot {kernel} with {cpus} vCPUs and {memory} of memory"),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+
+    use super::super::Change;
+    use super::*;
+    use crate::paths::Paths;
+    use crate::peers::Peers;
+    use crate::store::Store;
+
+    fn spec(value: Value) -> VmSpec {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_plan_is_checked_and_changes_nothing() {
+        let name = format!("node-plan-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let paths = Paths::new(&directory.join("state"), &directory.join("run"));
+        paths.make().unwrap();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let listener = said.clone();
+        let machines = Machines::open(
+            Store::open(&paths.store()).unwrap(),
+            paths,
+            "boot".to_owned(),
+            "info".to_owned(),
+            None,
+            Peers::default(),
+            Arc::new(move |_: &VmName, change: Change| listener.lock().push(change)),
+        )
+        .unwrap();
+        let vm: VmName = "web".parse().unwrap();
+        for (wanted, code) in [
+            (json!({"kernel": "/nonexistent"}), "unusable"),
+            (json!({"kernel": "relative"}), "invalid_body"),
+        ] {
+            let error = machines.plan(&vm, spec(wanted)).await.unwrap_err();
+            assert_eq!(error.answer().1, code, "{error}");
+        }
+        assert!(machines.list().is_empty() && said.lock().is_empty());
+        let stopped = spec(json!({"kernel": "/nonexistent", "state": "Stopped"}));
+        machines
+            .put(&vm, Condition::Absent, stopped.clone())
+            .await
+            .unwrap();
+        let error = machines.plan(&vm, stopped).await.unwrap_err();
+        assert_eq!(error.answer().1, "vm_exists");
+        drop(machines);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn only_a_vm_that_should_run_is_booted() {
+        let running = spec(json!({"kernel": "/k", "cpus": 2, "memory": "1G"}));
+        let wanted = "boot /k with 2 vCPUs and 1G of memory";
+        assert_eq!(start_steps(&running).last().unwrap(), wanted);
+        let stopped = spec(json!({"kernel": "/k", "state": "Stopped"}));
+        assert!(start_steps(&stopped).is_empty());
+    }
+}
