@@ -180,7 +180,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         Command::Nic(arguments) => nic::execute(arguments, which, &node, format),
         Command::Disk(arguments) => disk::execute(arguments, which, &node, format),
         Command::Wait(arguments) => wait::execute(arguments, &node, format),
-        Command::Console(arguments) => console::execute(arguments, which, &node),
+        Command::Console(arguments) => console::execute(arguments, &node),
         Command::Logs(arguments) => logs::execute(arguments, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
         Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),

@@ -15,6 +15,7 @@ pub mod operations;
 mod refusal;
 mod tls;
 mod transport;
+mod web_socket;
 
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ pub use http::Http;
 pub use refusal::Refusal;
 pub use tls::Credentials;
 pub use transport::{Answer, Condition, Opened, Piece, Request, STRANGE, Stream, Transport};
+pub use web_socket::{Closed, WebSocket};
 
 use crate::error::Error;
 
@@ -87,6 +89,15 @@ impl Node {
             Opened::Stream(stream) => Ok(stream),
             Opened::Refused(answer) => Err(Refusal::of(answer.status, &answer.body).into()),
         }
+    }
+
+    /// Opens the WebSocket at `path`.
+    ///
+    /// # Errors
+    /// The daemon is unreachable, or refuses.
+    pub fn web_socket(&self, path: &str) -> Result<WebSocket, Error> {
+        let request = Request::new(Method::GET, path, ORDINARY);
+        self.transport.web_socket(&request)
     }
 
     /// Sends a change; returns the answer, `Null` if it is empty.
