@@ -3,7 +3,7 @@
 //! Owns the terminal's mode while a guest runs. The mode is raw from [`Terminal::attach`] until the
 //! value is dropped; the panic hook restores it, too, because a release build aborts on panic and
 //! runs no destructor. Output processing stays on, so that our own log lines begin in the first
-//! column. Ctrl-A is the escape, as in QEMU's `-nographic`:
+//! column. The escape key is Ctrl-A unless the user chooses another, as in QEMU's `-nographic`:
 //!
 //! ```text
 //!            Ctrl-A             x: leave
@@ -12,15 +12,55 @@
 //!      +---------------+
 //! ```
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::str::FromStr;
 use std::sync::Once;
 
 use parking_lot::Mutex;
 use rustix::termios::{self, InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 use vmm::console::{ConsoleInput, ConsoleRead};
 
-const CTRL_A: u8 = 0x01;
+/// The bit that a letter has and its control character lacks.
+const LETTER: u8 = 0x40;
+
+/// The key that begins a command to the terminal instead of input for the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EscapeKey(u8);
+
+impl Default for EscapeKey {
+    /// Ctrl-A.
+    fn default() -> Self {
+        Self(b'A' ^ LETTER)
+    }
+}
+
+impl FromStr for EscapeKey {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.as_bytes() {
+            [b'^', key] => match key.to_ascii_uppercase() {
+                key @ b'A'..=b'_' => Ok(Self(key ^ LETTER)),
+                _ => Err("there is no such control character: give ^A to ^Z, or one of ^[ ^] ^_"),
+            },
+            [key @ b'!'..=b'~'] => Ok(Self(*key)),
+            _ => Err("give one ASCII character, or a control character such as ^A"),
+        }
+    }
+}
+
+impl fmt::Display for EscapeKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(key) = *self;
+        if key.is_ascii_control() {
+            write!(f, "Ctrl-{}", char::from(key ^ LETTER))
+        } else {
+            write!(f, "{}", char::from(key))
+        }
+    }
+}
 
 /// The original mode, for [`restore`] on every path.
 static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
@@ -43,7 +83,7 @@ pub(crate) struct Terminal {
 impl Terminal {
     /// Takes standard input for the guest's console: a terminal in raw mode, other files unchanged.
     /// `None` if the terminal belongs to another job.
-    pub(crate) fn attach() -> io::Result<Option<Self>> {
+    pub(crate) fn attach(escape: EscapeKey) -> io::Result<Option<Self>> {
         let stdin = rustix::stdio::stdin();
         if !termios::isatty(stdin) {
             return Ok(Some(Self { escapes: None }));
@@ -78,7 +118,7 @@ impl Terminal {
         });
         *SAVED.lock() = Some(saved);
         let terminal = Self {
-            escapes: Some(EscapeFilter::default()),
+            escapes: Some(EscapeFilter::new(escape)),
         };
         termios::tcsetattr(stdin, OptionalActions::Now, &raw)?;
         Ok(Some(terminal))
@@ -119,32 +159,37 @@ impl ConsoleInput for Terminal {
     }
 }
 
-/// Finds Ctrl-A sequences in the input.
-#[derive(Debug, Default)]
+/// Finds sequences that begin with the escape key in the input.
+#[derive(Debug)]
 struct EscapeFilter {
+    key: u8,
     escaped: bool,
 }
 
 impl EscapeFilter {
-    /// Removes escapes in place. Returns the number of kept bytes, or `None` for Ctrl-A X.
+    fn new(EscapeKey(key): EscapeKey) -> Self {
+        let escaped = false;
+        Self { key, escaped }
+    }
+
+    /// Removes escapes in place. Returns the number of kept bytes, or `None` for the escape key
+    /// and X.
     fn apply(&mut self, bytes: &mut [u8]) -> Option<usize> {
         let mut kept = 0;
         for index in 0..bytes.len() {
             let byte = bytes[index];
             let pass = match (self.escaped, byte) {
-                (false, CTRL_A) => {
+                (false, byte) if byte == self.key => {
                     self.escaped = true;
                     None
                 }
                 (false, other) => Some(other),
                 (true, b'x' | b'X') => return None,
-                (true, CTRL_A | b'a' | b'A') => {
+                (true, byte) => {
                     self.escaped = false;
-                    Some(CTRL_A)
-                }
-                (true, _) => {
-                    self.escaped = false;
-                    None
+                    let letter = self.key | LETTER;
+                    let repeats = byte == self.key || byte.to_ascii_uppercase() == letter;
+                    repeats.then_some(self.key)
                 }
             };
             if let Some(byte) = pass {
@@ -169,7 +214,7 @@ mod tests {
 
     #[test]
     fn escapes_are_found_also_across_reads() {
-        let mut filter = EscapeFilter::default();
+        let mut filter = EscapeFilter::new(EscapeKey::default());
         assert_eq!(typed(&mut filter, b"ls\r").unwrap(), b"ls\r");
         assert_eq!(typed(&mut filter, b"a\x01ab").unwrap(), b"a\x01b");
         assert_eq!(typed(&mut filter, b"\x01\x01").unwrap(), b"\x01");
@@ -177,5 +222,23 @@ mod tests {
         assert_eq!(typed(&mut filter, b"z2").unwrap(), b"2");
         assert_eq!(typed(&mut filter, b"\x01").unwrap(), b"");
         assert_eq!(typed(&mut filter, b"x"), None);
+    }
+
+    #[test]
+    fn another_key_can_be_the_escape() {
+        let mut filter = EscapeFilter::new("^]".parse().unwrap());
+        assert_eq!(typed(&mut filter, b"\x01x").unwrap(), b"\x01x");
+        assert_eq!(typed(&mut filter, b"a\x1d\x1d").unwrap(), b"a\x1d");
+        assert_eq!(typed(&mut filter, b"\x1d]").unwrap(), b"\x1d");
+        assert_eq!(typed(&mut filter, b"\x1dx"), None);
+        let mut filter = EscapeFilter::new("~".parse().unwrap());
+        assert_eq!(typed(&mut filter, b"a~~b").unwrap(), b"a~b");
+        assert_eq!(typed(&mut filter, b"~X"), None);
+        for (text, shown) in [("^a", "Ctrl-A"), ("^]", "Ctrl-]"), ("~", "~")] {
+            assert_eq!(text.parse::<EscapeKey>().unwrap().to_string(), shown);
+        }
+        for bad in ["", "^", "^^^", "ab", "^1", " ", "\u{e4}"] {
+            assert_eq!(bad.parse::<EscapeKey>().is_ok(), bad == "^", "{bad:?}");
+        }
     }
 }

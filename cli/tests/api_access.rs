@@ -142,6 +142,14 @@ fn each_request_by_tcp_needs_a_token_whose_role_is_enough() {
         "role_too_low",
     );
     is(status("PATCH", "/v1/vms/none", viewer), 403, "role_too_low");
+    let console = "/v1/vms/none/console";
+    is(status("GET", console, viewer), 403, "role_too_low");
+    is(status("GET", console, operator), 404, "no_such_vm");
+    let read = format!("{console}?read_only=true");
+    is(status("GET", &read, viewer), 404, "no_such_vm");
+    // Only one value of a parameter counts.
+    let both = format!("{read}&read_only=false");
+    is(status("GET", &both, viewer), 400, "bad_parameter");
     is(
         status("GET", "/v1/not-there", operator),
         403,

@@ -6,11 +6,12 @@
     reason = "helpers of tests: clippy.toml allows it only in the test functions themselves"
 )]
 
+use bellhop_common::client::{Address, Credentials, Http, Node as Client, WebSocket};
 use lab::guest::BellhopArguments;
 use lab::sim::{SimDevice, require_lab};
 use serde_json::Value;
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -380,6 +381,104 @@ fn a_machine_is_saved_upgraded_and_moved_in_the_words_of_the_command_line() {
         .unwrap();
 }
 
+/// A client of the console of `web`.
+fn console(node: &Node, query: &str) -> WebSocket {
+    let address = Address::Socket(node.socket());
+    let client = Client::new(Http::new(&address, &Credentials::default()).unwrap());
+    let path = format!("/v1/vms/web/console?history=true{query}");
+    let console = client.web_socket(&path).unwrap();
+    let stream = console.stream();
+    stream.set_read_timeout(Some(NOTICE)).unwrap();
+    console
+}
+
+/// Reads output until it has these words.
+#[track_caller]
+fn read_until(console: &WebSocket, words: &str) {
+    let mut output = Vec::new();
+    while !String::from_utf8_lossy(&output).contains(words) {
+        let mut buffer = [0; 4096];
+        let count = console.stream().read(&mut buffer);
+        let text = String::from_utf8_lossy(&output);
+        assert!(count.as_ref().is_ok_and(|count| *count > 0), "{text}");
+        output.extend_from_slice(&buffer[..count.unwrap()]);
+    }
+}
+
+#[test]
+fn a_console_has_many_readers_and_one_writer() {
+    let node = Node::start("console");
+    let guest = BellhopArguments::small().unwrap();
+    let create = create(&guest, &format!("from=vdpasim_net,mac={MAC}"));
+    let create: Vec<&str> = create.iter().map(String::as_str).collect();
+    node.done(&create);
+    until("it runs", || node.done(&["vm", "list"]).contains("Running"));
+    let type_in = |console: &WebSocket, line: &str| {
+        let mut stream = console.stream();
+        stream.write_all(line.as_bytes()).unwrap();
+    };
+
+    // Two readers, one that never reads, and a writer.
+    let readers = [
+        console(&node, "&read_only=true"),
+        console(&node, "&read_only=true"),
+    ];
+    let deaf = console(&node, "&read_only=true");
+    let writer = console(&node, "");
+    for one in readers.iter().chain([&writer]) {
+        read_until(one, "@lab ready");
+    }
+    type_in(&writer, "now\n");
+    for one in readers.iter().chain([&writer]) {
+        read_until(one, "\"now_us\"");
+    }
+
+    // A second writer is refused; it may read, or take the console.
+    let (_, errors) = node.says(&["vm", "console", "web"], 10);
+    assert!(
+        errors.contains("writes to this console") && errors.contains("--take"),
+        "{errors}"
+    );
+    let second = console(&node, "&take=true");
+    let closed = loop {
+        // The end of its stream, after the output that it has not read.
+        match writer.stream().read(&mut [0; 4096]) {
+            Ok(0) => break writer.close().unwrap(),
+            other => assert!(other.unwrap() > 0),
+        }
+    };
+    assert_eq!(closed.code, 1008, "{closed:?}");
+    assert!(closed.reason.contains("took the console"), "{closed:?}");
+    // The one that does not read delays no other.
+    type_in(&second, "dmesg\ndmesg\ndmesg\nnow\n");
+    read_until(&readers[0], "\"now_us\"");
+    let log = node.done(&["vm", "console", "web", "--log"]);
+    assert!(log.contains("@lab ready"), "{log}");
+    drop((readers, deaf, second));
+
+    let mut follower = node.command(&["vm", "console", "web", "--read-only"]);
+    let mut follower = follower
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = follower.stdout.take().unwrap();
+    output.read_exact(&mut [0]).unwrap();
+    let rest = std::thread::spawn(move || output.read_to_end(&mut Vec::new()));
+    node.done(&["vm", "stop", "web", "--force"]);
+    let ended = follower.wait_with_output().unwrap();
+    rest.join().unwrap().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("The VM web has ended: it is Stopped."),
+        "{said}"
+    );
+    let (_, errors) = node.says(&["vm", "console", "web"], 10);
+    assert!(errors.contains("does not run"), "{errors}");
+    node.done(&["vm", "delete", "web"]);
+}
+
 #[test]
 fn a_machines_life_in_the_words_of_the_command_line() {
     let node = Node::start("life");
@@ -468,6 +567,12 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     assert!(
         shown.contains(&format!("from=vdpasim_net,mac={MAC}")),
         "{shown}"
+    );
+    let top = node.done(&["top", "--once"]);
+    assert!(top.starts_with("VMs: 1, running: 1\n"), "{top}");
+    assert!(
+        top.contains(&format!("\nweb  net0  {MAC}  web.net0")),
+        "{top}"
     );
     assert!(node.done(&["vm", "pause", "web"]).contains("Paused"));
     let (_, errors) = node.says(&["vm", "stop", "web"], 10);

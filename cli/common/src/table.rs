@@ -64,7 +64,8 @@ impl Table {
     }
 
     /// Removes the columns that only `-o wide` and CSV have.
-    pub(crate) fn narrow(mut self) -> Self {
+    #[must_use]
+    pub fn narrow(mut self) -> Self {
         for row in std::iter::once(&mut self.heading).chain(&mut self.rows) {
             row.truncate(self.narrow);
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::api::Turns;
+use super::consoles::Consoles;
 use super::events::Events;
 use super::machines::Machines;
 use super::paths::Paths;
@@ -18,6 +19,8 @@ pub(super) struct Node {
     pub(super) turns: Turns,
     /// Its VMs.
     pub(super) machines: Arc<Machines>,
+    /// Clients of its VMs' consoles.
+    pub(super) consoles: Consoles,
 }
 
 #[cfg(test)]
@@ -43,6 +46,7 @@ impl Node {
             events: Arc::default(),
             turns: Turns::default(),
             machines: machines.unwrap(),
+            consoles: Consoles::default(),
         })
     }
 }

@@ -12,6 +12,7 @@
 
 mod access;
 mod api;
+mod consoles;
 mod context;
 mod error;
 mod events;

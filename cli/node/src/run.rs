@@ -19,6 +19,7 @@ use vmm::http::socket;
 
 use super::access::{self, Access, AccessFiles, TlsListener};
 use super::api::{self, Turns};
+use super::consoles::Consoles;
 use super::context::Node;
 use super::error::{Error, HOST_FAILED};
 use super::events::Events;
@@ -125,10 +126,11 @@ async fn serve(options: &Options) -> Result<(), Error> {
         events,
         turns: Turns::default(),
         machines: machines.clone(),
+        consoles: Consoles::default(),
     });
     let (end, ended) = watch::channel(false);
     node.events.publish(Event::new("/v1", EventChange::Served));
-    let router = api::router(node, access.clone());
+    let router = api::router(node.clone(), access.clone());
     let local = server::serve(listener, router.clone(), ended.clone());
     let by_tcp = async {
         if let Some(listener) = remote {
@@ -141,7 +143,7 @@ async fn serve(options: &Options) -> Result<(), Error> {
             tokio::select! {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
-                _ = hangup.recv() => reload(&access, &notifier),
+                _ = hangup.recv() => reload(&access, &node.consoles, &notifier),
                 () = watchdog(&notifier) => notifier.alive(),
             }
         }
@@ -166,11 +168,14 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     Ok(listener)
 }
 
-/// Reloads the files of access control.
-fn reload(access: &Access, notifier: &Notifier) {
+/// Reloads the files of access control. Clients of consoles have to authenticate again.
+fn reload(access: &Access, consoles: &Consoles, notifier: &Notifier) {
     notifier.reloading();
     match access.reload() {
-        Ok(()) => tracing::info!("certificates and tokens are read again"),
+        Ok(()) => {
+            consoles.disconnect_all();
+            tracing::info!("certificates and tokens are read again");
+        }
         Err(error) => tracing::error!(
             error = &error as &dyn std::error::Error,
             "certificates and tokens stay as they were"

@@ -94,11 +94,17 @@ fn line(event: &Value, format: Format) -> Result<String, Error> {
         return Ok(format!("{event}\n"));
     }
     let event = Event::deserialize(event).map_err(Error::context(STRANGE))?;
+    Ok(text(&event) + "\n")
+}
+
+/// An event in a line.
+pub(crate) fn text(event: &Event) -> String {
     let time = utc(event.time_ms / 1000);
-    let detail = event.detail.map(|detail| format!("  {detail}"));
+    let detail = event.detail.as_ref();
+    let detail = detail.map(|detail| format!("  {detail}"));
     let detail = detail.unwrap_or_default();
     let line = format!("{time}  {}  {}{detail}", event.subject, event.change);
-    Ok(printable(&line) + "\n")
+    printable(&line)
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ mod run;
 mod serve;
 mod state_versions;
 mod token;
+mod top;
 mod topology;
 mod version;
 pub(crate) mod vf;
@@ -42,6 +43,7 @@ pub(crate) enum Command {
     Vm(vm::Arguments),
     Events(events::Arguments),
     Operation(operation::Arguments),
+    Top(top::Arguments),
     Serve(serve::Arguments),
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
@@ -85,6 +87,7 @@ impl Command {
             Self::Vm(arguments) => vm::execute(&arguments, format),
             Self::Events(arguments) => events::execute(&arguments, format),
             Self::Operation(arguments) => operation::execute(&arguments, format),
+            Self::Top(arguments) => top::execute(&arguments),
             Self::Serve(arguments) => serve::execute(&arguments),
             Self::Probe(arguments) => probe::execute(&arguments, format),
             Self::Mgmtdev(arguments) => mgmtdev::execute(&arguments, format),

@@ -243,6 +243,11 @@ fn row(operation: &Operation) -> [String; 6] {
     ]
 }
 
+/// A row for each operation.
+pub(crate) fn table_of(operations: &[Operation]) -> Table {
+    table(operations.iter().map(row).collect())
+}
+
 fn table(rows: Vec<[String; 6]>) -> Table {
     Table::new(["ID", "KIND", "VM", "PHASE", "PROGRESS", "BEGAN"], rows)
 }

@@ -20,7 +20,7 @@ use crate::commands::machine_arguments::{MachineArguments, json_of};
 use crate::commands::migration_tls::TlsArguments;
 use crate::config_file;
 use crate::signals::{self, StopSignals};
-use crate::terminal::Terminal;
+use crate::terminal::{EscapeKey, Terminal};
 
 /// Run a virtual machine in the foreground, its serial console on this terminal
 ///
@@ -345,7 +345,7 @@ fn wait_for_start(
 }
 
 fn terminal() -> Result<Console, Error> {
-    let input = Terminal::attach().map_err(Error::context(NO_TERMINAL))?;
+    let input = Terminal::attach(EscapeKey::default()).map_err(Error::context(NO_TERMINAL))?;
     if input.as_ref().is_some_and(Terminal::is_interactive) {
         eprintln!("Ctrl-A X stops the machine.");
     }

@@ -11,7 +11,7 @@ pub(crate) mod create;
 mod delete;
 mod disk;
 mod edit;
-mod list;
+pub(crate) mod list;
 mod logs;
 mod migrate;
 mod migration;
@@ -24,10 +24,10 @@ mod set;
 mod show;
 mod snapshot;
 mod spec_patch;
-mod stats;
+pub(crate) mod stats;
 mod stop;
 mod upgrade;
-mod view;
+pub(crate) mod view;
 mod wait;
 mod watch;
 
@@ -182,7 +182,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         Command::Nic(arguments) => nic::execute(arguments, which, &node, format),
         Command::Disk(arguments) => disk::execute(arguments, which, &node, format),
         Command::Wait(arguments) => wait::execute(arguments, &node, format),
-        Command::Console(arguments) => console::execute(arguments, which, &node),
+        Command::Console(arguments) => console::execute(arguments, &node),
         Command::Logs(arguments) => logs::execute(arguments, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
         Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),

@@ -184,6 +184,21 @@ class Operations(Transport):
         """Read the configuration."""
         return self._call("GET", ["v1", "vms", name, "config"])
 
+    def get_vm_console(
+        self,
+        name: str,
+        *,
+        read_only: bool | None = None,
+        take: bool | None = None,
+        history: bool | None = None,
+    ) -> None:
+        """Use the console of a virtual machine."""
+        return self._call(
+            "GET",
+            ["v1", "vms", name, "console"],
+            query={"read_only": read_only, "take": take, "history": history},
+        )
+
     def list_vm_disks(self, name: str) -> ItemsDiskInfo:
         """List disks of a virtual machine."""
         return self._call("GET", ["v1", "vms", name, "disks"])

@@ -52,6 +52,7 @@ ErrorCode = Literal[
     "cannot_hand_over",
     "cannot_listen",
     "cannot_move",
+    "console_in_use",
     "contradiction",
     "crashed",
     "deleting",
@@ -124,6 +125,7 @@ ErrorCode = Literal[
     "unusable",
     "vm_exists",
     "vm_runs",
+    "websocket_required",
     "wrong_scheme",
     "wrong_state",
 ]

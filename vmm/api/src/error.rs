@@ -50,6 +50,8 @@ described! {
         CannotListen,
         /// The machine cannot be migrated.
         CannotMove,
+        /// Another client writes to this console.
+        ConsoleInUse,
         /// Members of the body contradict each other.
         Contradiction,
         /// The machine has crashed.
@@ -174,7 +176,7 @@ described! {
         StillRuns,
         /// The records of the daemon cannot be read or written.
         StoreFailed,
-        /// Too many clients read events.
+        /// Too many clients read events or consoles.
         TooManyReaders,
         /// Too many clients wait for changes.
         TooManyWatchers,
@@ -194,6 +196,8 @@ described! {
         VmExists,
         /// The virtual machine runs.
         VmRuns,
+        /// The request is no WebSocket handshake.
+        WebsocketRequired,
         /// The authorization has another scheme than Bearer.
         WrongScheme,
         /// The state of the machine does not allow it.

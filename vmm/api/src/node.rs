@@ -123,6 +123,19 @@ pub struct LogQuery {
     pub after: Option<String>,
 }
 
+/// How a client uses a console.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ConsoleQuery {
+    /// `true`: only show the output, beside any number of other clients
+    pub read_only: Option<bool>,
+    /// `true`: disconnect the client that writes, and write in its place
+    pub take: Option<bool>,
+    /// `true`: send the last 64 KiB of earlier output first
+    pub history: Option<bool>,
+}
+
 send_request! {
     /// To which node a machine is sent, and how.
     SendToNode {

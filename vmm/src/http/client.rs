@@ -20,10 +20,11 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use axum::http::{HeaderValue, Request, Response};
+use axum::http::{HeaderValue, Request, Response, StatusCode};
 use bellhop_api::address::Address;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
+use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -126,6 +127,15 @@ pub type Tunnel = fn(&Address) -> io::Result<net::UnixStream>;
 pub enum Streamed {
     /// The answer has begun.
     Pieces(Pieces),
+    /// The server refuses.
+    Refused(Response<Bytes>),
+}
+
+/// The answer to a request to switch protocols.
+#[derive(Debug)]
+pub enum Switched {
+    /// The head of the answer, and the connection for the other protocol.
+    To(Response<()>, Upgraded),
     /// The server refuses.
     Refused(Response<Bytes>),
 }
@@ -240,6 +250,27 @@ impl Client {
         .await
     }
 
+    /// Sends a request to switch protocols. The timeout applies until the answer. A refusal is
+    /// returned whole.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn switch(&self, request: Request<Bytes>) -> Result<Switched, ClientError> {
+        self.in_time(async {
+            let mut answer = self.begin(with_type(request), Vec::new()).await?;
+            if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+                return Ok(Switched::Refused(self.whole(answer).await?));
+            }
+            let connection = hyper::upgrade::on(&mut answer).await;
+            let connection = connection.map_err(|source| ClientError::Http {
+                server: self.server.clone(),
+                source,
+            })?;
+            Ok(Switched::To(answer.map(drop), connection))
+        })
+        .await
+    }
+
     /// Sends a request unchanged; the caller reads the answer's body. Only the caller's limits
     /// apply.
     ///
@@ -301,7 +332,7 @@ impl Client {
         let (mut sender, connection) = handshake.await.map_err(http)?;
         // The task ends with the answer's body, or when that is dropped. The exchange receives any
         // error.
-        tokio::spawn(connection);
+        tokio::spawn(connection.with_upgrades());
         sender.send_request(request).await.map_err(http)
     }
 

@@ -15,6 +15,9 @@
 //!
 //! An endpoint has its own limit for its work: a snapshot of a large guest may take an hour. The
 //! wait ends when the client closes its connection.
+//!
+//! An endpoint may switch to another protocol (status 101). These limits end then, and the endpoint
+//! applies its own.
 
 use std::future::Future;
 use std::io;
@@ -229,7 +232,8 @@ async fn serve_connection(
         .header_read_timeout(HEAD_TIME)
         .max_headers(HEADERS_MAX)
         .max_buf_size(HEAD_MAX)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .with_upgrades();
     let mut connection = pin!(connection);
     let expired = tokio::select! {
         over = connection.as_mut() => return note(over),

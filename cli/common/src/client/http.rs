@@ -12,13 +12,13 @@ use tokio::runtime::Runtime;
 use vmm::http::client::{Client, ClientError as HttpError, Pieces, Streamed};
 
 use super::transport::{Opened, Piece, Stream};
-use super::{Address, Answer, Credentials, Request, Transport, ssh};
+use super::{Address, Answer, Credentials, Request, Transport, WebSocket, ssh};
 use crate::error::{Error, ErrorKind};
 
 /// The largest accepted answer, in bytes.
 const ANSWER_MAX: usize = 16 << 20;
 
-const BROKEN: &str = "the connection to the node daemon broke";
+pub(super) const BROKEN: &str = "the connection to the node daemon broke";
 
 /// An HTTP client over a Unix socket, over ssh, or over TLS.
 #[derive(Debug)]
@@ -66,6 +66,10 @@ impl Transport for Http {
             })),
             Streamed::Refused(answer) => Opened::Refused(answer.into()),
         })
+    }
+
+    fn web_socket(&self, request: &Request) -> Result<WebSocket, Error> {
+        WebSocket::open(self.client.clone().time(request.time), &request.path)
     }
 }
 

@@ -12,8 +12,11 @@ use hyper::header::{HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::{Answer, Node, Opened, Piece, Request, Stream, Transport};
+use super::{Answer, Closed, Node, Opened, Piece, Refusal, Request, Stream, Transport, WebSocket};
 use crate::error::Error;
+
+/// The header of a prepared answer 101 with the code that closes the WebSocket; 1001 without it.
+pub const CLOSE_CODE: &str = "made-up-close-code";
 
 /// The received requests and the prepared answers of a fake daemon.
 #[derive(Clone, Default)]
@@ -110,6 +113,21 @@ impl Transport for MadeUp {
         } else {
             Opened::Refused(answer)
         })
+    }
+
+    /// With the status 101 the daemon sends the body, and closes with the code of [`CLOSE_CODE`].
+    fn web_socket(&self, request: &Request) -> Result<WebSocket, Error> {
+        let answer = self.exchange(request)?;
+        if answer.status != StatusCode::SWITCHING_PROTOCOLS {
+            return Err(Refusal::of(answer.status, &answer.body).into());
+        }
+        let code = answer.headers.get(CLOSE_CODE);
+        let code = code.and_then(|code| code.to_str().ok()?.parse().ok());
+        let closed = Closed {
+            code: code.unwrap_or(1001),
+            reason: "made up".to_owned(),
+        };
+        WebSocket::made_up(&answer.body, closed)
     }
 }
 

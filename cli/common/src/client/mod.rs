@@ -17,6 +17,7 @@ mod remotes;
 mod ssh;
 mod tls;
 mod transport;
+mod web_socket;
 
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ pub use refusal::Refusal;
 pub use remotes::{LOCAL, Remote, Remotes};
 pub use tls::Credentials;
 pub use transport::{Answer, Condition, Opened, Piece, Request, STRANGE, Stream, Transport};
+pub use web_socket::{Closed, WebSocket};
 
 use crate::error::Error;
 
@@ -90,6 +92,15 @@ impl Node {
             Opened::Stream(stream) => Ok(stream),
             Opened::Refused(answer) => Err(Refusal::of(answer.status, &answer.body).into()),
         }
+    }
+
+    /// Opens the WebSocket at `path`.
+    ///
+    /// # Errors
+    /// The daemon is unreachable, or refuses.
+    pub fn web_socket(&self, path: &str) -> Result<WebSocket, Error> {
+        let request = Request::new(Method::GET, path, ORDINARY);
+        self.transport.web_socket(&request)
     }
 
     /// Sends a change; returns the answer, `Null` if it is empty.

@@ -106,6 +106,9 @@ impl Refusal {
                 Some("the daemon may have another version: `bellhop version` shows both")
             }
             "invalid_body" => Some("`bellhop vm create --help` lists the keys and their values"),
+            "console_in_use" => {
+                Some("--read-only shows the output; --take disconnects the other client")
+            }
             "arriving" => Some("`bellhop vm migration cancel NAME` calls it off"),
             "part_of_nic" => Some(
                 "`bellhop nic delete NAME` undoes all of it; for a VM, `bellhop vm nic remove VM ID`",

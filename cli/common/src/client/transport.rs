@@ -8,6 +8,7 @@ use hyper::{HeaderMap, Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::WebSocket;
 use crate::error::Error;
 
 /// The text for an answer that cannot be decoded.
@@ -149,4 +150,10 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`Self::exchange`].
     fn open(&self, request: &Request) -> Result<Opened<'_>, Error>;
+
+    /// Sends one request that opens a WebSocket.
+    ///
+    /// # Errors
+    /// As [`Self::exchange`]; the daemon refuses.
+    fn web_socket(&self, request: &Request) -> Result<WebSocket, Error>;
 }

@@ -30,7 +30,8 @@ pub(crate) async fn check(
     next: Next,
 ) -> Response {
     let mut line = Line::about(&request);
-    let needed = role::needed(request.method(), request.uri().path());
+    let needed = role::needed_for(request.method(), request.uri());
+    line.changes |= needed == Role::Operate;
     let allowed = access
         .caller(&line.peer, request.headers())
         .and_then(|caller| {
@@ -63,6 +64,8 @@ struct Line {
     path: String,
     request_id: String,
     refused: bool,
+    /// Whether the request may change something.
+    changes: bool,
     /// The status and the error code. None until there is an answer.
     outcome: Option<(StatusCode, Option<String>)>,
 }
@@ -74,6 +77,7 @@ impl Line {
             peer: Peer::of(request),
             role: None,
             token: None,
+            changes: ![Method::GET, Method::HEAD].contains(request.method()),
             method: request.method().clone(),
             path: request.uri().path().to_owned(),
             request_id: id.map(|id| id.0.clone()).unwrap_or_default(),
@@ -91,7 +95,7 @@ impl Line {
 
     /// Whether the request belongs in the audit log.
     fn is_of_interest(&self) -> bool {
-        self.refused || ![Method::GET, Method::HEAD].contains(&self.method)
+        self.refused || self.changes
     }
 }
 
@@ -106,7 +110,7 @@ impl Drop for Line {
         };
         let who = self.peer.to_string();
         let role = self.role.map(|role| role.to_string());
-        let done = status.is_some_and(|status| (200..300).contains(&status));
+        let done = status.is_some_and(|status| (101..300).contains(&status));
         tracing::info!(
             target: "audit",
             who,

@@ -11,7 +11,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use axum::http::Method;
+use axum::http::{Method, Uri};
 
 use crate::error::Error;
 
@@ -53,6 +53,9 @@ impl FromStr for Role {
 /// A row: method, path with `{…}` for any one segment, and `{*…}` for one or more at the end.
 pub(super) type Row = (Method, &'static str, Role);
 
+/// The console: a client that only reads it needs `read`.
+const CONSOLE: &str = "/v1/vms/{name}/console";
+
 /// The role that each endpoint requires; the first matching row counts. HEAD is treated as GET.
 ///
 /// Clients reach a VM's own endpoints through `/v1/vms/{name}/`. They have rows of their own where
@@ -92,6 +95,7 @@ pub(super) const TABLE: &[Row] = &[
     (Method::GET, "/v1/vms/{name}/disks/{id}", Role::Read),
     (Method::PUT, "/v1/vms/{name}/disks/{id}", Role::Admin),
     (Method::DELETE, "/v1/vms/{name}/disks/{id}", Role::Admin),
+    (Method::GET, CONSOLE, Role::Operate),
     (Method::POST, "/v1/vms/{name}/power-button", Role::Operate),
     (Method::POST, "/v1/vms/{name}/reset", Role::Operate),
     (Method::POST, "/v1/vms/{name}/nmi", Role::Operate),
@@ -102,9 +106,20 @@ pub(super) const TABLE: &[Row] = &[
     (Method::DELETE, "/v1/vms/{name}/{*rest}", Role::Admin),
 ];
 
-/// The role that a request needs.
+/// The role that an endpoint needs.
 pub(super) fn needed(method: &Method, path: &str) -> Role {
     row(method, path).map_or(Role::Admin, |row| row.2)
+}
+
+/// The role that a request needs: its query may lower that of the console. The endpoint rejects a
+/// parameter that occurs twice, so this pair decides.
+pub(super) fn needed_for(method: &Method, uri: &Uri) -> Role {
+    let is_console = row(method, uri.path()).is_some_and(|row| row.1 == CONSOLE);
+    let mut pairs = uri.query().unwrap_or_default().split('&');
+    if is_console && pairs.any(|pair| pair == "read_only=true") {
+        return Role::Read;
+    }
+    needed(method, uri.path())
 }
 
 /// The row of a request. `path` is not percent-decoded, as in the lookup of axum's routes.
@@ -171,11 +186,8 @@ mod tests {
     #[test]
     fn reading_needs_read_and_no_more() {
         for (method, path, role) in TABLE {
-            assert_eq!(
-                *role == Role::Read,
-                method == Method::GET,
-                "{method} {path}"
-            );
+            let reads = method == Method::GET && *path != CONSOLE;
+            assert_eq!(*role == Role::Read, reads, "{method} {path}");
         }
     }
 
@@ -214,6 +226,24 @@ mod tests {
         ] {
             assert_eq!(needed(&method, path), Role::Operate, "{method} {path}");
         }
+        let console = |query: &str| {
+            let uri = format!("/v1/vms/a/console{query}").parse().unwrap();
+            needed_for(&Method::GET, &uri)
+        };
+        assert_eq!(console("?history=true&read_only=true"), Role::Read);
+        for query in [
+            "",
+            "?read_only=false",
+            "?read_only=true1",
+            "?xread_only=true",
+            "?read_only",
+            "?read%5fonly=true",
+            "?take=true",
+        ] {
+            assert_eq!(console(query), Role::Operate, "{query}");
+        }
+        let elsewhere = "/v1/vms/a?read_only=true".parse().unwrap();
+        assert_eq!(needed_for(&Method::DELETE, &elsewhere), Role::Admin);
         assert_eq!(needed(&Method::HEAD, "/v1/vms/a/metrics"), Role::Read);
         assert_eq!(needed(&Method::GET, "/v1/vms/a/disks/b"), Role::Read);
     }

@@ -20,6 +20,7 @@ mod vdpa_device;
 mod vdpa_devices;
 mod version;
 mod vm;
+mod vm_console;
 mod vm_disks;
 mod vm_logs;
 mod vm_nics;
@@ -80,6 +81,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
         .routes(routes!(vm_spec::show, vm_spec::change))
         .routes(routes!(vm_plan::plan))
+        .routes(routes!(vm_console::open))
         .routes(routes!(vm_logs::show))
         .routes(routes!(
             vm_nics::show,

@@ -1,84 +1,151 @@
 //! `bellhop vm console`: connects this terminal to the console of a running VM.
 //!
-//! The VM's process serves the console on a Unix socket; bytes pass unchanged. Ctrl-A X or the end
-//! of the VM ends the connection. Standard input that is not a terminal is forwarded to its end;
-//! output continues after that.
+//! The daemon serves the console as a WebSocket; bytes pass unchanged. The escape key and X, or the
+//! end of the VM, ends the connection. Standard input that is not a terminal is forwarded to its
+//! end; output continues after that.
 
 use std::io::{self, Write};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
-use bellhop_common::client::{Address, Node, NodeArguments};
+use bellhop_common::client::{Closed, Node, with_query};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vmm::console::{ConsoleInput, ConsoleRead};
 
-use super::vm;
-use crate::terminal::Terminal;
+use super::{logs, of_vm, until, vm};
+use crate::terminal::{EscapeKey, Terminal};
 
 /// The size of a read, in bytes.
 const CHUNK: usize = 4096;
-/// The maximum of typed bytes that a guest has not read yet; more are dropped, so that Ctrl-A X is
-/// still found.
+/// The maximum of typed bytes that a guest has not read yet; more are dropped, so that the escape
+/// is still found.
 const TYPED_MAX: usize = 1 << 20;
+/// The daemon's code for the end of the VM (RFC 6455, section 7.4.1: "going away").
+const VM_ENDED: u16 = 1001;
+/// How long the daemon may take to notice the end of a VM's process.
+const NOTICED: Duration = Duration::from_secs(2);
 
 /// Connect this terminal with a VM's serial console
 ///
-/// Ctrl-A X leaves, the VM goes on; Ctrl-A Ctrl-A sends one Ctrl-A. The last 64 KiB of what was said are shown first.
+/// Ctrl-A X leaves, the VM continues; Ctrl-A Ctrl-A sends one Ctrl-A. The last 64 KiB of output
+/// come first.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-One at a time can have a VM's console; who comes second is told so. What the guest has said before, 16 MiB of it
-at least, is in the VM's console log (`bellhop vm show`) and the file beside it that ends in .1.
+One client writes to a console, and any number of clients read it with --read-only. A second writer
+is refused, unless it takes the console. All output, 16 MiB of it at least, is in the VM's console
+log.
 
 Examples:
   bellhop vm console web
+  bellhop vm console web --read-only
+  bellhop vm console web --take --escape ^]
+  bellhop vm console web --log
   echo reboot | bellhop vm console web")]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(value_name = "NAME")]
     name: String,
+
+    /// Show the output only
+    #[arg(long)]
+    read_only: bool,
+
+    /// Disconnect the client that writes, and take its place
+    #[arg(long, conflicts_with = "read_only")]
+    take: bool,
+
+    /// The key before X that leaves the console: a character, or ^A to ^Z, ^[, ^] or ^_
+    #[arg(long, value_name = "CHAR", default_value = "^A")]
+    escape: EscapeKey,
+
+    /// Print the console's log, at most its last 1 MiB, and end; also for a stopped VM
+    #[arg(long, conflicts_with_all = ["read_only", "take"])]
+    log: bool,
 }
 
-pub(super) fn execute(
-    arguments: &Arguments,
-    which: &NodeArguments,
-    node: &Node,
-) -> Result<Code, Error> {
+pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, Error> {
     let name = &arguments.name;
-    if !matches!(which.address(), Address::Socket(_)) {
-        return Err(Error::failed(format!(
-            "consoles are on the node itself: run this there, for example with \
-             `ssh -t NODE bellhop vm console {name}`"
-        )));
+    if arguments.log {
+        return logs::console(name, node);
     }
-    let (view, _) = vm(node, name)?;
-    if view.pid.is_none() {
-        return Err(Error::conflict(format!(
-            "the VM {name} does not run; `bellhop vm start {name}` starts it"
-        )));
-    }
-    let path = view.console.socket;
-    let refused = format!("cannot connect with the console at {}", path.display());
-    let stream = UnixStream::connect(&path).map_err(Error::context(refused))?;
-    let terminal = Terminal::attach().map_err(Error::context("cannot take the terminal"))?;
+    let given = |option: bool| option.then(|| true.to_string());
+    let query = [
+        ("read_only", given(arguments.read_only)),
+        ("take", given(arguments.take)),
+        ("history", given(true)),
+    ];
+    let console = node.web_socket(&with_query(&format!("{}/console", of_vm(name)), query))?;
+    let terminal = Terminal::attach(arguments.escape);
+    let terminal = terminal.map_err(Error::context("cannot use the terminal"))?;
     let interactive = terminal.as_ref().is_some_and(Terminal::is_interactive);
+    // Input of a reader is only for the escape.
+    let terminal = terminal.filter(|_| interactive || !arguments.read_only);
+    let input = terminal.map(|terminal| Input {
+        terminal,
+        read_only: arguments.read_only,
+    });
     if interactive {
-        eprintln!("The console of {name}; Ctrl-A X leaves.");
+        eprintln!("The console of {name}; {} X leaves.", arguments.escape);
     }
-    let end = connect(terminal, &stream, &mut io::stdout().lock());
+    let end = connect(input, console.stream(), &mut io::stdout().lock());
     if interactive {
         // The cursor is where the guest left it.
         eprintln!();
     }
-    match end.map_err(Error::context("the connection with the console broke"))? {
-        End::Left => {}
-        End::Closed if interactive => eprintln!("The console was closed."),
-        End::Closed => {}
+    let end = end.map_err(Error::context("the connection with the console broke"))?;
+    let closed = console.close();
+    match end {
+        End::Left => Ok(Code::Success),
+        End::Closed => ended(name, closed, node),
     }
-    Ok(Code::Success)
+}
+
+/// Reports why the daemon closed the console: the end of the VM is no error.
+fn ended(name: &str, closed: Option<Closed>, node: &Node) -> Result<Code, Error> {
+    match closed {
+        Some(Closed { code: VM_ENDED, .. }) => {
+            let phase = until(NOTICED, || {
+                let (view, _) = vm(node, name)?;
+                Ok(view.pid.is_none().then_some(view.phase))
+            });
+            match phase {
+                Ok(Some(phase)) => eprintln!("The VM {name} has ended: it is {phase}."),
+                // It is deleted, runs again, or the daemon is gone.
+                Ok(None) | Err(_) => eprintln!("The VM {name} has closed its console."),
+            }
+            Ok(Code::Success)
+        }
+        Some(Closed { reason, .. }) => Err(Error::conflict(format!(
+            "the daemon closed the console of {name}: {reason}"
+        ))),
+        None => Err(Error::failed("the connection with the console broke")),
+    }
+}
+
+/// The terminal as input of a console.
+struct Input {
+    terminal: Terminal,
+    read_only: bool,
+}
+
+impl AsFd for Input {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.terminal.as_fd()
+    }
+}
+
+impl ConsoleInput for Input {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<ConsoleRead> {
+        Ok(match self.terminal.read(buffer)? {
+            ConsoleRead::Bytes(_) if self.read_only => ConsoleRead::Bytes(0),
+            read => read,
+        })
+    }
 }
 
 /// Why the connection ended.

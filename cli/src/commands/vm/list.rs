@@ -58,7 +58,8 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
     format.print_table(&answer.items, || table(&vms))
 }
 
-pub(super) fn table(vms: &[VmInfo]) -> Table {
+/// A row for each VM.
+pub(crate) fn table(vms: &[VmInfo]) -> Table {
     let unknown = || "-".to_owned();
     let rows = vms.iter().map(|vm| {
         let macs: Vec<String> = vm

@@ -57,6 +57,17 @@ pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, Error>
     })
 }
 
+/// Prints the kept output of a guest, at most its last 1 MiB.
+pub(super) fn console(name: &str, node: &Node) -> Result<Code, Error> {
+    let arguments = Arguments {
+        name: name.to_owned(),
+        follow: false,
+        console: true,
+        lines: LOG_LINES_MAX,
+    };
+    execute(&arguments, node)
+}
+
 pub(super) fn show(
     arguments: &Arguments,
     node: &Node,

@@ -44,6 +44,11 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
     format.print_table(&queues, || table(&queues))
 }
 
+/// The queues of a VM, a row each.
+pub(crate) fn of_vm(name: &str, node: &Node) -> Result<Table, Error> {
+    Ok(table(&look(name, node)?))
+}
+
 fn look(name: &str, node: &Node) -> Result<Vec<Queue>, Error> {
     let mut queues = Vec::new();
     for nic in vm(node, name)?.0.nics {

@@ -23,10 +23,7 @@ pub(crate) fn health(vm: &VmInfo) -> Option<String> {
     if !matches!(vm.phase, VmPhase::Running | VmPhase::Paused) {
         return None;
     }
-    let alarm = |alarm: &AlarmInfo| {
-        let what = format!("{:?}", alarm.alarm).to_uppercase();
-        format!("{} q{} {what}", alarm.device, alarm.queue)
-    };
+    let alarm = |alarm: &AlarmInfo| format!("{} {}", alarm.device, hanging(alarm));
     let failed_over = vm.nics.iter().filter(|nic| nic.failed_over);
     let failed_over = failed_over.map(|nic| format!("{} failed over", nic.id));
     let mut all = vm.alarms.iter().map(alarm).chain(failed_over);
@@ -35,6 +32,23 @@ pub(crate) fn health(vm: &VmInfo) -> Option<String> {
         0 => first,
         more => format!("{first} (+{more})"),
     })
+}
+
+/// A queue that hangs: `q1 STUCK`.
+fn hanging(alarm: &AlarmInfo) -> String {
+    let what = format!("{:?}", alarm.alarm).to_uppercase();
+    format!("q{} {what}", alarm.queue)
+}
+
+/// The findings of `health` for one NIC.
+pub(crate) fn findings(vm: &VmInfo, nic: &str) -> Vec<String> {
+    let alarms = vm.alarms.iter().filter(|alarm| alarm.device == nic);
+    let failed_over = vm
+        .nics
+        .iter()
+        .filter(|one| one.id == nic && one.failed_over);
+    let failed_over = failed_over.map(|_| "failed over".to_owned());
+    alarms.map(hanging).chain(failed_over).collect()
 }
 
 /// A duration in its two largest units: `3h12m`.

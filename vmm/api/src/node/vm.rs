@@ -293,7 +293,7 @@ pub struct VmNic {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConsolePaths {
     /// The Unix socket on which one client at a time reads and writes; it is there while the
-    /// machine has a process.
+    /// machine has a process. The daemon uses it while it has clients of this console.
     #[schema(value_type = String)]
     pub socket: PathBuf,
     /// What the guest has written.

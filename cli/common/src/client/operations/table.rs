@@ -111,6 +111,10 @@ operations! {
     GET get_vm_config(name) ["v1", "vms", name, "config"]
         read bellhop_api::config::VmConfig;
 
+    /// Use the console of a virtual machine.
+    GET get_vm_console(name) ["v1", "vms", name, "console"]
+        read ();
+
     /// List disks of a virtual machine.
     GET list_vm_disks(name) ["v1", "vms", name, "disks"]
         read bellhop_api::Items<bellhop_api::machine::DiskInfo>;

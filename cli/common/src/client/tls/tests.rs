@@ -4,14 +4,18 @@
 
 use std::fs;
 use std::io::{Read as _, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use hyper::Method;
+use hyper::header::AUTHORIZATION;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use tokio_tungstenite::tungstenite::accept_hdr;
+use tokio_tungstenite::tungstenite::handshake::server as handshake;
 
 use super::*;
 use crate::client::{Address, Answer, Http, Request, Transport};
@@ -62,8 +66,26 @@ impl Drop for Files {
     }
 }
 
+type Stream = StreamOwned<ServerConnection, TcpStream>;
+
 /// A server that requests certificates and answers with the request's head; returns its port.
 fn server() -> u16 {
+    server_that(|stream| {
+        let mut head = [0; 4096];
+        // The client rejects this server's certificate.
+        let Ok(count) = stream.read(&mut head) else {
+            return;
+        };
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {count}\r\n\r\n");
+        let _ = stream.write_all(answer.as_bytes());
+        let _ = stream.write_all(&head[..count]);
+        stream.conn.send_close_notify();
+        let _ = stream.flush();
+    })
+}
+
+/// A server that requests certificates and serves each connection so; returns its port.
+fn server_that(serve: fn(&mut Stream)) -> u16 {
     let mut authorities = RootCertStore::empty();
     let der = CertificateDer::from_pem_slice(AUTHORITY.as_bytes()).unwrap();
     authorities.add(der).unwrap();
@@ -85,17 +107,7 @@ fn server() -> u16 {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let session = ServerConnection::new(Arc::clone(&config)).unwrap();
-            let mut stream = StreamOwned::new(session, stream.unwrap());
-            let mut head = [0; 4096];
-            // The client rejects this server's certificate.
-            let Ok(count) = stream.read(&mut head) else {
-                continue;
-            };
-            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {count}\r\n\r\n");
-            let _ = stream.write_all(answer.as_bytes());
-            let _ = stream.write_all(&head[..count]);
-            stream.conn.send_close_notify();
-            let _ = stream.flush();
+            serve(&mut StreamOwned::new(session, stream.unwrap()));
         }
     });
     port
@@ -128,6 +140,34 @@ fn certificate_and_token_are_shown_to_a_server_of_the_authority() {
     // Its certificate is for other names.
     let error = ask("127.0.0.2", port, &files.credentials()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NoDaemon), "{error:?}");
+}
+
+#[test]
+fn a_websocket_passes_over_tls_with_the_token() {
+    let port = server_that(|stream| {
+        let mut token = None;
+        let look = |request: &handshake::Request, response: handshake::Response| {
+            token = request.headers().get(AUTHORIZATION).cloned();
+            Ok::<_, handshake::ErrorResponse>(response)
+        };
+        let mut socket = accept_hdr(stream, look).unwrap();
+        assert_eq!(token.unwrap(), "Bearer s3cret");
+        let message = socket.read().unwrap();
+        socket.send(message).unwrap();
+        // Until the client closes it.
+        while socket.read().is_ok() {}
+    });
+    let address = format!("https://localhost:{port}").parse().unwrap();
+    let files = Files::new("websocket");
+    let http = Http::new(&address, &files.credentials()).unwrap();
+    let request = Request::new(Method::GET, "/v1/console", Duration::from_secs(20));
+    let socket = http.web_socket(&request).unwrap();
+    let mut stream = socket.stream();
+    stream.write_all(b"ls\r").unwrap();
+    let mut echo = [0; 3];
+    stream.read_exact(&mut echo).unwrap();
+    assert_eq!(&echo, b"ls\r");
+    assert_eq!(socket.close(), None);
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
-use bellhop_common::client::Address;
 use vmm::console::{ConsoleInput, ConsoleRead};
 
 use super::super::console::{End, connect};
@@ -79,13 +78,45 @@ fn a_console_goes_on_after_the_end_of_input_and_ends_with_the_machine() {
 }
 
 #[test]
-fn a_console_needs_a_machine_that_runs_on_this_host() {
-    let arguments = parse::<console::Arguments>(&["web"]).unwrap();
-    let which = |node: &str| parse::<NodeArguments>(&["--node", node]).unwrap();
-    let made_up = MadeUp::default().answer(200, &stopped());
-    let error = console::execute(&arguments, &which(HERE), &made_up.node()).unwrap_err();
-    assert!(error.to_string().contains("does not run"));
-    let error = console::execute(&arguments, &which(ELSEWHERE), &made_up.node()).unwrap_err();
-    assert!(error.to_string().contains("ssh -t"));
-    assert_eq!(*which(HERE).address(), Address::Socket(HERE.into()));
+fn the_end_of_a_console_has_a_reason() {
+    let console = |made_up: &MadeUp, words: &[&str]| {
+        let arguments = parse::<console::Arguments>(words).unwrap();
+        console::execute(&arguments, &made_up.node())
+    };
+    // The VM ends.
+    let made_up = MadeUp::default()
+        .answer(101, &json!("bye\n"))
+        .answer(200, &running(7))
+        .answer(200, &stopped());
+    let code = console(&made_up, &["web", "--read-only"]).unwrap();
+    assert_eq!(code, Code::Success);
+    let path = "GET /v1/vms/web/console";
+    let vm = "GET /v1/vms/web".to_owned();
+    let opened = format!("{path}?read_only=true&history=true");
+    assert_eq!(made_up.asked(), [opened, vm.clone(), vm]);
+    // Another client takes the console.
+    let taken = [(made_up::CLOSE_CODE, "1008")];
+    let made_up = MadeUp::default().answer_with(101, &taken, &json!(""));
+    let error = console(&made_up, &["web", "--read-only"]).unwrap_err();
+    assert_eq!(error.code(), Code::Conflict);
+    assert!(error.to_string().ends_with("made up"), "{error}");
+    // Another client writes.
+    let made_up = refuses("console_in_use");
+    let error = console(&made_up, &["web", "--take"]).unwrap_err();
+    assert_eq!(error.code(), Code::Conflict);
+    let asked = format!("{path}?take=true&history=true");
+    assert_eq!(made_up.asked(), [asked]);
+
+    let made_up = MadeUp::default().answer(200, &json!("booted\n"));
+    let code = console(&made_up, &["web", "--log"]).unwrap();
+    assert_eq!(code, Code::Success);
+    let asked = ["GET /v1/vms/web/logs/console?tail=100000"];
+    assert_eq!(made_up.asked(), asked);
+    for words in [
+        &["web", "--take", "--read-only"][..],
+        &["web", "--log", "--take"],
+        &["web", "--escape", "ab"],
+    ] {
+        assert!(parse::<console::Arguments>(words).is_err(), "{words:?}");
+    }
 }
