@@ -17,6 +17,7 @@ mod probe;
 mod report;
 mod run;
 mod serve;
+mod snapshot;
 mod state_versions;
 mod topology;
 mod version;
@@ -37,6 +38,7 @@ pub(crate) enum Command {
     Vm(vm::Arguments),
     Events(events::Arguments),
     Operation(operation::Arguments),
+    Snapshot(snapshot::Arguments),
     Serve(serve::Arguments),
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
@@ -76,6 +78,7 @@ impl Command {
             Self::Vm(arguments) => vm::execute(&arguments, format),
             Self::Events(arguments) => events::execute(&arguments, format),
             Self::Operation(arguments) => operation::execute(&arguments, format),
+            Self::Snapshot(arguments) => snapshot::execute(&arguments, format),
             Self::Serve(arguments) => serve::execute(&arguments),
             Self::Probe(arguments) => probe::execute(&arguments, format),
             Self::Mgmtdev(arguments) => mgmtdev::execute(&arguments, format),

@@ -92,6 +92,22 @@ class Operations(Transport):
         """Read a port."""
         return self._call("GET", ["v1", "ports", bus, device, index])
 
+    def list_snapshots(self) -> ItemsSnapshot:
+        """List snapshots."""
+        return self._call("GET", ["v1", "snapshots"])
+
+    def delete_snapshot(self, name: str) -> None:
+        """Delete a snapshot."""
+        return self._call("DELETE", ["v1", "snapshots", name])
+
+    def get_snapshot(self, name: str) -> Snapshot:
+        """Read a snapshot."""
+        return self._call("GET", ["v1", "snapshots", name])
+
+    def get_snapshot_spec(self, name: str) -> VmSpec:
+        """Read the configuration of the virtual machine of a snapshot."""
+        return self._call("GET", ["v1", "snapshots", name, "spec"])
+
     def get_topology(self, *, function: str | None = None) -> TopologyListing:
         """Read the topology."""
         return self._call("GET", ["v1", "topology"], query={"function": function})
@@ -168,6 +184,7 @@ class Operations(Transport):
         body: VmSpec,
         *,
         wait: bool | None = None,
+        restore_from: str | None = None,
         if_match: str | None = None,
         if_none_match: str | None = None,
     ) -> Operation | VmInfo:
@@ -175,7 +192,7 @@ class Operations(Transport):
         return self._call(
             "PUT",
             ["v1", "vms", name],
-            query={"wait": wait},
+            query={"wait": wait, "restore_from": restore_from},
             headers={"If-Match": if_match, "If-None-Match": if_none_match},
             body=body,
         )
@@ -282,7 +299,7 @@ class Operations(Transport):
     def create_vm_snapshot(
         self,
         name: str,
-        body: SnapshotRequest,
+        body: VmSnapshotRequest,
         *,
         wait: bool | None = None,
     ) -> Operation | SnapshotInfo:

@@ -87,6 +87,7 @@ ErrorCode = Literal[
     "no_such_log",
     "no_such_operation",
     "no_such_path",
+    "no_such_snapshot",
     "no_such_vm",
     "no_token",
     "no_vdpa",
@@ -491,6 +492,12 @@ class ItemsOperation(TypedDict):
     items: list[Operation]
 
 
+class ItemsSnapshot(TypedDict):
+    """A list, in an object so that a later version can add members beside it."""
+
+    items: list[Snapshot]
+
+
 class ItemsVmInfo(TypedDict):
     """A list, in an object so that a later version can add members beside it."""
 
@@ -763,18 +770,23 @@ class SettleRequest(TypedDict):
     settle: Place
 
 
+class Snapshot(TypedDict):
+    """A snapshot that the daemon keeps."""
+
+    bytes: int
+    created_ms: int | None
+    format: int | None
+    name: str
+    path: str
+    vm: str | None
+
+
 class SnapshotInfo(TypedDict):
     """A snapshot that was written."""
 
     memory_bytes: int
     path: str
     paused_ms: int
-
-
-class SnapshotRequest(TypedDict):
-    """Where a snapshot is to be."""
-
-    path: str
 
 
 SpecChange = TypedDict(
@@ -1009,6 +1021,13 @@ class VmNic(TypedDict):
     id: str
     mac: str | None
     path: str | None
+
+
+class VmSnapshotRequest(TypedDict):
+    """Where a snapshot is to be: exactly one of `name` and `path`."""
+
+    name: NotRequired[str | None]
+    path: NotRequired[str | None]
 
 
 class VmSpecMemory(TypedDict):

@@ -120,6 +120,8 @@ described! {
         NoSuchOperation,
         /// The path does not exist.
         NoSuchPath,
+        /// The daemon keeps no snapshot of this name.
+        NoSuchSnapshot,
         /// The virtual machine does not exist.
         NoSuchVm,
         /// The request has no token.

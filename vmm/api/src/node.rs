@@ -5,6 +5,7 @@ mod event;
 mod labels;
 mod nic;
 mod operation;
+mod snapshot;
 mod spec_change;
 mod vm;
 
@@ -27,6 +28,7 @@ pub use operation::{
     OPERATION_WAIT_MAX_S, Operation, OperationKind, OperationPhase, OperationProgress,
     OperationQuery, OperationResult, OperationWait, UpgradeInfo,
 };
+pub use snapshot::{BadSnapshotName, Snapshot, SnapshotName, VmSnapshotRequest};
 pub use spec_change::{Applied, SpecChange, SpecChanges};
 pub use vm::{
     AfterGrace, BadPhase, ConsolePaths, Desired, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S,

@@ -28,7 +28,7 @@ use crate::context::Node;
 /// The copy in the repository.
 const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
 
-const TAGS: [Tag; 7] = [
+const TAGS: [Tag; 8] = [
     Tag {
         name: "node",
         about: "The daemon: its version, its events, metrics and this description.",
@@ -55,6 +55,11 @@ const TAGS: [Tag; 7] = [
         name: "operations",
         about: "Long work of the daemon: its progress and its result.",
         paths: &["/v1/operations"],
+    },
+    Tag {
+        name: "snapshots",
+        about: "Snapshots of virtual machines that the daemon keeps.",
+        paths: &["/v1/snapshots"],
     },
     Tag {
         name: "vms",

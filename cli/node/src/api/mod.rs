@@ -14,6 +14,7 @@ mod operations;
 mod ports;
 mod precondition;
 mod proxy;
+mod snapshots;
 mod state;
 mod topology;
 mod vdpa_device;
@@ -98,6 +99,9 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(operations::show, operations::cancel))
         .routes(routes!(operations::snapshot))
         .routes(routes!(operations::upgrade))
+        .routes(routes!(snapshots::list))
+        .routes(routes!(snapshots::show, snapshots::remove))
+        .routes(routes!(snapshots::spec))
         .routes(routes!(openapi))
         .routes(routes!(events::follow))
         .routes(routes!(metrics::show))

@@ -59,6 +59,22 @@ operations! {
     GET get_port(bus, device, index) ["v1", "ports", bus, device, index]
         read serde_json::Value;
 
+    /// List snapshots.
+    GET list_snapshots() ["v1", "snapshots"]
+        read bellhop_api::Items<bellhop_api::node::Snapshot>;
+
+    /// Delete a snapshot.
+    DELETE delete_snapshot(name) ["v1", "snapshots", name]
+        read ();
+
+    /// Read a snapshot.
+    GET get_snapshot(name) ["v1", "snapshots", name]
+        read bellhop_api::node::Snapshot;
+
+    /// Read the configuration of the virtual machine of a snapshot.
+    GET get_snapshot_spec(name) ["v1", "snapshots", name, "spec"]
+        read serde_json::Value;
+
     /// Read the topology.
     GET get_topology() ["v1", "topology"]
         read serde_json::Value;

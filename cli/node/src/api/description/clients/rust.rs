@@ -12,7 +12,10 @@ operations! {";
 /// The modules of `bellhop_api`, and those of their records that operations answer with.
 /// Other answers are read as JSON values.
 const RECORDS: [(&str, &[&str]); 3] = [
-    ("node", &["Operation", "SpecChanges", "Version", "VmInfo"]),
+    (
+        "node",
+        &["Operation", "Snapshot", "SpecChanges", "Version", "VmInfo"],
+    ),
     (
         "machine",
         &[
