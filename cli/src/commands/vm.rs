@@ -13,7 +13,7 @@ mod disk;
 mod edit;
 mod list;
 mod logs;
-mod migrate;
+pub(super) mod migrate;
 mod migration;
 pub(crate) mod nic;
 pub(crate) mod removal;

@@ -13,6 +13,14 @@ from .transport import Transport
 class Operations(Transport):
     """A method for each operation. A refusal raises `Problem`."""
 
+    def delete_cordon(self) -> None:
+        """Take new virtual machines again."""
+        return self._call("DELETE", ["v1", "cordon"])
+
+    def put_cordon(self) -> None:
+        """Take no new virtual machines."""
+        return self._call("PUT", ["v1", "cordon"])
+
     def watch_events(
         self,
         *,

@@ -53,6 +53,7 @@ ErrorCode = Literal[
     "cannot_listen",
     "cannot_move",
     "contradiction",
+    "cordoned",
     "crashed",
     "deleting",
     "device_taken",
@@ -957,6 +958,7 @@ class Version(TypedDict):
     """The daemon."""
 
     api: int
+    cordoned: bool
     pid: int
     socket: str
     version: str

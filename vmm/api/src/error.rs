@@ -52,6 +52,8 @@ described! {
         CannotMove,
         /// Members of the body contradict each other.
         Contradiction,
+        /// The node takes no new virtual machines.
+        Cordoned,
         /// The machine has crashed.
         Crashed,
         /// The virtual machine is being deleted.

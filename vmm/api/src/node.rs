@@ -46,6 +46,10 @@ pub struct Version {
     pub pid: u32,
     /// Its socket.
     pub socket: String,
+    /// Whether the node takes no new virtual machines.
+    #[serde(default)]
+    #[schema(required)]
+    pub cordoned: bool,
 }
 
 /// Which events a stream has, where it begins and whether it ends.

@@ -60,6 +60,8 @@ pub(super) type Row = (Method, &'static str, Role);
 pub(super) const TABLE: &[Row] = &[
     (Method::GET, "/v1/openapi.json", Role::Read),
     (Method::GET, "/v1/version", Role::Read),
+    (Method::PUT, "/v1/cordon", Role::Admin),
+    (Method::DELETE, "/v1/cordon", Role::Admin),
     (Method::GET, "/v1/events", Role::Read),
     (Method::GET, "/v1/metrics", Role::Read),
     (Method::GET, "/v1/topology", Role::Read),

@@ -34,6 +34,7 @@ const TAGS: [Tag; 8] = [
         about: "The daemon: its version, its events, metrics and this description.",
         paths: &[
             "/v1/version",
+            "/v1/cordon",
             "/v1/events",
             "/v1/metrics",
             "/v1/openapi.json",

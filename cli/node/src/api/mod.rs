@@ -1,5 +1,6 @@
 //! The daemon's endpoints, one file and one line each, and their description.
 
+mod cordon;
 #[cfg(test)]
 mod description;
 mod events;
@@ -77,6 +78,7 @@ struct Description;
 fn registered() -> OpenApiRouter<Arc<Node>> {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(version::show))
+        .routes(routes!(cordon::put, cordon::remove))
         .routes(routes!(vms::list))
         .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
         .routes(routes!(vm_spec::show, vm_spec::change))

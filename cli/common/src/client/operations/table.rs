@@ -1,6 +1,14 @@
 //! Each operation of the node's API. Generated from its description; a test compares both.
 
 operations! {
+    /// Take new virtual machines again.
+    DELETE delete_cordon() ["v1", "cordon"]
+        read ();
+
+    /// Take no new virtual machines.
+    PUT put_cordon() ["v1", "cordon"]
+        read ();
+
     /// Watch events.
     ///
     /// [`Node::events`](super::super::Node::events) reads the stream.
