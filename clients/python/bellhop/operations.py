@@ -21,6 +21,10 @@ class Operations(Transport):
         """Take no new virtual machines."""
         return self._call("PUT", ["v1", "cordon"])
 
+    def get_doctor(self) -> DoctorReport:
+        """Check the host."""
+        return self._call("GET", ["v1", "doctor"])
+
     def watch_events(
         self,
         *,
@@ -61,6 +65,18 @@ class Operations(Transport):
     def list_nics(self) -> HostNicListing:
         """List NICs."""
         return self._call("GET", ["v1", "nics"])
+
+    def create_nic(self, body: HostNicSpec) -> HostNicListing:
+        """Create a NIC."""
+        return self._call("POST", ["v1", "nics"], body=body)
+
+    def delete_nic(self, name: str) -> None:
+        """Delete a NIC."""
+        return self._call("DELETE", ["v1", "nics", name])
+
+    def get_nic(self, name: str) -> HostNicListing:
+        """Read a NIC."""
+        return self._call("GET", ["v1", "nics", name])
 
     def get_openapi(self) -> dict[str, Any]:
         """Read this description."""

@@ -306,6 +306,24 @@ class DiskSummary(TypedDict):
     state: PlugPhase
 
 
+class DoctorFinding(TypedDict):
+    """A finding about a host."""
+
+    found: str
+    group: str
+    name: str
+    remedy: list[str]
+    state: str
+
+
+class DoctorReport(TypedDict):
+    """Whether a host is ready for virtual machines on vDPA NICs."""
+
+    findings: list[DoctorFinding]
+    fit: bool
+    next: list[str]
+
+
 class DowntimeParts(TypedDict):
     """Parts of the downtime, in milliseconds; null for a part that has not ended."""
 
@@ -464,6 +482,25 @@ class HostNicListing(TypedDict):
     """NICs of the host."""
 
     nic: dict[str, HostNicInfo]
+
+
+HostNicSpec = TypedDict(
+    "HostNicSpec",
+    {
+        "bridge": "NotRequired[str | None]",
+        "device_features": "NotRequired[int | None]",
+        "from": "str",
+        "kind": "NotRequired[NicKind]",
+        "mac": "NotRequired[str | None]",
+        "max_tx_rate": "NotRequired[int | None]",
+        "min_tx_rate": "NotRequired[int | None]",
+        "mtu": "NotRequired[int | None]",
+        "name": "str",
+        "queue_pairs": "NotRequired[int | None]",
+        "virtual_functions": "NotRequired[int | None]",
+        "vlan": "NotRequired[int | None]",
+    },
+)
 
 
 class InFlight(TypedDict):

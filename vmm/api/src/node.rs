@@ -23,7 +23,7 @@ pub use event::{Event, EventChange};
 pub use labels::{
     BadLabel, Labels, Selector, annotations_schema, check_annotations, check_labels, labels_schema,
 };
-pub use nic::{NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
+pub use nic::{HostNicSpec, NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
 pub use operation::{
     OPERATION_WAIT_MAX_S, Operation, OperationKind, OperationPhase, OperationProgress,
     OperationQuery, OperationResult, OperationWait, UpgradeInfo,

@@ -45,6 +45,7 @@ const TAGS: [Tag; 8] = [
         about: "Devices of the host: PCI functions, ports, NICs and vDPA devices.",
         paths: &[
             "/v1/topology",
+            "/v1/doctor",
             "/v1/functions",
             "/v1/ports",
             "/v1/nics",

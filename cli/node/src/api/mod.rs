@@ -3,6 +3,7 @@
 mod cordon;
 #[cfg(test)]
 mod description;
+mod doctor;
 mod events;
 mod functions;
 mod listings;
@@ -121,7 +122,9 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
             vdpa_device::change,
             vdpa_device::remove
         ))
-        .routes(routes!(nics::list))
+        .routes(routes!(nics::list, nics::create))
+        .routes(routes!(nics::show, nics::remove))
+        .routes(routes!(doctor::show))
 }
 
 /// The served description; a test generates it and compares.

@@ -9,6 +9,10 @@ operations! {
     PUT put_cordon() ["v1", "cordon"]
         read ();
 
+    /// Check the host.
+    GET get_doctor() ["v1", "doctor"]
+        read serde_json::Value;
+
     /// Watch events.
     ///
     /// [`Node::events`](super::super::Node::events) reads the stream.
@@ -37,6 +41,18 @@ operations! {
 
     /// List NICs.
     GET list_nics() ["v1", "nics"]
+        read serde_json::Value;
+
+    /// Create a NIC.
+    POST create_nic(; body) ["v1", "nics"]
+        read serde_json::Value;
+
+    /// Delete a NIC.
+    DELETE delete_nic(name) ["v1", "nics", name]
+        read ();
+
+    /// Read a NIC.
+    GET get_nic(name) ["v1", "nics", name]
         read serde_json::Value;
 
     /// Read this description.
