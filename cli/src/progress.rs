@@ -33,6 +33,14 @@ impl ProgressLine {
         }
     }
 
+    /// Only lines, for several VMs at once.
+    pub(crate) fn of_several() -> Self {
+        Self {
+            interactive: false,
+            ..Self::with_lines()
+        }
+    }
+
     pub(crate) fn show(&mut self, text: impl fmt::Display) {
         if self.interactive {
             // A closed terminal must not end the running work.

@@ -70,6 +70,11 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
             "node:/nonexistent/node.socket",
         )
         .with("SendToNode.from", "vdpasim_net")
+        .with("HostNicSpec.*", json!({ "name": "any", "from": "vdpasim_net" }))
+        .with(
+            "HostNicSpec.*",
+            json!({ "name": "any", "from": "vdpasim_net", "kind": "auto", "mac": OTHER_MAC, "mtu": 1500 }),
+        )
         // One that is never made: its kernel is not there.
         .with(
             "ReceiveFromNode.spec",
@@ -109,6 +114,14 @@ fn any_requests() {
                 }
             }
             let _ = node.api.ask("DELETE", "/v1/vdpa-devices/any", None);
+            let nics = node.api.get("/v1/nics").unwrap();
+            for (name, nic) in nics["nic"].as_object().unwrap() {
+                if nic["owner"].is_null() {
+                    let path = format!("/v1/nics/{name}");
+                    node.api.done("DELETE", &path, None).unwrap();
+                }
+            }
+            node.api.done("DELETE", "/v1/cordon", None).unwrap();
         }
     };
     trial.run(|_| true, clean);

@@ -291,3 +291,42 @@ fn what_cannot_be_made_is_refused_with_the_reason() {
         .done("DELETE", "/v1/vdpa-devices/many0", None)
         .unwrap();
 }
+
+#[test]
+fn a_nic_of_the_host_is_created_and_deleted_but_not_one_of_a_vm() {
+    require_lab().unwrap();
+    let daemon = Daemon::start("nic");
+    let spec = json!({"name": "host0", "from": "vdpasim_net", "mac": MAC, "mtu": 1500});
+    let (status, made) = daemon.status("POST", "/v1/nics", Some(&spec));
+    assert_eq!(status, 201, "{made}");
+    let nic = &made["nic"]["host0"];
+    assert_eq!((&nic["mac"], &nic["state"]), (&json!(MAC), &json!("made")));
+    let path = nic["path"].as_str().unwrap();
+    assert!(path.starts_with("/dev/vhost-vdpa-"), "{made}");
+    assert!(exists("host0"));
+    assert_eq!(daemon.api.get("/v1/nics/host0").unwrap(), made);
+    let (status, body) = daemon.status("POST", "/v1/nics", Some(&spec));
+    let taken = json!("name_taken");
+    assert_eq!((status, &body["code"]), (409, &taken), "{body}");
+
+    let kernel = lab::tiny::write_kernel(&std::env::temp_dir()).unwrap();
+    let vm = json!({"kernel": kernel, "memory": "32M", "state": "Stopped",
+        "nics": [{"id": "net0", "from": "vdpasim_net", "mac": OTHER_MAC}]});
+    daemon.api.done("PUT", "/v1/vms/web", Some(&vm)).unwrap();
+    let (status, body) = daemon.status("DELETE", "/v1/nics/web.net0", None);
+    assert_eq!((status, &body["code"]), (409, &json!("in_use")), "{body}");
+    assert!(exists("web.net0"));
+    daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
+
+    // While somebody has it open it stays.
+    let file = fs::File::open(path).unwrap();
+    let (status, body) = daemon.status("DELETE", "/v1/nics/host0", None);
+    assert_eq!((status, &body["code"]), (409, &json!("in_use")), "{body}");
+    drop(file);
+    assert_eq!(daemon.status("DELETE", "/v1/nics/host0", None).0, 204);
+    assert!(!exists("host0"));
+    assert_eq!(daemon.status("DELETE", "/v1/nics/host0", None).0, 404);
+    let report = daemon.api.get("/v1/doctor").unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    assert!(findings.iter().any(|one| one["group"] == "kvm"), "{report}");
+}

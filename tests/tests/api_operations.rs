@@ -299,3 +299,61 @@ fn a_vm_is_created_as_an_operation_and_bad_input_begins_none() {
         .done("DELETE", "/v1/vms/web?force=true", None)
         .unwrap();
 }
+
+#[test]
+fn a_node_is_drained_and_takes_no_vm_until_it_is_uncordoned() {
+    let (here, there) = (
+        Node::start("drain").unwrap(),
+        Node::start("drain-to").unwrap(),
+    );
+    let spec = here.tiny(&json!([])).unwrap();
+    let mut stopped = spec.clone();
+    stopped["state"] = json!("Stopped");
+    for (name, spec) in [("a", &spec), ("b", &spec), ("off", &stopped)] {
+        let path = format!("/v1/vms/{name}");
+        here.api.done("PUT", &path, Some(spec)).unwrap();
+    }
+    // Another machine has the name there.
+    there.api.done("PUT", "/v1/vms/b", Some(&spec)).unwrap();
+    let to = format!("node:{}", there.api.socket().display());
+    let drain = [
+        "node",
+        "drain",
+        "--to",
+        &to,
+        "--parallel",
+        "2",
+        "-o",
+        "json",
+    ];
+    let results = |words: &[&str], code: i32| {
+        let output = bellhop(&here, words);
+        assert_eq!(output.status.code(), Some(code));
+        let all: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        let all = all
+            .iter()
+            .map(|one| one["result"].as_str().unwrap().to_owned());
+        all.collect::<Vec<_>>()
+    };
+    let dry = [&drain[..], &["--dry-run"]].concat();
+    assert_eq!(results(dry.as_slice(), 1), ["movable", "failed", "stopped"]);
+    assert_eq!(here.api.get("/v1/version").unwrap()["cordoned"], false);
+    assert_eq!(results(&drain[..], 10), ["moved", "failed", "stopped"]);
+    there.await_phase("a", "Running").unwrap();
+    here.await_phase("b", "Running").unwrap();
+    until("the source has ended", || here.vm("a").unwrap().is_none()).unwrap();
+
+    assert_eq!(here.api.get("/v1/version").unwrap()["cordoned"], true);
+    let answer = here.api.ask("PUT", "/v1/vms/new", Some(&spec)).unwrap();
+    assert_eq!(
+        (answer.status, &answer.body["code"]),
+        (409, &json!("cordoned"))
+    );
+    let back = format!("node:{}", here.api.socket().display());
+    let back = ["vm", "migrate", "a", "--to", &back];
+    assert_eq!(bellhop(&there, &back).status.code(), Some(10));
+    there.await_phase("a", "Running").unwrap();
+    assert!(bellhop(&here, &["node", "uncordon"]).status.success());
+    assert!(bellhop(&there, &back).status.success());
+    here.await_phase("a", "Running").unwrap();
+}

@@ -21,6 +21,7 @@ mod machines;
 mod paths;
 mod peers;
 mod run;
+mod snapshots;
 mod store;
 mod systemd;
 mod watcher;

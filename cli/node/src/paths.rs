@@ -3,6 +3,8 @@
 //! ```text
 //!   STATE    /var/lib/bellhop    0700   node.redb            the desired state; survives a reboot
 //!                                       vms/NAME/            logs
+//!                                       snapshots/NAME/      snapshots
+//!                                       cordoned             while it takes no new VMs
 //!   RUNTIME  /run/bellhop        0755   node.socket          the API
 //!                                       nics/          0700  records of created NICs
 //!                                       vms/NAME/      0700  a VM's sockets
@@ -56,6 +58,16 @@ impl Paths {
     /// The file of the node's store.
     pub(crate) fn store(&self) -> PathBuf {
         self.state.join("node.redb")
+    }
+
+    /// The snapshots that the daemon keeps.
+    pub(crate) fn snapshots(&self) -> PathBuf {
+        self.state.join("snapshots")
+    }
+
+    /// The file that exists while the node takes no new VMs.
+    pub(crate) fn cordon(&self) -> PathBuf {
+        self.state.join("cordoned")
     }
 
     /// The records of the node's NICs. By default they are also those of `bellhop nic`.

@@ -20,6 +20,7 @@ mod remote;
 mod report;
 mod run;
 mod serve;
+mod snapshot;
 mod state_versions;
 mod token;
 mod top;
@@ -44,6 +45,7 @@ pub(crate) enum Command {
     Events(events::Arguments),
     Operation(operation::Arguments),
     Top(top::Arguments),
+    Snapshot(snapshot::Arguments),
     Serve(serve::Arguments),
     Probe(probe::Arguments),
     Mgmtdev(mgmtdev::Arguments),
@@ -88,6 +90,7 @@ impl Command {
             Self::Events(arguments) => events::execute(&arguments, format),
             Self::Operation(arguments) => operation::execute(&arguments, format),
             Self::Top(arguments) => top::execute(&arguments),
+            Self::Snapshot(arguments) => snapshot::execute(&arguments, format),
             Self::Serve(arguments) => serve::execute(&arguments),
             Self::Probe(arguments) => probe::execute(&arguments, format),
             Self::Mgmtdev(arguments) => mgmtdev::execute(&arguments, format),

@@ -1,5 +1,6 @@
 //! `bellhop node`: the node as a whole.
 
+mod drain;
 mod proxy;
 
 use std::collections::BTreeMap;
@@ -28,7 +29,8 @@ const ENDING: Duration = Duration::from_secs(30);
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  bellhop node shutdown-guests
+  bellhop node drain --to https://node2:8443
+  bellhop node uncordon
   bellhop node shutdown-guests --timeout 5m")]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -40,6 +42,20 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    Drain(drain::Arguments),
+    /// Have this node take no new VMs
+    ///
+    /// The daemon refuses to create VMs and to receive them from other nodes, also after its restart.
+    /// Existing VMs are not affected. `bellhop version` shows it.
+    #[command(after_long_help = "\
+Examples:
+  bellhop node cordon")]
+    Cordon,
+    /// Have this node take new VMs again
+    #[command(after_long_help = "\
+Examples:
+  bellhop node uncordon")]
+    Uncordon,
     ShutdownGuests(ShutdownGuests),
     /// Connect standard input and output with the daemon's socket
     #[command(hide = true)]
@@ -75,6 +91,15 @@ struct ShutdownGuests {
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let which = arguments.node.resolved()?;
     match &arguments.command {
+        Command::Drain(arguments) => drain::execute(arguments, &which.connect()?, format),
+        Command::Cordon => {
+            which.connect()?.put_cordon().send()?;
+            format.print_done(&json!({ "cordoned": true }))
+        }
+        Command::Uncordon => {
+            which.connect()?.delete_cordon().send()?;
+            format.print_done(&json!({ "cordoned": false }))
+        }
         Command::ShutdownGuests(arguments) => {
             shut_down(&which.connect()?, arguments.timeout, format)
         }

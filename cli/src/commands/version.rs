@@ -60,11 +60,12 @@ fn text(versions: &Versions, absent: Option<&Error>) -> String {
     let Client { version, api } = versions.client;
     let daemon = match (&versions.daemon, absent) {
         (Some(daemon), _) => format!(
-            "bellhop {}, API level {}, process {}, socket {}",
+            "bellhop {}, API level {}, process {}, socket {}{}",
             printable(&daemon.version),
             daemon.api,
             daemon.pid,
-            printable(&daemon.socket)
+            printable(&daemon.socket),
+            if daemon.cordoned { ", cordoned" } else { "" }
         ),
         (None, Some(error)) => printable(&error.to_string()),
         (None, None) => "unknown".to_owned(),

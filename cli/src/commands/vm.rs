@@ -13,12 +13,13 @@ mod disk;
 mod edit;
 pub(crate) mod list;
 mod logs;
-mod migrate;
+pub(super) mod migrate;
 mod migration;
 pub(crate) mod nic;
 pub(crate) mod removal;
 mod replace;
 mod reset;
+mod restore;
 mod selection;
 mod set;
 mod show;
@@ -68,7 +69,8 @@ Examples:
   bellhop vm nic add web from=pci/0000:01:00.0
   bellhop vm disk add web path=/var/lib/images/data.img
   bellhop vm logs web --follow
-  bellhop vm snapshot web /var/lib/snapshots/web
+  bellhop vm snapshot web before-the-update
+  bellhop vm restore web before-the-update
   bellhop vm compat web node2
   bellhop vm migrate web node2
   bellhop vm migration show web
@@ -140,6 +142,7 @@ Examples:
     Console(console::Arguments),
     Logs(logs::Arguments),
     Snapshot(snapshot::Arguments),
+    Restore(restore::Arguments),
     Migrate(migrate::Arguments),
     Migration(migration::Arguments),
     Compat(compat::Arguments),
@@ -185,6 +188,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         Command::Console(arguments) => console::execute(arguments, &node),
         Command::Logs(arguments) => logs::execute(arguments, &node),
         Command::Snapshot(arguments) => snapshot::execute(arguments, &node, format),
+        Command::Restore(arguments) => restore::execute(arguments, &node, format),
         Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),
         Command::Migration(arguments) => migration::execute(arguments, &node, format),
         Command::Compat(arguments) => compat::execute(arguments, &node, format),
@@ -197,8 +201,11 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     }
 }
 
-/// Acts on one VM after the other, even if one fails. Returns the first failure's code.
-fn each(names: &[String], mut act: impl FnMut(&str) -> Result<Code, Error>) -> Result<Code, Error> {
+/// Acts on one object after the other, even if one fails. Returns the first failure's code.
+pub(super) fn each(
+    names: &[String],
+    mut act: impl FnMut(&str) -> Result<Code, Error>,
+) -> Result<Code, Error> {
     if let [name] = names {
         return act(name);
     }

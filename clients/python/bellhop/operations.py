@@ -13,6 +13,18 @@ from .transport import Transport
 class Operations(Transport):
     """A method for each operation. A refusal raises `Problem`."""
 
+    def delete_cordon(self) -> None:
+        """Take new virtual machines again."""
+        return self._call("DELETE", ["v1", "cordon"])
+
+    def put_cordon(self) -> None:
+        """Take no new virtual machines."""
+        return self._call("PUT", ["v1", "cordon"])
+
+    def get_doctor(self) -> DoctorReport:
+        """Check the host."""
+        return self._call("GET", ["v1", "doctor"])
+
     def watch_events(
         self,
         *,
@@ -54,6 +66,18 @@ class Operations(Transport):
         """List NICs."""
         return self._call("GET", ["v1", "nics"])
 
+    def create_nic(self, body: HostNicSpec) -> HostNicListing:
+        """Create a NIC."""
+        return self._call("POST", ["v1", "nics"], body=body)
+
+    def delete_nic(self, name: str) -> None:
+        """Delete a NIC."""
+        return self._call("DELETE", ["v1", "nics", name])
+
+    def get_nic(self, name: str) -> HostNicListing:
+        """Read a NIC."""
+        return self._call("GET", ["v1", "nics", name])
+
     def get_openapi(self) -> dict[str, Any]:
         """Read this description."""
         return self._call("GET", ["v1", "openapi.json"])
@@ -91,6 +115,22 @@ class Operations(Transport):
     def get_port(self, bus: str, device: str, index: int) -> PortListing:
         """Read a port."""
         return self._call("GET", ["v1", "ports", bus, device, index])
+
+    def list_snapshots(self) -> ItemsSnapshot:
+        """List snapshots."""
+        return self._call("GET", ["v1", "snapshots"])
+
+    def delete_snapshot(self, name: str) -> None:
+        """Delete a snapshot."""
+        return self._call("DELETE", ["v1", "snapshots", name])
+
+    def get_snapshot(self, name: str) -> Snapshot:
+        """Read a snapshot."""
+        return self._call("GET", ["v1", "snapshots", name])
+
+    def get_snapshot_spec(self, name: str) -> VmSpec:
+        """Read the configuration of the virtual machine of a snapshot."""
+        return self._call("GET", ["v1", "snapshots", name, "spec"])
 
     def get_topology(self, *, function: str | None = None) -> TopologyListing:
         """Read the topology."""
@@ -168,6 +208,7 @@ class Operations(Transport):
         body: VmSpec,
         *,
         wait: bool | None = None,
+        restore_from: str | None = None,
         if_match: str | None = None,
         if_none_match: str | None = None,
     ) -> Operation | VmInfo:
@@ -175,7 +216,7 @@ class Operations(Transport):
         return self._call(
             "PUT",
             ["v1", "vms", name],
-            query={"wait": wait},
+            query={"wait": wait, "restore_from": restore_from},
             headers={"If-Match": if_match, "If-None-Match": if_none_match},
             body=body,
         )
@@ -301,7 +342,7 @@ class Operations(Transport):
     def create_vm_snapshot(
         self,
         name: str,
-        body: SnapshotRequest,
+        body: VmSnapshotRequest,
         *,
         wait: bool | None = None,
     ) -> Operation | SnapshotInfo:

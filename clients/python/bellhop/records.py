@@ -54,6 +54,7 @@ ErrorCode = Literal[
     "cannot_move",
     "console_in_use",
     "contradiction",
+    "cordoned",
     "crashed",
     "deleting",
     "device_taken",
@@ -89,6 +90,7 @@ ErrorCode = Literal[
     "no_such_log",
     "no_such_operation",
     "no_such_path",
+    "no_such_snapshot",
     "no_such_vm",
     "no_token",
     "no_vdpa",
@@ -307,6 +309,24 @@ class DiskSummary(TypedDict):
     state: PlugPhase
 
 
+class DoctorFinding(TypedDict):
+    """A finding about a host."""
+
+    found: str
+    group: str
+    name: str
+    remedy: list[str]
+    state: str
+
+
+class DoctorReport(TypedDict):
+    """Whether a host is ready for virtual machines on vDPA NICs."""
+
+    findings: list[DoctorFinding]
+    fit: bool
+    next: list[str]
+
+
 class DowntimeParts(TypedDict):
     """Parts of the downtime, in milliseconds; null for a part that has not ended."""
 
@@ -467,6 +487,25 @@ class HostNicListing(TypedDict):
     nic: dict[str, HostNicInfo]
 
 
+HostNicSpec = TypedDict(
+    "HostNicSpec",
+    {
+        "bridge": "NotRequired[str | None]",
+        "device_features": "NotRequired[int | None]",
+        "from": "str",
+        "kind": "NotRequired[NicKind]",
+        "mac": "NotRequired[str | None]",
+        "max_tx_rate": "NotRequired[int | None]",
+        "min_tx_rate": "NotRequired[int | None]",
+        "mtu": "NotRequired[int | None]",
+        "name": "str",
+        "queue_pairs": "NotRequired[int | None]",
+        "virtual_functions": "NotRequired[int | None]",
+        "vlan": "NotRequired[int | None]",
+    },
+)
+
+
 class InFlight(TypedDict):
     """Buffers that NICs had been given and had not used when the guest was stopped, by what the
     queues are for."""
@@ -492,6 +531,12 @@ class ItemsOperation(TypedDict):
     """A list, in an object so that a later version can add members beside it."""
 
     items: list[Operation]
+
+
+class ItemsSnapshot(TypedDict):
+    """A list, in an object so that a later version can add members beside it."""
+
+    items: list[Snapshot]
 
 
 class ItemsVmInfo(TypedDict):
@@ -772,18 +817,23 @@ class SettleRequest(TypedDict):
     settle: Place
 
 
+class Snapshot(TypedDict):
+    """A snapshot that the daemon keeps."""
+
+    bytes: int
+    created_ms: int | None
+    format: int | None
+    name: str
+    path: str
+    vm: str | None
+
+
 class SnapshotInfo(TypedDict):
     """A snapshot that was written."""
 
     memory_bytes: int
     path: str
     paused_ms: int
-
-
-class SnapshotRequest(TypedDict):
-    """Where a snapshot is to be."""
-
-    path: str
 
 
 SpecChange = TypedDict(
@@ -954,6 +1004,7 @@ class Version(TypedDict):
     """The daemon."""
 
     api: int
+    cordoned: bool
     pid: int
     socket: str
     version: str
@@ -1018,6 +1069,13 @@ class VmNic(TypedDict):
     id: str
     mac: str | None
     path: str | None
+
+
+class VmSnapshotRequest(TypedDict):
+    """Where a snapshot is to be: exactly one of `name` and `path`."""
+
+    name: NotRequired[str | None]
+    path: NotRequired[str | None]
 
 
 class VmSpecMemory(TypedDict):

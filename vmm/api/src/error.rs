@@ -54,6 +54,8 @@ described! {
         ConsoleInUse,
         /// Members of the body contradict each other.
         Contradiction,
+        /// The node takes no new virtual machines.
+        Cordoned,
         /// The machine has crashed.
         Crashed,
         /// The virtual machine is being deleted.
@@ -124,6 +126,8 @@ described! {
         NoSuchOperation,
         /// The path does not exist.
         NoSuchPath,
+        /// The daemon keeps no snapshot of this name.
+        NoSuchSnapshot,
         /// The virtual machine does not exist.
         NoSuchVm,
         /// The request has no token.

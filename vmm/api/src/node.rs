@@ -6,6 +6,7 @@ mod labels;
 mod nic;
 mod operation;
 mod plan;
+mod snapshot;
 mod spec_change;
 mod vm;
 
@@ -23,12 +24,13 @@ pub use event::{Event, EventChange};
 pub use labels::{
     BadLabel, Labels, Selector, annotations_schema, check_annotations, check_labels, labels_schema,
 };
-pub use nic::{NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
+pub use nic::{HostNicSpec, NicId, NicKind, NicMove, NicSettings, NicSettingsError, NicStandBy};
 pub use operation::{
     OPERATION_WAIT_MAX_S, Operation, OperationKind, OperationPhase, OperationProgress,
     OperationQuery, OperationResult, OperationWait, UpgradeInfo,
 };
 pub use plan::Plan;
+pub use snapshot::{BadSnapshotName, Snapshot, SnapshotName, VmSnapshotRequest};
 pub use spec_change::{Applied, SpecChange, SpecChanges};
 pub use vm::{
     AfterGrace, BadPhase, ConsolePaths, Desired, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S,
@@ -46,6 +48,10 @@ pub struct Version {
     pub pid: u32,
     /// Its socket.
     pub socket: String,
+    /// Whether the node takes no new virtual machines.
+    #[serde(default)]
+    #[schema(required)]
+    pub cordoned: bool,
 }
 
 /// Which events a stream has, where it begins and whether it ends.

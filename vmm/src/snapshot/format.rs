@@ -230,6 +230,14 @@ impl Sections {
     }
 }
 
+/// The version of the state that begins here; `None` if none does.
+pub fn version_of(source: &mut impl Read) -> Option<u32> {
+    let mut head = [0; MAGIC.len() + size_of::<u32>()];
+    source.read_exact(&mut head).ok()?;
+    let (version, _) = head.strip_prefix(&MAGIC)?.split_first_chunk()?;
+    Some(u32::from_le_bytes(*version))
+}
+
 /// Frames `body` as a state.
 pub(super) fn frame(body: &[u8]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();

@@ -28,12 +28,13 @@ use crate::context::Node;
 /// The copy in the repository.
 const COPY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi.json");
 
-const TAGS: [Tag; 7] = [
+const TAGS: [Tag; 8] = [
     Tag {
         name: "node",
         about: "The daemon: its version, its events, metrics and this description.",
         paths: &[
             "/v1/version",
+            "/v1/cordon",
             "/v1/events",
             "/v1/metrics",
             "/v1/openapi.json",
@@ -44,6 +45,7 @@ const TAGS: [Tag; 7] = [
         about: "Devices of the host: PCI functions, ports, NICs and vDPA devices.",
         paths: &[
             "/v1/topology",
+            "/v1/doctor",
             "/v1/functions",
             "/v1/ports",
             "/v1/nics",
@@ -55,6 +57,11 @@ const TAGS: [Tag; 7] = [
         name: "operations",
         about: "Long work of the daemon: its progress and its result.",
         paths: &["/v1/operations"],
+    },
+    Tag {
+        name: "snapshots",
+        about: "Snapshots of virtual machines that the daemon keeps.",
+        paths: &["/v1/snapshots"],
     },
     Tag {
         name: "vms",

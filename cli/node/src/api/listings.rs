@@ -313,6 +313,34 @@ pub(super) struct HostNicInfo {
     max_vq_pairs: Option<u16>,
 }
 
+/// Whether a host is ready for virtual machines on vDPA NICs.
+#[derive(Debug, ToSchema)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
+pub(super) struct DoctorReport {
+    /// Whether no requirement is missing.
+    fit: bool,
+    /// The findings, by group.
+    findings: Vec<DoctorFinding>,
+    /// The next commands on this host, from its devices, NICs and kernel to a virtual machine.
+    next: Vec<String>,
+}
+
+/// A finding about a host.
+#[derive(Debug, ToSchema)]
+#[cfg_attr(test, derive(serde::Serialize, serde::Deserialize))]
+pub(super) struct DoctorFinding {
+    /// Its group, such as `kernel`.
+    group: String,
+    /// The name of the checked object.
+    name: String,
+    /// `ok`, `warning`, `missing` or `unknown`.
+    state: String,
+    /// The result, one sentence.
+    found: String,
+    /// What fixes it: commands, or lines for a file.
+    remedy: Vec<String>,
+}
+
 fn text() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(SchemaType::new(Type::String))
 }
@@ -372,6 +400,14 @@ mod tests {
         strip_nulls(&mut read);
         assert_eq!(read, written);
         written
+    }
+
+    #[test]
+    fn findings_about_a_host_are_as_described() {
+        let report =
+            bellhop_diagnostics::doctor::report(&bellhop_diagnostics::doctor::Host::this());
+        let written = is_described::<DoctorReport>(&report);
+        assert!(!written["findings"].as_array().unwrap().is_empty());
     }
 
     #[test]

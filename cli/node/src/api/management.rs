@@ -40,7 +40,8 @@ impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         let kind = match error {
             StoreError::NotPermitted { .. } => conflict("not_permitted"),
-            StoreError::NoNic(_) => NOT_FOUND,
+            // No NIC can have the name.
+            StoreError::NoNic(_) | StoreError::Name(_) => NOT_FOUND,
             _ => HOST_FAILED,
         };
         Self::transparent(kind, error)

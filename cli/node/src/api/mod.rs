@@ -1,7 +1,9 @@
 //! The daemon's endpoints, one file and one line each, and their description.
 
+mod cordon;
 #[cfg(test)]
 mod description;
+mod doctor;
 mod events;
 mod functions;
 mod listings;
@@ -14,6 +16,7 @@ mod operations;
 mod ports;
 mod precondition;
 mod proxy;
+mod snapshots;
 mod state;
 mod topology;
 mod vdpa_device;
@@ -77,6 +80,7 @@ struct Description;
 fn registered() -> OpenApiRouter<Arc<Node>> {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(version::show))
+        .routes(routes!(cordon::put, cordon::remove))
         .routes(routes!(vms::list))
         .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
         .routes(routes!(vm_spec::show, vm_spec::change))
@@ -101,6 +105,9 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(operations::show, operations::cancel))
         .routes(routes!(operations::snapshot))
         .routes(routes!(operations::upgrade))
+        .routes(routes!(snapshots::list))
+        .routes(routes!(snapshots::show, snapshots::remove))
+        .routes(routes!(snapshots::spec))
         .routes(routes!(openapi))
         .routes(routes!(events::follow))
         .routes(routes!(metrics::show))
@@ -118,7 +125,9 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
             vdpa_device::change,
             vdpa_device::remove
         ))
-        .routes(routes!(nics::list))
+        .routes(routes!(nics::list, nics::create))
+        .routes(routes!(nics::show, nics::remove))
+        .routes(routes!(doctor::show))
 }
 
 /// The served description; a test generates it and compares.

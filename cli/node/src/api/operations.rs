@@ -12,9 +12,10 @@ use axum::http::header::LOCATION;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use bellhop_api::Items;
-use bellhop_api::machine::{SnapshotInfo, SnapshotRequest, UpgradeRequest};
+use bellhop_api::machine::{SnapshotInfo, UpgradeRequest};
 use bellhop_api::node::{
     OPERATION_WAIT_MAX_S, Operation, OperationKind, OperationPhase, OperationQuery, OperationWait,
+    VmSnapshotRequest,
 };
 use bellhop_api::responses::{NamedChangeErrors, ProcessErrors, ProxyErrors, WatchErrors};
 use utoipa::IntoParams;
@@ -160,9 +161,10 @@ pub(super) async fn cancel(
 /// on the disk before the operation ends. A failed snapshot leaves nothing behind, and the virtual
 /// machine continues. The snapshot continues also if the client disconnects.
 ///
-/// The snapshot holds the memory of the guest: protect it. `bellhop run --restore` restores it.
+/// The snapshot holds the memory of the guest: protect it. The daemon keeps one with a `name`, and
+/// restores it: see `restore_from` of `put_vm`. `bellhop run --restore` restores one at a `path`.
 #[utoipa::path(post, path = "/v1/vms/{name}/snapshot", operation_id = "create_vm_snapshot",
-    params(VmPath, Waiting), request_body = SnapshotRequest, responses(
+    params(VmPath, Waiting), request_body = VmSnapshotRequest, responses(
     (status = 201, description = "The snapshot is complete", body = SnapshotInfo),
     (status = 202, description = "With `wait=false`: it is in progress", body = Operation,
         headers(("Location" = String, description = "The operation"))),
@@ -173,7 +175,7 @@ pub(super) async fn snapshot(
     VmPath { name }: VmPath,
     Parameters(Waiting { wait }): Parameters<Waiting>,
     by: Requested,
-    JsonBody(wanted): JsonBody<SnapshotRequest>,
+    JsonBody(wanted): JsonBody<VmSnapshotRequest>,
 ) -> Result<Response, Error> {
     let (operation, written) = node.machines.snapshot(&name, wanted, by).await?;
     if wait == Some(false) {

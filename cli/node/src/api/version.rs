@@ -19,6 +19,7 @@ pub(super) async fn show(State(node): Api) -> Json<Version> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         api: API_LEVEL,
         pid: std::process::id(),
+        cordoned: node.paths.cordon().exists(),
         socket: node.paths.socket().to_string_lossy().into_owned(),
     })
 }

@@ -8,7 +8,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use bellhop_api::machine::WantedState;
 use bellhop_api::node::{
-    AfterGrace, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, Operation, StopMode, VmInfo, VmStateChange,
+    AfterGrace, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, Operation, SnapshotName, StopMode, VmInfo,
+    VmStateChange,
 };
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors};
 use serde::Deserialize;
@@ -64,8 +65,12 @@ pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Re
 ///
 /// `If-None-Match: *` only creates, `If-Match` only replaces. 412 has the code `vm_exists`,
 /// `no_such_vm` or `generation_conflict`. With `wait=false` it is an operation.
+///
+/// With `restore_from` the machine continues from a snapshot instead of booting. Later starts boot.
+/// The spec has the NICs and disks of the snapshot; `GET /v1/snapshots/{name}/spec` returns one.
+/// Devices may differ. Other members apply at the next start, as with a patch.
 #[utoipa::path(put, path = "/v1/vms/{name}", operation_id = "put_vm",
-    params(VmPath, Waiting, Precondition), request_body = VmSpec, responses(
+    params(VmPath, Making, Precondition), request_body = VmSpec, responses(
     (status = 200, description = "It was there already; or was stopped, and is replaced",
         body = VmInfo,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
@@ -79,21 +84,36 @@ pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Re
 pub(super) async fn put(
     State(node): Api,
     VmPath { name }: VmPath,
-    Parameters(Waiting { wait }): Parameters<Waiting>,
+    Parameters(Making { wait, restore_from }): Parameters<Making>,
     precondition: Precondition,
     by: Requested,
     JsonBody(spec): JsonBody<VmSpec>,
 ) -> Result<Response, Error> {
     let condition = precondition.condition()?;
     if wait == Some(false) {
-        let begun = node.machines.begin_put(&name, condition, spec, by);
+        let begun = node
+            .machines
+            .begin_put(&name, condition, spec, restore_from, by);
         return Ok(accepted(&begun.await?));
     }
-    let status = match node.machines.put(&name, condition, spec).await? {
+    let put = node.machines.put(&name, condition, spec, restore_from);
+    let status = match put.await? {
         Put::Created => StatusCode::CREATED,
         Put::Same | Put::Replaced => StatusCode::OK,
     };
     Ok((status, tagged(&node, &name)?).into_response())
+}
+
+/// How a virtual machine is made.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Making {
+    /// Whether the answer waits for the result: `true` where it is not given
+    wait: Option<bool>,
+    /// The snapshot from which it continues; it boots where none is given
+    #[param(value_type = Option<String>, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    restore_from: Option<SnapshotName>,
 }
 
 /// How long an answer takes.

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use axum::http::{Method, StatusCode};
 use bellhop_api::machine::{
-    MigrationRequest, NicChange, ReceiveConfig, VmState, VmStatus, WantedState,
+    MigrationRequest, NicChange, ReceiveConfig, RestoreRequest, SNAPSHOT_TIME, VmState, VmStatus,
+    WantedState,
 };
 use devices::virtio::block::disk::Disk;
 use vmm::boot::{self, BootSource};
@@ -370,6 +371,17 @@ impl Host for Machines {
         self.await_started(vm, identity)?;
         let (config, devices) = self.configuration(vm, record)?;
         let vmm = self.api_of(vm);
+        if let Some(path) = &record.restore_from {
+            let at = "/v1/vm/restore";
+            let wanted = RestoreRequest {
+                path: path.clone(),
+                vdpa: config.vdpa,
+                paused: false,
+            };
+            let wanted = Some(&wanted);
+            let restored = vmm.hand_over(Method::PUT, at, wanted, SNAPSHOT_TIME, &devices);
+            return self.runtime.block_on(restored).map(drop);
+        }
         self.runtime.block_on(async {
             vmm.hand_over(Method::PUT, "/v1/vm", Some(&config), SOON, &devices)
                 .await?;

@@ -49,6 +49,7 @@ pub(crate) mod record;
 mod requests;
 mod settle;
 mod slot;
+mod snapshots;
 pub(crate) mod spec;
 mod spec_patch;
 pub(crate) mod steps;
@@ -64,6 +65,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ::vmm::api::API_LEVEL;
 use ::vmm::config::DiskConfig;
 use bellhop_api::machine::{MigrationStatus, WantedState};
+use bellhop_api::node::SnapshotName;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 
@@ -334,7 +336,8 @@ impl Machines {
         .await
     }
 
-    /// Creates a VM, or changes the existing one to match the request.
+    /// Creates a VM, or changes the existing one to match the request. With a snapshot it continues
+    /// there instead of booting.
     ///
     /// # Errors
     /// The change failed and was rolled back.
@@ -343,9 +346,11 @@ impl Machines {
         vm: &VmName,
         condition: Condition,
         spec: VmSpec,
+        restore_from: Option<SnapshotName>,
     ) -> Result<Put, Error> {
         spec.check(vm)?;
-        let work = |machines: &Self, slot: &Slot| machines.put_now(slot, spec);
+        let work =
+            move |machines: &Self, slot: &Slot| machines.put_now(slot, spec, restore_from.as_ref());
         self.request_if(self.place(vm), condition, work).await
     }
 

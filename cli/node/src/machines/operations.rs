@@ -24,7 +24,7 @@ use bellhop_api::machine::{
 };
 use bellhop_api::node::{
     Operation, OperationKind, OperationPhase, OperationProgress, OperationQuery, OperationResult,
-    UpgradeInfo,
+    SnapshotName, UpgradeInfo, VmSnapshotRequest,
 };
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, oneshot};
@@ -272,12 +272,12 @@ impl Operations {
     }
 }
 
-fn since_1970() -> Duration {
+pub(super) fn since_1970() -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap_or_default()
 }
 
-fn milliseconds(time: Duration) -> u64 {
+pub(super) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -593,6 +593,7 @@ impl Machines {
         vm: &VmName,
         condition: Condition,
         spec: VmSpec,
+        restore_from: Option<SnapshotName>,
         by: Requested,
     ) -> Result<Operation, Error> {
         spec.check(vm)?;
@@ -601,7 +602,7 @@ impl Machines {
         self.operations.check_room()?;
         let (machines, name) = (self.clone(), vm.clone());
         let work = async move {
-            machines.put(&name, condition, spec).await?;
+            machines.put(&name, condition, spec, restore_from).await?;
             Ok(None)
         };
         let begun = self.spawn_operation(OperationKind::Create, vm, by, work);
@@ -611,17 +612,21 @@ impl Machines {
     /// Writes a snapshot as an operation, whose end a client can wait for.
     ///
     /// # Errors
-    /// The VM does not run, and nothing began.
+    /// The VM does not run, or the name is taken; nothing began.
     pub(crate) async fn snapshot(
         self: &Arc<Self>,
         vm: &VmName,
-        wanted: SnapshotRequest,
+        wanted: VmSnapshotRequest,
         by: Requested,
     ) -> Result<(Operation, impl Future<Output = Result<SnapshotInfo, Error>>), Error> {
         self.operations.check_room()?;
         let vmm = self.vmm(vm)?;
+        let place = self.place_for_snapshot(vm, wanted).await?;
         let work = async move {
+            let path = place.path().to_owned();
+            let wanted = SnapshotRequest { path };
             let written = vmm.snapshot(&wanted).await?;
+            place.complete();
             Ok(Some(OperationResult {
                 snapshot: Some(SnapshotInfo {
                     path: wanted.path,

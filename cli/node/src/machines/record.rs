@@ -12,6 +12,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::path::PathBuf;
 
 use bellhop_api::config::VmConfig;
 use bellhop_api::machine::{End, EndReason};
@@ -104,6 +105,10 @@ pub(crate) struct Record {
     /// The VM without devices as its process runs it, if `spec` has changed since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) running: Option<Box<VmConfig>>,
+    /// The snapshot with which its process begins. Not stored: a daemon that finds the VM half
+    /// created deletes it.
+    #[serde(skip)]
+    pub(crate) restore_from: Option<PathBuf>,
     /// How often the node has restarted it.
     pub(crate) restarts: u64,
     /// How it ended last.
@@ -174,6 +179,7 @@ impl Record {
             phase: Phase::Creating,
             steps: Vec::new(),
             running: None,
+            restore_from: None,
             restarts: 0,
             last_end: None,
             departure: None,
@@ -191,6 +197,21 @@ impl Record {
     pub(crate) fn coming(spec: VmSpec, arrival: Arrival) -> Self {
         Self {
             arrival: Some(arrival),
+            ..Self::new(spec)
+        }
+    }
+
+    /// The record of a VM that begins with the snapshot at `path`, in which it has this
+    /// configuration.
+    pub(crate) fn restored(spec: VmSpec, path: PathBuf, saved: &VmConfig) -> Self {
+        let running = VmConfig {
+            vdpa: Vec::new(),
+            disks: Vec::new(),
+            ..saved.clone()
+        };
+        Self {
+            running: Some(Box::new(running)).filter(|running| **running != spec.fixed()),
+            restore_from: Some(path),
             ..Self::new(spec)
         }
     }

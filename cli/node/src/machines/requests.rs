@@ -4,6 +4,7 @@
 //! processes.
 
 use bellhop_api::machine::{MigrationStatus, WantedState};
+use bellhop_api::node::SnapshotName;
 use vmm::config::DiskConfig;
 
 use super::departure::remedy;
@@ -34,7 +35,28 @@ impl Machines {
         }
     }
 
-    pub(super) fn put_now(&self, slot: &Slot, spec: VmSpec) -> Result<Put, Error> {
+    /// Fails if this node takes no new VMs.
+    pub(super) fn check_not_cordoned(&self) -> Result<(), Error> {
+        if !self.paths.cordon().exists() {
+            return Ok(());
+        }
+        let message = "this node is cordoned: it takes no new virtual machines";
+        let error = Error::conflict("cordoned", message);
+        Err(error.hint("`bellhop node uncordon`, or DELETE /v1/cordon, has it take new ones again"))
+    }
+
+    /// Creates, replaces, starts or stops a VM. One that is restored from a snapshot is always
+    /// created or replaced.
+    pub(super) fn put_now(
+        &self,
+        slot: &Slot,
+        spec: VmSpec,
+        restore_from: Option<&SnapshotName>,
+    ) -> Result<Put, Error> {
+        let next = match restore_from {
+            None => Record::new(spec),
+            Some(snapshot) => self.restored(spec, snapshot)?,
+        };
         let left = slot
             .record()
             .filter(|record| record.phase != Phase::Present);
@@ -44,14 +66,15 @@ impl Machines {
             self.life(slot).delete(&mut record)?;
         }
         let Some(mut record) = slot.record() else {
-            self.reserve(slot, &spec)?;
-            self.life(slot).create(Record::new(spec))?;
+            self.check_not_cordoned()?;
+            self.reserve(slot, &next.spec)?;
+            self.life(slot).create(next)?;
             self.tell(slot.name(), Change::Created);
             return Ok(Put::Created);
         };
         check_here(slot.name(), &record)?;
-        if spec.is_same_machine(&record.spec) {
-            let wanted = match spec.state {
+        if next.restore_from.is_none() && next.spec.is_same_machine(&record.spec) {
+            let wanted = match next.spec.state {
                 Desired::Running if record.process().is_some() && record.is_on() => {
                     return Ok(Put::Same);
                 }
@@ -75,8 +98,8 @@ impl Machines {
         // Otherwise it would run under the name and with the NICs of a guest that may run
         // elsewhere.
         check_whereabouts(slot.name(), &record)?;
-        self.reserve(slot, &spec)?;
-        self.life(slot).replace(&mut record, spec)?;
+        self.reserve(slot, &next.spec)?;
+        self.life(slot).replace(&mut record, next)?;
         self.tell(slot.name(), Change::Replaced);
         Ok(Put::Replaced)
     }

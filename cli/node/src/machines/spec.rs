@@ -32,7 +32,7 @@ use vdpa_mgmt::NetConfig;
 use vmm::config::{DiskConfig, VmConfig};
 
 pub(crate) use self::name::{OWNER, VmName, bad_vm_name, owned_by};
-pub(crate) use self::nic::{ExistingDevice, NicSource, NicSpec};
+pub(crate) use self::nic::{ExistingDevice, NicSource, NicSpec, host_request};
 use crate::error::Error;
 
 /// The longest name of a vDPA device, in bytes.

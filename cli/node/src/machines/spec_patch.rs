@@ -72,7 +72,7 @@ impl Machines {
         }
         if !dry_run && !changes.is_empty() {
             if has_other_nics {
-                self.life(slot).replace(&mut record, spec)?;
+                self.life(slot).replace(&mut record, Record::new(spec))?;
             } else {
                 self.life(slot).change_spec(&mut record, spec)?;
             }
@@ -301,7 +301,10 @@ mod tests {
         let vm: VmName = "web".parse().unwrap();
         let spec = json!({ "kernel": "/nonexistent", "state": "Stopped" });
         let spec = serde_json::from_value(spec).unwrap();
-        machines.put(&vm, Condition::Absent, spec).await.unwrap();
+        machines
+            .put(&vm, Condition::Absent, spec, None)
+            .await
+            .unwrap();
         let patch = |condition: Condition, patch: Value, dry_run| {
             let patch = patch.as_object().cloned().unwrap_or_default();
             machines.patch_spec(&vm, condition, patch, dry_run)

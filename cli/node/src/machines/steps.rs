@@ -101,7 +101,8 @@ pub(crate) trait Host: Send + Sync {
     fn start_process(&self, vm: &VmName) -> Result<Identity, Error>;
     /// Ends the VM's process: this one, and any other with the VM's mark.
     fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), Error>;
-    /// Boots the VM in the process, with its NICs on the devices in the record.
+    /// Boots the VM in the process, or restores it from the snapshot in the record, with its NICs on
+    /// the devices in the record.
     fn boot_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error>;
     /// Plugs a NIC into the running VM, unless it has the NIC.
     fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error>;
@@ -235,11 +236,15 @@ impl Life<'_> {
         }
         let mut present = record.clone();
         present.phase = Phase::Present;
+        let is_restored = present.restore_from.take().is_some();
         if present.arrival.is_none() {
             present.forget_former();
         }
         self.keep(&present)?;
         *record = present;
+        if is_restored {
+            self.host.announce(self.vm, record.spec.nics());
+        }
         Ok(())
     }
 

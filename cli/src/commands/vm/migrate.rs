@@ -237,12 +237,12 @@ fn parts_line(parts: &DowntimeParts) -> String {
 /// The request to a daemon: to send a VM to another node, or to a waiting process.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Wanted<T> {
+pub(in crate::commands) enum Wanted<T> {
     Send(T),
 }
 
 /// The path of a VM's migration in the API.
-pub(super) fn at(name: &str) -> String {
+pub(in crate::commands) fn at(name: &str) -> String {
     format!("{}/migration", of_vm(name))
 }
 
@@ -348,7 +348,7 @@ pub(super) fn followed(
 }
 
 /// One line: a bar over the memory of this round.
-pub(super) fn line(name: &str, status: &MigrationStatus) -> String {
+pub(in crate::commands) fn line(name: &str, status: &MigrationStatus) -> String {
     let name = printable(name);
     if status.phase != MigrationPhase::Copy || status.ram_bytes == 0 {
         return format!("{name}: {}", status.phase);

@@ -1,8 +1,7 @@
 //! `bellhop vm snapshot`.
 
-use std::path::PathBuf;
-
-use bellhop_api::machine::{SNAPSHOT_TIME, SnapshotRequest};
+use bellhop_api::machine::SNAPSHOT_TIME;
+use bellhop_api::node::{BadSnapshotName, VmSnapshotRequest};
 use bellhop_common::client::{MAKING, Node, STRANGE};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -12,43 +11,54 @@ use bellhop_common::text::printable;
 use super::of_vm;
 use crate::commands::operation;
 
-/// Write a VM into a directory: its memory, processors and devices
+/// Write a snapshot of a VM: its memory, processors and devices
 ///
-/// It stands still meanwhile and then goes on; frames for it are lost. `bellhop run --restore DIRECTORY`
-/// brings back what is in it, as often as you like.
+/// The guest is paused meanwhile, and frames for it are lost. `bellhop vm restore` creates a VM that
+/// continues from the snapshot, as often as you like.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The directory holds all that was in the guest's memory, keys and passwords among it; it is readable by the
-daemon's user only.
+The snapshot has all that was in the guest's memory, also keys and passwords. It is readable by the daemon's user only.
+It does not have the contents of disks: copy their images while the VM is paused.
 
 Examples:
-  bellhop vm snapshot web /var/lib/snapshots/web-before-the-update
+  bellhop vm snapshot web before-the-update
+  bellhop snapshot list
+  bellhop vm delete --force web && bellhop vm restore web before-the-update
 
-To go on from it, as a process that is none of the daemon's VMs, on devices that are free (`bellhop vm show` has the NICs' ids):
-  bellhop run --restore /var/lib/snapshots/web-before-the-update --vdpa id=net0,path=/dev/vhost-vdpa-3")]
+Into a directory that the daemon does not keep, and from there as a process that the daemon does not manage:
+  bellhop vm snapshot web /srv/web.snapshot
+  bellhop run --restore /srv/web.snapshot --vdpa id=net0,path=/dev/vhost-vdpa-3")]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// An absolute path on the node, where nothing is yet
-    #[arg(value_name = "DIRECTORY")]
-    directory: PathBuf,
+    /// The name of the snapshot; or an absolute path on the node, where nothing is yet
+    #[arg(value_name = "SNAPSHOT", value_parser = place)]
+    snapshot: VmSnapshotRequest,
+}
+
+fn place(text: &str) -> Result<VmSnapshotRequest, BadSnapshotName> {
+    let is_path = text.contains('/');
+    Ok(VmSnapshotRequest {
+        name: (!is_path).then(|| text.parse()).transpose()?,
+        path: is_path.then(|| text.into()),
+    })
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     let at = format!("{}/snapshot?wait=false", of_vm(&arguments.name));
-    let body = SnapshotRequest {
-        path: arguments.directory.clone(),
-    };
+    let wanted = &arguments.snapshot;
     // The daemon cancels a snapshot before that.
     let limit = 2 * SNAPSHOT_TIME;
-    let result = operation::carry_through(node, &at, &body, MAKING, limit, |_| ())?;
+    let result = operation::carry_through(node, &at, wanted, MAKING, limit, |_| ())?;
     let written = result.snapshot.ok_or_else(|| Error::failed(STRANGE))?;
     let text = || {
+        let path = written.path.to_string_lossy();
+        let name = wanted.name.as_ref().map_or(&*path, |name| name.as_str());
         format!(
             "{}: {} MiB of memory; the VM stood still for {} ms\n",
-            printable(&arguments.directory.to_string_lossy()),
+            printable(name),
             written.memory_bytes >> 20,
             written.paused_ms,
         )

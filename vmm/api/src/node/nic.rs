@@ -97,6 +97,77 @@ pub struct NicSettings {
     pub failover: Option<NicStandBy>,
 }
 
+/// A NIC of the host that is to be created: a vDPA device with all that it needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostNicSpec {
+    /// Its name, and that of the vDPA device.
+    #[schema(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,63}$")]
+    pub name: NicId,
+    /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a
+    /// management device such as `vdpasim_net`.
+    pub from: String,
+    /// What of the NIC it is made on.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub kind: NicKind,
+    /// The bridge that it is connected with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<String>,
+    /// The VLAN that it is in, without seeing tags.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 4094)]
+    pub vlan: Option<u16>,
+    /// Its MAC address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    #[schema(pattern = "^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$")]
+    pub mac: Option<MacAddress>,
+    /// Its MTU, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 68)]
+    pub mtu: Option<u16>,
+    /// Its queue pairs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 32768)]
+    pub queue_pairs: Option<u16>,
+    /// Its virtio feature bits, all others off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_features: Option<u64>,
+    /// What it sends at most, in Mbit/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub max_tx_rate: Option<u32>,
+    /// What it can always send, in Mbit/s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub min_tx_rate: Option<u32>,
+    /// How many virtual functions the host's NIC gets if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1)]
+    pub virtual_functions: Option<u32>,
+}
+
+impl HostNicSpec {
+    /// The same settings as those of a virtual machine's NIC.
+    #[must_use]
+    pub fn settings(&self) -> NicSettings {
+        NicSettings {
+            id: Some(self.name.clone()),
+            from: Some(self.from.clone()),
+            kind: self.kind,
+            bridge: self.bridge.clone(),
+            vlan: self.vlan,
+            mac: self.mac,
+            mtu: self.mtu,
+            queue_pairs: self.queue_pairs,
+            max_tx_rate: self.max_tx_rate,
+            min_tx_rate: self.min_tx_rate,
+            virtual_functions: self.virtual_functions,
+            ..NicSettings::default()
+        }
+    }
+}
+
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

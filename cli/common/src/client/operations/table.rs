@@ -1,6 +1,18 @@
 //! Each operation of the node's API. Generated from its description; a test compares both.
 
 operations! {
+    /// Take new virtual machines again.
+    DELETE delete_cordon() ["v1", "cordon"]
+        read ();
+
+    /// Take no new virtual machines.
+    PUT put_cordon() ["v1", "cordon"]
+        read ();
+
+    /// Check the host.
+    GET get_doctor() ["v1", "doctor"]
+        read serde_json::Value;
+
     /// Watch events.
     ///
     /// [`Node::events`](super::super::Node::events) reads the stream.
@@ -31,6 +43,18 @@ operations! {
     GET list_nics() ["v1", "nics"]
         read serde_json::Value;
 
+    /// Create a NIC.
+    POST create_nic(; body) ["v1", "nics"]
+        read serde_json::Value;
+
+    /// Delete a NIC.
+    DELETE delete_nic(name) ["v1", "nics", name]
+        read ();
+
+    /// Read a NIC.
+    GET get_nic(name) ["v1", "nics", name]
+        read serde_json::Value;
+
     /// Read this description.
     GET get_openapi() ["v1", "openapi.json"]
         read serde_json::Value;
@@ -57,6 +81,22 @@ operations! {
 
     /// Read a port.
     GET get_port(bus, device, index) ["v1", "ports", bus, device, index]
+        read serde_json::Value;
+
+    /// List snapshots.
+    GET list_snapshots() ["v1", "snapshots"]
+        read bellhop_api::Items<bellhop_api::node::Snapshot>;
+
+    /// Delete a snapshot.
+    DELETE delete_snapshot(name) ["v1", "snapshots", name]
+        read ();
+
+    /// Read a snapshot.
+    GET get_snapshot(name) ["v1", "snapshots", name]
+        read bellhop_api::node::Snapshot;
+
+    /// Read the configuration of the virtual machine of a snapshot.
+    GET get_snapshot_spec(name) ["v1", "snapshots", name, "spec"]
         read serde_json::Value;
 
     /// Read the topology.

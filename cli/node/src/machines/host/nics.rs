@@ -4,6 +4,7 @@
 //! VM uses the devices.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,14 +19,23 @@ use vmm::config::{VdpaConfig, VdpaSource};
 
 use crate::error::{Error, HOST_FAILED, UNUSABLE};
 use crate::machines::Machines;
-use crate::machines::spec::{ExistingDevice, NicSource, NicSpec, OWNER, VmName};
+use crate::machines::spec::{ExistingDevice, NicSource, NicSpec, OWNER, VmName, owned_by};
 use crate::machines::steps::Host as _;
 
 /// Keeps the record of a NIC, and reports its steps.
 struct NicSteps<'a> {
     store: LockedStore,
     machines: &'a Machines,
-    vm: &'a VmName,
+    /// None: the NIC belongs to no VM.
+    vm: Option<&'a VmName>,
+}
+
+impl NicSteps<'_> {
+    fn at(&self, place: &dyn fmt::Display) {
+        if let Some(vm) = self.vm {
+            self.machines.at(vm, place);
+        }
+    }
 }
 
 impl nic::Observer for NicSteps<'_> {
@@ -37,13 +47,11 @@ impl nic::Observer for NicSteps<'_> {
         match progress.activity {
             Activity::Begin(phase, what) => {
                 tracing::debug!(nic = progress.name, "{phase} ({what})");
-                self.machines
-                    .at(self.vm, &format_args!("{} begin {phase:?}", progress.name));
+                self.at(&format_args!("{} begin {phase:?}", progress.name));
             }
             Activity::Undo(what) => {
                 tracing::debug!(nic = progress.name, "undoing {what}");
-                self.machines
-                    .at(self.vm, &format_args!("{} undo {what}", progress.name));
+                self.at(&format_args!("{} undo {what}", progress.name));
             }
             Activity::Leave(why) => tracing::warn!(nic = progress.name, "leaving {why}"),
             Activity::Wait(what) => tracing::debug!(nic = progress.name, "waiting for {what}"),
@@ -209,7 +217,7 @@ impl Machines {
         let mut steps = NicSteps {
             store,
             machines: self,
-            vm,
+            vm: Some(vm),
         };
         let nics = Nics::open()?;
         let is_ours = |other: &MadeNic| {
@@ -242,7 +250,45 @@ impl Machines {
         let mut steps = NicSteps {
             store,
             machines: self,
-            vm,
+            vm: Some(vm),
+        };
+        Nics::open()?.remove(&nic, &mut steps)?;
+        Ok(())
+    }
+
+    /// Creates a NIC that belongs to no VM.
+    ///
+    /// # Errors
+    /// A step failed; those before it are undone.
+    pub(crate) fn make_host_nic(&self, request: &NicRequest) -> Result<MadeNic, Error> {
+        let _one = self.nics.lock();
+        let store = self.nic_store()?;
+        let others = store.nics().map_err(unread)?;
+        let mut steps = NicSteps {
+            store,
+            machines: self,
+            vm: None,
+        };
+        Ok(Nics::open()?.make(request, &others, &mut steps)?)
+    }
+
+    /// Deletes a NIC that belongs to no VM.
+    ///
+    /// # Errors
+    /// It does not exist, belongs to a VM or is in use; or a step cannot be undone.
+    pub(crate) fn remove_host_nic(&self, name: &str) -> Result<(), Error> {
+        let _one = self.nics.lock();
+        let store = self.nic_store()?;
+        let nic = store.nic(name)?;
+        if let Some((vm, id)) = nic.owner().and_then(owned_by) {
+            let message = format!("{name} is the NIC {id} of the virtual machine {vm}");
+            let error = Error::conflict("in_use", message);
+            return Err(error.hint("DELETE /v1/vms/{name}/nics/{id} removes it from that"));
+        }
+        let mut steps = NicSteps {
+            store,
+            machines: self,
+            vm: None,
         };
         Nics::open()?.remove(&nic, &mut steps)?;
         Ok(())

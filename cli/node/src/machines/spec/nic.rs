@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use bellhop_api::node::{NicKind, NicSettings, NicStandBy};
+use bellhop_api::node::{HostNicSpec, NicKind, NicSettings, NicStandBy};
 use bellhop_common::text::address;
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::RefOr;
@@ -338,6 +338,18 @@ fn stand_by_source(
         ))),
         _ => Ok(source),
     }
+}
+
+/// The device to create for no VM.
+///
+/// # Errors
+/// A setting is invalid.
+pub(crate) fn host_request(spec: &HostNicSpec) -> Result<NicRequest, Error> {
+    Ok(NicRequest {
+        name: spec.name.to_string(),
+        device_features: spec.device_features,
+        ..request(&spec.name, &spec.settings(), &spec.from)?
+    })
 }
 
 /// The device to create, without name and owner.

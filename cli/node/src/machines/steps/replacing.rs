@@ -11,22 +11,20 @@
 use vdpa_mgmt::journal::Journal as _;
 
 use super::super::record::{Phase, Record, Step};
-use super::super::spec::VmSpec;
 use super::{Life, not_undone_part, rest};
 use crate::error::Error;
 
 const NOT_REPLACED: &str = "the machine cannot be replaced";
 
 impl Life<'_> {
-    /// Replaces a VM that exists and does not run.
+    /// Replaces a VM that exists and does not run by `next`.
     ///
     /// # Errors
     /// A step failed. The record is the former VM's, with its NICs except those that the error
     /// names.
-    pub(crate) fn replace(&self, record: &mut Record, spec: VmSpec) -> Result<(), Error> {
-        let checked = self.host.check(self.vm, &spec);
+    pub(crate) fn replace(&self, record: &mut Record, mut next: Record) -> Result<(), Error> {
+        let checked = self.host.check(self.vm, &next.spec);
         checked.map_err(Error::wrap(NOT_REPLACED))?;
-        let mut next = Record::new(spec);
         next.takes_place_of(record.clone());
         if let Err(source) = self.keep(&next) {
             // The failed store may have written it.

@@ -88,6 +88,49 @@ fn the_next_daemon_leaves_a_process_alone_that_does_not_answer() {
     assert_eq!(daemon.record, Some(record));
 }
 
+/// Its later starts boot.
+#[test]
+fn a_snapshot_is_restored_once_and_a_failure_leaves_nothing() {
+    let vm: VmName = "web".parse().unwrap();
+    let wanted = spec(2, false, Restart::Never);
+    let mut failed = 0;
+    for at in 0.. {
+        let fake = Fake::default();
+        let daemon = Daemon::new(&fake, &vm);
+        let life = daemon.life();
+        let mut faults = vec![Fault::None; at];
+        faults.push(Fault::Fails);
+        fake.plan(faults);
+        let record = Record::restored(wanted.clone(), "/snapshot".into(), wanted.machine());
+        let Ok(mut record) = life.create(record) else {
+            failed += 1;
+            holds(&fake, &vm).unwrap();
+            assert_eq!(fake.stored(&vm), None, "{at}");
+            let world = fake.world();
+            assert!(world.devices.is_empty() && world.processes.is_empty());
+            continue;
+        };
+        let is_restored = |from: Option<&str>| {
+            let world = fake.world();
+            let [process] = world.processes.as_slice() else {
+                return false;
+            };
+            process.restored.as_deref() == from.map(std::path::Path::new)
+        };
+        assert!(is_restored(Some("/snapshot")));
+        assert_eq!(fake.world().announced.len(), 2);
+        assert_eq!(record.restore_from, None);
+        if !fake.faults.lock().is_empty() {
+            fake.plan(Vec::new());
+            life.stop(&mut record).unwrap();
+            life.start(&mut record).unwrap();
+            assert!(is_restored(None));
+            break;
+        }
+    }
+    assert!(failed > 8, "{failed}");
+}
+
 /// Only this record lists it, because no device was created for it.
 #[test]
 fn a_nic_on_a_device_that_was_there_is_given_up_by_the_next_daemon() {

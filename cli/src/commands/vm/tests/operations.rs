@@ -163,3 +163,40 @@ fn a_migration_is_started_shown_followed_and_cancelled() {
     migration(&["cancel", "web"], &made_up).unwrap();
     assert_eq!(made_up.asked(), ["DELETE /v1/vms/web/migration"]);
 }
+
+#[test]
+fn a_snapshot_has_a_name_or_a_path() {
+    for (place, body) in [
+        ("before", r#"{"name":"before"}"#),
+        ("/srv/a", r#"{"path":"/srv/a"}"#),
+    ] {
+        let arguments = parse::<snapshot::Arguments>(&["web", place]).unwrap();
+        let written = json!({"path": "/s/machine", "memory_bytes": 7, "paused_ms": 9});
+        let result = json!({"result": {"snapshot": written}});
+        let made_up = MadeUp::default()
+            .answer(202, &operation("running", &json!({})))
+            .answer(200, &operation("done", &result));
+        snapshot::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+        let asked = format!("POST /v1/vms/web/snapshot?wait=false {body}");
+        assert_eq!(made_up.asked()[0], asked);
+    }
+    for bad in ["", "..", "a b", "-a"] {
+        assert!(parse::<snapshot::Arguments>(&["web", "--", bad]).is_err());
+    }
+}
+
+#[test]
+fn a_vm_is_restored_with_the_spec_of_its_snapshot() {
+    let spec = json!({"kernel": "/k"});
+    for (more, condition) in [(None, "if-none-match: * "), (Some("--replace"), "")] {
+        let words: Vec<&str> = ["web", "before"].into_iter().chain(more).collect();
+        let arguments = parse::<restore::Arguments>(&words).unwrap();
+        let made_up = MadeUp::default()
+            .answer(200, &spec)
+            .answer(201, &running(7));
+        restore::execute(&arguments, &made_up.node(), format(&[])).unwrap();
+        let put = format!("PUT /v1/vms/web?restore_from=before {condition}{spec}");
+        let asked = ["GET /v1/snapshots/before/spec".to_owned(), put];
+        assert_eq!(made_up.asked(), asked);
+    }
+}

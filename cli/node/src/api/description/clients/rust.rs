@@ -14,7 +14,14 @@ operations! {";
 const RECORDS: [(&str, &[&str]); 3] = [
     (
         "node",
-        &["Operation", "Plan", "SpecChanges", "Version", "VmInfo"],
+        &[
+            "Operation",
+            "Plan",
+            "Snapshot",
+            "SpecChanges",
+            "Version",
+            "VmInfo",
+        ],
     ),
     (
         "machine",

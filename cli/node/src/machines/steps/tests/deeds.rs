@@ -222,7 +222,7 @@ impl<'a> Daemon<'a> {
                 self.fake.world().away = false;
                 let former = record.clone();
                 let wanted = spec(nics, stopped, Restart::Never);
-                match life.replace(record, wanted.clone()) {
+                match life.replace(record, Record::new(wanted.clone())) {
                     Ok(()) => assert_eq!(record.spec, wanted),
                     // A step that cannot be undone keeps the name occupied.
                     Err(_) if record.phase == Phase::Deleting => {

@@ -18,7 +18,7 @@ fn a_machine_that_cannot_be_replaced_stays_with_its_nics() {
             let mut faults = vec![Fault::None; at];
             faults.push(fault);
             fake.plan(faults);
-            let replaced = life.replace(&mut record, spec(3, true, Restart::Never));
+            let replaced = life.replace(&mut record, Record::new(spec(3, true, Restart::Never)));
             if replaced.is_ok() && !fake.faults.lock().is_empty() {
                 break;
             }
@@ -61,7 +61,8 @@ fn a_daemon_killed_while_it_replaces_a_machine_leaves_one_of_the_two() {
             fake.plan(faults);
             let life = daemon.life();
             let _ = catch_unwind(AssertUnwindSafe(|| {
-                life.replace(&mut record, next.clone()).unwrap();
+                life.replace(&mut record, Record::new(next.clone()))
+                    .unwrap();
             }));
             fake.plan(Vec::new());
             let settled = daemon.settles();
@@ -114,7 +115,7 @@ fn a_machine_that_is_replaced_is_remembered_no_longer() {
     let life = daemon.life();
     let made = life.create(Record::new(spec(2, true, Restart::Always)));
     let mut record = made.unwrap();
-    life.replace(&mut record, spec(1, true, Restart::Never))
+    life.replace(&mut record, Record::new(spec(1, true, Restart::Never)))
         .unwrap();
     assert_eq!(fake.world().devices.len(), 1);
     assert_eq!(record.specs().count(), 1);

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::panic::resume_unwind;
+use std::path::PathBuf;
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -38,6 +39,8 @@ pub(super) struct Running {
     pub(super) nics: BTreeMap<String, String>,
     /// Its disks, and their images.
     pub(super) disks: BTreeMap<String, String>,
+    /// The snapshot with which it began.
+    pub(super) restored: Option<PathBuf>,
 }
 
 impl Running {
@@ -227,6 +230,7 @@ impl Host for Fake {
                 migration: Account::None,
                 nics: BTreeMap::new(),
                 disks: BTreeMap::new(),
+                restored: None,
             });
             identity
         })
@@ -246,6 +250,7 @@ impl Host for Fake {
             started.booted = true;
             started.nics = devices_of(vm, record);
             started.disks = images_of(record);
+            started.restored.clone_from(&record.restore_from);
         })
     }
 

@@ -1,0 +1,180 @@
+//! A VM's snapshots: the place for a new one, and the VM that continues from one.
+//!
+//! Owns what fits together: a snapshot and the spec of its VM. It must not know the files
+//! ([`crate::snapshots`]).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use bellhop_api::node::{SnapshotName, VmSnapshotRequest};
+use vmm::config::{DiskConfig, VdpaConfig, VmConfig};
+
+use super::Machines;
+use super::error::no_vm;
+use super::operations::{milliseconds, since_1970};
+use super::record::Record;
+use super::spec::{Desired, VmName, VmSpec};
+use crate::error::Error;
+use crate::snapshots::{About, NewSnapshot, Snapshots};
+
+impl Machines {
+    /// The place for a new snapshot of a VM. One that the daemon keeps has the VM's spec.
+    ///
+    /// # Errors
+    /// The request is contradictory, or the name is taken.
+    pub(super) async fn place_for_snapshot(
+        self: &Arc<Self>,
+        vm: &VmName,
+        wanted: VmSnapshotRequest,
+    ) -> Result<NewSnapshot, Error> {
+        let name = match (wanted.name, wanted.path) {
+            (Some(name), None) => name,
+            (None, Some(path)) => return Ok(NewSnapshot::at(path)),
+            _ => return Err(contradiction("give one of `name` and `path`")),
+        };
+        let slot = self.find(vm)?;
+        let created = self.locked(&slot, move |machines, slot| {
+            let vm = slot.name();
+            let record = slot.record().ok_or_else(|| no_vm(vm))?;
+            // With the settings of devices that will not exist any more.
+            let spec = record.spec.elsewhere(None, |nic| {
+                machines.net_config(vm, &record.nic_now(vm, nic))
+            })?;
+            let about = About {
+                vm: vm.to_string(),
+                created_ms: milliseconds(since_1970()),
+                spec,
+            };
+            Snapshots::of(&machines.paths).create(&name, &about)
+        });
+        created.await?
+    }
+
+    /// The record of a VM that continues from a snapshot.
+    ///
+    /// # Errors
+    /// There is no such snapshot, it is damaged, or it has other devices than `spec`.
+    pub(super) fn restored(&self, spec: VmSpec, name: &SnapshotName) -> Result<Record, Error> {
+        if spec.state != Desired::Running {
+            let message = "a virtual machine that is restored runs: leave `state` out";
+            return Err(contradiction(message));
+        }
+        let snapshots = Snapshots::of(&self.paths);
+        let saved = snapshots.open(name)?;
+        check_devices(&spec, saved.config())?;
+        let path = snapshots.machine(name);
+        Ok(Record::restored(spec, path, saved.config()))
+    }
+}
+
+fn contradiction(message: &str) -> Error {
+    Error::answered(StatusCode::UNPROCESSABLE_ENTITY, "contradiction", message)
+}
+
+/// Fails unless the spec has the devices of the snapshot: the guest uses all of them.
+fn check_devices(spec: &VmSpec, saved: &VmConfig) -> Result<(), Error> {
+    let wanted: BTreeSet<String> = spec.nics().iter().map(|nic| nic.id().to_string()).collect();
+    let has: BTreeSet<String> = saved.vdpa.iter().map(VdpaConfig::name).collect();
+    if wanted != has {
+        let list = |names: BTreeSet<String>| names.into_iter().collect::<Vec<_>>().join(", ");
+        return Err(Error::invalid(format!(
+            "nics: the NICs of the snapshot are [{}] and those of the spec [{}]: give the same",
+            list(has),
+            list(wanted)
+        )));
+    }
+    let disks = saved.disks.iter().enumerate();
+    let disks = disks.map(|(number, disk)| DiskConfig {
+        id: Some(disk.name(number)),
+        ..disk.clone()
+    });
+    let (has, wanted): (Vec<DiskConfig>, _) = (disks.collect(), &spec.machine().disks);
+    if has.len() == wanted.len() && has.iter().all(|disk| wanted.contains(disk)) {
+        return Ok(());
+    }
+    let message = "disks: the disks of the spec are not those of the snapshot: give the same";
+    Err(Error::invalid(message))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::context::Node;
+    use crate::machines::condition::Condition;
+
+    fn spec(more: &Value) -> VmSpec {
+        let mut spec = json!({ "kernel": "/nonexistent" });
+        let fields = spec.as_object_mut().unwrap();
+        fields.extend(more.as_object().unwrap().clone());
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn a_spec_has_the_devices_of_its_snapshot() {
+        let saved = json!({
+            "kernel": "/k",
+            "vdpa": [{ "path": "/dev/vhost-vdpa-3", "id": "net0" }],
+            "disks": [{ "path": "/a" }, { "path": "/b", "id": "data" }],
+        });
+        let saved: VmConfig = serde_json::from_value(saved).unwrap();
+        let nics = json!([{ "id": "net0", "from": "eth0" }]);
+        let disks = json!([{ "path": "/b", "id": "data" }, { "path": "/a", "id": "disk0" }]);
+        let same = spec(&json!({ "nics": nics, "disks": disks }));
+        check_devices(&same, &saved).unwrap();
+        for other in [
+            json!({ "disks": disks }),
+            json!({ "nics": [{ "id": "net1", "from": "eth0" }], "disks": disks }),
+            json!({ "nics": nics }),
+            json!({ "nics": nics, "disks": [{ "path": "/a" }, { "path": "/c", "id": "data" }] }),
+        ] {
+            check_devices(&spec(&other), &saved).unwrap_err();
+        }
+        let record = Record::restored(same.clone(), "/s".into(), &saved);
+        assert_eq!(record.pending(), ["/kernel"]);
+        let next = spec(&json!({ "kernel": "/k", "nics": nics, "disks": disks }));
+        assert_eq!(Record::restored(next, "/s".into(), &saved).running, None);
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_that_cannot_be_restored_leaves_nothing() {
+        let name = format!("node-restore-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let node = Node::below(&directory);
+        let snapshots = Snapshots::of(&node.paths);
+        let broken: SnapshotName = "broken".parse().unwrap();
+        let about = About {
+            vm: "web".to_owned(),
+            created_ms: 1,
+            spec: spec(&json!({})),
+        };
+        snapshots.create(&broken, &about).unwrap().complete();
+        let machine = snapshots.machine(&broken);
+        std::fs::create_dir(&machine).unwrap();
+        std::fs::write(machine.join("state"), b"\x89BELLHOP and more").unwrap();
+        std::fs::File::create(machine.join("memory"))
+            .unwrap()
+            .set_len(16 << 20)
+            .unwrap();
+        let vm: VmName = "web".parse().unwrap();
+        for (from, more, expected) in [
+            ("broken", json!({}), (422, "unusable")),
+            (
+                "broken",
+                json!({ "state": "Stopped" }),
+                (422, "contradiction"),
+            ),
+            ("other", json!({}), (404, "no_such_snapshot")),
+        ] {
+            let from = Some(from.parse().unwrap());
+            let put = node.machines.put(&vm, Condition::None, spec(&more), from);
+            let (status, code) = put.await.unwrap_err().answer();
+            assert_eq!((status.as_u16(), code), expected);
+            assert!(node.machines.list().is_empty());
+        }
+        assert_eq!(snapshots.list().unwrap().len(), 1);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

@@ -1,0 +1,371 @@
+//! The snapshots that the daemon keeps, a directory for each.
+//!
+//! ```text
+//!   STATE/snapshots/NAME/        0700
+//!                     vm.json    0600   the VM and its spec; written first
+//!                     machine/          `vmm::snapshot`; appears when it is complete
+//! ```
+//! A name is no path, and symbolic links are not followed. So no request reaches another directory.
+//!
+//! Owns names and files. It must not know how a VM is saved or restored.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind as IoErrorKind, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use axum::http::StatusCode;
+use bellhop_api::node::{BadSnapshotName, Snapshot, SnapshotName};
+use serde::{Deserialize, Serialize};
+use vmm::machine::Snapshot as SavedMachine;
+use vmm::snapshot::directory::Snapshot as Files;
+use vmm::snapshot::format::version_of;
+
+use crate::error::{Error, ErrorKind, UNUSABLE};
+use crate::machines::spec::VmSpec;
+use crate::paths::Paths;
+
+/// The file that describes the VM.
+const ABOUT: &str = "vm.json";
+/// The directory that the VM's process writes.
+const MACHINE: &str = "machine";
+/// The longest description, in bytes.
+const ABOUT_MAX: u64 = 1 << 20;
+/// How many snapshots the daemon keeps.
+const SNAPSHOTS_MAX: usize = 1000;
+
+impl From<BadSnapshotName> for Error {
+    fn from(error: BadSnapshotName) -> Self {
+        let kind = ErrorKind::Answer(StatusCode::BAD_REQUEST, "bad_name");
+        Self::transparent(kind, error)
+    }
+}
+
+/// The VM of a snapshot.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct About {
+    pub(crate) vm: String,
+    pub(crate) created_ms: u64,
+    /// With the settings that the devices of its NICs had.
+    pub(crate) spec: VmSpec,
+}
+
+/// A place where a snapshot is being written. Dropping it deletes the snapshot, unless it is
+/// complete or at a path of the client.
+#[derive(Debug)]
+pub(crate) struct NewSnapshot {
+    path: PathBuf,
+    /// The directory to delete.
+    unfinished: Option<PathBuf>,
+}
+
+impl NewSnapshot {
+    /// A place outside of the daemon's directory.
+    pub(crate) fn at(path: PathBuf) -> Self {
+        Self {
+            path,
+            unfinished: None,
+        }
+    }
+
+    /// The directory that the VM's process creates.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Keeps the snapshot, which is complete.
+    pub(crate) fn complete(mut self) {
+        self.unfinished = None;
+    }
+}
+
+impl Drop for NewSnapshot {
+    fn drop(&mut self) {
+        if let Some(directory) = &self.unfinished
+            && let Err(error) = fs::remove_dir_all(directory)
+        {
+            let directory = directory.display();
+            tracing::warn!(%directory, %error, "the rest of a failed snapshot stays");
+        }
+    }
+}
+
+/// The daemon's directory of snapshots.
+#[derive(Debug)]
+pub(crate) struct Snapshots(PathBuf);
+
+impl Snapshots {
+    pub(crate) fn of(paths: &Paths) -> Self {
+        Self(paths.snapshots())
+    }
+
+    fn directory(&self, name: &SnapshotName) -> PathBuf {
+        self.0.join(name.as_str())
+    }
+
+    /// The directory that a VM's process writes and reads.
+    pub(crate) fn machine(&self, name: &SnapshotName) -> PathBuf {
+        self.directory(name).join(MACHINE)
+    }
+
+    /// Creates the directory of a new snapshot, with the description of its VM.
+    ///
+    /// # Errors
+    /// The name is taken, there are too many, or the directory cannot be written.
+    pub(crate) fn create(&self, name: &SnapshotName, about: &About) -> Result<NewSnapshot, Error> {
+        let made = DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.0);
+        made.map_err(file(&self.0))?;
+        if self.names()?.len() >= SNAPSHOTS_MAX {
+            let message = format!("this node keeps {SNAPSHOTS_MAX} snapshots already: delete some");
+            return Err(Error::conflict("no_room", message));
+        }
+        let directory = self.directory(name);
+        let made = DirBuilder::new().mode(0o700).create(&directory);
+        made.map_err(|error| match error.kind() {
+            IoErrorKind::AlreadyExists => {
+                let message =
+                    format!("there is a snapshot {name}: delete it, or choose another name");
+                Error::conflict("name_taken", message)
+            }
+            _ => file(&directory)(error),
+        })?;
+        let snapshot = NewSnapshot {
+            path: self.machine(name),
+            unfinished: Some(directory.clone()),
+        };
+        let json = serde_json::to_vec(about);
+        let json = json.map_err(Error::context("the description cannot be written"))?;
+        write(&directory, &json).map_err(file(&directory))?;
+        sync(&self.0).map_err(file(&self.0))?;
+        Ok(snapshot)
+    }
+
+    fn names(&self) -> Result<Vec<SnapshotName>, Error> {
+        let entries = match fs::read_dir(&self.0) {
+            Err(error) if error.kind() == IoErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(file(&self.0))?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(file(&self.0))?;
+            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let name = entry.file_name();
+            let name = name.to_str().and_then(|name| name.parse().ok());
+            names.extend(name.filter(|_| is_directory));
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// All snapshots, by name.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub(crate) fn list(&self) -> Result<Vec<Snapshot>, Error> {
+        let names = self.names()?;
+        Ok(names.iter().map(|name| self.describe(name)).collect())
+    }
+
+    /// One snapshot.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub(crate) fn show(&self, name: &SnapshotName) -> Result<Snapshot, Error> {
+        self.check_exists(name)?;
+        Ok(self.describe(name))
+    }
+
+    fn describe(&self, name: &SnapshotName) -> Snapshot {
+        let about = self.about(name).ok();
+        let path = self.machine(name);
+        let files = Files::open(&path).ok();
+        let sizes = files
+            .iter()
+            .flat_map(|files| [files.state(), files.memory()]);
+        let sizes = sizes.filter_map(|file| Some(file.metadata().ok()?.blocks()));
+        Snapshot {
+            name: name.clone(),
+            vm: about.as_ref().map(|about| about.vm.clone()),
+            created_ms: about.as_ref().map(|about| about.created_ms),
+            // In blocks of 512 bytes, whatever the file system's block size (stat(3type)).
+            bytes: sizes.fold(0, u64::saturating_add).saturating_mul(512),
+            format: files.and_then(|files| version_of(&mut files.state())),
+            path,
+        }
+    }
+
+    /// The VM of a snapshot.
+    ///
+    /// # Errors
+    /// The snapshot does not exist, or its description is damaged.
+    pub(crate) fn about(&self, name: &SnapshotName) -> Result<About, Error> {
+        self.check_exists(name)?;
+        let damaged = |why: Box<dyn std::error::Error + Send + Sync>| {
+            let message = format!("the file {ABOUT} of the snapshot {name} is damaged");
+            Error::new(UNUSABLE, message).because(why)
+        };
+        let path = self.directory(name).join(ABOUT);
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let mut json = Vec::new();
+        let read = opened.and_then(|file| file.take(ABOUT_MAX).read_to_end(&mut json));
+        read.map_err(|error| damaged(error.into()))?;
+        serde_json::from_slice(&json).map_err(|error| damaged(error.into()))
+    }
+
+    /// Reads all of a snapshot but the guest's memory.
+    ///
+    /// # Errors
+    /// It does not exist, or is damaged.
+    pub(crate) fn open(&self, name: &SnapshotName) -> Result<SavedMachine, Error> {
+        self.check_exists(name)?;
+        let opened = SavedMachine::open(&self.machine(name));
+        opened.map_err(|error| {
+            let message = format!("the snapshot {name} cannot be restored");
+            Error::new(UNUSABLE, message).because(error)
+        })
+    }
+
+    /// Deletes a snapshot, also an incomplete or damaged one.
+    ///
+    /// # Errors
+    /// It does not exist, or cannot be deleted.
+    pub(crate) fn remove(&self, name: &SnapshotName) -> Result<(), Error> {
+        self.check_exists(name)?;
+        let directory = self.directory(name);
+        fs::remove_dir_all(&directory).map_err(file(&directory))
+    }
+
+    fn check_exists(&self, name: &SnapshotName) -> Result<(), Error> {
+        let found = fs::symlink_metadata(self.directory(name));
+        if found.is_ok_and(|found| found.is_dir()) {
+            return Ok(());
+        }
+        let message = format!("this node keeps no snapshot {name}");
+        let error = Error::answered(StatusCode::NOT_FOUND, "no_such_snapshot", message);
+        Err(error.hint("GET /v1/snapshots lists them"))
+    }
+}
+
+/// Writes the description, which is on the disk afterwards.
+fn write(directory: &Path, json: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    let mut about = options.open(directory.join(ABOUT))?;
+    about.write_all(json)?;
+    about.sync_all()?;
+    sync(directory)
+}
+
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+fn file(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    Error::context(format!("cannot use {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn about() -> About {
+        let spec = json!({ "kernel": "/k", "nics": [{ "id": "net0", "from": "eth0" }] });
+        About {
+            vm: "web".to_owned(),
+            created_ms: 7,
+            spec: serde_json::from_value(spec).unwrap(),
+        }
+    }
+
+    fn fresh(test: &str) -> Snapshots {
+        let name = format!("node-snapshots-{test}-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&directory);
+        Snapshots(directory)
+    }
+
+    /// The status and the code.
+    fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> (u16, &'static str) {
+        let (status, code) = result.unwrap_err().answer();
+        (status.as_u16(), code)
+    }
+
+    #[test]
+    fn a_snapshot_is_listed_by_name_until_it_is_deleted() {
+        let snapshots = fresh("life");
+        assert!(snapshots.list().unwrap().is_empty());
+        let name: SnapshotName = "before".parse().unwrap();
+        assert_eq!(refusal(snapshots.show(&name)), (404, "no_such_snapshot"));
+        // One that fails leaves nothing.
+        drop(snapshots.create(&name, &about()).unwrap());
+        assert!(snapshots.list().unwrap().is_empty());
+        let new = snapshots.create(&name, &about()).unwrap();
+        assert_eq!(
+            refusal(snapshots.create(&name, &about())),
+            (409, "name_taken")
+        );
+        assert_eq!(new.path(), snapshots.machine(&name));
+        assert_eq!(snapshots.show(&name).unwrap().format, None);
+        fs::create_dir(new.path()).unwrap();
+        let state = [vmm::snapshot::format::MAGIC.as_slice(), &[9, 0, 0, 0]].concat();
+        fs::write(new.path().join("state"), state).unwrap();
+        let memory = File::create(new.path().join("memory")).unwrap();
+        memory.set_len(64 << 20).unwrap();
+        new.complete();
+        let [one]: [_; 1] = snapshots.list().unwrap().try_into().unwrap();
+        assert_eq!(
+            (one.name.as_str(), one.vm.as_deref()),
+            ("before", Some("web"))
+        );
+        assert_eq!((one.created_ms, one.format), (Some(7), Some(9)));
+        assert!((1..64 << 20).contains(&one.bytes), "{}", one.bytes);
+        let spec = snapshots.about(&name).unwrap().spec;
+        assert_eq!(spec, about().spec);
+        assert_eq!(refusal(snapshots.open(&name)), (422, "unusable"));
+        snapshots.remove(&name).unwrap();
+        assert_eq!(refusal(snapshots.remove(&name)), (404, "no_such_snapshot"));
+        fs::remove_dir_all(&snapshots.0).unwrap();
+    }
+
+    #[test]
+    fn links_and_damage_lead_nowhere() {
+        let snapshots = fresh("links");
+        let elsewhere = fresh("elsewhere");
+        let name: SnapshotName = "a".parse().unwrap();
+        elsewhere.create(&name, &about()).unwrap().complete();
+        let other: SnapshotName = "b".parse().unwrap();
+        snapshots.create(&other, &about()).unwrap().complete();
+        symlink(elsewhere.directory(&name), snapshots.directory(&name)).unwrap();
+        assert_eq!(refusal(snapshots.about(&name)), (404, "no_such_snapshot"));
+        assert_eq!(refusal(snapshots.remove(&name)), (404, "no_such_snapshot"));
+        assert_eq!(snapshots.list().unwrap().len(), 1);
+        let target = elsewhere.directory(&name);
+        let description = snapshots.directory(&other).join(ABOUT);
+        for damage in 0..4 {
+            fs::remove_file(&description).unwrap();
+            match damage {
+                0 => symlink(target.join(ABOUT), &description).unwrap(),
+                1 => fs::write(&description, b"{}").unwrap(),
+                2 => fs::write(&description, vec![b' '; 2 << 20]).unwrap(),
+                _ => fs::write(&description, [0xff; 9]).unwrap(),
+            }
+            assert_eq!(refusal(snapshots.about(&other)), (422, "unusable"));
+            let [one]: [_; 1] = snapshots.list().unwrap().try_into().unwrap();
+            assert_eq!((one.vm, one.format), (None, None));
+        }
+        symlink(&target, snapshots.machine(&other)).unwrap();
+        assert_eq!(refusal(snapshots.open(&other)), (422, "unusable"));
+        snapshots.remove(&other).unwrap();
+        assert!(target.join(ABOUT).is_file());
+        fs::remove_dir_all(&snapshots.0).unwrap();
+        fs::remove_dir_all(&elsewhere.0).unwrap();
+    }
+}

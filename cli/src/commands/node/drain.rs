@@ -1,0 +1,316 @@
+//! `bellhop node drain`: all VMs migrate to another node.
+
+use std::thread;
+use std::time::Duration;
+
+use bellhop_api::Items;
+use bellhop_api::machine::{CONNECTIONS, DOWNTIME_MS, MigrationTrial, TIMEOUT_S};
+use bellhop_api::node::{Operation, Selector, SendToNode, VmInfo, VmPhase};
+use bellhop_common::client::{MAKING, Node, STRANGE, with_query};
+use bellhop_common::error::Error;
+use bellhop_common::exit::Code;
+use bellhop_common::listing::Format;
+use bellhop_common::table::Table;
+use bellhop_common::text::printable;
+use hyper::Method;
+use parking_lot::Mutex;
+use serde::{Deserialize as _, Serialize};
+
+use crate::commands::operation;
+use crate::commands::vm::migrate::{Wanted, at, line};
+use crate::progress::ProgressLine;
+
+/// Migrate all VMs of this node to another node
+///
+/// First the node is cordoned: it takes no new VMs. Then all VMs migrate but those that are stopped. A
+/// VM that cannot migrate stays here and does not keep the others.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+The command ends with a table. It exits with 0 if all of these VMs have moved, and else with the code of the first
+failure. It can be run again. A migration continues if the command is interrupted. After the maintenance
+`bellhop node uncordon` has the node take VMs again.
+
+Examples:
+  bellhop node drain --to https://node2:8443 --dry-run
+  bellhop node drain --to https://node2:8443 --parallel 4
+  bellhop node drain --to https://node2:8443 -l tier=web")]
+pub(super) struct Arguments {
+    /// The other node's daemon: https://HOST:PORT, or node:/PATH of its socket on this host
+    #[arg(long, value_name = "NODE", value_parser = destination)]
+    to: String,
+
+    /// The source of all NICs there; without it each has the source of the same name as here
+    #[arg(long, value_name = "NIC")]
+    from: Option<String>,
+
+    /// Only VMs with these labels, such as tier=web,env
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    selector: Option<Selector>,
+
+    /// How many VMs migrate at a time, 1 to 16
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u8).range(1..=16)
+    )]
+    parallel: u8,
+
+    /// Only ask whether the VMs could move; the node is not cordoned
+    #[arg(long)]
+    dry_run: bool,
+}
+
+fn destination(text: &str) -> Result<String, String> {
+    match bellhop_node::check(text) {
+        Ok(()) => Ok(text.to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The result for a VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Outcome {
+    Moved,
+    /// It could move.
+    Movable,
+    /// It is stopped, and stays.
+    Stopped,
+    Failed,
+}
+
+#[derive(Debug, Serialize)]
+struct Drained {
+    name: String,
+    result: Outcome,
+    downtime_ms: Option<f64>,
+    /// Why it stays.
+    reason: Option<String>,
+    #[serde(skip)]
+    code: Code,
+}
+
+impl Drained {
+    fn new(name: String, result: Outcome) -> Self {
+        Self {
+            name,
+            result,
+            downtime_ms: None,
+            reason: None,
+            code: Code::Success,
+        }
+    }
+
+    fn failed(name: String, reason: String, code: Code) -> Self {
+        Self {
+            reason: Some(reason),
+            code,
+            ..Self::new(name, Outcome::Failed)
+        }
+    }
+
+    fn row(&self) -> [String; 4] {
+        let result = match self.result {
+            Outcome::Moved => "moved",
+            Outcome::Movable => "movable",
+            Outcome::Stopped => "stopped",
+            Outcome::Failed => "failed",
+        };
+        let downtime = self.downtime_ms.map(|ms| format!("{ms:.1} ms"));
+        let unknown = || "-".to_owned();
+        [
+            self.name.clone(),
+            result.to_owned(),
+            downtime.unwrap_or_else(unknown),
+            self.reason.clone().unwrap_or_else(unknown),
+        ]
+    }
+}
+
+pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
+    if !arguments.dry_run {
+        // First, so that no VM arrives after the list.
+        node.put_cordon().send()?;
+    }
+    let label = arguments.selector.as_ref().map(ToString::to_string);
+    let all: Items<VmInfo> = node.get(&with_query("/v1/vms", [("label", label)]))?;
+    let all = all.items.into_iter();
+    let (stopped, up): (Vec<_>, Vec<_>) = all.partition(|vm| vm.phase == VmPhase::Stopped);
+    let stopped = stopped.into_iter();
+    let stopped = stopped.map(|vm| Drained::new(vm.name, Outcome::Stopped));
+    let done: Mutex<Vec<Drained>> = Mutex::new(stopped.collect());
+    let waiting = Mutex::new(up.into_iter());
+    let work = || {
+        loop {
+            let Some(vm) = waiting.lock().next() else {
+                return;
+            };
+            let drained = drain(arguments, vm.name, node, format);
+            done.lock().push(drained);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..arguments.parallel {
+            scope.spawn(work);
+        }
+    });
+    let mut done: Vec<Drained> = done.into_inner();
+    done.sort_by(|one, other| one.name.cmp(&other.name));
+    let heading = ["NAME", "RESULT", "DOWNTIME", "REASON"];
+    format.print_table(&done, || Table::new(heading, done.iter().map(Drained::row)))?;
+    let mut codes = done.iter().map(|one| one.code);
+    let failure = codes.find(|code| *code != Code::Success);
+    Ok(failure.unwrap_or(Code::Success))
+}
+
+/// Migrates one VM, or asks whether it could.
+fn drain(arguments: &Arguments, name: String, node: &Node, format: Format) -> Drained {
+    let say = |what: &str| {
+        if format.is_text() {
+            eprintln!("{}: {}", printable(&name), printable(what));
+        }
+    };
+    let wanted = SendToNode {
+        destination: arguments.to.clone(),
+        name: None,
+        from: arguments.from.clone(),
+        downtime_ms: DOWNTIME_MS,
+        timeout_s: TIMEOUT_S,
+        connections: CONNECTIONS,
+        verify_memory: false,
+        dry_run: arguments.dry_run,
+    };
+    let wanted = Wanted::Send(wanted);
+    if arguments.dry_run {
+        return match ask(node, &at(&name), &wanted) {
+            Ok(trial) if trial.movable => Drained::new(name, Outcome::Movable),
+            Ok(trial) => {
+                let obstacles = trial.obstacles.into_iter();
+                let reasons: Vec<String> = obstacles.map(|one| one.reason).collect();
+                Drained::failed(name, reasons.join("; "), Code::Failed)
+            }
+            Err(error) => Drained::failed(name, error.to_string(), error.code()),
+        };
+    }
+    say("migrates");
+    let mut progress = format.is_text().then(ProgressLine::of_several);
+    let look = |operation: &Operation| {
+        let state = operation.result.as_ref();
+        let status = state.and_then(|state| state.migration.as_ref());
+        if let (Some(status), Some(progress)) = (status, &mut progress) {
+            progress.show(line(&name, status));
+        }
+    };
+    let moved = operation::carry_through(node, &at(&name), &wanted, MAKING, Duration::MAX, look);
+    match moved {
+        Ok(result) => {
+            say("moved");
+            let status = result.migration;
+            Drained {
+                downtime_ms: status.and_then(|status| status.downtime_ms),
+                ..Drained::new(name, Outcome::Moved)
+            }
+        }
+        Err(error) => {
+            say(&format!("stays: {error}"));
+            Drained::failed(name, error.to_string(), error.code())
+        }
+    }
+}
+
+fn ask(node: &Node, at: &str, wanted: &impl Serialize) -> Result<MigrationTrial, Error> {
+    let (_, answer) = node.send(Method::POST, at, wanted, MAKING)?;
+    MigrationTrial::deserialize(answer).map_err(Error::context(STRANGE))
+}
+
+#[cfg(test)]
+mod tests {
+    use bellhop_common::client::made_up::{self, MadeUp};
+    use clap::Parser as _;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn ran(words: &[&str], made_up: &MadeUp) -> Result<Code, Error> {
+        let line = ["x", "--to", "https://b:1"];
+        let arguments = Line::try_parse_from(line.iter().chain(words))
+            .unwrap()
+            .arguments;
+        execute(&arguments, &made_up.node(), Format::default())
+    }
+
+    fn vms() -> Value {
+        let vm = |name: &str, phase: &str| made_up::vm(&json!({ "name": name, "phase": phase }));
+        json!({ "items": [vm("a", "Running"), vm("b", "Stopped"), vm("c", "Paused")] })
+    }
+
+    fn migration(phase: &str, more: &Value) -> Value {
+        let mut operation = json!({
+            "id": "17", "kind": "migration", "target": "a", "phase": phase, "created_ms": 1,
+            "requested_by": "uid 0", "request_id": "r",
+        });
+        let fields = operation.as_object_mut().unwrap();
+        fields.extend(more.as_object().unwrap().clone());
+        operation
+    }
+
+    #[test]
+    fn a_vm_that_stays_does_not_keep_the_others() {
+        let failed =
+            json!({ "error": { "code": "not_moved", "message": "it stays", "status": 502 } });
+        let made_up = MadeUp::default()
+            .answer(204, &Value::Null)
+            .answer(200, &vms())
+            .answer(202, &migration("running", &json!({})))
+            .answer(200, &migration("failed", &failed))
+            .answer(202, &migration("running", &json!({})))
+            .answer(200, &migration("done", &json!({})));
+        assert_eq!(ran(&["-l", "env"], &made_up).unwrap(), Code::Failed);
+        let asked = made_up.asked();
+        assert_eq!(asked[0], "PUT /v1/cordon");
+        assert_eq!(asked[1], "GET /v1/vms?label=env");
+        let to = r#"/migration {"send":{"destination":"https://b:1""#;
+        assert!(
+            asked[2].starts_with(&format!("POST /v1/vms/a{to}")),
+            "{asked:?}"
+        );
+        assert!(
+            asked[4].starts_with(&format!("POST /v1/vms/c{to}")),
+            "{asked:?}"
+        );
+        assert_eq!(asked.len(), 6);
+    }
+
+    #[test]
+    fn a_dry_run_changes_nothing() {
+        let trial = |movable: bool| {
+            let obstacles = json!([{ "reason": "no kernel", "remedy": null }]);
+            json!({ "destination": "https://b:1", "movable": movable,
+                "obstacles": if movable { json!([]) } else { obstacles } })
+        };
+        for (movable, code) in [(true, Code::Success), (false, Code::Failed)] {
+            let made_up = MadeUp::default()
+                .answer(200, &vms())
+                .answer(200, &trial(true))
+                .answer(200, &trial(movable));
+            assert_eq!(
+                ran(&["--dry-run", "--parallel", "2"], &made_up).unwrap(),
+                code
+            );
+            let asked = made_up.asked();
+            assert_eq!(asked.len(), 3, "{asked:?}");
+            let trials = asked.iter().skip(1);
+            assert!(trials.clone().all(|one| one.contains(r#""dry_run":true"#)));
+        }
+        for bad in ["--to=node2", "--parallel=0", "--parallel=17"] {
+            assert!(Line::try_parse_from(["x", "--to", "https://b:1", bad]).is_err());
+        }
+    }
+}
