@@ -22,6 +22,8 @@ pub mod kvm_statistics;
 pub mod labnic;
 #[cfg(test)]
 mod language;
+#[cfg(test)]
+mod manual;
 pub mod messages;
 pub mod netdevsim;
 pub mod netlink_tap;
