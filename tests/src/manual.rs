@@ -1,8 +1,11 @@
-//! Tests of the repository's documents: links and their anchors, and the book's table of contents.
+//! Tests of the repository's documents: links and their anchors, the book's table of contents, and
+//! the example of a VM's configuration. `api_package` tests the drop-in for systemd.
 
 use crate::language::{files, root};
 use std::collections::BTreeSet;
 use std::fs;
+use vmm::config::VmConfig;
+use vmm::{api, machine, migration};
 
 const SUMMARY: &str = "docs/SUMMARY.md";
 
@@ -88,4 +91,28 @@ fn links_and_anchors_are_read_as_they_are_shown() {
     let anchors: Vec<_> = anchors(text).into_iter().collect();
     assert_eq!(anchors, ["a-b-c-d-e-f", "g", "g-1"]);
     assert!(links("[n](https://example.org)").is_empty());
+}
+
+#[test]
+fn the_example_of_a_machine_is_a_configuration() {
+    let config: VmConfig = toml::from_str(&read("docs/examples/machine.toml")).unwrap();
+    assert_eq!(config.cpu_affinity.lists().len(), 4);
+    assert_eq!((config.vdpa.len(), config.disks.len()), (1, 1));
+}
+
+/// The numbers in the table of `docs/versions.md`.
+#[test]
+fn the_page_about_versions_has_the_versions_of_the_program() {
+    let text = read("docs/versions.md");
+    let format = machine::state_versions().remove("format").unwrap();
+    for (interface, number) in [
+        ("VM API, node API", api::API_LEVEL),
+        ("saved state", format),
+        ("migration stream", migration::protocol::VERSION),
+    ] {
+        let begin = format!("| {interface} |");
+        let row = text.lines().find(|line| line.starts_with(&begin)).unwrap();
+        let today = row.split('|').nth(3).unwrap();
+        assert_eq!(today.trim(), number.to_string(), "{interface}");
+    }
 }
