@@ -34,7 +34,8 @@ LABNIC_SWITCH(config_interrupt, "tell the driver when the configuration changes"
 
 static bool notification_data;
 module_param(notification_data, bool, 0644);
-MODULE_PARM_DESC(notification_data, "offer NOTIFICATION_DATA (default: off; an eventfd loses the data)");
+MODULE_PARM_DESC(notification_data,
+		 "offer NOTIFICATION_DATA (default: off; an eventfd loses the data)");
 
 static char *ring_state = "avail";
 module_param(ring_state, charp, 0644);
@@ -42,7 +43,9 @@ MODULE_PARM_DESC(ring_state, "vring base: avail (index), used (index) or none (d
 
 static char *apply = "enable";
 module_param(apply, charp, 0644);
-MODULE_PARM_DESC(apply, "a ring changed while suspended is taken at enable or at resume (default: enable)");
+MODULE_PARM_DESC(apply,
+		 "a ring changed while suspended is taken at enable or at resume "
+		 "(default: enable)");
 
 static char *completion = "immediate";
 module_param(completion, charp, 0644);
@@ -50,11 +53,15 @@ MODULE_PARM_DESC(completion, "immediate, delayed or out_of_order (default: immed
 
 static unsigned int completion_ms = 20;
 module_param(completion_ms, uint, 0644);
-MODULE_PARM_DESC(completion_ms, "delay of transmit completions in ms, where completion is not immediate, up to 10000 (default: 20)");
+MODULE_PARM_DESC(completion_ms,
+		 "delay of transmit completions in ms, where completion is not "
+		 "immediate, up to 10000 (default: 20)");
 
 static char *cvq = "full";
 module_param(cvq, charp, 0644);
-MODULE_PARM_DESC(cvq, "control queue: full, poor (only the MAC address can be set) or none (default: full)");
+MODULE_PARM_DESC(cvq,
+		 "control queue: full, poor (only the MAC address can be set) or none "
+		 "(default: full)");
 
 static unsigned int address_spaces = 3;
 module_param(address_spaces, uint, 0644);
@@ -62,7 +69,9 @@ MODULE_PARM_DESC(address_spaces, "number of address spaces, 1 to 4 (default: 3)"
 
 static unsigned int rx_prefetch;
 module_param(rx_prefetch, uint, 0644);
-MODULE_PARM_DESC(rx_prefetch, "receive buffers taken in advance and in flight over a suspend, up to 32 (default: 0)");
+MODULE_PARM_DESC(rx_prefetch,
+		 "receive buffers taken in advance and in flight over a suspend, up to "
+		 "32 (default: 0)");
 
 static unsigned int queue_size = 256;
 module_param(queue_size, uint, 0644);
@@ -70,7 +79,9 @@ MODULE_PARM_DESC(queue_size, "largest ring, a power of two up to 1024 (default: 
 
 static unsigned int credit_wait_ms = 1000;
 module_param(credit_wait_ms, uint, 0644);
-MODULE_PARM_DESC(credit_wait_ms, "how long frames wait for a receiver without buffers before they are dropped, up to 60000 (default: 1000)");
+MODULE_PARM_DESC(credit_wait_ms,
+		 "how long frames wait for a receiver without buffers before they are "
+		 "dropped, up to 60000 (default: 1000)");
 
 static unsigned int iova_bits = 48;
 module_param(iova_bits, uint, 0644);
@@ -78,15 +89,20 @@ MODULE_PARM_DESC(iova_bits, "width of I/O virtual addresses, 32 to 64 (default: 
 
 static unsigned int doorbell_poll_us = 50;
 module_param(doorbell_poll_us, uint, 0644);
-MODULE_PARM_DESC(doorbell_poll_us, "how often doorbells are looked at under load, in us (default: 50)");
+MODULE_PARM_DESC(doorbell_poll_us,
+		 "how often doorbells are looked at under load, in us (default: 50)");
 
 static unsigned int sf_attach_ms = 20;
 module_param(sf_attach_ms, uint, 0644);
-MODULE_PARM_DESC(sf_attach_ms, "how long after its activation a subfunction is attached, up to 10000 ms (default: 20)");
+MODULE_PARM_DESC(sf_attach_ms,
+		 "how long after its activation a subfunction is attached, up to 10000 "
+		 "ms (default: 20)");
 
 static char *faults = "";
 module_param(faults, charp, 0644);
-MODULE_PARM_DESC(faults, "deliberate faults, separated by commas: wrong_base, silent_map, large_config, suspend_runs_on, used_id, used_length, lost_call");
+MODULE_PARM_DESC(faults,
+		 "deliberate faults, separated by commas: wrong_base, silent_map, "
+		 "large_config, suspend_runs_on, used_id, used_length, lost_call");
 
 const char *const labnic_fault_names[LABNIC_FAULTS] = {
 	[LABNIC_FAULT_WRONG_BASE]	= "wrong_base",

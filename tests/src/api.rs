@@ -56,7 +56,8 @@ impl Client {
             .map_err(failed("set a limit for"))?;
         let body = body.map(Value::to_string).unwrap_or_default();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: lab\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: lab\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         stream
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_is_an_error() {
+    fn a_missing_server_is_an_error() {
         assert!(Client::new(Path::new("/nonexistent")).get("/").is_err());
     }
 }

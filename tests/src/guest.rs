@@ -467,7 +467,7 @@ impl Guest {
         let started = Instant::now();
         loop {
             let Some(child) = &mut self.child else {
-                return Err(self.failed("is somebody else's to wait for".into()));
+                return Err(self.failed("is the child of another process".into()));
             };
             let waited = child.try_wait();
             match waited.map_err(Error::system("wait for the VMM"))? {

@@ -20,6 +20,10 @@ pub mod kvm_events;
 pub mod kvm_glimpse;
 pub mod kvm_statistics;
 pub mod labnic;
+#[cfg(test)]
+mod language;
+#[cfg(test)]
+mod manual;
 pub mod messages;
 pub mod netdevsim;
 pub mod netlink_tap;

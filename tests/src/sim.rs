@@ -254,7 +254,7 @@ pub fn device_file(name: &str) -> Result<PathBuf> {
         if started.elapsed() > DEVICE_LIMIT {
             return Err(Error::invalid(
                 format!("the vdpa device {name}"),
-                "it has no vhost-vdpa device file; is vhost_vdpa loaded and the device bound to it?",
+                "it has no vhost-vdpa device file: load vhost_vdpa, and bind the device to it",
             ));
         }
         std::thread::sleep(Duration::from_millis(10));

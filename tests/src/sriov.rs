@@ -63,7 +63,7 @@ impl SriovNic {
         if attribute(&directory, "sriov_numvfs")? != "0" {
             return Err(Error::missing(
                 format!("{} has virtual functions already", directory.display()),
-                format!("when nobody needs them: echo 0 >{}", control.display()),
+                format!("unless a process needs them: echo 0 >{}", control.display()),
             ));
         }
         let started = Instant::now();
@@ -206,7 +206,7 @@ impl<'nic> ManagedFunction<'nic> {
         if let Some(driver) = function.driver().filter(|driver| driver != NET_DRIVER) {
             return Err(Error::missing(
                 format!("{} is bound to {driver}", function.address),
-                format!("when nobody needs it there: bind it to {NET_DRIVER}"),
+                format!("unless that driver must keep it: bind it to {NET_DRIVER}"),
             ));
         }
         function.unbind()?;

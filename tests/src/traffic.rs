@@ -192,7 +192,8 @@ mod tests {
     fn a_lost_or_spoiled_frame_is_an_error() {
         let answer = |tx, rx, corrupt, duplicate, lost| {
             format!(
-                "{{\"tx\":{tx},\"rx\":{rx},\"corrupt\":{corrupt},\"duplicate\":{duplicate},\"lost\":{lost}}}"
+                "{{\"tx\":{tx},\"rx\":{rx},\"corrupt\":{corrupt},\"duplicate\":{duplicate},\
+                 \"lost\":{lost}}}"
             )
         };
         let judge = |answer: String| exchange(&mut guest_that_answers(&answer), "eth0", FRAMES);

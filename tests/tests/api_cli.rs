@@ -1,5 +1,5 @@
-//! The command line against the node daemon: a machine's whole life in the words of `bellhop vm`, a report of
-//! it, and what commands say without a daemon.
+//! The command line and the node daemon: the whole life of a VM by `bellhop vm`, and a report of
+//! it. Without a daemon the commands fail with a hint.
 
 #![expect(
     clippy::unwrap_used,
@@ -30,7 +30,7 @@ struct Node {
 }
 
 impl Node {
-    fn nobody(test: &str) -> Self {
+    fn without_daemon(test: &str) -> Self {
         require_lab().unwrap();
         let name = format!("lab-cli-{test}-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
@@ -43,7 +43,7 @@ impl Node {
     }
 
     fn start(test: &str) -> Self {
-        let mut node = Self::nobody(test);
+        let mut node = Self::without_daemon(test);
         let daemon = bellhop()
             .args(["--log-level", "info", "serve"])
             .arg("--state-dir")
@@ -198,7 +198,7 @@ fn a_remote_is_asked_by_its_name() {
 
 #[test]
 fn without_a_daemon_commands_say_so_and_a_report_comes() {
-    let node = Node::nobody("nobody");
+    let node = Node::without_daemon("absent");
     let (_, errors) = node.says(&["vm", "list"], 4);
     assert!(
         errors.contains("cannot be reached") && errors.contains("hint: start it"),
@@ -317,8 +317,8 @@ fn a_nic_moves_to_another_device_in_the_words_of_the_command_line() {
     node.done(&["vm", "delete", "web", "--force"]);
 }
 
-/// A guest of a few instructions on two daemons of this host, in the words of the command line: saved, upgraded, asked
-/// whether it can move, and moved.
+/// A guest of a few instructions on two daemons of this host. The command line saves it, upgrades
+/// it, checks whether it can migrate, and migrates it.
 #[test]
 fn a_machine_is_saved_upgraded_and_moved_in_the_words_of_the_command_line() {
     let here = lab::node::Node::start("cli-a").unwrap();

@@ -1,5 +1,5 @@
-//! A VM of the node daemon is changed after it was created: now or at its next start, by the API
-//! and in the words of the command line, and found by its labels.
+//! Changes of a VM of the node daemon, now or at its next start, by the API and the command line.
+//! Selection of VMs by their labels.
 
 #![expect(
     clippy::unwrap_used,

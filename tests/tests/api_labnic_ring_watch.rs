@@ -258,7 +258,7 @@ fn what_is_counted_is_what_happened_and_idle_queues_are_well() {
 /// | `bell` | a doorbell | yes | ends with the rescue |
 /// | `held` | nothing: the device completes after 10 s | no | ends with the completion |
 #[test]
-fn a_queue_that_hangs_is_an_alarm_until_it_goes_on_or_is_rescued() {
+fn a_queue_that_hangs_is_an_alarm_until_it_continues_or_is_kicked() {
     const ALONE: usize = 0;
     const HELD: usize = 3;
     const NAMES: [&str; 4] = ["alone", "kick", "bell", "held"];

@@ -1,6 +1,6 @@
-//! Virtual machines by the node daemon: `bellhop serve`, with NICs that are made on the kernel's simulator.
+//! VMs of the node daemon (`bellhop serve`), with NICs that it creates on the kernel's simulator.
 //!
-//! What is left afterwards is asked of the kernel: devices, processes, sockets, mounts of nothing.
+//! Afterwards the tests ask the kernel for leftovers: devices, processes, sockets, mounts.
 
 #![expect(
     clippy::unwrap_used,
@@ -69,7 +69,7 @@ fn a_killed_daemons_machine_is_adopted() {
         assert_eq!(found["pid"], vm["pid"], "{found}");
         assert_eq!(found["adopted"], true, "{found}");
     }
-    // The machine is killed while nobody looks: its policy says that it is started again.
+    // The machine is killed while no daemon runs: its policy restarts it.
     daemon.kill();
     node::kill_vm(&vm);
     daemon.start_again();
@@ -194,8 +194,8 @@ fn what_cannot_be_made_leaves_nothing() {
     assert_eq!(daemon.api.get("/v1/vms").unwrap()["items"], json!([]));
 }
 
-/// Kills the daemon at the step with this number, while `request` is carried out. Returns which it was; none if there
-/// are not so many.
+/// Kills the daemon at the step with this number while it handles `request`. Returns the step, or
+/// `None` if there are fewer.
 fn kill_at(
     daemon: &mut Daemon,
     steps: &Steps,
@@ -345,7 +345,7 @@ fn nics_come_and_go_while_it_runs_and_a_device_is_for_one_machine() {
     assert_eq!(daemon.await_phase("web", "Running")["pid"], vm["pid"]);
     let gone = daemon.api.ask("DELETE", path, None).unwrap();
     assert!([202, 204].contains(&gone.status), "{}", gone.body);
-    until("the device is taken back", || {
+    until("the device is deleted", || {
         !std::path::Path::new("/sys/bus/vdpa/devices/web.net1").exists()
     });
     let gone = daemon.api.ask("DELETE", path, None).unwrap();

@@ -1,5 +1,6 @@
-//! What a hostile or broken client sends to the node daemon: requests of any kind made from its description, slow ones, names
-//! that are paths, one device for two machines. The daemon answers others meanwhile, and nothing is left of it.
+//! Input of hostile and broken clients to the node daemon. They send requests generated from its
+//! description, slow requests, names that are paths, and one device for two machines. Meanwhile the
+//! daemon answers other clients. Afterwards nothing is left behind.
 
 #![expect(
     clippy::unwrap_used,
@@ -63,12 +64,12 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
         .with("NicSpec.failover", json!({ "device": spare.name() }))
         .with(
             "NicSpec.*",
-            json!({ "id": "any", "from": "vdpasim_net", "kind": "auto", "mac": OTHER_MAC, "mtu": 1500, "doorbell": "auto" }),
+            json!({
+                "id": "any", "from": "vdpasim_net", "kind": "auto", "mac": OTHER_MAC,
+                "mtu": 1500, "doorbell": "auto"
+            }),
         )
-        .with(
-            "SendToNode.destination",
-            "node:/nonexistent/node.socket",
-        )
+        .with("SendToNode.destination", "node:/nonexistent/node.socket")
         .with("SendToNode.from", "vdpasim_net")
         .with("HostNicSpec.*", json!({ "name": "any", "from": "vdpasim_net" }))
         .with(
@@ -76,10 +77,7 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
             json!({ "name": "any", "from": "vdpasim_net", "kind": "auto", "mac": OTHER_MAC, "mtu": 1500 }),
         )
         // One that is never made: its kernel is not there.
-        .with(
-            "ReceiveFromNode.spec",
-            json!({ "kernel": "/nonexistent" }),
-        )
+        .with("ReceiveFromNode.spec", json!({ "kernel": "/nonexistent" }))
         .with("DiskConfig.path", "/nonexistent")
         .with("mgmtdev", "vdpasim_net")
         .with("VdpaDeviceSpec.mgmtdev", "vdpasim_net")
@@ -289,9 +287,10 @@ fn what_is_not_supported_is_refused_and_changes_nothing() {
     assert_eq!((&now["pid"], &now["phase"]), (&kept["pid"], &kept["phase"]));
 }
 
-/// Clients that send a byte now and then, in the head and in the body; fewer than there is room for.
+/// Clients that send a byte now and then, in the head and in the body. They are fewer than the
+/// limit of connections.
 #[test]
-fn slow_clients_hold_nobody_up_and_are_sent_away() {
+fn slow_clients_delay_no_others_and_are_disconnected() {
     let node = Node::start("slow").unwrap();
     let before = node.traces().unwrap();
     let socket = node.api.socket();

@@ -1,8 +1,9 @@
-//! Fifty clients at once, for a minute in `soak`: reads, machines made, changed and taken away. Afterwards each machine is there just
-//! once or gone, as the last answer about it said; nothing else is there; and no answer blamed the server.
+//! Fifty clients at once, for a minute in `soak`: they read, create, change and delete machines.
+//! Afterwards each machine exists once or not at all, as the last answer about it said. Nothing
+//! else exists, and no answer had a status of 500 or more.
 //!
-//! Each client has machines that only it changes, so it knows what there must be. All of them change some others, too,
-//! of which only that they are whole is known.
+//! Each client has machines that only it changes, so it knows their state. All clients also change
+//! some shared machines. Of those the test checks only that they are complete.
 
 #![expect(
     clippy::unwrap_used,
@@ -109,7 +110,7 @@ impl Client<'_> {
                 let request = Request::new("GET", format!("/v1/vms/{own}"));
                 let status = self.ask("show", &request);
                 let known = self.seen.last.get(&own).copied().unwrap_or(false);
-                // Nobody else changes it.
+                // No other client changes it.
                 if status != if known { 200 } else { 404 } {
                     self.seen
                         .wrong

@@ -1,10 +1,11 @@
-//! `kill -9` of the daemon, of a machine's process, or of both, at each line that the daemon says while it makes and
-//! while it takes away a machine with a NIC. Afterwards the machine is there and works, or is gone; nothing else is left; and the
-//! same request again ends in what was asked for.
+//! `kill -9` of the daemon, a machine's process, or both, at each log line while a machine with a
+//! NIC is created and deleted. Afterwards the machine exists and works, or is gone, and nothing
+//! else is left. The same request again then succeeds.
 //!
 //! ```text
-//!   request ──> daemon says line 1, 2, … ── held before line n ──> kill ──> daemon again ──> whole or gone?
-//!                                                                    └──> the same request ──> as asked
+//!   request ──> daemon logs line 1, 2, … ── held before line n ──> kill ──> daemon again
+//!                                                   whole or gone? <──────────┤
+//!                                    success <── the same request <───────────┘
 //! ```
 //! How the daemon is held: see `lab::node`.
 
@@ -287,7 +288,7 @@ fn at_each_line_of_taking_away() {
                 );
             }
             if is_there && victim == Victim::Daemon {
-                // Nobody has touched it.
+                // The killed daemon did not touch it.
                 let now = node.vm(NAME).unwrap().unwrap();
                 assert_eq!(
                     (&now["pid"], &now["adopted"]),
@@ -320,8 +321,8 @@ fn at_each_line_of_taking_away() {
     );
 }
 
-/// What a daemon that is killed while it starts has begun, the next one finishes: with a machine that runs, with one
-/// that has died, and with one that was being made.
+/// A daemon is killed while it starts, and the next one finishes its work. One machine runs, one
+/// has died, and one is half created.
 #[test]
 fn at_each_line_of_a_daemons_start() {
     let (mut node, before) = start("kill-start");

@@ -1,5 +1,5 @@
-//! The node daemon's endpoints about devices, on the kernel's simulator: what they say is what the commands say, what they
-//! do is what the kernel has then, and it is heard of on `/v1/events`.
+//! The node daemon's endpoints about devices, on the kernel's simulator. They return the same as
+//! the commands, their changes appear in the kernel, and `/v1/events` reports them.
 
 #![expect(
     clippy::unwrap_used,
@@ -110,7 +110,7 @@ fn exists(name: &str) -> bool {
     !devices["dev"][name].is_null()
 }
 
-/// No functions and no NICs here: those are in mgmt_sriov_topology and api_labnic_end_to_end, ports too.
+/// No functions, ports or NICs here: mgmt_sriov_topology and api_labnic_end_to_end have those.
 #[test]
 fn endpoints_say_what_commands_say() {
     require_lab().unwrap();
@@ -194,7 +194,7 @@ fn a_device_is_made_changed_and_deleted() {
     assert_eq!(status, 200, "{body}");
     assert_eq!(body["config"]["life0"]["mac"], OTHER_MAC);
 
-    // While somebody has it open it stays.
+    // While a process has it open, the daemon refuses to delete it.
     let file = fs::File::open(lab::sim::device_file("life0").unwrap()).unwrap();
     let (status, body) = daemon.status("DELETE", path, None);
     assert_eq!((status, &body["code"]), (409, &json!("in_use")), "{body}");

@@ -1,5 +1,5 @@
-//! A VM of the node daemon is replaced only by a request that means it: creation on a taken name,
-//! replacements that fail, and writers that have not seen the newest spec change nothing.
+//! Only a request to replace a VM of the node daemon replaces it. Creation with an existing name,
+//! replacements that fail, and writers that have not read the newest spec change nothing.
 
 #![expect(
     clippy::unwrap_used,

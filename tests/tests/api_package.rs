@@ -71,12 +71,25 @@ fn an_upgrade_keeps_vms_and_a_purge_leaves_nothing() {
     let daemon = host.property(UNIT, "MainPID");
     let files = host.done(&["dpkg", "--listfiles", "bellhop"]);
     let units = files.lines().filter(|file| file.ends_with(".service"));
+    // With the drop-in of the manual.
+    let drop_in = Path::new("/etc/systemd/system/bellhop.service.d");
+    let example = "../docs/examples/bellhop.service.d/limits.conf";
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join(example);
+    files::create_directory(drop_in).unwrap();
+    files::copy(&example, &drop_in.join("limits.conf")).unwrap();
+    host.done(&["systemctl", "daemon-reload"]);
+    assert_eq!(
+        host.property(UNIT, "LimitMEMLOCK"),
+        (64_u64 << 30).to_string()
+    );
     for unit in units {
         // The lab host has no manual.
         let verified = host.run(&["systemd-analyze", "verify", "--man=no", unit]);
         let said = String::from_utf8(verified.stderr).unwrap();
         assert!(verified.status.success() && said.is_empty(), "{said}");
     }
+    fs::remove_dir_all(drop_in).unwrap();
+    host.done(&["systemctl", "daemon-reload"]);
 
     // The group may use the socket; others may not.
     let gid = group().unwrap();

@@ -268,7 +268,7 @@ fn a_mapped_doorbell_goes_under_traffic() {
 }
 
 #[test]
-fn an_unplug_that_nobody_answers_waits_for_the_reset() {
+fn an_unplug_without_an_answer_waits_for_the_reset() {
     require_lab().unwrap();
     let first = SimDevice::net("plug", MAC, 1500).unwrap();
     let second = SimDevice::net("plug2", SECOND_MAC, 1500).unwrap();
@@ -355,7 +355,7 @@ fn what_cannot_be_plugged_or_unplugged_says_why() {
             "not a network device",
         ),
         (format!("plug path={path},id=rng"), ""),
-        ("unplug nobody".into(), "no device nobody"),
+        ("unplug absent".into(), "no device absent"),
         ("unplug rng".into(), "not a network device"),
     ] {
         let error = control.refused(&line);

@@ -140,7 +140,7 @@ impl Copy {
         Self(path)
     }
 
-    fn report_of_nobody(&self, gid: u32) -> Value {
+    fn unprivileged_report(&self, gid: u32) -> Value {
         let mut command = Command::new(&self.0);
         command
             .args(["doctor", "--json"])
@@ -207,10 +207,10 @@ fn wait(what: &str, done: impl Fn() -> bool) {
 /// Doctor prints the rule for a user without rights. The rule gives devices to the group. A member
 /// of the group may open one.
 #[test]
-fn the_rule_that_nobody_is_told_is_the_one_that_mends_it() {
+fn the_suggested_rule_grants_an_unprivileged_user_access() {
     let copy = Copy::new();
-    let net = SimDevice::net("nobody", "02:5e:10:53:11:42", 1500).unwrap();
-    let report = copy.report_of_nobody(NOBODY);
+    let net = SimDevice::net("norule", "02:5e:10:53:11:42", 1500).unwrap();
+    let report = copy.unprivileged_report(NOBODY);
     assert_eq!(report["fit"], false);
     let device = finding(&report, "devices", net.name());
     assert_eq!(device["state"], "missing");
@@ -222,13 +222,13 @@ fn the_rule_that_nobody_is_told_is_the_one_that_mends_it() {
     drop(net);
 
     let _udev = Udev::start(rule);
-    let net = SimDevice::net("somebody", "02:5e:10:53:11:43", 1500).unwrap();
+    let net = SimDevice::net("withrule", "02:5e:10:53:11:43", 1500).unwrap();
     let metadata = || fs::metadata(net.path()).unwrap();
     wait("group of the device", || metadata().mode() & 0o777 == 0o660);
-    let report = copy.report_of_nobody(NOBODY);
+    let report = copy.unprivileged_report(NOBODY);
     let device = finding(&report, "devices", net.name());
     has(device, "remedy", "usermod -aG kvm ");
-    let report = copy.report_of_nobody(metadata().gid());
+    let report = copy.unprivileged_report(metadata().gid());
     assert_eq!(finding(&report, "devices", net.name())["state"], "ok");
 }
 

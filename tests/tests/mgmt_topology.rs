@@ -137,7 +137,7 @@ fn devices_hang_on_the_simulator_with_who_uses_them() {
 }
 
 #[test]
-fn a_virtual_machine_is_told_by_name_and_keeps_its_device() {
+fn a_virtual_machine_is_named_and_keeps_its_device() {
     require_lab().unwrap();
     output(Command::new("modprobe").args(["-a", "virtio_net", "virtio_vdpa"])).unwrap();
     let net = SimDevice::net("vm", MAC, 1500).unwrap();
@@ -185,7 +185,7 @@ fn without_rights_or_management_the_rest_is_shown() {
     require_lab().unwrap();
     let net = SimDevice::net("rest", MAC, 1500).unwrap();
     let holder = Holder::start(net.path());
-    let nobody = Command::new(program())
+    let unprivileged = Command::new(program())
         .arg("topology")
         .env("LC_ALL", "C")
         .uid(65534)
@@ -193,7 +193,7 @@ fn without_rights_or_management_the_rest_is_shown() {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let text = printed(&nobody);
+    let text = printed(&unprivileged);
     assert!(text.contains("lab-rest: network"), "{text}");
     assert!(
         !text.contains("held by") && !text.contains("free") && text.contains("as root"),

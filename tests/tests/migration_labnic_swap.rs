@@ -118,8 +118,8 @@ fn swaps_under_traffic(vm: &mut Vm, peer: &Peer, devices: [&SimDevice; 2], swaps
     let gaps = Gaps::new(&peer.arrivals(), &times);
     let longest = gaps.of_swaps.iter().max();
     let said = format!(
-        "{answer}\nthe neighbour's longest pause at a swap: {longest:?} of {:?}; p99 of the others: {:?}\n\
-         gaps as the machine saw them: {:?}",
+        "{answer}\nthe neighbour's longest pause at a swap: {longest:?} of {:?}; p99 of the \
+         others: {:?}\ngaps as the machine saw them: {:?}",
         gaps.of_swaps,
         gaps.steady_p99,
         vm.gaps(),
@@ -264,7 +264,7 @@ const SWAPS_MAX: u32 = 30;
 /// Such a device keeps some of its receive buffers, and the rings do not show which. If another
 /// device took the wrong ones, it would write into memory that the guest has reused.
 #[test]
-fn a_device_that_keeps_buffers_out_of_order_goes_on_until_it_has_none() {
+fn a_device_that_keeps_buffers_out_of_order_continues_until_it_has_none() {
     let parameters = [("completion", "out_of_order"), ("completion_ms", "5")];
     let labnic = Labnic::load(&parameters).unwrap();
     let peer = Peer::start(&labnic);
@@ -398,7 +398,7 @@ fn a_nic_whose_device_fails_moves_to_the_one_that_stands_by() {
 }
 
 #[test]
-fn the_old_device_goes_on_if_the_new_one_fails_or_does_not_fit() {
+fn the_old_device_continues_if_the_new_one_fails_or_does_not_fit() {
     let labnic = Labnic::load(&[]).unwrap();
     let peer = Peer::start(&labnic);
     let first = labnic.add("first", &["mac", MAC]).unwrap();

@@ -133,9 +133,9 @@ fn a_daemon_that_comes_back_while_its_machine_stays_starts_it_again_if_it_crashe
     let guest = made(&node, &device);
     let before = node.vm("web").unwrap().unwrap();
     // No destination listens.
-    let nobody = Host::new("node3", device.path());
+    let missing = Host::new("node3", device.path());
     node.api
-        .done("POST", "/v1/vms/web/migration", Some(&send(&nobody)))
+        .done("POST", "/v1/vms/web/migration", Some(&send(&missing)))
         .unwrap();
     node.kill();
     node.start_again().unwrap();

@@ -16,7 +16,8 @@ fn is_device(name: &str) -> bool {
 /// one name would have devices of one name.
 fn to(node: &Node, dry_run: bool) -> Value {
     let socket = node.api.socket().display().to_string();
-    json!({ "send": { "destination": format!("node:{socket}"), "name": "web2", "dry_run": dry_run } })
+    let destination = format!("node:{socket}");
+    json!({ "send": { "destination": destination, "name": "web2", "dry_run": dry_run } })
 }
 
 #[test]

@@ -95,7 +95,7 @@ fn uptime(guest: &mut Guest) -> u64 {
 }
 
 #[test]
-fn a_guest_goes_on_where_it_was_saved_and_so_does_the_one_that_was_saved() {
+fn a_guest_continues_from_its_snapshot_and_so_does_the_saved_one() {
     require_lab().unwrap();
     let first = SimDevice::net("snap1", MAC, 1500).unwrap();
     let second = SimDevice::net("snap2", MAC, 1500).unwrap();
@@ -219,7 +219,7 @@ impl Drop for Small {
 }
 
 #[test]
-fn a_snapshot_that_fails_leaves_nothing_and_the_guest_goes_on() {
+fn a_snapshot_that_fails_leaves_nothing_and_the_guest_continues() {
     require_lab().unwrap();
     let device = SimDevice::net("snap1", MAC, 1500).unwrap();
     let (socket, taken) = (Place::new("snap.socket"), Place::new("taken"));
@@ -228,7 +228,7 @@ fn a_snapshot_that_fails_leaves_nothing_and_the_guest_goes_on() {
     let said = messages(&mut guest).unwrap();
     write_on(&mut guest);
     fs::create_dir(taken.path()).unwrap();
-    fs::write(taken.path().join("of somebody"), "x").unwrap();
+    fs::write(taken.path().join("a file"), "x").unwrap();
     let beyond = small.0.path().join("snapshot");
     for (path, status, words) in [
         (Path::new("relative"), 422, "absolute"),

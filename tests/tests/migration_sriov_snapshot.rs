@@ -76,7 +76,7 @@ fn is_shadowed(guest: &Guest, wanted: bool) {
 }
 
 #[test]
-fn a_guest_on_vp_vdpa_is_saved_and_goes_on_here_and_on_another_function() {
+fn a_guest_on_vp_vdpa_is_saved_and_continues_here_and_on_another_function() {
     let functions = SriovNic::enable(3).unwrap();
     let [first, peers, second] =
         [0, 1, 2].map(|index| VfDevice::add(functions.vf(index).unwrap()).unwrap());

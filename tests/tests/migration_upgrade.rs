@@ -108,7 +108,7 @@ fn program_of(guest: &Guest) -> PathBuf {
 /// Checks that an upgrade fails with `wrong` in its reason, and that the machine runs with its
 /// traffic.
 #[track_caller]
-fn goes_on_as_before(guest: &mut Guest, client: &Client, device: &SimDevice, wrong: &str) {
+fn continues_as_before(guest: &mut Guest, client: &Client, device: &SimDevice, wrong: &str) {
     let vm = wait_upgrade(guest, client, |vm| vm["upgrade_error"].is_string());
     let error = vm["upgrade_error"].as_str().unwrap();
     assert!(error.contains(wrong), "{vm}");
@@ -132,7 +132,7 @@ fn came_back(answer: &Value) {
 }
 
 #[test]
-fn one_program_after_the_other_goes_on_with_a_guest_under_load() {
+fn one_program_after_the_other_continues_a_guest_under_load() {
     require_lab().unwrap();
     let device = SimDevice::net("upgrade", MAC, 1500).unwrap();
     let socket = Temporary::new("upgrade.socket");
@@ -235,7 +235,7 @@ fn a_program_that_cannot_go_on_leaves_the_machine_with_the_one_it_had() {
         );
         let failing = Temporary::program(name, script.as_bytes());
         ask_upgrade(&client, &failing.0);
-        goes_on_as_before(&mut guest, &client, &device, wrong);
+        continues_as_before(&mut guest, &client, &device, wrong);
         assert_eq!(program_of(&guest), executable);
     }
 
@@ -243,7 +243,7 @@ fn a_program_that_cannot_go_on_leaves_the_machine_with_the_one_it_had() {
     let vanishing = Temporary::program("vanishing", &fs::read(bellhop()).unwrap());
     ask_upgrade(&client, &vanishing.0);
     fs::remove_file(&vanishing.0).unwrap();
-    goes_on_as_before(&mut guest, &client, &device, "No such file");
+    continues_as_before(&mut guest, &client, &device, "No such file");
     assert_eq!(program_of(&guest), executable);
 
     let found = guest.command("write-off").unwrap();

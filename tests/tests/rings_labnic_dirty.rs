@@ -214,8 +214,8 @@ fn run(event_idx: bool, completion: &str, how: How) {
     let direct_rings = [1, 3].map(|queue: u64| 0x1_0000 * queue + 0x8000);
     let (changed, claimed) = compare(&log, &before, &direct_rings);
     println!(
-        "event_idx {event_idx}, {completion}, {how:?}: {changes} changes, {waits} refused, {changed} \
-         bytes changed of {claimed} claimed"
+        "event_idx {event_idx}, {completion}, {how:?}: {changes} changes, {waits} refused, \
+         {changed} bytes changed of {claimed} claimed"
     );
     assert!(changed > 10_000, "{changed}");
     // Half of each page is never given to the device.

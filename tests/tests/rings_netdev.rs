@@ -86,7 +86,7 @@ fn rings_of_all_sizes_wrap() {
 }
 
 #[test]
-fn a_suspended_device_goes_on_where_it_was() {
+fn a_suspended_device_continues_where_it_was() {
     let net = net();
     let mut netdev = start(net.path(), &Options::default());
     let mut flow = Flow::new(MAC, MAC);

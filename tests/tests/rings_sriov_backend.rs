@@ -135,7 +135,7 @@ fn marked(machine: &machine::Machine) -> usize {
 /// vp_vdpa cannot suspend and begins only at the start of a ring. It is saved by a reset and
 /// continues with shadow rings until its driver resets it.
 #[test]
-fn a_saved_device_goes_on_shadowed() {
+fn a_saved_device_continues_shadowed() {
     let nic = SriovNic::enable(2).unwrap();
     let devices = [0, 1].map(|index| VfDevice::add(nic.vf(index).unwrap()).unwrap());
     let [mut a, mut b] = devices.each_ref().map(by_hand);

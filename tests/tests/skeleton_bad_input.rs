@@ -267,8 +267,11 @@ fn a_configuration_file_says_the_same_as_flags() {
     let kernel = kernel.to_str().unwrap();
     let toml = Scratch::new(
         "machine.toml",
-        format!("kernel = {kernel:?}\ncpus = 2\nmemory = \"64M\"\n[[vdpa]]\npath = \"/dev/nowhere\"\nid = \"nic\"\n")
-            .as_bytes(),
+        format!(
+            "kernel = {kernel:?}\ncpus = 2\nmemory = \"64M\"\n\
+             [[vdpa]]\npath = \"/dev/nowhere\"\nid = \"nic\"\n"
+        )
+        .as_bytes(),
     );
     // The file that `vm create` reads, with an option that overrides it.
     let nics = "nics:\n- {id: nic, path: /dev/nowhere}\n";
@@ -334,7 +337,7 @@ impl Drop for Open {
 #[test]
 fn no_permission() {
     let net = SimDevice::net("bad", MAC, 1500).unwrap();
-    let as_nobody = |path: &Path| {
+    let unprivileged = |path: &Path| {
         let mut command = with_kernel(&["--memory", "64M", "--vdpa"]);
         command
             .arg(format!("path={}", path.display()))
@@ -343,11 +346,11 @@ fn no_permission() {
         command
     };
     fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o600)).unwrap();
-    refused(as_nobody(net.path()), FAILED, &["/dev/kvm", "group kvm"]);
+    refused(unprivileged(net.path()), FAILED, &["/dev/kvm", "group kvm"]);
     let _kvm = Open::to_all(Path::new("/dev/kvm"));
     fs::set_permissions(net.path(), fs::Permissions::from_mode(0o600)).unwrap();
     refused(
-        as_nobody(net.path()),
+        unprivileged(net.path()),
         FAILED,
         &["no permission", net.path().to_str().unwrap(), "udev"],
     );

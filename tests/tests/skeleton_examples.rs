@@ -56,7 +56,8 @@ fn a_machine_is_run_and_commanded() {
     let said = desk.run(
         Place::Sim,
         &[],
-        "vm -X PATCH http://vm/v1/vm -d '{\"state\": \"Stopped\"}'\nkill $daemon\nwait\nbellhop dev del nic0\nbellhop dev del spare0",
+        "vm -X PATCH http://vm/v1/vm -d '{\"state\": \"Stopped\"}'\n\
+         kill $daemon\nwait\nbellhop dev del nic0\nbellhop dev del spare0",
     );
     for part in [
         "vdpasim_net",

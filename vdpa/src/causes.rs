@@ -1,5 +1,5 @@
-//! An error and its causes on one line, where they have to fit in one text: a record, a response to
-//! another host, a log line.
+//! An error and its causes on one line, for a place with room for one text. Such places are a
+//! record, a response to another host and a log line.
 //!
 //! Code that prints one cause per line walks the causes itself.
 

@@ -1,9 +1,9 @@
 //! Doorbells: pages of device registers in which a store is a kick.
 //!
-//! A [`Doorbell`] is one page of a vhost-vdpa device, mapped into this process (`vhost_vdpa_mmap`
-//! in the kernel's `drivers/vhost/vdpa.c`): the notification area of one queue (virtio 1.3,
-//! 4.1.4.4). The value owns the mapping. A driver in this process calls [`Doorbell::ring`]; a VMM
-//! maps the page into a guest's address space and never accesses it.
+//! A [`Doorbell`] is one page of a vhost-vdpa device: the notification area of one queue (virtio
+//! 1.3, 4.1.4.4). It is mapped into this process (`vhost_vdpa_mmap` in the kernel's
+//! `drivers/vhost/vdpa.c`). The value owns the mapping. A driver in this process calls
+//! [`Doorbell::ring`]; a VMM maps the page into a guest's address space and never accesses it.
 //!
 //! ```text
 //!   Device::map_doorbell(queue) --> Mapped(Doorbell) -- drop --> unmapped

@@ -158,7 +158,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_gives_an_address_twice(steps in prop::collection::vec((1u64..40_000, any::<bool>()), 1..60)) {
+        fn never_gives_an_address_twice(
+            steps in prop::collection::vec((1u64..40_000, any::<bool>()), 1..60),
+        ) {
             let mut window = PrivateWindow::new(everything(), 0).unwrap();
             let mut held: Vec<IovaRange> = Vec::new();
             for (pages, release) in steps {

@@ -157,7 +157,7 @@ mod tests {
     use crate::saved::through_a_file;
 
     #[test]
-    fn an_access_in_two_steps_goes_on_elsewhere() {
+    fn an_access_in_two_steps_continues_on_another_host() {
         let memory = Arc::new(Bus::new());
         let ports = || {
             let window = MmioWindow::new(0x4000_0000, 0x1000_0000).unwrap();

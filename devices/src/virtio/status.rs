@@ -172,8 +172,8 @@ impl fmt::Debug for DeviceStatus {
 mod tests {
     use super::*;
 
-    /// The rule in the words of the specification, not as a table: every register that a driver can
-    /// reach, with every byte that it can write.
+    /// The rule in the words of the specification, not as a table. It covers every register that a
+    /// driver can reach, with every byte that it can write.
     fn rule(current: u8, written: u8) -> Request {
         if written == 0 {
             return Request::Reset;

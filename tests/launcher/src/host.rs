@@ -322,7 +322,8 @@ fn start(lab: &Lab, rig: Rig, memory: u64, accelerator: Accelerator) -> Result<S
         .args([
             "-append",
             &format!(
-                "console=ttyS0 loglevel=6 panic=-1 {STUCK} {TIMER} {CLOCK} {NUMA} mitigations=off {}",
+                "console=ttyS0 loglevel=6 panic=-1 {STUCK} {TIMER} {CLOCK} {NUMA} \
+                 mitigations=off {}",
                 rig.kernel_parameters()
             ),
         ])

@@ -269,7 +269,8 @@ mod tests {
         let mut tally = Tally::default();
         for line in [
             "running 3 tests",
-            "test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 5 filtered out; finished in 0.00s",
+            "test result: FAILED. 2 passed; 1 failed; 4 ignored; 0 measured; 5 filtered out; \
+             finished in 0.00s",
             "test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out",
             "test result: ok. x passed; ; 3",
         ] {

@@ -281,9 +281,9 @@ fn round(who: &str, vmm: &mut dyn Vmm, host: Host, rate: u32) -> Result<Round> {
 impl Round {
     fn show(&self, who: &str, moved: &Move) {
         eprintln!(
-            "    {who:<8} {:.1} ms without a frame (by its own account {:.1} ms; the guest's clock fell {:.1} ms \
-             behind); {:.0} ms in all; longest gap meanwhile {:.1} ms, before {:.1} ms, p99 {:.1} ms; {:.0} frames/s, \
-             {:.0} lost",
+            "    {who:<8} {:.1} ms without a frame (by its own account {:.1} ms; the guest's clock \
+             fell {:.1} ms behind); {:.0} ms in all; longest gap meanwhile {:.1} ms, before \
+             {:.1} ms, p99 {:.1} ms; {:.0} frames/s, {:.0} lost",
             self.downtime,
             self.own_downtime,
             self.clock,
@@ -363,8 +363,8 @@ impl Report {
         };
         eprintln!();
         eprintln!(
-            "  Medians of {} moves of each VMM in turn, there and back; 256 MiB, 1 processor, {} frames/s (at most {:.0} and \
-             {:.0} came back)",
+            "  Medians of {} moves of each VMM in turn, there and back; 256 MiB, 1 processor, \
+             {} frames/s (at most {:.0} and {:.0} came back)",
             ours.len(),
             moves.rate,
             moves.capacity[0],
@@ -379,7 +379,8 @@ impl Report {
             "downtime",
             |round| round.downtime,
             &format!(
-                "no frame came back to the guest around the switch; {:.3} of QEMU's in the same round",
+                "no frame came back to the guest around the switch; {:.3} of QEMU's in the same \
+                 round",
                 self.downtime_ratio
             ),
         );

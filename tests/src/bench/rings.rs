@@ -91,7 +91,8 @@ impl Measured {
         );
         eprintln!();
         eprintln!(
-            "  two lab NICs on one switch, a driver in userspace (vdpa::netdev) at each end; frames of both directions"
+            "  two lab NICs on one switch, a driver in userspace (vdpa::netdev) at each end; \
+             frames of both directions"
         );
         for (what, rate) in [
             ("direct", direct),
@@ -139,7 +140,8 @@ impl Measured {
             "QEMU x-svq=on, µs a frame",
             format!("{:.1}", compared.qemu_cpu_us_per_frame),
             &format!(
-                "its busiest thread but the guest's processor; frames one by one, {:.0} a second; flat out {:.1}",
+                "its busiest thread but the guest's processor; frames one by one, {:.0} a second; \
+                 flat out {:.1}",
                 compared.paced_frames_per_second, compared.qemu_cpu_us_per_frame_flat_out
             ),
         );
@@ -147,7 +149,8 @@ impl Measured {
             "shadow, µs a frame",
             format!("{:.1}", compared.cpu_us_per_frame),
             &format!(
-                "relaying thread; so as well: {:.2} times QEMU's in the same round; flat out {:.1}, {:.2} times",
+                "relaying thread; so as well: {:.2} times QEMU's in the same round; flat out \
+                 {:.1}, {:.2} times",
                 compared.cpu_of_qemu,
                 compared.cpu_us_per_frame_flat_out,
                 compared.cpu_of_qemu_flat_out

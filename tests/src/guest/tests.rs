@@ -17,7 +17,8 @@ fn a_guest_is_commanded() {
     let mut guest = Guest::start_command(
         script(
             "echo booting; echo '[1.0] x @lab ready {\"cpus_online\":2}'; read l; \
-             echo \"@lab {\\\"got\\\":\\\"$l\\\"}\"; read l; echo '@lab {\"error\":\"no\"}'; exit 3",
+             echo \"@lab {\\\"got\\\":\\\"$l\\\"}\"; read l; \
+             echo '@lab {\"error\":\"no\"}'; exit 3",
         ),
         Duration::from_secs(20),
     )

@@ -229,7 +229,11 @@ impl Builder<'_> {
             // A body that the operation does not take does no harm.
             for body in ["{}", "nonsense", &"x".repeat(100_000)] {
                 let request = self.request(operation, Extent::Least).with_body(body);
-                self.add("a body nobody asked for", request, Expect::Described);
+                self.add(
+                    "a body that the operation does not take",
+                    request,
+                    Expect::Described,
+                );
             }
             return;
         };

@@ -66,7 +66,7 @@ pub fn wrong(description: &Description, case: &Case, answer: Option<&Answer>) ->
         }
         // A client that may GET may also HEAD. A path with odd letters may mean another path.
         None if case.request.method == "HEAD" || answer.status == 200 => {}
-        None if !refuses(answer.status) => wrong.push("nobody described it".to_owned()),
+        None if !refuses(answer.status) => wrong.push("it is not described".to_owned()),
         None => {}
     }
     if answer.status >= 400 && case.request.method != "HEAD" {

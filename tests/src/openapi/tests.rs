@@ -95,11 +95,14 @@ fn a_sample_keeps_each_family_and_all_that_is_right() {
 
 const SMALL: &str = r##"{"paths": {"/a/{id}": {"put": {
     "parameters": [{"name": "id", "in": "path", "schema": {"type": "string"}}],
-    "requestBody": {"content": {"application/json": {"schema": {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0}},
+    "requestBody": {"content": {"application/json": {"schema": {
+        "type": "object", "properties": {"n": {"type": "integer", "minimum": 0}},
         "required": ["n"], "additionalProperties": false}}}},
-    "responses": {"204": {"description": "done"}, "400": {"description": "no", "content": {"application/json": {"schema":
+    "responses": {"204": {"description": "done"},
+        "400": {"description": "no", "content": {"application/json": {"schema":
         {"$ref": "#/components/schemas/ErrorBody"}}}}}}}},
-    "components": {"schemas": {"ErrorBody": {"type": "object", "required": ["code", "message", "causes", "request_id"]}}}}"##;
+    "components": {"schemas": {"ErrorBody": {
+        "type": "object", "required": ["code", "message", "causes", "request_id"]}}}}"##;
 
 #[test]
 fn wrong_answers_are_found() {
@@ -149,8 +152,8 @@ fn wrong_answers_are_found() {
         assert_ne!(judge(expect, bad.clone()), none, "{bad:?}");
     }
     assert_ne!(wrong(&description, &case(Expect::Described), None), none);
-    let nobody = wrong(&description, &case(Expect::NoHttp), None);
-    assert_eq!(nobody, none);
+    let no_http = wrong(&description, &case(Expect::NoHttp), None);
+    assert_eq!(no_http, none);
 }
 
 #[test]

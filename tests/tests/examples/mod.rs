@@ -36,12 +36,15 @@ const DOCUMENTS: &[&str] = &[
     "docs/compatibility.md",
     "docs/decisions.md",
     "docs/first-vm.md",
+    "docs/glossary.md",
     "docs/injected-faults.md",
     "docs/migration.md",
     "docs/performance.md",
     "docs/production-host.md",
+    "docs/SUMMARY.md",
     "docs/threat-model.md",
     "docs/troubleshooting.md",
+    "docs/versions.md",
 ];
 
 /// A command of a document, with the lines that continue it.

@@ -11,7 +11,7 @@ use super::client::{Client, MRG_RXBUF, PATIENCE, RING_SIZE, Setup, frame, wait_f
 use super::{A, B, add, count, exchange, kernel_is_well, two};
 
 #[test]
-fn hostile_chains_harm_nobody_else() {
+fn hostile_chains_harm_no_other_guest() {
     let labnic = Labnic::load(&[]).unwrap();
     let (one, other) = two(&labnic);
     let mut a = Client::start(&one);

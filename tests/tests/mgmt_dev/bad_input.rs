@@ -175,7 +175,7 @@ fn the_kernels_words_and_the_remedy_reach_the_user() {
 }
 
 #[test]
-fn what_the_lab_nic_refuses_is_told() {
+fn refusals_of_the_lab_nic_are_reported() {
     let labnic = Labnic::load(&[]).unwrap();
     refused(
         "dev add name lab-x mgmtdev labnic max_vqp 9",
@@ -198,7 +198,7 @@ fn what_the_lab_nic_refuses_is_told() {
 fn without_rights_or_in_another_namespace_the_remedy_is_said() {
     require_lab().unwrap();
     let net = SimDevice::net("bad", MAC, 1500).unwrap();
-    let nobody = |line: &str| {
+    let unprivileged = |line: &str| {
         Command::new(program())
             .args(line.split(' '))
             .uid(65534)
@@ -213,10 +213,10 @@ fn without_rights_or_in_another_namespace_the_remedy_is_said() {
         format!("dev set name {} mac 02:5e:10:53:11:09", net.name()),
         format!("dev vstats show {} qidx 0", net.name()),
     ] {
-        complaint(&nobody(&line), &["CAP_NET_ADMIN", "root"]);
+        complaint(&unprivileged(&line), &["CAP_NET_ADMIN", "root"]);
     }
     // Listing needs no privileges.
-    assert!(nobody("dev show").status.success());
+    assert!(unprivileged("dev show").status.success());
     let output = Command::new("unshare")
         .arg("-n")
         .arg(program())

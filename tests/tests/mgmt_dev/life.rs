@@ -389,7 +389,7 @@ impl Drop for WithoutCore {
 }
 
 #[test]
-fn a_kernel_without_vdpa_is_told_and_its_return_noticed() {
+fn a_kernel_without_vdpa_is_reported_and_its_return_noticed() {
     require_lab().unwrap();
     let connection = Connection::open().unwrap();
     let without = WithoutCore::unload();

@@ -105,8 +105,8 @@ fn the_library_and_the_command_make_and_delete_one() {
     ]));
     printed(&bellhop(&["dev", "del", "lab-user"]));
     // Without a program of that name, the device cannot be created.
-    let arguments = ["dev", "add", "name", "lab-nobody", "mgmtdev", "vduse"];
-    complaint(&bellhop(&arguments), &["cannot add lab-nobody on vduse"]);
+    let arguments = ["dev", "add", "name", "lab-nouser", "mgmtdev", "vduse"];
+    complaint(&bellhop(&arguments), &["cannot add lab-nouser on vduse"]);
     assert!(
         listed().iter().all(|name| !name.starts_with("lab-")),
         "{:?}",

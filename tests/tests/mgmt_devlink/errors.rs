@@ -167,7 +167,7 @@ fn values_of_the_wrong_kind() {
 fn without_rights_the_remedy_is_said() {
     let nic = switchdev(103);
     let name = nic.handle();
-    let nobody = |line: &str| {
+    let unprivileged = |line: &str| {
         Command::new(program())
             .args(line.split(' '))
             .uid(65534)
@@ -184,10 +184,13 @@ fn without_rights_the_remedy_is_said() {
         format!("port function rate set {name}/128 tx_max 8mbit"),
         format!("port function rate del {name}/all"),
     ] {
-        complaint(&nobody(&line), &["CAP_NET_ADMIN", "root"]);
+        complaint(&unprivileged(&line), &["CAP_NET_ADMIN", "root"]);
     }
     // Listing needs no privileges.
-    assert_eq!(printed(&nobody("port show")), printed(&ours("port show")));
+    assert_eq!(
+        printed(&unprivileged("port show")),
+        printed(&ours("port show"))
+    );
     // Without this one capability, root may not change anything either.
     let output = Command::new("setpriv")
         .args(["--bounding-set", "-net_admin", "--inh-caps", "-net_admin"])

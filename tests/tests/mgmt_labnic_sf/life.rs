@@ -42,7 +42,7 @@ fn the_nic_says_what_it_is() {
 }
 
 #[test]
-fn a_function_is_told_as_it_is() {
+fn a_function_is_reported_as_it_is() {
     let _labnic = Labnic::load(&[("sf_attach_ms", "300")]).unwrap();
     set_eswitch_mode("switchdev").unwrap();
     // The first identifier is 2. It would equal the sfnum, so the module takes 3.

@@ -35,7 +35,8 @@ impl Host {
         set_eswitch_mode("switchdev").unwrap();
         // With its own address: otherwise it would take that of its ports.
         run(&format!(
-            "ip link add {BRIDGE} address 02:00:5e:00:53:01 type bridge vlan_filtering 1 mcast_snooping 0"
+            "ip link add {BRIDGE} address 02:00:5e:00:53:01 type bridge vlan_filtering 1 \
+             mcast_snooping 0"
         ));
         fs::write(
             format!("/proc/sys/net/ipv6/conf/{BRIDGE}/disable_ipv6"),

@@ -299,7 +299,7 @@ fn a_function_goes_to_vfio_and_back() {
 }
 
 #[test]
-fn who_may_not_change_anything_is_told_so_and_changes_nothing() {
+fn an_unprivileged_user_gets_an_error_and_changes_nothing() {
     let nic = Nic::find();
     printed(&bellhop(&["vf", "count", &nic.name, "1"]));
     let function = nic.virtual_function(0);

@@ -1,10 +1,10 @@
 //! A guest that migrates from one process to another, each with its own vDPA device.
 
-#[allow(dead_code, reason = "not every test goes on a journey")]
+#[allow(dead_code, reason = "not every test has a journey")]
 mod crowd;
 #[allow(dead_code, reason = "not every test has a bad link")]
 pub(crate) mod faults;
-#[allow(dead_code, reason = "not every test goes on a journey")]
+#[allow(dead_code, reason = "not every test has a journey")]
 pub(crate) mod journey;
 
 use std::process::Command;
@@ -81,14 +81,14 @@ impl Host {
 
     /// Requests the machine here to migrate to `destination`.
     #[track_caller]
-    #[allow(dead_code, reason = "not every test goes on while it moves")]
+    #[allow(dead_code, reason = "not every test acts while it moves")]
     pub(crate) fn send(&self, destination: &Self, more: Value) {
         self.send_to(&destination.endpoint(), more);
     }
 
     /// Like [`Host::send`], to any address.
     #[track_caller]
-    #[allow(dead_code, reason = "not every test goes on while it moves")]
+    #[allow(dead_code, reason = "not every test acts while it moves")]
     pub(crate) fn send_to(&self, endpoint: &str, more: Value) {
         self.post(endpoint, more, 202);
     }

@@ -46,7 +46,7 @@ fn a_new_address_reaches_the_device_and_the_configuration() {
 }
 
 #[test]
-fn malformed_commands_are_refused_and_the_queue_goes_on() {
+fn malformed_commands_are_refused_and_the_queue_continues() {
     let net = net(SHARED);
     let mut machine = Machine::new(&net);
     machine.start();

@@ -278,7 +278,7 @@ fn a_device_is_saved_while_its_writes_are_recorded() {
 /// A ring that no driver creates: the relay gives it up and reports an error; the log continues
 /// after a reset.
 #[test]
-fn a_guest_that_breaks_a_relayed_ring_is_told_to_reset() {
+fn a_guest_that_breaks_a_relayed_ring_must_reset() {
     let net = net(SHARED);
     let mut machine = Machine::new(&net);
     machine.start();

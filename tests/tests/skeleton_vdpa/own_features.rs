@@ -37,7 +37,7 @@ fn announce(machine: &mut Machine) -> bool {
 }
 
 #[test]
-fn the_device_never_hears_of_them() {
+fn the_device_never_sees_them() {
     let net = net(SHARED);
     let mut machine = Machine::new(&net);
     let own = GUEST_ANNOUNCE | RING_RESET;

@@ -53,7 +53,7 @@ fn running(net: &SimDevice) -> Machine {
 }
 
 #[test]
-fn a_saved_device_goes_on_in_place() {
+fn a_saved_device_continues_in_place() {
     for mapping in [SHARED, PINNING] {
         let net = net(mapping);
         let mut machine = running(&net);
@@ -85,7 +85,7 @@ fn positions_are_where_the_device_stopped() {
 }
 
 #[test]
-fn a_saved_device_goes_on_elsewhere() {
+fn a_saved_device_continues_elsewhere() {
     let first = net(SHARED);
     let second = second_net("second", SECOND);
     let mut source = running(&first);
@@ -117,7 +117,7 @@ fn add_command(machine: &mut Machine) -> u16 {
 }
 
 #[test]
-fn a_command_that_came_too_late_is_served_where_the_device_goes_on() {
+fn a_command_that_came_too_late_is_served_where_the_device_continues() {
     let net = net(SHARED);
     let mut machine = running(&net);
     let state = machine.backend.save().unwrap();

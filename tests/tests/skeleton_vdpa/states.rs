@@ -192,7 +192,7 @@ fn queues_can_be_enabled_while_the_device_runs() {
 }
 
 #[test]
-fn a_descriptor_that_somebody_opened_is_reset_and_has_one_owner() {
+fn an_opened_descriptor_is_reset_and_has_one_owner() {
     let net = net(SHARED);
     let file = File::options().read(true).write(true).open(net.path());
     let file = file.unwrap();

@@ -80,7 +80,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_is_decoded_without_a_panic(input in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn anything_is_decoded_without_a_panic(
+            input in prop::collection::vec(any::<u8>(), 0..300),
+        ) {
             decode_anything(&input);
         }
 
@@ -88,7 +90,16 @@ mod tests {
         #[test]
         fn framed_attributes_are_decoded_without_a_panic(
             choice in 4_u8..6,
-            outer in prop::collection::vec((1_u16..180, prop::collection::vec((1_u16..180, prop::collection::vec(any::<u8>(), 0..9)), 0..4)), 0..8),
+            outer in prop::collection::vec(
+                (
+                    1_u16..180,
+                    prop::collection::vec(
+                        (1_u16..180, prop::collection::vec(any::<u8>(), 0..9)),
+                        0..4,
+                    ),
+                ),
+                0..8,
+            ),
         ) {
             let frame = |kind: u16, value: &[u8]| {
                 let length = u16::try_from(value.len() + 4).unwrap_or_default();
@@ -101,8 +112,8 @@ mod tests {
             let mut input = vec![choice];
             input.extend([0; 16].iter().take(if choice & 1 == 0 { 4 } else { 16 }));
             for (kind, inner) in outer {
-                let value: Vec<u8> = inner.iter().flat_map(|(kind, value)| frame(*kind, value)).collect();
-                input.extend(frame(kind, &value));
+                let inner = inner.iter().flat_map(|(kind, value)| frame(*kind, value));
+                input.extend(frame(kind, &inner.collect::<Vec<u8>>()));
             }
             decode_anything(&input);
         }

@@ -62,8 +62,8 @@ pub enum Placement {
 }
 
 impl Placement {
-    /// Isolates the queue if the device can: it has a second address space, the kernel honours it,
-    /// and no other queue is in this one's group.
+    /// Isolates the queue if the device has a second address space, the kernel honours it, and no
+    /// other queue is in this one's group.
     #[must_use]
     pub fn choose(info: &DeviceInfo, acked: BackendFeatures, queue: u16) -> Self {
         let own = info.queues.get(usize::from(queue)).and_then(|q| q.group);

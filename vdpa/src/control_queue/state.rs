@@ -78,9 +78,8 @@ impl ControlState {
         self.vq_pairs
     }
 
-    /// The commands that bring a freshly reset device to this state, in the
-    /// order in which QEMU replays them: MAC, MAC table, queue pairs, RSS or
-    /// hash, offloads, receive modes, VLANs.
+    /// The commands that bring a freshly reset device to this state. Their order is QEMU's: MAC,
+    /// MAC table, queue pairs, RSS or hash, offloads, receive modes, VLANs.
     #[must_use]
     pub fn replay(&self) -> Vec<Command> {
         let steering = self.steering.clone().map(|steering| match steering {

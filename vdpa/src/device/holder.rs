@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_visible_still_makes_a_sentence() {
+    fn an_invisible_holder_still_makes_a_sentence() {
         assert!(sentence(&holders(u64::MAX)).contains("as root"));
     }
 }

@@ -111,7 +111,12 @@ fn a_full_ring_and_wrong_frames_are_refused() {
 proptest! {
     /// Whatever a device writes, each buffer keeps its place or the ring is broken for good.
     #[test]
-    fn a_hostile_device_gets_no_buffer_twice(steps in prop::collection::vec((0u32..12, 0u32..300, any::<u16>(), any::<bool>()), 1..40)) {
+    fn a_hostile_device_gets_no_buffer_twice(
+        steps in prop::collection::vec(
+            (0u32..12, 0u32..300, any::<u16>(), any::<bool>()),
+            1..40,
+        ),
+    ) {
         let (rx, memory) = queue(Chains::Single);
         let mut rx = RxQueue::new(rx).unwrap();
         let mut position = 0u16;

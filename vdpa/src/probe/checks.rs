@@ -16,7 +16,7 @@ use crate::netdev::{Kick, Netdev, Options, TxQueue};
 /// Maximum time for the device to send one frame.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// A locally administered address that no device of this project has: frames to it reach no device.
-const NOBODY: MacAddress = [0x02, 0xfe, 0xed, 0xfe, 0xed, 0x01];
+const ABSENT: MacAddress = [0x02, 0xfe, 0xed, 0xfe, 0xed, 0x01];
 
 /// The options of a probe.
 #[derive(Debug, Clone, Copy)]
@@ -197,8 +197,8 @@ fn traffic(
 /// Sends one frame to an unassigned address, kicking in any case.
 pub(crate) fn send_one(transmit: &mut TxQueue) -> std::result::Result<bool, crate::Error> {
     let mut frame = [0; 60];
-    frame[..6].copy_from_slice(&NOBODY);
-    frame[6..12].copy_from_slice(&NOBODY);
+    frame[..6].copy_from_slice(&ABSENT);
+    frame[6..12].copy_from_slice(&ABSENT);
     frame[12..14].copy_from_slice(&[0x88, 0xb5]);
     let taken = transmit.send(&frame)?;
     // Flush with the frame: the kick decision must not be left for the next one.

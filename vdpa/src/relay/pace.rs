@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn does_not_look_for_what_is_told() {
+    fn does_not_poll_for_notified_buffers() {
         let mut pace = Pace::default();
         for _ in 1..MOST_SPINS {
             assert_eq!(pace.next(false, Signals::All), Pause::None);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_ever_more_seldom_for_what_nobody_waits_for() {
+    fn polls_ever_less_often_for_unawaited_buffers() {
         let mut pace = Pace::default();
         for _ in 1..MOST_SPINS {
             assert_eq!(pace.next(false, Signals::Urgent), Pause::None);

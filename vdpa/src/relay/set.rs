@@ -237,7 +237,7 @@ impl RelaySet {
     }
 
     /// Whether [`RelaySet::prepare_start`] will know the positions of all rings and the chains in
-    /// flight. To be called **before the device is reset**: after the reset an unknown queue is
+    /// flight. To be called **before the device is reset**. After the reset an unknown queue is
     /// lost to the guest, or the device would write to chains that are not its own. Only direct
     /// rings may fail this. The device and the guest's driver may continue; a refusal takes some
     /// milliseconds.

@@ -1,5 +1,5 @@
-//! Tests of relays against a model guest and a model device: honest ones that complete in any
-//! order, hostile ones, and all interleavings of one pass.
+//! Tests of relays against a model guest and a model device. The models are honest and complete in
+//! any order, or hostile. One test explores all interleavings of one pass.
 
 mod explore;
 mod hostile;

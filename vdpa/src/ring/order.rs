@@ -17,11 +17,11 @@
 //!   | completed, compared | taken or waiting   |
 //!   | <- overwritten by entries that are published later
 //! ```
-//! So an entry that differs is one of two things: a sign of disorder, or a head that the driver has
-//! written and not published yet. One look cannot distinguish them, but the outcome does. Once the
+//! So an entry that differs is a sign of disorder, or a head that the driver has written and not
+//! published yet. One look cannot distinguish them, but the outcome does. Once the
 //! driver publishes, the entry is visible at its new position. If that entry has the head that was
-//! found, the overwrite came before the look: **a head that the device holds cannot be made
-//! available again**. Any other head means that the found one was the old entry, and a sign.
+//! found, the overwrite came before the look: **the driver cannot offer a head that the device
+//! holds**. Any other head means that the found one was the old entry, and a sign.
 //!
 //! So the check looks at the ring again for a few milliseconds. A driver may not publish in that
 //! time: its vCPU is parked between the two stores, or the entry is indeed the old one. The result

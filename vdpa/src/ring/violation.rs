@@ -56,8 +56,8 @@ pub enum Violation {
         /// The id.
         id: u16,
     },
-    /// An indirect descriptor breaks a rule: a table in a table, a successor, a table whose length
-    /// is 0 or not a multiple of 16, or no such feature.
+    /// An indirect descriptor breaks a rule: a table in a table, a successor, or no such feature.
+    /// Or the table's length is 0 or not a multiple of 16.
     #[error("an indirect descriptor is malformed")]
     Indirect,
     /// A device-readable piece follows a device-writable one.

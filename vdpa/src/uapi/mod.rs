@@ -95,7 +95,9 @@ number!(Read, Write, ReadWrite);
 /// Lists the ioctls: `name: kind = number, "C name", "documentation"`. The
 /// same list feeds the comparison with the kernel's headers.
 macro_rules! ioctls {
-    ($($name:ident: $kind:ident $(<$argument:ty>)? = $number:expr, $c_name:literal, $doc:literal;)+) => {
+    ($(
+        $name:ident: $kind:ident $(<$argument:ty>)? = $number:expr, $c_name:literal, $doc:literal;
+    )+) => {
         $(
             #[doc = $doc]
             #[must_use]
@@ -110,7 +112,9 @@ macro_rules! ioctls {
         }
     };
     (@make Plain, $number:expr) => { Plain($number) };
-    (@make $kind:ident <$argument:ty>, $number:expr) => { $kind::<$argument>($number, PhantomData) };
+    (@make $kind:ident <$argument:ty>, $number:expr) => {
+        $kind::<$argument>($number, PhantomData)
+    };
 }
 
 ioctls! {
@@ -123,19 +127,26 @@ ioctls! {
          without it).";
     set_vring_num: Write<vhost_vring_state> = binding::VHOST_SET_VRING_NUM(), "VHOST_SET_VRING_NUM",
         "Ring size. The kernel checks for a power of two only, not the device's maximum.";
-    set_vring_addr: Write<vhost_vring_addr> = binding::VHOST_SET_VRING_ADDR(), "VHOST_SET_VRING_ADDR",
+    set_vring_addr: Write<vhost_vring_addr> =
+        binding::VHOST_SET_VRING_ADDR(), "VHOST_SET_VRING_ADDR",
         "Ring addresses, which are IOVAs. EINVAL while the device runs.";
-    set_vring_base: Write<vhost_vring_state> = binding::VHOST_SET_VRING_BASE(), "VHOST_SET_VRING_BASE",
+    set_vring_base: Write<vhost_vring_state> =
+        binding::VHOST_SET_VRING_BASE(), "VHOST_SET_VRING_BASE",
         "Ring position (split: avail index; packed: 32 bits).";
-    get_vring_base: ReadWrite<vhost_vring_state> = binding::VHOST_GET_VRING_BASE(), "VHOST_GET_VRING_BASE",
+    get_vring_base: ReadWrite<vhost_vring_state> =
+        binding::VHOST_GET_VRING_BASE(), "VHOST_GET_VRING_BASE",
         "Ring position, as for `set_vring_base`.";
-    set_vring_kick: Write<vhost_vring_file> = binding::VHOST_SET_VRING_KICK(), "VHOST_SET_VRING_KICK",
+    set_vring_kick: Write<vhost_vring_file> =
+        binding::VHOST_SET_VRING_KICK(), "VHOST_SET_VRING_KICK",
         "Eventfd by which the driver kicks.";
-    set_vring_call: Write<vhost_vring_file> = binding::VHOST_SET_VRING_CALL(), "VHOST_SET_VRING_CALL",
+    set_vring_call: Write<vhost_vring_file> =
+        binding::VHOST_SET_VRING_CALL(), "VHOST_SET_VRING_CALL",
         "Eventfd that the device signals; also the hook for interrupt bypass.";
-    set_backend_features: Write<u64> = binding::VHOST_SET_BACKEND_FEATURES(), "VHOST_SET_BACKEND_FEATURES",
+    set_backend_features: Write<u64> =
+        binding::VHOST_SET_BACKEND_FEATURES(), "VHOST_SET_BACKEND_FEATURES",
         "Backend features the driver uses. EOPNOTSUPP for an unknown one.";
-    get_backend_features: Read<u64> = binding::VHOST_GET_BACKEND_FEATURES(), "VHOST_GET_BACKEND_FEATURES",
+    get_backend_features: Read<u64> =
+        binding::VHOST_GET_BACKEND_FEATURES(), "VHOST_GET_BACKEND_FEATURES",
         "Backend features the kernel and the device offer.";
     get_device_id: Read<u32> = binding::VHOST_VDPA_GET_DEVICE_ID(), "VHOST_VDPA_GET_DEVICE_ID",
         "Virtio device type (virtio 1.3, section 5).";
@@ -145,23 +156,30 @@ ioctls! {
         "Device status. 0 resets; otherwise no bit may be cleared.";
     get_config: Read<vhost_vdpa_config> = binding::VHOST_VDPA_GET_CONFIG(), "VHOST_VDPA_GET_CONFIG",
         "Device configuration: a `vhost_vdpa_config` followed by `len` bytes.";
-    set_config: Write<vhost_vdpa_config> = binding::VHOST_VDPA_SET_CONFIG(), "VHOST_VDPA_SET_CONFIG",
+    set_config: Write<vhost_vdpa_config> =
+        binding::VHOST_VDPA_SET_CONFIG(), "VHOST_VDPA_SET_CONFIG",
         "Device configuration, as for `get_config`.";
-    set_vring_enable: Write<vhost_vring_state> = binding::VHOST_VDPA_SET_VRING_ENABLE(), "VHOST_VDPA_SET_VRING_ENABLE",
+    set_vring_enable: Write<vhost_vring_state> =
+        binding::VHOST_VDPA_SET_VRING_ENABLE(), "VHOST_VDPA_SET_VRING_ENABLE",
         "Enables (1) or disables (0) a queue.";
     get_vring_num: Read<u16> = binding::VHOST_VDPA_GET_VRING_NUM(), "VHOST_VDPA_GET_VRING_NUM",
         "Largest ring size, over all queues.";
-    set_config_call: Write<c_int> = binding::VHOST_VDPA_SET_CONFIG_CALL(), "VHOST_VDPA_SET_CONFIG_CALL",
+    set_config_call: Write<c_int> =
+        binding::VHOST_VDPA_SET_CONFIG_CALL(), "VHOST_VDPA_SET_CONFIG_CALL",
         "Eventfd that is signalled when the configuration changes.";
-    get_iova_range: Read<vhost_vdpa_iova_range> = binding::VHOST_VDPA_GET_IOVA_RANGE(), "VHOST_VDPA_GET_IOVA_RANGE",
+    get_iova_range: Read<vhost_vdpa_iova_range> =
+        binding::VHOST_VDPA_GET_IOVA_RANGE(), "VHOST_VDPA_GET_IOVA_RANGE",
         "The IOVAs that can be mapped.";
-    get_config_size: Read<u32> = binding::VHOST_VDPA_GET_CONFIG_SIZE(), "VHOST_VDPA_GET_CONFIG_SIZE",
+    get_config_size: Read<u32> =
+        binding::VHOST_VDPA_GET_CONFIG_SIZE(), "VHOST_VDPA_GET_CONFIG_SIZE",
         "Length of the device configuration in bytes.";
     get_as_num: Read<c_uint> = binding::VHOST_VDPA_GET_AS_NUM(), "VHOST_VDPA_GET_AS_NUM",
         "Number of address spaces.";
-    get_vring_group: ReadWrite<vhost_vring_state> = binding::VHOST_VDPA_GET_VRING_GROUP(), "VHOST_VDPA_GET_VRING_GROUP",
+    get_vring_group: ReadWrite<vhost_vring_state> =
+        binding::VHOST_VDPA_GET_VRING_GROUP(), "VHOST_VDPA_GET_VRING_GROUP",
         "Group of a queue.";
-    set_group_asid: Write<vhost_vring_state> = binding::VHOST_VDPA_SET_GROUP_ASID(), "VHOST_VDPA_SET_GROUP_ASID",
+    set_group_asid: Write<vhost_vring_state> =
+        binding::VHOST_VDPA_SET_GROUP_ASID(), "VHOST_VDPA_SET_GROUP_ASID",
         "Address space of a group. EBUSY on newer kernels once DRIVER_OK is set.";
     suspend: Plain = binding::VHOST_VDPA_SUSPEND(), "VHOST_VDPA_SUSPEND",
         "Stops the device with its ring state kept. Before DRIVER_OK it returns 0 and does \
@@ -169,13 +187,15 @@ ioctls! {
     resume: Plain = ioctl_expr(_IOC_NONE, VHOST_VIRTIO, 0x7e, 0), "VHOST_VDPA_RESUME",
         "Resumes a suspended device.";
     get_vring_desc_group: ReadWrite<vhost_vring_state> =
-        ioctl_expr(_IOC_READ | _IOC_WRITE, VHOST_VIRTIO, 0x7f, VRING_STATE_SIZE), "VHOST_VDPA_GET_VRING_DESC_GROUP",
+        ioctl_expr(_IOC_READ | _IOC_WRITE, VHOST_VIRTIO, 0x7f, VRING_STATE_SIZE),
+        "VHOST_VDPA_GET_VRING_DESC_GROUP",
         "Group of a queue's rings, where it differs from that of its buffers.";
     get_vqs_count: Read<u32> = binding::VHOST_VDPA_GET_VQS_COUNT(), "VHOST_VDPA_GET_VQS_COUNT",
         "Number of queues.";
     get_group_num: Read<u32> = binding::VHOST_VDPA_GET_GROUP_NUM(), "VHOST_VDPA_GET_GROUP_NUM",
         "Number of queue groups.";
     get_vring_size: ReadWrite<vhost_vring_state> =
-        ioctl_expr(_IOC_READ | _IOC_WRITE, VHOST_VIRTIO, 0x82, VRING_STATE_SIZE), "VHOST_VDPA_GET_VRING_SIZE",
+        ioctl_expr(_IOC_READ | _IOC_WRITE, VHOST_VIRTIO, 0x82, VRING_STATE_SIZE),
+        "VHOST_VDPA_GET_VRING_SIZE",
         "Ring size of one queue. EOPNOTSUPP on vdpa_sim and mlx5.";
 }

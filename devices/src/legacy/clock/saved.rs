@@ -77,7 +77,7 @@ mod tests {
     use crate::saved::through_a_file;
 
     #[test]
-    fn a_clock_goes_on_elsewhere() {
+    fn a_clock_continues_on_another_host() {
         let clock = Clock::with_time(Box::new(|| Duration::from_secs(59)));
         for (register, value) in [(MINUTES_ALARM, 0x31), (REGISTER_B, SET | HOURS_24)] {
             clock.write(INDEX, &[register, value]);

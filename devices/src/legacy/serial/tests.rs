@@ -180,7 +180,7 @@ fn reset_forgets_the_old_guest() {
 }
 
 #[test]
-fn a_port_goes_on_elsewhere() {
+fn a_port_continues_on_another_host() {
     let (source, _, interrupt) = port(0);
     source.write(LINE_CONTROL.into(), &[DIVISOR_LATCH | 3]);
     source.write(0, &[0x34, 0x12]);
@@ -205,7 +205,7 @@ fn a_port_goes_on_elsewhere() {
 }
 
 #[test]
-fn a_driver_that_waits_for_a_busy_port_is_told_elsewhere() {
+fn a_driver_that_waits_for_a_busy_port_is_notified_on_another_host() {
     let (source, _, interrupt) = port(0);
     source.write(INTERRUPT_ENABLE.into(), &[2]);
     let _ = get(&source, 2);

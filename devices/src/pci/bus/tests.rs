@@ -82,7 +82,7 @@ fn answers(memory: &Bus, address: u64) -> bool {
 }
 
 #[test]
-fn the_host_bridge_goes_on_elsewhere() {
+fn the_host_bridge_continues_on_another_host() {
     let bus = || {
         let window = MmioWindow::new(WINDOW, 1 << 30).unwrap();
         PciBus::new(&Arc::new(Bus::new()), window)

@@ -40,8 +40,8 @@ impl PciHotplug {
     /// first. So must the functions on the bus: a guest can eject only an existing function.
     ///
     /// # Errors
-    /// The host bridge in any register, a removal that the guest may not follow, a slot to eject
-    /// that is empty or already ejected; or the interrupt cannot be set.
+    /// A register names the host bridge, a removal that the guest may not follow, or a slot to
+    /// eject that is empty or already ejected. Or the interrupt cannot be set.
     pub fn restore(&self, saved: &PciHotplugState) -> Result<(), Error> {
         let &PciHotplugState {
             inserted,

@@ -98,7 +98,7 @@ impl Rig {
 }
 
 #[test]
-fn what_the_guest_was_told_and_asked_goes_on_elsewhere() {
+fn reports_and_requests_continue_on_another_host() {
     let build = || {
         let rig = Rig::new();
         let slots: Vec<Slot> = (0..3)

@@ -376,7 +376,8 @@ mod tests {
             let request = parse(&memory, &Chain { id: 0, pieces }, &LIMITS).unwrap();
             prop_assert!(request.status.0 < RAM as u64);
             if let Operation::Io(
-                Io::Read(Transfer { offset, len, data }) | Io::Write(Transfer { offset, len, data }),
+                Io::Read(Transfer { offset, len, data })
+                | Io::Write(Transfer { offset, len, data }),
             ) = request.operation
             {
                 prop_assert!(offset + len <= LIMITS.sectors * 512);

@@ -440,7 +440,7 @@ fn requests_in_flight_are_bounded() {
 }
 
 #[test]
-fn saves_what_it_reported_and_goes_on() {
+fn saves_what_it_reported_and_continues() {
     let mut rig = rig();
     let data = [writable(DATA, 512)];
     rig.request(VIRTIO_BLK_T_IN, 1, &data);

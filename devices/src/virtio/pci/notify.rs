@@ -1,5 +1,5 @@
-//! Kicks: one eventfd per queue for the life of the device, and the target of a guest's store to
-//! the queue's notify page in BAR 0.
+//! Kicks: one eventfd per queue for the device's life, and the target of a guest's store to the
+//! queue's notify page in BAR 0.
 //!
 //! ```text
 //!                        BAR 0 decoded                      run(queue, page)

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_but_does_not_stop_auto() {
+    fn a_failure_is_reported_but_does_not_stop_auto() {
         let failed = || {
             let message = "the device cannot be mapped";
             Err(vdpa::Error::new(vdpa::ErrorKind::Other, message))

@@ -264,7 +264,9 @@ mod tests {
     fn only_executables_count() {
         let message = |kind: &str, test: bool, executable: &str| {
             format!(
-                r#"{{"reason":"compiler-artifact","target":{{"name":"x","kind":["{kind}"]}},"profile":{{"test":{test}}},"manifest_path":"/p/Cargo.toml","executable":{executable}}}"#
+                r#"{{"reason":"compiler-artifact","target":{{"name":"x","kind":["{kind}"]}},
+                    "profile":{{"test":{test}}},"manifest_path":"/p/Cargo.toml",
+                    "executable":{executable}}}"#
             )
         };
         let built = executable(&message("bin", false, r#""/t/x""#)).unwrap();

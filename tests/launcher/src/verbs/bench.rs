@@ -34,7 +34,7 @@ pub enum Bench {
     Footprint(FootprintArguments),
     /// Time to create, show and delete vDPA devices, beside iproute2's vdpa
     Mgmt(MgmtArguments),
-    /// How long traffic rests while a guest moves, or its device or VMM changes, beside QEMU's migration
+    /// Traffic pauses when a guest migrates or its device or VMM changes, beside QEMU's migration
     Migration(MigrationArguments),
     /// Frames per second and processor time of relayed rings, beside QEMU's shadow virtqueues
     Rings(RingsArguments),
@@ -100,7 +100,7 @@ pub struct MigrationArguments {
 /// Arguments of `cargo lab bench rings`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "What a relay's pass costs by itself, natively: `cargo bench -p vdpa --bench relay`."
+    after_help = "The cost of one pass of a relay, natively: `cargo bench -p vdpa --bench relay`."
 )]
 pub struct RingsArguments {
     /// What every measurement takes.
@@ -151,8 +151,8 @@ pub fn bench(arguments: &BenchArguments) -> Result<u8> {
     let waited = schedstat::waited_percent(host.pid())?;
     if waited > DISTURBED {
         eprintln!(
-            "lab: this machine had other work: the lab host waited for a processor in {waited} % of \
-             the time in which it had something to do, and took that for its own; above \
+            "lab: this machine had other work: the lab host waited for a processor in {waited} % \
+             of the time in which it had something to do, and took that for its own; above \
              {DISTURBED} % figures are only rough, and times are too long"
         );
     }

@@ -33,7 +33,7 @@ pub fn shell(arguments: &ShellArguments) -> Result<u8> {
     execute.held.clear();
     let mut host = LabHost::boot(&lab, arguments.rig)?;
     eprintln!(
-        "lab: {} processors, kernel {}; the repository is writable, everything else is forgotten at the end",
+        "lab: {} processors, kernel {}; changes outside the repository are lost at the end",
         host.hello().processors,
         host.hello().kernel
     );

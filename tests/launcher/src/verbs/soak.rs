@@ -21,7 +21,12 @@ pub struct SoakArguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     minutes: Option<u64>,
     /// How often the tests that look for leaks repeat what they do
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value_t = 10)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        default_value_t = 10
+    )]
     cycles: u32,
     #[command(flatten)]
     migration: MigrationArguments,

@@ -42,12 +42,16 @@ use summary::Summary;
 /// Arguments of `cargo lab test`.
 #[derive(Debug, clap::Args)]
 pub struct TestArguments {
-    /// An area (skeleton, hardware, rings, mgmt, api, migration), one file of
-    /// tests in the lab (skeleton_boot), or a part of tests' names; the gate
-    /// without it
+    /// An area (skeleton, hardware, rings, mgmt, api, migration), a file of tests (skeleton_boot),
+    /// or a part of tests' names; default: the gate
     filter: Option<String>,
     /// How often the tests that look for leaks repeat what they do
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value_t = DEFAULT_CYCLES)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        default_value_t = DEFAULT_CYCLES
+    )]
     cycles: u32,
     #[command(flatten)]
     place: PlaceArguments,
@@ -59,8 +63,8 @@ pub(super) struct PlaceArguments {
     /// The lab host's equipment, instead of what each file of tests asks for
     #[arg(long, value_enum)]
     rig: Option<Rig>,
-    /// How many lab hosts run tests at once (2, or 1 on a machine with one
-    /// processor or less than 8 GiB of memory, or if one file of tests is meant)
+    /// How many lab hosts run tests at once (2; 1 with one processor, less than 8 GiB of memory, or
+    /// one file of tests)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     lanes: Option<u8>,
     /// Show how many lines of the product the tests run; needs rustup's
@@ -83,8 +87,8 @@ pub(super) struct Effort {
 /// Runs the tests; the exit code is 1 when one failed.
 ///
 /// # Errors
-/// [`Error::Missing`] for a filter that matches no test; [`Error::Invalid`] for a gate that names a
-/// test which does not exist; those of [`Lab::prepare`] and of booting the lab host.
+/// [`Error::Missing`] for a filter that matches no test. [`Error::Invalid`] for a gate that names a
+/// test which does not exist. Those of [`Lab::prepare`] and of booting the lab host.
 pub fn test(arguments: &TestArguments) -> Result<u8> {
     let effort = Effort {
         cycles: arguments.cycles,
@@ -96,8 +100,8 @@ pub fn test(arguments: &TestArguments) -> Result<u8> {
 /// Runs the tests that a filter names; the exit code is 1 when one failed.
 ///
 /// # Errors
-/// [`Error::Missing`] for a filter that matches no test; [`Error::Invalid`] for a gate that names a
-/// test which does not exist; those of [`Lab::prepare`] and of booting the lab host.
+/// [`Error::Missing`] for a filter that matches no test. [`Error::Invalid`] for a gate that names a
+/// test which does not exist. Those of [`Lab::prepare`] and of booting the lab host.
 pub(super) fn run(filter: Option<&str>, effort: Effort, place: &PlaceArguments) -> Result<u8> {
     let repository = setup::repository()?;
     let filter = Filter::of(filter, &repository)?;

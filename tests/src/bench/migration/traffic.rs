@@ -2,7 +2,7 @@
 //!
 //! The simulator sends frames back to their own address, so the guest is its own peer. It sends
 //! numbered frames at an even pace, checks each that returns and notes the time. These times are of
-//! the guest's own clock, which may stop with the guest: QEMU gives a guest the clock of its stop,
+//! the guest's own clock, which may stop with the guest. QEMU gives a guest the clock of its stop,
 //! Bellhop the current time. So the guest is asked for its time before and after. The time by which
 //! it fell behind the host's clock is added to the gap at the switch.
 //!

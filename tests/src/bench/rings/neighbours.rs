@@ -131,7 +131,7 @@ pub(super) fn rates(rounds: u32) -> Result<[Rate; 3]> {
 }
 
 /// How long changes took under traffic, in milliseconds, for each size of mapped guest memory in
-/// `mib`: `laps` times each of the six changes, in turn.
+/// `mib`. Each of the six changes is made `laps` times, in turn.
 ///
 /// # Errors
 /// As [`rates`].

@@ -45,7 +45,7 @@ pub(crate) struct Control {
 
 impl Control {
     /// False once the flood must end.
-    pub(crate) fn goes_on(&self) -> bool {
+    pub(crate) fn running(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
@@ -91,7 +91,7 @@ pub(crate) fn start(nic: &str, size: usize, window: u64, peer: Option<Address>) 
     let shared = Arc::clone(&control);
     let thread = std::thread::spawn(move || {
         let mut sum = Totals::default();
-        while shared.goes_on() {
+        while shared.running() {
             let totals = match peer {
                 None => frames::flood_while(&nic, size, &shared),
                 Some(_) => frames::exchange_while(&nic, &plan, &shared),

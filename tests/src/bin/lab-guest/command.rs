@@ -334,7 +334,7 @@ mod tests {
             "rng",
             "frames 1 64 1 eth0 02:00:5e:00:53:01",
             "frames 1 64 1 to",
-            "frames 1 64 1 to nobody",
+            "frames 1 64 1 to nowhere",
             "flood 1 64 eth0 to 02:00:5e:00:53:01 until",
             "flood 1 64 eth0 to 02:00:5e:00:53:01 for 3",
             "flood 1 64 eth0 to 02:00:5e:00:53:01 until 3 at",

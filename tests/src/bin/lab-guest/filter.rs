@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::Duration;
 
 /// Locally administered; no NIC has it.
-const SOMEBODY: Address = [0x52, 0x54, 0x5e, 0x11, 0x77, 0x77];
+const STRANGER: Address = [0x52, 0x54, 0x5e, 0x11, 0x77, 0x77];
 
 /// Time for the kernel to reach the driver's work item.
 const REST: Duration = Duration::from_micros(100);
@@ -35,13 +35,13 @@ impl Filter {
         )
         .map_err(Error::system("create a packet socket"))?;
         let mut mr_address = [0; 8];
-        mr_address[..SOMEBODY.len()].copy_from_slice(&SOMEBODY);
+        mr_address[..STRANGER.len()].copy_from_slice(&STRANGER);
         Ok(Self {
             socket,
             request: libc::packet_mreq {
                 mr_ifindex: index,
                 mr_type: libc::PACKET_MR_UNICAST.try_into().unwrap_or_default(),
-                mr_alen: SOMEBODY.len().try_into().unwrap_or_default(),
+                mr_alen: STRANGER.len().try_into().unwrap_or_default(),
                 mr_address,
             },
         })

@@ -145,7 +145,7 @@ pub(crate) fn flood(
     }
     let mut heard = 0;
     let mut heard_all = None;
-    let goes_on = |received| {
+    let running = |received| {
         heard += received;
         if until.is_some_and(|until| heard >= until) {
             heard_all.get_or_insert_with(Instant::now);
@@ -153,8 +153,8 @@ pub(crate) fn flood(
         started.elapsed() < duration && heard_all.is_none_or(|at| at.elapsed() < TAIL)
     };
     match rate {
-        Some(rate) => run.drip(Duration::from_secs(1) / rate.get(), goes_on)?,
-        None => run.pour(goes_on)?,
+        Some(rate) => run.drip(Duration::from_secs(1) / rate.get(), running)?,
+        None => run.pour(running)?,
     }
     let elapsed = started.elapsed();
     // A peer's own frames may never end.
@@ -177,7 +177,7 @@ pub(crate) fn flood_while(nic: &str, size: usize, control: &Control) -> Result<T
     control.begins();
     let ended = run.pour(|received| {
         control.count(received);
-        control.goes_on()
+        control.running()
     });
     match ended {
         Ok(()) => run.drain()?,
@@ -197,7 +197,7 @@ pub(crate) fn exchange_while(nic: &str, plan: &Plan, control: &Control) -> Resul
     control.begins();
     let ended = run.send_windows(plan, |received| {
         control.count(received);
-        control.goes_on()
+        control.running()
     });
     match ended {
         Ok(()) => run.drain()?,
@@ -207,7 +207,7 @@ pub(crate) fn exchange_while(nic: &str, plan: &Plan, control: &Control) -> Resul
     Ok(run.finish())
 }
 
-/// Sends a frame each `interval` to the NIC's own address while `goes_on` returns true, and passes
+/// Sends a frame each `interval` to the NIC's own address while `running` returns true, and passes
 /// `arrived` the number of frames that have just returned. A delayed sender makes up for at most
 /// [`CATCH_UP`] frames. So it keeps the rate on a shared processor, and a long stop causes no flood
 /// later.
@@ -218,12 +218,12 @@ pub(crate) fn paced_while(
     nic: &str,
     size: usize,
     interval: Duration,
-    goes_on: impl Fn() -> bool,
+    running: impl Fn() -> bool,
     mut arrived: impl FnMut(u64),
 ) -> Result<Totals> {
     let mut run = Run::new(nic, size, MAXIMUM_COUNT, None)?;
     let mut due = Instant::now();
-    while goes_on() && run.totals.sent < MAXIMUM_COUNT {
+    while running() && run.totals.sent < MAXIMUM_COUNT {
         let now = Instant::now();
         if now >= due {
             // A full queue takes none: this frame's time has passed when there is room again.
@@ -239,7 +239,7 @@ pub(crate) fn paced_while(
     Ok(run.finish())
 }
 
-/// Sends `count` frames to the NIC's own address with a pause after each. While `goes_on` returns
+/// Sends `count` frames to the NIC's own address with a pause after each. While `running` returns
 /// true, it reads none of them: they stay where the device has written them. Then it verifies each.
 ///
 /// # Errors
@@ -249,10 +249,10 @@ pub(crate) fn keep_while(
     count: u64,
     size: usize,
     pause: Duration,
-    goes_on: impl Fn() -> bool,
+    running: impl Fn() -> bool,
 ) -> Result<Totals> {
     let mut run = Run::new(nic, size, count, None)?;
-    while goes_on() {
+    while running() {
         if run.totals.sent < count {
             // A full queue takes none; the next turn tries again.
             run.send()?;
@@ -413,11 +413,11 @@ impl Run {
         }
     }
 
-    /// Sends without waiting for frames to return, while `goes_on` returns true. `goes_on` receives
+    /// Sends without waiting for frames to return, while `running` returns true. `running` receives
     /// the number of frames that have returned since its last call.
-    fn pour(&mut self, mut goes_on: impl FnMut(u64) -> bool) -> Result<()> {
+    fn pour(&mut self, mut running: impl FnMut(u64) -> bool) -> Result<()> {
         let mut received = 0;
-        while goes_on(received) && (!self.expects_back || self.totals.sent < MAXIMUM_COUNT) {
+        while running(received) && (!self.expects_back || self.totals.sent < MAXIMUM_COUNT) {
             if self.send()? == Sent::Full {
                 self.wait(PollFlags::IN | PollFlags::OUT, Duration::from_millis(10))?;
             }
@@ -427,10 +427,10 @@ impl Run {
     }
 
     /// Like [`Run::pour`], with a frame each `interval`, and the next few at once after a stop.
-    fn drip(&mut self, interval: Duration, mut goes_on: impl FnMut(u64) -> bool) -> Result<()> {
+    fn drip(&mut self, interval: Duration, mut running: impl FnMut(u64) -> bool) -> Result<()> {
         let mut due = Instant::now();
         let mut received = 0;
-        while goes_on(received) {
+        while running(received) {
             let now = Instant::now();
             if now >= due {
                 // A full queue takes none: the frame is skipped.
@@ -445,14 +445,14 @@ impl Run {
         Ok(())
     }
 
-    /// Sends the planned frames, with at most a window of them in flight, while `goes_on` returns
+    /// Sends the planned frames, with at most a window of them in flight, while `running` returns
     /// true, as in [`Run::pour`].
-    fn send_windows(&mut self, plan: &Plan, mut goes_on: impl FnMut(u64) -> bool) -> Result<()> {
+    fn send_windows(&mut self, plan: &Plan, mut running: impl FnMut(u64) -> bool) -> Result<()> {
         // Frames given up as lost no longer fill the window.
         let mut given_up = 0;
         let mut progress = Instant::now();
         let mut received = 0;
-        while self.totals.sent < plan.count && goes_on(received) {
+        while self.totals.sent < plan.count && running(received) {
             let back = self.totals.received + given_up;
             let under_way = self.totals.sent.saturating_sub(back);
             let mut full = under_way >= plan.window;

@@ -115,7 +115,10 @@ fn wait_for_outside(port: &File) -> Result<()> {
             return Ok(());
         }
         if started.elapsed() > PORT_LIMIT {
-            return Err(Error::invalid("the agent's port", "nobody is at its end"));
+            return Err(Error::invalid(
+                "the agent's port",
+                "no lab process is connected",
+            ));
         }
         std::thread::sleep(Duration::from_millis(5));
     }

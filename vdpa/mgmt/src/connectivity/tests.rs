@@ -531,7 +531,9 @@ fn words_are_read_and_written() {
 
 proptest! {
     #[test]
-    fn any_words_are_read_without_a_panic(text in "(bridge|vlan|mtu|x)?[=,]?.{0,12}(,(bridge|vlan|mtu)=[0-9a-z]{0,6})?") {
+    fn any_words_are_read_without_a_panic(
+        text in "(bridge|vlan|mtu|x)?[=,]?.{0,12}(,(bridge|vlan|mtu)=[0-9a-z]{0,6})?",
+    ) {
         if let Ok(read) = text.parse::<Connectivity>() {
             prop_assert_eq!(read.to_string().parse::<Connectivity>().unwrap(), read);
         }
@@ -539,7 +541,9 @@ proptest! {
 
     /// For any content of a damaged record nothing panics.
     #[test]
-    fn any_record_does_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+    fn any_record_does_no_harm(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
         let fake = Fake::new();
         let attached = attach(&fake, &wanted(), &fake.place()).unwrap();
         let mut kept = postcard::to_stdvec(&attached).unwrap();

@@ -115,10 +115,11 @@ impl Making<'_> {
         let address = physical.address;
         if !physical.virtual_functions.is_empty() {
             // Created for another recorded NIC: the last one removes them.
-            let step = self.others.iter().flat_map(MadeNic::steps).find(
-                |step| matches!(step, Step::CountVirtualFunctions { physical, .. } if *physical == address),
-            );
-            if let Some(step) = step {
+            let counts = |step: &&Step| -> bool {
+                matches!(step, Step::CountVirtualFunctions { physical, .. } if *physical == address)
+            };
+            let mut steps = self.others.iter().flat_map(MadeNic::steps);
+            if let Some(step) = steps.find(counts) {
                 self.step(step.clone(), |_| Outcome::Done(()))?;
             }
             return Ok(physical);

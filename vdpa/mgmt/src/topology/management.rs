@@ -36,9 +36,9 @@ pub enum ManagementState {
     Absent,
     /// It is in the initial network namespace only.
     OtherNamespace,
-    /// It did not answer: something holds its lock, mostly a `dev del` of a device that is open. That device is
-    /// off the bus already, so the tree does not have it. This process cannot end before the lock is free: the
-    /// request sleeps in the kernel, where no signal reaches it.
+    /// It did not answer: something holds its lock, mostly a `dev del` of a device that is open.
+    /// That device is off the bus already, so the tree does not have it. This process cannot end
+    /// before the lock is free: the request sleeps in the kernel, where no signal reaches it.
     Blocked,
 }
 

@@ -45,8 +45,8 @@ pub struct DeviceHolder {
     pub bellhop: Option<BellhopRun>,
 }
 
-/// The virtual machine of a `bellhop run`, by its command line. A machine has no name of its own; these tell
-/// it from others.
+/// The virtual machine of a `bellhop run`, by its command line. A machine has no name of its own;
+/// these tell it from others.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct BellhopRun {
@@ -148,7 +148,7 @@ impl Processes {
     }
 }
 
-/// Whether a file is in the directory of device files, or has the name of one: a jailed process may
+/// Whether a file is in the directory of device files, or has the name of one. A jailed process may
 /// have its own directory of them.
 fn may_be_device(target: &Path) -> bool {
     let name = target.file_name().and_then(OsStr::to_str);

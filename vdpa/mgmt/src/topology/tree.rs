@@ -18,8 +18,8 @@ use crate::pci::Address;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Topology {
-    /// What the kernel's vDPA management said. Unless it is known, there are no management devices, and
-    /// vDPA devices hang where sysfs has them.
+    /// What the kernel's vDPA management said. Unless it is known, there are no management devices,
+    /// and vDPA devices hang where sysfs has them.
     pub management: ManagementState,
     /// Whether every process could be looked at. If not, a device without holders may have one.
     pub all_processes_seen: bool,
@@ -93,8 +93,8 @@ pub struct PhysicalFunction {
     /// The function itself.
     #[serde(flatten)]
     pub function: PciFunction,
-    /// How many virtual functions it can have; none without SR-IOV, and for a virtual function whose
-    /// physical one is not on this machine (it was given to this virtual machine).
+    /// How many virtual functions it can have; none without SR-IOV, and for a virtual function
+    /// whose physical one is not on this machine (it was given to this virtual machine).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_vfs: Option<u32>,
     /// The switch in the NIC, if its driver names one (`phys_switch_id`).
@@ -181,7 +181,8 @@ pub struct ManagementDevice {
     pub vdpa_devices: Vec<Device>,
 }
 
-/// A vDPA device. Class, sizes and configuration are from netlink, the rest is from sysfs and `/proc`.
+/// A vDPA device. Class, sizes and configuration are from netlink, the rest is from sysfs and
+/// `/proc`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[cfg_attr(feature = "schema", schema(as = TopologyDevice))]
@@ -257,12 +258,12 @@ pub enum Doorbell {
     Mapped,
     /// All holders are known, and none has.
     NotMapped,
-    /// Nobody has the device, or a holder's memory map may not be read.
+    /// No process has the device open, or a holder's memory map may not be read.
     Unknown,
 }
 
-/// Whether a queue's interrupts are posted. Linux does not report that they are; only an obstacle is
-/// known ([`PostingObstacle`]).
+/// Whether a queue's interrupts are posted. Linux does not report that they are; only an obstacle
+/// is known ([`PostingObstacle`]).
 ///
 /// * `no`: they cannot be
 /// * `unknown`: no obstacle is known

@@ -1,4 +1,4 @@
-//! Changes of queues while a set is in use: a guest resets and enables a queue again, a queue gets
+//! Changes of queues while a set is in use: a guest resets and enables a queue, a queue gets
 //! another interrupt, or the set ends. Independent of the relay strategy.
 
 use std::sync::Arc;

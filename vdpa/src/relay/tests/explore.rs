@@ -1,5 +1,6 @@
 //! All interleavings of relay passes with a guest and a device, on a memory model with store
-//! buffers (x86-TSO: a store becomes visible after later loads unless a full fence lies between).
+//! buffers (x86-TSO). There a store becomes visible after later loads, unless a full fence lies
+//! between.
 //!
 //! The relay runs through the same table [`PASS`] as the real one. Guest and device follow virtio
 //! 1.3, 2.7.13 and 2.7.14, with fences of their own:

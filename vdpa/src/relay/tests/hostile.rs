@@ -296,7 +296,11 @@ proptest! {
         mediated in any::<bool>(),
         event_idx in any::<bool>(),
         steps in prop::collection::vec(
-            (any::<bool>(), any::<u64>(), prop::collection::vec(prop_oneof![0u8..9, any::<u8>()], 1..16)),
+            (
+                any::<bool>(),
+                any::<u64>(),
+                prop::collection::vec(prop_oneof![0u8..9, any::<u8>()], 1..16),
+            ),
             1..60,
         ),
     ) {

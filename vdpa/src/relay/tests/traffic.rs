@@ -219,7 +219,7 @@ fn a_shadow_asks_for_kicks_only_while_the_device_may_run_out() {
 
 /// Sent frames are returned with the next event, without a wake-up.
 #[test]
-fn a_shadow_asks_for_used_chains_only_where_somebody_waits_for_them() {
+fn a_shadow_requests_notifications_only_where_a_side_waits_for_used_chains() {
     for event_idx in [false, true] {
         let mut world = World::new(event_idx, false, 0);
         world.guest.sends();

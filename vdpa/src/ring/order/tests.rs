@@ -261,7 +261,7 @@ proptest! {
     /// The disorder of a stopped device is found, whatever its driver overwrites meanwhile: the
     /// first look finds it, unless it was overwritten before.
     #[test]
-    fn disorder_is_found_though_the_driver_goes_on(
+    fn disorder_is_found_though_the_driver_continues(
         begin in any::<u16>(),
         before in prop::collection::vec(act(true), 0..80),
         meanwhile in prop::collection::vec(act(false), 0..200),

@@ -193,7 +193,11 @@ proptest! {
             let pieces: Vec<Piece> = (0..len).map(|piece| {
                 number += 1;
                 let (iova, len) = (number * 16, u32::try_from(number).unwrap());
-                if piece * 2 < len as usize && piece < 2 { reads(iova, 9) } else { writes(iova, len) }
+                if piece * 2 < len as usize && piece < 2 {
+                    reads(iova, 9)
+                } else {
+                    writes(iova, len)
+                }
             }).collect();
             let sleeping = !pair.device(|device| device.set_notifications(true)).unwrap();
             match pair.driver(|driver| driver.add(&pieces)) {

@@ -190,8 +190,9 @@ impl GuestRing {
     /// the device had taken and not used. Otherwise a device that completes out of order and then
     /// begins again at `from` would take some chains twice and others never.
     ///
-    /// The driver does not notice: the entries between `from` and its index belong to the device,
-    /// and it writes none of them until they are used. No device may work on the ring meanwhile.
+    /// The driver does not notice. The entries between `from` and its index belong to the device,
+    /// and the driver writes none of them until they are used. No device may work on the ring
+    /// meanwhile.
     ///
     /// # Errors
     /// Guest memory cannot be accessed.

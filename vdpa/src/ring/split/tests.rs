@@ -338,8 +338,8 @@ fn in_order_a_batch_is_not_larger_than_the_index_says() {
 }
 
 proptest! {
-    /// A device that writes anything anywhere in its ring: no panic, no return of a chain that was
-    /// not outstanding, none twice, never more bytes than offered.
+    /// A device writes anything anywhere in its ring. The driver never panics, and never returns a
+    /// chain that was not outstanding, a chain twice, or more bytes than offered.
     #[test]
     fn survives_any_used_ring(
         (event_idx, in_order) in any::<(bool, bool)>(),
@@ -375,7 +375,7 @@ proptest! {
 }
 
 #[test]
-fn a_ring_begins_where_the_device_is_told_to() {
+fn a_ring_begins_where_the_device_is_set_to() {
     for event_idx in [false, true] {
         let base = 65534;
         let layout = SplitLayout::new(4).unwrap();

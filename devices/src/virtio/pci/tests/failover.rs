@@ -17,7 +17,7 @@ fn protected(shape: Shape, features: u64) -> Rig {
 }
 
 #[test]
-fn its_driver_hears_nothing_and_goes_on_with_the_other_one() {
+fn its_driver_notices_nothing_and_continues_with_the_backup() {
     let rig = protected(Shape::default(), VERSION_1);
     assert!(rig.fail(), "it is said once");
     assert!(!rig.fail(), "it is said once");
@@ -79,7 +79,7 @@ fn only_a_running_device_that_has_failed_itself_waits_for_another_one() {
 }
 
 #[test]
-fn its_driver_is_told_when_no_other_one_comes() {
+fn its_driver_is_notified_when_no_backup_comes() {
     let rig = protected(Shape::default(), VERSION_1);
     assert!(rig.fail());
     rig.vectors.get(0).delivered();
@@ -97,7 +97,7 @@ fn its_driver_is_told_when_no_other_one_comes() {
 }
 
 #[test]
-fn it_never_goes_on_after_a_swap_that_failed() {
+fn it_never_continues_after_a_failed_swap() {
     let fails = Shape {
         fails_restore: true,
         ..Shape::default()
@@ -127,7 +127,7 @@ fn it_never_goes_on_after_a_swap_that_failed() {
         let status = if told { 15 | NEEDS_RESET } else { 15 };
         assert_eq!(rig.status(), status, "{error}");
         assert_eq!(rig.seen.lock().taken_back, 0);
-        assert!(!error.to_string().contains("goes on"), "{error}");
+        assert!(!error.to_string().contains("it continues"), "{error}");
         rig.device.give_up();
         assert_eq!(rig.status(), 15 | NEEDS_RESET);
         assert!(matches!(rig.doorbells.all()[0], Reached::Eventfd(_)));

@@ -50,7 +50,9 @@ fn features() -> impl Strategy<Value = u64> {
         3 => Just(VERSION_1),
         2 => Just(VERSION_1 | RING_RESET),
         1 => Just(0),
-        2 => (odd, any::<bool>()).prop_map(|(bit, reset)| VERSION_1 | bit | if reset { RING_RESET } else { 0 }),
+        2 => (odd, any::<bool>()).prop_map(|(bit, reset)| {
+            VERSION_1 | bit | if reset { RING_RESET } else { 0 }
+        }),
     ]
 }
 

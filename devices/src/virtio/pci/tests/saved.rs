@@ -194,7 +194,7 @@ fn a_broken_ring_is_saved_as_a_broken_device() {
 }
 
 #[test]
-fn a_broken_device_keeps_nobody_from_recording() {
+fn a_broken_device_does_not_prevent_recording() {
     let rig = Rig::new();
     rig.start(VERSION_1);
     rig.seen.lock().broken_ring = true;

@@ -37,7 +37,7 @@ fn take_interrupts(rig: &Rig) {
 }
 
 #[test]
-fn a_driver_goes_on_with_another_device() {
+fn a_driver_continues_with_another_device() {
     let rig = Rig::new();
     rig.seen.lock().doorbells = vec![0, 1];
     rig.start(VERSION_1);
@@ -249,7 +249,7 @@ fn a_saved_device_is_not_replaced() {
 }
 
 #[test]
-fn an_old_device_that_cannot_hand_over_goes_on() {
+fn an_old_device_that_cannot_hand_over_continues() {
     let keeps = Shape {
         keeps_place: true,
         ..Shape::default()
@@ -273,7 +273,7 @@ fn an_old_device_that_cannot_hand_over_goes_on() {
 }
 
 #[test]
-fn the_old_device_goes_on_where_the_new_one_fails() {
+fn the_old_device_continues_where_the_new_one_fails() {
     let rig = Rig::new();
     rig.seen.lock().doorbells = vec![0];
     rig.start(VERSION_1);
@@ -301,7 +301,7 @@ fn the_old_device_goes_on_where_the_new_one_fails() {
 }
 
 #[test]
-fn a_guest_is_told_when_neither_works() {
+fn a_guest_is_notified_when_neither_works() {
     let rig = Rig::new();
     rig.start(VERSION_1);
     take_interrupts(&rig);
@@ -471,7 +471,8 @@ proptest! {
                     past.push(if done { std::mem::replace(&mut present, seen) } else { seen });
                 }
             }
-            failing &= rig.status() == 15 && matches!(step, Step::Fail | Step::Break | Step::Refused | Step::Vector(_));
+            failing &= rig.status() == 15
+                && matches!(step, Step::Fail | Step::Break | Step::Refused | Step::Vector(_));
             let working = stage(&present) == Stage::Active;
             let broken = rig.status() & NEEDS_RESET != 0;
             prop_assert_eq!(working && !broken, rig.status() == 15);
@@ -485,7 +486,7 @@ proptest! {
 }
 
 #[test]
-fn a_device_at_another_host_takes_the_place_and_goes_on_from_the_state() {
+fn a_device_on_another_host_continues_from_the_state() {
     let rig = Rig::new();
     rig.start(VERSION_1);
     let relied = rig.device.relied();

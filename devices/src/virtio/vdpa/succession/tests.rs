@@ -129,7 +129,7 @@ proptest! {
 
     /// The first device does not take buffers again that another device completed before it failed.
     #[test]
-    fn a_device_goes_on_where_the_other_one_failed(
+    fn a_device_continues_where_the_other_one_failed(
         begin in any::<u16>(),
         given in 0usize..8,
         first in 0usize..8,
@@ -207,7 +207,7 @@ fn a_ring_that_is_none_is_named() {
 /// A packed ring with chains of several descriptors does not show its position, only that nothing
 /// was used since.
 #[test]
-fn a_packed_ring_is_taken_back_as_far_as_it_tells() {
+fn a_packed_ring_is_recovered_as_far_as_it_tells() {
     const AVAILABLE: u16 = 1 << 7;
     const USED: u16 = AVAILABLE | 1 << 15;
     const NEXT: u16 = 1;

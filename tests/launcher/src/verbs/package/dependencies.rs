@@ -249,14 +249,18 @@ mod tests {
         let package = |name: &str, source: Value| {
             json!({
                 "id": format!("path+file:///somewhere#{name}"), "name": name, "version": "1.0.0",
-                "license": "MIT/Apache-2.0", "source": source, "manifest_path": "/nowhere/Cargo.toml",
+                "license": "MIT/Apache-2.0", "source": source,
+                "manifest_path": "/nowhere/Cargo.toml",
             })
         };
         let edge = |name: &str, kind: Value| {
             let id = format!("path+file:///somewhere#{name}");
             json!({ "pkg": id, "dep_kinds": [{ "kind": kind, "target": null }] })
         };
-        let node = |name: &str, deps: Value| json!({ "id": format!("path+file:///somewhere#{name}"), "deps": deps });
+        let node = |name: &str, deps: Value| {
+            let id = format!("path+file:///somewhere#{name}");
+            json!({ "id": id, "deps": deps })
+        };
         let registry = json!("registry+https://example.org");
         let metadata = json!({
             "packages": [

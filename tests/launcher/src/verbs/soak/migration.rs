@@ -47,7 +47,12 @@ pub struct MigrationArguments {
     #[arg(long = "journey", value_enum, requires = "moves")]
     journeys: Vec<Journey>,
     /// Migrations of one guest, before the next one boots
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
     leg: u32,
     /// What came of the journeys as one JSON object on the last line
     #[arg(long)]

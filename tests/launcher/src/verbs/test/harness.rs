@@ -128,7 +128,7 @@ struct Attempt {
 
 impl Attempt {
     /// The number of tests to run again, from the first one on, and the evidence for each failed
-    /// test; `None` where a failure is no known fault of the emulation.
+    /// test. `None` if a failure is no known fault of the emulation.
     fn excuse(&self) -> Option<(usize, Vec<String>)> {
         if !self.emulated {
             return None;

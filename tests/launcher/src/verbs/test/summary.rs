@@ -101,8 +101,8 @@ impl Summary {
         }
         println!("{} passed, {} failed", self.tally.passed, self.tally.failed);
         println!(
-            "lab: {retries} retries, {thinned} claims thinned, {} files and {} tests of other files \
-             left to `cargo lab soak`",
+            "lab: {retries} retries, {thinned} claims thinned, {} files and {} tests of other \
+             files left to `cargo lab soak`",
             self.files_left_out, self.tests_left_out
         );
         u8::from(self.tally.failed > 0)

@@ -96,7 +96,7 @@ fn a_dump_goes_over_several_datagrams() {
 }
 
 #[test]
-fn an_interrupted_dump_is_told() {
+fn an_interrupted_dump_is_reported() {
     let mut exchange = Exchange::new(SEQUENCE, Mode::Dump, Protocol::Generic);
     exchange.feed(&device("a", NLM_F_DUMP_INTR)).unwrap();
     let progress = exchange.feed(&end(DONE, 0, 0, &[])).unwrap();
@@ -226,7 +226,9 @@ fn an_answer_cut_anywhere_is_never_complete() {
 
 proptest! {
     #[test]
-    fn changed_answers_do_no_harm(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
+    fn changed_answers_do_no_harm(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
         let mut bytes = answer();
         for (index, value) in changes {
             let length = bytes.len();
@@ -238,7 +240,11 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..256), kind in 0_u16..5, flags: u16) {
+    fn any_bytes_do_no_harm(
+        bytes in prop::collection::vec(any::<u8>(), 0..256),
+        kind in 0_u16..5,
+        flags: u16,
+    ) {
         let _ = Exchange::new(SEQUENCE, Mode::Do, Protocol::Generic).feed(&bytes);
         let framed = wire(kind, flags, SEQUENCE, &bytes);
         for mode in [Mode::Do, Mode::Dump] {

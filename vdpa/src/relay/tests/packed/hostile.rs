@@ -229,7 +229,7 @@ proptest! {
 
     /// For a ring of random bytes the position is found or refused, and a found one can be walked.
     #[test]
-    fn a_ring_of_anything_is_told_or_refused(
+    fn a_ring_of_anything_is_reported_or_refused(
         bytes in prop::collection::vec(prop_oneof![Just(0u8), Just(0x80), any::<u8>()], 16 * 8),
     ) {
         let world = World::new(false, Shapes::Single, SIZE);

@@ -475,7 +475,7 @@ impl World {
             let expected = u32::from(chain.slot) ^ 0x5a5a_0000;
             assert_eq!(u32::from_le_bytes(payload), expected);
             self.space.write(at, &[0; 4]);
-            if self.shown.pop_front().expect("shown by nobody") {
+            if self.shown.pop_front().expect("an entry that was shown") {
                 let log = self.log.0.borrow();
                 for piece in &chain.pieces {
                     let bytes = piece.iova..piece.iova + u64::from(piece.len);

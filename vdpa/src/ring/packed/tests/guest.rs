@@ -101,7 +101,7 @@ fn rings_must_lie_in_memory_apart_from_each_other() {
 }
 
 #[test]
-fn goes_on_where_it_stood_but_not_with_chains_in_flight() {
+fn continues_where_it_stood_but_not_with_chains_in_flight() {
     let ram = ram();
     let mut queue = queue(&ram, features(false, false));
     available(&ram, 0, (0x8000, 4, 5, NEXT));

@@ -29,7 +29,7 @@ fn flags(size: u16, used: u32, fill: u32) -> Vec<u16> {
 }
 
 #[test]
-fn every_fill_in_every_lap_is_told() {
+fn every_fill_in_every_lap_is_reported() {
     for size in (1..=17).chain([64]) {
         for used in 0..=4 * u32::from(size) {
             for fill in 0..=u32::from(size) {
@@ -77,7 +77,7 @@ fn nothing_else_is_taken_for_a_place() {
 /// A driver adds while the ring is read from front to back. A found position has the right used
 /// position and one of the available positions of that time.
 #[test]
-fn a_driver_that_goes_on_does_not_deceive() {
+fn a_driver_that_continues_does_not_deceive() {
     for size in 1..=6u16 {
         for used in 0..2 * u32::from(size) {
             for fill in 0..=u32::from(size) {
@@ -155,7 +155,7 @@ fn what_is_left_of_a_chain_of_two_is_not_given_to_a_device_to_write() {
 
 /// An honest ring is never refused for that.
 #[test]
-fn a_ring_of_single_descriptors_is_told_with_its_ids() {
+fn a_ring_of_single_descriptors_is_reported_with_its_ids() {
     for used in 0..20u16 {
         for fill in 1..=8u16 {
             let mut pair = Pair::new(8, features(true, false));
