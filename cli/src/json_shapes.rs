@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use bellhop_api::machine::{DiskInfo, MigrationStatus, MigrationTrial, NicInfo};
-use bellhop_api::node::{Event, Operation, Plan, SpecChanges, Version, VmInfo};
+use bellhop_api::node::{Event, Operation, Plan, Snapshot, SpecChanges, Version, VmInfo};
 use bellhop_common::client::made_up;
 use bellhop_common::listing::captured;
 use bellhop_common::management::{dev, mgmtdev, port};
@@ -37,11 +37,15 @@ const FILE: &str = "src/json_shapes/web.toml";
 const LINES: &[&str] = &[
     "config check src/json_shapes/web.toml",
     "events",
+    "node cordon",
     "node shutdown-guests",
+    "node uncordon",
     "operation cancel 18",
     "operation list",
     "operation show 18",
     "operation wait 18",
+    "snapshot delete -y before",
+    "snapshot list",
     "version",
     "vm apply -f src/json_shapes/web.toml",
     "vm compat web --to https://node2:8443",
@@ -67,6 +71,7 @@ const LINES: &[&str] = &[
     "vm pause web",
     "vm replace -y -f src/json_shapes/web.toml",
     "vm reset -y web",
+    "vm restore web before",
     "vm resume web",
     "vm set web memory=2G",
     "vm show web",
@@ -84,6 +89,7 @@ const NO_JSON: &[&str] = &[
     "man",
     "run",
     "serve",
+    "top",
     "vm console",
     "vm logs",
 ];
@@ -111,6 +117,11 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "nic show",
         "needs the kernel; tests/tests/api_node_mgmt.rs compares it with the API",
     ),
+    (
+        "node drain",
+        "as `vm migrate`; cli/src/commands/node/drain.rs",
+    ),
+    ("pki", "writes certificates; cli/src/commands/pki.rs"),
     ("port add", "needs the kernel; as `port show`"),
     ("port del", "needs the kernel; as `vm delete`"),
     ("port function", "needs the kernel; as `port show`"),
@@ -119,6 +130,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "report",
         "writes a file; cli/diagnostics/src/report/tests.rs",
     ),
+    ("remote", "of the user's file; cli/src/commands/remote.rs"),
+    ("token", "of the node's file; cli/src/commands/token.rs"),
     (
         "topology",
         "needs the kernel; tests/tests/mgmt_sriov_topology.rs compares it with the API",
@@ -220,7 +233,11 @@ fn answer(request: &str, body: &str) -> (u16, Value) {
         | "PATCH /v1/vms/web"
         | "PUT /v1/vms/web/nics/net1"
         | "PATCH /v1/vms/web/nics/net0" => vm(),
-        "GET /v1/vms/web/spec" => json!({"kernel": "/boot/vmlinuz", "cpus": 2}),
+        "GET /v1/snapshots" => json!({"items": [record::<Snapshot>(json!({"name": "before",
+            "vm": "web", "created_ms": 1, "bytes": 4096, "format": 3, "path": "/s/before"}))]}),
+        "GET /v1/vms/web/spec" | "GET /v1/snapshots/before/spec" => {
+            json!({"kernel": "/boot/vmlinuz", "cpus": 2})
+        }
         "PATCH /v1/vms/web/spec" => record::<SpecChanges>(json!({"generation": 8, "changes": [
             {"field": "/memory/size", "from": "1G", "to": "2G", "applied": "next_start"}]})),
         "GET /v1/vms/web/nics/net0" => nic(),

@@ -123,7 +123,7 @@ mod tests {
         assert!(machines.list().is_empty() && said.lock().is_empty());
         let stopped = spec(json!({"kernel": "/nonexistent", "state": "Stopped"}));
         machines
-            .put(&vm, Condition::Absent, stopped.clone())
+            .put(&vm, Condition::Absent, stopped.clone(), None)
             .await
             .unwrap();
         let error = machines.plan(&vm, stopped).await.unwrap_err();
