@@ -65,7 +65,7 @@ mod tests {
         for shell in ["bash", "zsh", "fish"] {
             let script = String::from_utf8(script(shell).unwrap()).unwrap();
             for part in [format!("{VARIABLE}={shell}"), " bellhop".to_owned()] {
-                let plain = script.replace('"', "").replace('\'', "");
+                let plain = script.replace(['"', '\''], "");
                 assert!(plain.contains(&part), "{part}: {script}");
             }
             // zsh calls this function by its name.

@@ -5,7 +5,7 @@
 //! on this side. Must not know any subcommand.
 //!
 //! ```text
-//!   command ──> Node (JSON, errors) ──> Transport ──> Unix socket, ssh, or TLS with certificate and token
+//!   command ──> Node (JSON, errors) ──> Transport ──> Unix socket, ssh, or TLS with a token
 //! ```
 
 mod arguments;
