@@ -353,7 +353,7 @@ fn a_machine_is_saved_upgraded_and_moved_in_the_words_of_the_command_line() {
     assert_ne!(code, Some(0), "{said}");
 
     let said = done(&["upgrade", "web"]);
-    assert!(said.contains("goes on with it"), "{said}");
+    assert!(said.contains("runs it now"), "{said}");
     let now = here.await_phase("web", "Running").unwrap();
     assert_eq!(now["pid"], vm["pid"], "{now:#}");
 

@@ -71,10 +71,15 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
         )
         .with("SendToNode.destination", "node:/nonexistent/node.socket")
         .with("SendToNode.from", "vdpasim_net")
-        .with("HostNicSpec.*", json!({ "name": "any", "from": "vdpasim_net" }))
         .with(
             "HostNicSpec.*",
-            json!({ "name": "any", "from": "vdpasim_net", "kind": "auto", "mac": OTHER_MAC, "mtu": 1500 }),
+            json!({ "name": "any", "from": "vdpasim_net" }),
+        )
+        .with(
+            "HostNicSpec.*",
+            json!({
+                "name": "any", "from": "vdpasim_net", "kind": "auto", "mac": OTHER_MAC, "mtu": 1500,
+            }),
         )
         // One that is never made: its kernel is not there.
         .with("ReceiveFromNode.spec", json!({ "kernel": "/nonexistent" }))

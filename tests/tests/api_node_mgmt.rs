@@ -318,7 +318,7 @@ fn a_nic_of_the_host_is_created_and_deleted_but_not_one_of_a_vm() {
     assert!(exists("web.net0"));
     daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
 
-    // While somebody has it open it stays.
+    // An open device stays.
     let file = fs::File::open(path).unwrap();
     let (status, body) = daemon.status("DELETE", "/v1/nics/host0", None);
     assert_eq!((status, &body["code"]), (409, &json!("in_use")), "{body}");

@@ -38,7 +38,7 @@ const NAME_MAX: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub struct Remote {
-    /// The daemon: https://HOST:PORT, ssh://[USER@]HOST[:PORT][/SOCKET], or the path of its socket
+    /// The daemon: `https://HOST:PORT`, `ssh://[USER@]HOST[:PORT][/SOCKET]`, or its socket's path
     /// on this host
     #[arg(value_name = "ADDRESS")]
     pub address: Address,

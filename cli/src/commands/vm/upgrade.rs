@@ -16,10 +16,10 @@ use super::{absolute, of_vm};
 use crate::commands::operation;
 use crate::units::seconds;
 
-/// Have another version of Bellhop go on with a running VM
+/// Have another version of Bellhop run a VM without a reboot
 ///
-/// The guest stands still for a moment; its memory stays where it is, and its process keeps its number. If the program cannot
-/// take the VM, the one that runs it goes on with it.
+/// The guest stands still for a moment. Its memory stays in place, and its process keeps its number.
+/// If the program cannot take the VM, the present program continues.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 vDPA devices are closed and opened again: their files have to be there still, and frames for the guest are lost meanwhile.
@@ -71,7 +71,7 @@ pub(super) fn execute(
     let text = || {
         let stood = downtime_ms.map(|ms| format!("; its guest stood still for {ms:.0} ms"));
         format!(
-            "{}: bellhop {} goes on with it, before it was {}{}\n",
+            "{}: bellhop {} runs it now; before, it was {}{}\n",
             printable(name),
             printable(after),
             printable(before),
