@@ -146,6 +146,10 @@ fn certificate_and_token_are_shown_to_a_server_of_the_authority() {
 fn a_websocket_passes_over_tls_with_the_token() {
     let port = server_that(|stream| {
         let mut token = None;
+        #[expect(
+            clippy::result_large_err,
+            reason = "the trait of tungstenite has this type"
+        )]
         let look = |request: &handshake::Request, response: handshake::Response| {
             token = request.headers().get(AUTHORIZATION).cloned();
             Ok::<_, handshake::ErrorResponse>(response)
