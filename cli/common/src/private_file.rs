@@ -4,18 +4,25 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, chown};
 use std::path::Path;
 
-/// Creates a file with this content and mode 0600, or replaces it.
+/// Creates a file with this content and mode 0600, or replaces it. The owner of a replaced file and
+/// a link to it stay.
 ///
 /// # Errors
 /// The kernel's; then the old file is unchanged.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut new = path.as_os_str().to_owned();
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut new = target.clone().into_os_string();
     new.push(format!(".{}", std::process::id()));
     let new = Path::new(&new);
-    let replaced = create(new, content, 0o600).and_then(|()| fs::rename(new, path));
+    let replaced = create(new, content, 0o600)
+        .and_then(|()| match fs::metadata(&target) {
+            Ok(old) => chown(new, Some(old.uid()), Some(old.gid())),
+            Err(_) => Ok(()),
+        })
+        .and_then(|()| fs::rename(new, &target));
     if replaced.is_err() {
         let _ = fs::remove_file(new);
     }
@@ -29,8 +36,11 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
 pub fn create(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create_new(true).mode(mode).open(path)?;
-    file.write_all(content)?;
-    file.sync_all()
+    let written = file.write_all(content).and_then(|()| file.sync_all());
+    if written.is_err() {
+        let _ = fs::remove_file(path);
+    }
+    written
 }
 
 #[cfg(test)]
@@ -53,6 +63,12 @@ mod tests {
             0o600
         );
         create(&path, b"c", 0o644).unwrap_err();
+        let link = directory.join("link");
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        replace(&link, b"e").unwrap();
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("file"));
+        assert_eq!(fs::read(&path).unwrap(), b"e");
+        fs::remove_file(&link).unwrap();
         // A directory is no file to replace, and nothing stays of the attempt.
         fs::create_dir(directory.join("full")).unwrap();
         replace(&directory.join("full"), b"d").unwrap_err();

@@ -30,6 +30,8 @@ use crate::machines::spec::VmName;
 
 /// Clients at a time, of all consoles.
 const CLIENTS_MAX: usize = 64;
+/// How many of these places are kept for clients that write.
+const KEPT_FOR_WRITERS: usize = 8;
 /// Bytes kept of each console: how far a client may lag.
 const KEPT: usize = 256 * 1024;
 /// Bytes that a client gets as history.
@@ -272,10 +274,11 @@ impl Consoles {
     ///
     /// # Errors
     /// There are too many.
-    pub(crate) fn place(&self) -> Result<OwnedSemaphorePermit, Error> {
-        let place = self.clients.clone().try_acquire_owned();
-        place.map_err(|_| {
-            let message = format!("{CLIENTS_MAX} clients use consoles already");
+    pub(crate) fn place(&self, read_only: bool) -> Result<OwnedSemaphorePermit, Error> {
+        let is_full = read_only && self.clients.available_permits() <= KEPT_FOR_WRITERS;
+        let place = self.clients.clone().try_acquire_owned().ok();
+        place.filter(|_| !is_full).ok_or_else(|| {
+            let message = "too many clients use consoles already";
             Error::unavailable("too_many_readers", message).hint("try again later")
         })
     }

@@ -9,7 +9,7 @@
 //!
 //! Owns names and files. It must not know how a VM is saved or restored.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind as IoErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -57,6 +57,8 @@ pub(crate) struct NewSnapshot {
     path: PathBuf,
     /// The directory to delete.
     unfinished: Option<PathBuf>,
+    /// The locked description: a locked snapshot cannot be deleted.
+    _lock: Option<File>,
 }
 
 impl NewSnapshot {
@@ -65,6 +67,7 @@ impl NewSnapshot {
         Self {
             path,
             unfinished: None,
+            _lock: None,
         }
     }
 
@@ -132,13 +135,14 @@ impl Snapshots {
             }
             _ => file(&directory)(error),
         })?;
-        let snapshot = NewSnapshot {
+        let mut snapshot = NewSnapshot {
             path: self.machine(name),
             unfinished: Some(directory.clone()),
+            _lock: None,
         };
         let json = serde_json::to_vec(about);
         let json = json.map_err(Error::context("the description cannot be written"))?;
-        write(&directory, &json).map_err(file(&directory))?;
+        snapshot._lock = Some(write(&directory, &json).map_err(file(&directory))?);
         sync(&self.0).map_err(file(&self.0))?;
         Ok(snapshot)
     }
@@ -208,10 +212,8 @@ impl Snapshots {
             Error::new(UNUSABLE, message).because(why)
         };
         let path = self.directory(name).join(ABOUT);
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
         let mut json = Vec::new();
-        let read = opened.and_then(|file| file.take(ABOUT_MAX).read_to_end(&mut json));
+        let read = open(&path).and_then(|file| file.take(ABOUT_MAX).read_to_end(&mut json));
         read.map_err(|error| damaged(error.into()))?;
         serde_json::from_slice(&json).map_err(|error| damaged(error.into()))
     }
@@ -232,10 +234,19 @@ impl Snapshots {
     /// Deletes a snapshot, also an incomplete or damaged one.
     ///
     /// # Errors
-    /// It does not exist, or cannot be deleted.
+    /// It does not exist, is being written, or cannot be deleted.
     pub(crate) fn remove(&self, name: &SnapshotName) -> Result<(), Error> {
         self.check_exists(name)?;
         let directory = self.directory(name);
+        let is_written = match open(&directory.join(ABOUT)) {
+            Ok(about) => matches!(about.try_lock(), Err(TryLockError::WouldBlock)),
+            // The daemon ended while it created the snapshot.
+            Err(_) => false,
+        };
+        if is_written {
+            let message = format!("the snapshot {name} is being written: wait for the operation");
+            return Err(Error::conflict("saving", message));
+        }
         fs::remove_dir_all(&directory).map_err(file(&directory))
     }
 
@@ -250,14 +261,22 @@ impl Snapshots {
     }
 }
 
-/// Writes the description, which is on the disk afterwards.
-fn write(directory: &Path, json: &[u8]) -> io::Result<()> {
+/// Opens a description, which is no link.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+/// Writes the description, which is on the disk afterwards, and locks it.
+fn write(directory: &Path, json: &[u8]) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
     let mut about = options.open(directory.join(ABOUT))?;
+    about.lock()?;
     about.write_all(json)?;
     about.sync_all()?;
-    sync(directory)
+    sync(directory)?;
+    Ok(about)
 }
 
 fn sync(directory: &Path) -> io::Result<()> {
@@ -312,6 +331,7 @@ mod tests {
             refusal(snapshots.create(&name, &about())),
             (409, "name_taken")
         );
+        assert_eq!(refusal(snapshots.remove(&name)), (409, "saving"));
         assert_eq!(new.path(), snapshots.machine(&name));
         assert_eq!(snapshots.show(&name).unwrap().format, None);
         fs::create_dir(new.path()).unwrap();

@@ -2,6 +2,7 @@
 //!
 //! Owns which of them counts. Must not know the keys in a file: the spec of the daemon has them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use bellhop_api::config::{
@@ -110,10 +111,11 @@ impl MachineArguments {
             return Ok(None);
         };
         options.retain(|_, value| !value.is_null());
-        let mut fields = patched(fields, options);
+        let mut description = Description::new(patched(fields, options), &self.settings)?;
         let disks = self.disks.iter().map(json_of);
-        put_devices(&mut fields, "disks", disks.collect::<Result<_, _>>()?);
-        Description::new(fields, &self.settings).map(Some)
+        let disks = disks.collect::<Result<_, _>>()?;
+        put_devices(&mut description.fields, "disks", disks)?;
+        Ok(Some(description))
     }
 }
 
@@ -147,14 +149,32 @@ fn patched(fields: Map<String, Value>, patch: Map<String, Value>) -> Map<String,
 }
 
 /// Adds devices to a list of the spec. One with the ID of another takes its place.
-pub(crate) fn put_devices(fields: &mut Map<String, Value>, list: &str, devices: Vec<Value>) {
+///
+/// # Errors
+/// Two of `devices` have the same ID.
+pub(crate) fn put_devices(
+    fields: &mut Map<String, Value>,
+    list: &str,
+    devices: Vec<Value>,
+) -> Result<(), Error> {
     if devices.is_empty() {
-        return;
+        return Ok(());
+    }
+    let mut ids = BTreeSet::new();
+    for id in devices
+        .iter()
+        .filter_map(|device| device.get("id")?.as_str())
+    {
+        if !ids.insert(id) {
+            return Err(Error::wrong(format!(
+                "two of the options for {list} have the ID {id}"
+            )));
+        }
     }
     let there = fields.entry(list).or_insert_with(|| json!([]));
     // The check of the spec rejects another value.
     let Some(there) = there.as_array_mut() else {
-        return;
+        return Ok(());
     };
     for device in devices {
         let id = device.get("id");
@@ -164,6 +184,7 @@ pub(crate) fn put_devices(fields: &mut Map<String, Value>, list: &str, devices: 
             None => there.push(device),
         }
     }
+    Ok(())
 }
 
 /// An option's value as in a file.

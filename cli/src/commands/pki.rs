@@ -3,7 +3,7 @@
 //! Owns the content of the certificates. All files are in one directory: `ca.key`, `ca.crt`, and
 //! `NAME.key` and `NAME.crt` of each node or client.
 
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -229,7 +229,10 @@ fn write(
     };
     let (public, private) = files(directory, name);
     create(&private, key.serialize_pem(), 0o600)?;
-    create(&public, certificate.pem(), 0o644)
+    create(&public, certificate.pem(), 0o644).inspect_err(|_| {
+        // A key without its certificate is of no use.
+        let _ = fs::remove_file(&private);
+    })
 }
 
 #[cfg(test)]

@@ -191,7 +191,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         Command::Restore(arguments) => restore::execute(arguments, &node, format),
         Command::Migrate(arguments) => migrate::execute(arguments, which, &node, format),
         Command::Migration(arguments) => migration::execute(arguments, &node, format),
-        Command::Compat(arguments) => compat::execute(arguments, &node, format),
+        Command::Compat(arguments) => compat::execute(arguments, which, &node, format),
         Command::Upgrade(arguments) => upgrade::execute(arguments, which, &node, format),
         Command::Delete(arguments) => {
             let names = arguments.selection.names(&node)?;

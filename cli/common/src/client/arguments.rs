@@ -79,9 +79,12 @@ impl clap::FromArgMatches for NodeArguments {
         } = NodeOptions::from_arg_matches(matches)?;
         if is_typed("remote") {
             node = node.filter(|_| is_typed("node"));
-            credentials.retain(is_typed);
         } else if node.is_some() {
             remote = None;
+        }
+        if remote.is_some() || node.is_none() {
+            // Those of the environment belong to the daemon of BELLHOP_NODE.
+            credentials.retain(is_typed);
         }
         Ok(Self {
             node,

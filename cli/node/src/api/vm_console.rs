@@ -102,6 +102,8 @@ async fn join(
     by: &str,
     mut request: Request,
 ) -> Result<Response, Error> {
+    // Before the wait for the console: a token that is revoked meanwhile ends this client.
+    let disconnected = consoles.disconnected();
     let [read_only, take, history] =
         [query.read_only, query.take, query.history].map(Option::unwrap_or_default);
     if read_only && take {
@@ -112,7 +114,7 @@ async fn join(
         Ok(response) => response,
         Err(error) => return Ok(no_handshake(error)),
     };
-    let place = consoles.place()?;
+    let place = consoles.place(read_only)?;
     let console = consoles.attach(vm, socket).await?;
     let (output, position) = console.output(history);
     let taken = if read_only {
@@ -125,7 +127,7 @@ async fn join(
         output,
         position,
         taken,
-        disconnected: consoles.disconnected(),
+        disconnected,
         _place: place,
     };
     tokio::spawn(client.serve(hyper::upgrade::on(&mut request)));
@@ -204,14 +206,14 @@ impl Client {
             ending = receive(writes.then_some(&*console), &mut stream) => ending,
         };
         drop(console);
-        let Some(frame) = ending else {
-            return;
-        };
         let last = async {
-            if sink.send(Message::Close(Some(frame))).await.is_ok() {
-                // Until the client has read it.
-                while let Some(Ok(_)) = stream.next().await {}
+            if let Some(frame) = ending
+                && sink.send(Message::Close(Some(frame))).await.is_err()
+            {
+                return;
             }
+            // Sends the reply to the client's last message, or waits until it has read the last one.
+            while let Some(Ok(_)) = stream.next().await {}
         };
         let _ = timeout(LAST, last).await;
     }

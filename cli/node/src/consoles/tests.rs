@@ -123,13 +123,15 @@ async fn a_process_may_be_away_or_serve_another_program() {
 #[test]
 fn clients_have_places() {
     let consoles = Consoles::default();
-    let places: Vec<_> = (0..CLIENTS_MAX)
-        .map(|_| consoles.place().unwrap())
-        .collect();
-    let refused = consoles.place().unwrap_err();
+    let readers = (0..CLIENTS_MAX - KEPT_FOR_WRITERS).map(|_| consoles.place(true).unwrap());
+    let readers: Vec<_> = readers.collect();
+    let refused = consoles.place(true).unwrap_err();
     assert_eq!(refused.answer().1, "too_many_readers");
-    drop(places);
-    assert!(consoles.place().is_ok());
+    let writers = (0..KEPT_FOR_WRITERS).map(|_| consoles.place(false).unwrap());
+    let writers: Vec<_> = writers.collect();
+    assert!(consoles.place(false).is_err());
+    drop((readers, writers));
+    assert!(consoles.place(true).is_ok());
 }
 
 proptest! {

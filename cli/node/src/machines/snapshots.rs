@@ -37,6 +37,11 @@ impl Machines {
         let created = self.locked(&slot, move |machines, slot| {
             let vm = slot.name();
             let record = slot.record().ok_or_else(|| no_vm(vm))?;
+            if !record.unwanted_nics().is_empty() || !record.removed_disks().is_empty() {
+                // The snapshot would have a device that the spec no longer has.
+                let message = format!("the guest of {vm} has not released a removed device yet");
+                return Err(Error::conflict("wrong_state", message).hint("try again later"));
+            }
             // With the settings of devices that will not exist any more.
             let spec = record.spec.elsewhere(None, |nic| {
                 machines.net_config(vm, &record.nic_now(vm, nic))

@@ -2,7 +2,7 @@
 
 use bellhop_api::machine::{CONNECTIONS, DOWNTIME_MS, TIMEOUT_S};
 use bellhop_api::node::SendToNode;
-use bellhop_common::client::Node;
+use bellhop_common::client::{Node, NodeArguments};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
@@ -43,10 +43,15 @@ fn node(destination: Destination) -> Result<String, Error> {
     }
 }
 
-pub(super) fn execute(arguments: &Arguments, source: &Node, format: Format) -> Result<Code, Error> {
+pub(super) fn execute(
+    arguments: &Arguments,
+    which: &NodeArguments,
+    source: &Node,
+    format: Format,
+) -> Result<Code, Error> {
     let at = format!("{}/migration", of_vm(&arguments.name));
     let wanted = SendToNode {
-        destination: node(arguments.to.resolved()?)?,
+        destination: node(arguments.to.resolved(which.address())?)?,
         name: arguments.there.name_there.clone(),
         from: arguments.there.from.clone(),
         downtime_ms: DOWNTIME_MS,

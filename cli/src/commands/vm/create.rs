@@ -216,8 +216,7 @@ impl VmArguments {
             });
             nics.push(nic_body(nic, &id, node)?);
         }
-        put_devices(body, "nics", nics);
-        Ok(())
+        put_devices(body, "nics", nics)
     }
 }
 

@@ -135,12 +135,13 @@ impl To {
     /// The destination, with the address of a remote instead of its name.
     ///
     /// # Errors
-    /// The user's remotes cannot be read, or none has this name.
-    pub(super) fn resolved(&self) -> Result<Destination, Error> {
+    /// The user's remotes cannot be read, or none that `source`, the VM's daemon, can reach has this
+    /// name.
+    pub(super) fn resolved(&self, source: &Address) -> Result<Destination, Error> {
         let given = self.destination.as_ref().or(self.to.as_ref());
         let given = given.ok_or_else(|| Error::wrong("give a destination"))?;
         match given {
-            Destination::Remote(name) => Destination::of_remote(name, &Remotes::of_user()?),
+            Destination::Remote(name) => Destination::of_remote(name, &Remotes::of_user()?, source),
             other => Ok(other.clone()),
         }
     }
@@ -158,8 +159,14 @@ pub(super) enum Destination {
 }
 
 impl Destination {
-    fn of_remote(name: &str, remotes: &Remotes) -> Result<Self, Error> {
+    fn of_remote(name: &str, remotes: &Remotes, source: &Address) -> Result<Self, Error> {
         Ok(Self::Node(match remotes.get(name)?.address {
+            Address::Socket(_) if !matches!(source, Address::Socket(_)) => {
+                return Err(Error::wrong(format!(
+                    "the remote {name} is a socket on this host, which {source} cannot reach: give \
+                     https://HOST:PORT"
+                )));
+            }
             Address::Socket(path) => format!("node:{}", path.display()),
             address @ Address::Https { .. } => address.to_string(),
             Address::Ssh { .. } => {
@@ -252,7 +259,7 @@ pub(super) fn execute(
     node: &Node,
     format: Format,
 ) -> Result<Code, Error> {
-    let destination = &arguments.to.resolved()?;
+    let destination = &arguments.to.resolved(which.address())?;
     let wanted = SendToNode {
         destination: destination.to_string(),
         name: arguments.there.name_there.clone(),
@@ -391,6 +398,7 @@ pub(super) fn summary(name: &str, destination: &str, status: &MigrationStatus) -
 
 #[cfg(test)]
 mod tests {
+    use bellhop_common::client::Remote;
     use serde_json::json;
 
     use super::*;
@@ -459,23 +467,27 @@ mod tests {
             ("by-ssh", "ssh://node3"),
         ] {
             let address = address.parse().unwrap();
-            let remote = bellhop_common::client::Remote {
+            let remote = Remote {
                 address,
-                ..bellhop_common::client::Remote::local()
+                ..Remote::local()
             };
             remotes.add(name, remote).unwrap();
         }
+        let here = Remote::local().address;
         for (name, node) in [
             ("far", "https://node2:8443"),
             ("near", "node:/run/b/node.socket"),
             ("local", "node:/run/bellhop/node.socket"),
         ] {
             let node = Destination::Node(node.to_owned());
-            assert_eq!(Destination::of_remote(name, &remotes).unwrap(), node);
+            assert_eq!(Destination::of_remote(name, &remotes, &here).unwrap(), node);
         }
         for name in ["by-ssh", "lost"] {
-            Destination::of_remote(name, &remotes).unwrap_err();
+            Destination::of_remote(name, &remotes, &here).unwrap_err();
         }
+        // A socket of this host is another one on the host of the source.
+        let far = "https://node1:8443".parse().unwrap();
+        Destination::of_remote("local", &remotes, &far).unwrap_err();
     }
 
     #[test]
