@@ -5,7 +5,11 @@ use super::*;
 /// One call fails on the way there; the rollback is free of faults.
 #[test]
 fn a_machine_that_cannot_be_replaced_stays_with_its_nics() {
-    for fault in [Fault::Fails, Fault::FailsDone] {
+    for (fault, restores) in [
+        (Fault::Fails, false),
+        (Fault::FailsDone, false),
+        (Fault::Fails, true),
+    ] {
         let mut failed = 0;
         for at in 0.. {
             let fake = Fake::default();
@@ -18,14 +22,21 @@ fn a_machine_that_cannot_be_replaced_stays_with_its_nics() {
             let mut faults = vec![Fault::None; at];
             faults.push(fault);
             fake.plan(faults);
-            let replaced = life.replace(&mut record, Record::new(spec(3, true, Restart::Never)));
+            // A restored VM runs.
+            let wanted = spec(3, !restores, Restart::Never);
+            let next = if restores {
+                Record::restored(wanted.clone(), "/snapshot".into(), wanted.machine())
+            } else {
+                Record::new(wanted.clone())
+            };
+            let replaced = life.replace(&mut record, next);
             if replaced.is_ok() && !fake.faults.lock().is_empty() {
                 break;
             }
             fake.plan(Vec::new());
             holds(&fake, &vm).unwrap();
             if replaced.is_ok() {
-                assert_eq!(record.spec, spec(3, true, Restart::Never));
+                assert_eq!(record.spec, wanted);
                 continue;
             }
             failed += 1;
@@ -47,7 +58,9 @@ fn a_machine_that_cannot_be_replaced_stays_with_its_nics() {
 
 #[test]
 fn a_daemon_killed_while_it_replaces_a_machine_leaves_one_of_the_two() {
-    for fault in [Fault::KilledBefore, Fault::KilledAfter] {
+    let cases =
+        [Fault::KilledBefore, Fault::KilledAfter].map(|fault| [(fault, false), (fault, true)]);
+    for (fault, restores) in cases.into_flattened() {
         for at in 0..40 {
             let fake = Fake::default();
             let vm: VmName = "web".parse().unwrap();
@@ -61,8 +74,12 @@ fn a_daemon_killed_while_it_replaces_a_machine_leaves_one_of_the_two() {
             fake.plan(faults);
             let life = daemon.life();
             let _ = catch_unwind(AssertUnwindSafe(|| {
-                life.replace(&mut record, Record::new(next.clone()))
-                    .unwrap();
+                let next = if restores {
+                    Record::restored(next.clone(), "/snapshot".into(), next.machine())
+                } else {
+                    Record::new(next.clone())
+                };
+                life.replace(&mut record, next).unwrap();
             }));
             fake.plan(Vec::new());
             let settled = daemon.settles();
@@ -71,9 +88,17 @@ fn a_daemon_killed_while_it_replaces_a_machine_leaves_one_of_the_two() {
             let devices = fake.world().devices.len();
             if record.spec == former {
                 // The second NIC has two devices.
-                assert_eq!((settled, devices), (Settled::Stopped, 3), "{fault:?} {at}");
+                assert_eq!(
+                    (settled, devices),
+                    (Settled::Stopped, 3),
+                    "{fault:?} {restores} {at}"
+                );
             } else {
-                assert_eq!((settled, devices), (Settled::Running, 1), "{fault:?} {at}");
+                assert_eq!(
+                    (settled, devices),
+                    (Settled::Running, 1),
+                    "{fault:?} {restores} {at}"
+                );
                 assert_eq!(record.spec, next);
             }
             let mut record = record.clone();
