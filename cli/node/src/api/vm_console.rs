@@ -212,7 +212,7 @@ impl Client {
             {
                 return;
             }
-            // Sends the reply to the client's last message, or waits until it has read the last one.
+            // Sends the reply to the client's close, or waits until the client has read ours.
             while let Some(Ok(_)) = stream.next().await {}
         };
         let _ = timeout(LAST, last).await;

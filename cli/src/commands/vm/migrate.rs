@@ -135,8 +135,8 @@ impl To {
     /// The destination, with the address of a remote instead of its name.
     ///
     /// # Errors
-    /// The user's remotes cannot be read, or none that `source`, the VM's daemon, can reach has this
-    /// name.
+    /// The user's remotes cannot be read, or none has this name, or `source`, the VM's daemon,
+    /// cannot reach it.
     pub(super) fn resolved(&self, source: &Address) -> Result<Destination, Error> {
         let given = self.destination.as_ref().or(self.to.as_ref());
         let given = given.ok_or_else(|| Error::wrong("give a destination"))?;
