@@ -90,6 +90,7 @@ pub(super) async fn spec(
     params(SnapshotPath), responses(
     (status = 204, description = "It is gone"),
     NameErrors,
+    (status = 409, description = "It is being written", body = ErrorBody),
     (status = 500, description = "Internal error: the host failed", body = ErrorBody),
 ))]
 pub(super) async fn remove(

@@ -58,9 +58,12 @@ fn a_machine_that_cannot_be_replaced_stays_with_its_nics() {
 
 #[test]
 fn a_daemon_killed_while_it_replaces_a_machine_leaves_one_of_the_two() {
-    let cases =
-        [Fault::KilledBefore, Fault::KilledAfter].map(|fault| [(fault, false), (fault, true)]);
-    for (fault, restores) in cases.into_flattened() {
+    for (fault, restores) in [
+        (Fault::KilledBefore, false),
+        (Fault::KilledBefore, true),
+        (Fault::KilledAfter, false),
+        (Fault::KilledAfter, true),
+    ] {
         for at in 0..40 {
             let fake = Fake::default();
             let vm: VmName = "web".parse().unwrap();
