@@ -263,7 +263,7 @@ fn what_is_not_supported_is_refused_and_changes_nothing() {
     };
     let refusal = |status: u16, code: &str| (status, code.to_owned());
     for target in [
-        "/v1/vms?phase=Running",
+        "/v1/vms?phases=Running",
         "/v1/vms/kept?x",
         "/v1/vms/kept/metrics?x=1",
         "/v1/vms/kept/migration?x=1",

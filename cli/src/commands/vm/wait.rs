@@ -81,8 +81,9 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             Ok(Look::Not(phase)) => last = Some(phase),
             // The daemon is being replaced.
             Err(error)
-                if last.is_some()
-                    && matches!(error.kind(), ErrorKind::NoDaemon | ErrorKind::TimedOut) => {}
+                if broke(&error)
+                    || (last.is_some()
+                        && matches!(error.kind(), ErrorKind::NoDaemon | ErrorKind::TimedOut)) => {}
             Err(error) => return Err(error),
         }
         if left.is_zero() {
@@ -97,6 +98,12 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             return Err(Error::new(ErrorKind::TimedOut, message).hint(hint));
         }
     }
+}
+
+/// Whether the daemon ended while it answered. Without a daemon no connection can break.
+fn broke(error: &Error) -> bool {
+    let first: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    std::iter::successors(first, |error| error.source()).any(|error| error.is::<hyper::Error>())
 }
 
 /// The result of a query of a VM.
