@@ -199,6 +199,13 @@ fn events_are_printed_followed_and_waited_for() {
         fs::read_to_string(&log).unwrap().contains("created")
     })
     .unwrap();
+    let descriptors = format!("/proc/{}/fd", waiting.id());
+    until("the waiting command has reached the daemon", || {
+        let all = fs::read_dir(&descriptors).unwrap().flatten();
+        let mut targets = all.filter_map(|one| fs::read_link(one.path()).ok());
+        targets.any(|target| target.to_string_lossy().starts_with("socket:"))
+    })
+    .unwrap();
     daemon.kill();
     daemon.start_again().unwrap();
     let run_it = json!({ "state": "Running" });
