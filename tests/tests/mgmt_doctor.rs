@@ -17,7 +17,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, se
 use serde_json::Value;
 
 /// The user and the group that own nothing.
-const NOBODY: u32 = 65534;
+const UNPRIVILEGED: u32 = 65534;
 
 fn doctor() -> Command {
     require_lab().unwrap();
@@ -144,7 +144,7 @@ impl Copy {
         let mut command = Command::new(&self.0);
         command
             .args(["doctor", "--json"])
-            .uid(NOBODY)
+            .uid(UNPRIVILEGED)
             .gid(gid)
             .current_dir("/")
             .stdin(Stdio::null());
@@ -210,7 +210,7 @@ fn wait(what: &str, done: impl Fn() -> bool) {
 fn the_suggested_rule_grants_an_unprivileged_user_access() {
     let copy = Copy::new();
     let net = SimDevice::net("norule", "02:5e:10:53:11:42", 1500).unwrap();
-    let report = copy.unprivileged_report(NOBODY);
+    let report = copy.unprivileged_report(UNPRIVILEGED);
     assert_eq!(report["fit"], false);
     let device = finding(&report, "devices", net.name());
     assert_eq!(device["state"], "missing");
@@ -225,7 +225,7 @@ fn the_suggested_rule_grants_an_unprivileged_user_access() {
     let net = SimDevice::net("withrule", "02:5e:10:53:11:43", 1500).unwrap();
     let metadata = || fs::metadata(net.path()).unwrap();
     wait("group of the device", || metadata().mode() & 0o777 == 0o660);
-    let report = copy.unprivileged_report(NOBODY);
+    let report = copy.unprivileged_report(UNPRIVILEGED);
     let device = finding(&report, "devices", net.name());
     has(device, "remedy", "usermod -aG kvm ");
     let report = copy.unprivileged_report(metadata().gid());

@@ -27,11 +27,23 @@ pub(super) struct Node {
 impl Node {
     /// A node with its files below this directory.
     pub(super) fn below(directory: &std::path::Path) -> Arc<Self> {
+        Self::with_changes(directory).0
+    }
+
+    /// The same, and all changes of its VMs.
+    pub(super) fn with_changes(
+        directory: &std::path::Path,
+    ) -> (
+        Arc<Self>,
+        Arc<parking_lot::Mutex<Vec<super::machines::Change>>>,
+    ) {
         use super::machines::Change;
         use super::machines::spec::VmName;
 
         let paths = Paths::new(&directory.join("state"), &directory.join("run"));
         paths.make().unwrap();
+        let changes = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let listener = changes.clone();
         let machines = Machines::open(
             super::store::Store::open(&paths.store()).unwrap(),
             paths.clone(),
@@ -39,14 +51,15 @@ impl Node {
             "info".to_owned(),
             None,
             super::peers::Peers::default(),
-            Arc::new(|_: &VmName, _: Change| {}),
+            Arc::new(move |_: &VmName, change: Change| listener.lock().push(change)),
         );
-        Arc::new(Self {
+        let node = Self {
             paths,
             events: Arc::default(),
             turns: Turns::default(),
             machines: machines.unwrap(),
             consoles: Consoles::default(),
-        })
+        };
+        (Arc::new(node), changes)
     }
 }

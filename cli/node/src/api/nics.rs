@@ -37,8 +37,8 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
 
 /// Create a NIC
 ///
-/// A vDPA device and all that it needs, as `bellhop nic create`: virtual functions or a subfunction,
-/// drivers, a place on a bridge. If a step fails, those before it are undone. The NIC belongs to no
+/// A vDPA device and all that it needs, as `bellhop nic create`: virtual functions or a
+/// subfunction, drivers, a place on a bridge. If a step fails, those before it are undone. The NIC belongs to no
 /// virtual machine; the daemon creates those of its virtual machines itself.
 #[utoipa::path(post, path = "/v1/nics", operation_id = "create_nic", request_body = HostNicSpec,
     responses(

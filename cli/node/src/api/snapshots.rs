@@ -66,8 +66,8 @@ pub(super) async fn show(
 
 /// Read the configuration of the virtual machine of a snapshot
 ///
-/// As it was, with the settings of its NICs' devices. `PUT /v1/vms/{name}` with `restore_from` takes
-/// it, also with changes.
+/// As it was, with the settings of its NICs' devices. `PUT /v1/vms/{name}` with `restore_from`
+/// takes it, also with changes.
 #[utoipa::path(get, path = "/v1/snapshots/{name}/spec", operation_id = "get_snapshot_spec",
     params(SnapshotPath), responses(
     (status = 200, description = "The configuration", body = VmSpec),

@@ -82,14 +82,10 @@ fn start_steps(spec: &VmSpec) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use parking_lot::Mutex;
     use serde_json::{Value, json};
 
-    use super::super::Change;
     use super::*;
-    use crate::paths::Paths;
-    use crate::peers::Peers;
-    use crate::store::Store;
+    use crate::context::Node;
 
     fn spec(value: Value) -> VmSpec {
         serde_json::from_value(value).unwrap()
@@ -99,20 +95,8 @@ mod tests {
     async fn a_plan_is_checked_and_changes_nothing() {
         let name = format!("node-plan-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
-        let paths = Paths::new(&directory.join("state"), &directory.join("run"));
-        paths.make().unwrap();
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let listener = said.clone();
-        let machines = Machines::open(
-            Store::open(&paths.store()).unwrap(),
-            paths,
-            "boot".to_owned(),
-            "info".to_owned(),
-            None,
-            Peers::default(),
-            Arc::new(move |_: &VmName, change: Change| listener.lock().push(change)),
-        )
-        .unwrap();
+        let (node, said) = Node::with_changes(&directory);
+        let machines = &node.machines;
         let vm: VmName = "web".parse().unwrap();
         for (wanted, code) in [
             (json!({"kernel": "/nonexistent"}), "unusable"),
@@ -129,7 +113,7 @@ mod tests {
             .unwrap();
         let error = machines.plan(&vm, stopped).await.unwrap_err();
         assert_eq!(error.answer().1, "vm_exists");
-        drop(machines);
+        drop(node);
         std::fs::remove_dir_all(&directory).unwrap();
     }
 

@@ -142,16 +142,13 @@ fn json(spec: &VmSpec) -> Result<Value, Error> {
 
 #[cfg(test)]
 mod tests {
-    use parking_lot::Mutex;
     use serde_json::json;
 
     use super::super::condition::tag;
     use super::super::record::Step;
     use super::super::spec::Restart;
     use super::*;
-    use crate::paths::Paths;
-    use crate::peers::Peers;
-    use crate::store::Store;
+    use crate::context::Node;
 
     fn spec() -> VmSpec {
         let spec = json!({
@@ -284,20 +281,8 @@ mod tests {
     async fn a_patch_is_recorded_with_its_generation_or_changes_nothing() {
         let name = format!("node-spec-patch-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
-        let paths = Paths::new(&directory.join("state"), &directory.join("run"));
-        paths.make().unwrap();
-        let said = Arc::new(Mutex::new(Vec::new()));
-        let listener = said.clone();
-        let machines = Machines::open(
-            Store::open(&paths.store()).unwrap(),
-            paths,
-            "boot".to_owned(),
-            "info".to_owned(),
-            None,
-            Peers::default(),
-            Arc::new(move |_: &VmName, change: Change| listener.lock().push(change)),
-        )
-        .unwrap();
+        let (node, said) = Node::with_changes(&directory);
+        let machines = &node.machines;
         let vm: VmName = "web".parse().unwrap();
         let spec = json!({ "kernel": "/nonexistent", "state": "Stopped" });
         let spec = serde_json::from_value(spec).unwrap();
@@ -332,7 +317,7 @@ mod tests {
         assert_eq!(record.spec.restart, Restart::Always);
         let fields = vec!["/restart".to_owned()];
         assert_eq!(*said.lock(), [Change::Created, Change::SpecChanged(fields)]);
-        drop(machines);
+        drop(node);
         std::fs::remove_dir_all(&directory).unwrap();
     }
 

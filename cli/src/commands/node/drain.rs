@@ -22,13 +22,13 @@ use crate::progress::ProgressLine;
 
 /// Migrate all VMs of this node to another node
 ///
-/// First the node is cordoned: it takes no new VMs. Then all VMs migrate but those that are stopped. A
-/// VM that cannot migrate stays here and does not keep the others.
+/// First the node is cordoned: it takes no new VMs. Then all VMs migrate but those that are
+/// stopped. A VM that cannot migrate stays here and does not keep the others.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The command ends with a table. It exits with 0 if all of these VMs have moved, and else with the code of the first
-failure. It can be run again. A migration continues if the command is interrupted. After the maintenance
-`bellhop node uncordon` has the node take VMs again.
+The command ends with a table. It exits with 0 if all of these VMs have moved, and else with the
+code of the first failure. It can be run again. A migration continues if the command is interrupted.
+After the maintenance `bellhop node uncordon` has the node take VMs again.
 
 Examples:
   bellhop node drain --to https://node2:8443 --dry-run

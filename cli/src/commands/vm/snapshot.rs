@@ -13,19 +13,19 @@ use crate::commands::operation;
 
 /// Write a snapshot of a VM: its memory, processors and devices
 ///
-/// The guest is paused meanwhile, and frames for it are lost. `bellhop vm restore` creates a VM that
-/// continues from the snapshot, as often as you like.
+/// The guest is paused meanwhile, and frames for it are lost. `bellhop vm restore` creates a VM
+/// that continues from the snapshot, as often as you like.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The snapshot has all that was in the guest's memory, also keys and passwords. It is readable by the daemon's user only.
-It does not have the contents of disks: copy their images while the VM is paused.
+The snapshot has all that was in the guest's memory, also keys and passwords. It is readable by the
+daemon's user only. It does not have the contents of disks: copy their images while the VM is paused.
 
 Examples:
   bellhop vm snapshot web before-the-update
   bellhop snapshot list
   bellhop vm delete --force web && bellhop vm restore web before-the-update
 
-Into a directory that the daemon does not keep, and from there as a process that the daemon does not manage:
+Into a directory that the daemon does not keep, and from there as a process that it does not manage:
   bellhop vm snapshot web /srv/web.snapshot
   bellhop run --restore /srv/web.snapshot --vdpa id=net0,path=/dev/vhost-vdpa-3")]
 pub(crate) struct Arguments {

@@ -18,8 +18,8 @@ use crate::units::seconds;
 
 /// Have another version of Bellhop run a VM without a reboot
 ///
-/// The guest stands still for a moment. Its memory stays in place, and its process keeps its number.
-/// If the program cannot take the VM, the present program continues.
+/// The guest stands still for a moment. Its memory stays in place, and its process keeps its
+/// number. If the program cannot take the VM, the present program continues.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 vDPA devices are closed and opened again: their files have to be there still, and frames for the guest are lost meanwhile.

@@ -30,121 +30,104 @@ described! {
     }
 }
 
-/// A NIC of a virtual machine: made from a NIC of the host (`from`), or a vDPA device that is there
-/// already (`path` or `device`).
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NicSettings {
-    /// Its name in this machine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(required, value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
-    pub id: Option<NicId>,
-    /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a
-    /// management device such as `vdpasim_net`. It is deleted with the machine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from: Option<String>,
-    /// A vhost-vdpa character device that is there already.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    pub path: Option<PathBuf>,
-    /// A vDPA device that is there already, by its name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device: Option<String>,
-    /// What of the NIC it is made on.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub kind: NicKind,
-    /// The bridge that it is connected with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bridge: Option<String>,
-    /// The VLAN that it is in, without seeing tags.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 4094)]
-    pub vlan: Option<u16>,
-    /// The MAC address that the guest sees.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    #[schema(pattern = "^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$")]
-    pub mac: Option<MacAddress>,
-    /// Its MTU, in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 68)]
-    pub mtu: Option<u16>,
-    /// Its queue pairs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 32768)]
-    pub queue_pairs: Option<u16>,
-    /// What it sends at most, in Mbit/s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
-    pub max_tx_rate: Option<u32>,
-    /// What it can always send, in Mbit/s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
-    pub min_tx_rate: Option<u32>,
-    /// How many virtual functions the host's NIC gets if it has none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
-    pub virtual_functions: Option<u32>,
-    /// Whether the guest kicks by stores in the device's own doorbell pages.
-    #[serde(default, skip_serializing_if = "is_default")]
-    #[schema(schema_with = schema::doorbell)]
-    pub doorbell: DoorbellMode,
-    /// Kick the device and interrupt the driver, once, when a queue hangs.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub rescue: bool,
-    /// Its backup device.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failover: Option<NicStandBy>,
+/// Defines a NIC: its own fields, those of all NICs that are created from a NIC of the host, then
+/// the rest of its own. With serde's `flatten` an error would name neither the path of a wrong
+/// field nor the known fields.
+macro_rules! created_nic {
+    ($(#[$meta:meta])* $name:ident { $($own:tt)* } { $($more:tt)* }) => {
+        $(#[$meta])*
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            $($own)*
+            /// What of the NIC it is made on.
+            #[serde(default, skip_serializing_if = "is_default")]
+            pub kind: NicKind,
+            /// The bridge that it is connected with.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub bridge: Option<String>,
+            /// The VLAN that it is in, without seeing tags.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(minimum = 1, maximum = 4094)]
+            pub vlan: Option<u16>,
+            /// Its MAC address.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<String>)]
+            #[schema(pattern = "^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$")]
+            pub mac: Option<MacAddress>,
+            /// Its MTU, in bytes.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(minimum = 68)]
+            pub mtu: Option<u16>,
+            /// Its queue pairs.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(minimum = 1, maximum = 32768)]
+            pub queue_pairs: Option<u16>,
+            /// What it sends at most, in Mbit/s.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(minimum = 1)]
+            pub max_tx_rate: Option<u32>,
+            /// What it can always send, in Mbit/s.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(minimum = 1)]
+            pub min_tx_rate: Option<u32>,
+            /// How many virtual functions the host's NIC gets if it has none.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(minimum = 1)]
+            pub virtual_functions: Option<u32>,
+            $($more)*
+        }
+    };
 }
 
-/// A NIC of the host that is to be created: a vDPA device with all that it needs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct HostNicSpec {
-    /// Its name, and that of the vDPA device.
-    #[schema(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,63}$")]
-    pub name: NicId,
-    /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a
-    /// management device such as `vdpasim_net`.
-    pub from: String,
-    /// What of the NIC it is made on.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub kind: NicKind,
-    /// The bridge that it is connected with.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bridge: Option<String>,
-    /// The VLAN that it is in, without seeing tags.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 4094)]
-    pub vlan: Option<u16>,
-    /// Its MAC address.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
-    #[schema(pattern = "^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$")]
-    pub mac: Option<MacAddress>,
-    /// Its MTU, in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 68)]
-    pub mtu: Option<u16>,
-    /// Its queue pairs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 32768)]
-    pub queue_pairs: Option<u16>,
-    /// Its virtio feature bits, all others off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device_features: Option<u64>,
-    /// What it sends at most, in Mbit/s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
-    pub max_tx_rate: Option<u32>,
-    /// What it can always send, in Mbit/s.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
-    pub min_tx_rate: Option<u32>,
-    /// How many virtual functions the host's NIC gets if it has none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1)]
-    pub virtual_functions: Option<u32>,
+created_nic! {
+    /// A NIC of a virtual machine: made from a NIC of the host (`from`), or a vDPA device that is
+    /// there already (`path` or `device`).
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+    NicSettings {
+        /// Its name in this machine.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(required, value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
+        pub id: Option<NicId>,
+        /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a
+        /// management device such as `vdpasim_net`. It is deleted with the machine.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub from: Option<String>,
+        /// A vhost-vdpa character device that is there already.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(value_type = Option<String>)]
+        pub path: Option<PathBuf>,
+        /// A vDPA device that is there already, by its name.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub device: Option<String>,
+    } {
+        /// Whether the guest kicks by stores in the device's own doorbell pages.
+        #[serde(default, skip_serializing_if = "is_default")]
+        #[schema(schema_with = schema::doorbell)]
+        pub doorbell: DoorbellMode,
+        /// Kick the device and interrupt the driver, once, when a queue hangs.
+        #[serde(default, skip_serializing_if = "is_default")]
+        pub rescue: bool,
+        /// Its backup device.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub failover: Option<NicStandBy>,
+    }
+}
+
+created_nic! {
+    /// A NIC of the host that is to be created: a vDPA device with all that it needs.
+    #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+    HostNicSpec {
+        /// Its name, and that of the vDPA device.
+        #[schema(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,63}$")]
+        pub name: NicId,
+        /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a
+        /// management device such as `vdpasim_net`.
+        pub from: String,
+    } {
+        /// Its virtio feature bits, all others off.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub device_features: Option<u64>,
+    }
 }
 
 impl HostNicSpec {
