@@ -259,6 +259,6 @@ fn the_table_says_the_same() {
     let text = String::from_utf8(output.stdout).unwrap();
     println!("{text}");
     assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(text.contains("Nothing that is needed is missing"), "{text}");
+    assert!(text.contains("No required part is missing"), "{text}");
     assert!(!text.contains('\x1b'), "colours in a pipe: {text}");
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   doctor     is this host ready, and how to fix it    files below a root
 //!   probe      a device's description and its tests      vdpa::probe, vdpa::conformance
-//!   topology   who uses what                            vdpa_mgmt::topology
+//!   topology   which process uses which device           vdpa_mgmt::topology
 //!   report     all of it and the daemon's in one file   doctor, topology, client
 //! ```
 //! `vdpa` and `vdpa-mgmt` contain the parts that need their internals: they drive devices and read

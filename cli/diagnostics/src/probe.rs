@@ -8,7 +8,7 @@ use vdpa::probe::{Identity, Outcome, Report};
 use bellhop_common::table::Table;
 use bellhop_common::text::address;
 
-/// Names of the virtio device types that vDPA parents make (virtio 1.3, section 5).
+/// Names of the virtio device types that vDPA parents provide (virtio 1.3, section 5).
 fn type_name(device_id: u32) -> &'static str {
     match device_id {
         1 => "network",
@@ -52,7 +52,7 @@ fn identity(lines: &mut Lines, identity: &Identity) {
             match network.link {
                 Some(true) => "up",
                 Some(false) => "down",
-                None => "not told",
+                None => "unknown",
             },
         );
         let mtu = network.mtu.map_or("-".to_owned(), |mtu| mtu.to_string());

@@ -21,28 +21,29 @@ pub fn text(topology: &Topology, lines: Lines) -> String {
     let mut text: String = roots.iter().map(|node| node.draw(lines)).collect();
     if topology.is_empty() {
         text.push_str(
-            "There is no NIC with SR-IOV and nothing of vDPA here: `bellhop doctor` says what is missing, \
-             and `bellhop mgmtdev --help` what vDPA devices are made on.\n",
+            "This host has no NIC with SR-IOV and no vDPA device: `bellhop doctor` lists the \
+             missing parts, and `bellhop mgmtdev --help` explains management devices.\n",
         );
     }
     let note = match topology.management {
         ManagementState::Known => "",
         ManagementState::Absent => {
-            "The kernel's vDPA management is not loaded (`modprobe vdpa`, then a NIC's vDPA driver): no \
-             management devices are known.\n"
+            "Cannot list management devices: the kernel's vDPA management is not loaded (`modprobe \
+             vdpa`, then the NIC's vDPA driver).\n"
         }
         ManagementState::OtherNamespace => {
-            "vDPA management exists in the initial network namespace only (`nsenter --net=/proc/1/ns/net`): \
-             no management devices are known here.\n"
+            "Cannot list management devices: vDPA management exists only in the initial network \
+             namespace (`nsenter --net=/proc/1/ns/net`).\n"
         }
         ManagementState::Blocked => {
-            "The kernel's vDPA management does not answer: something holds its lock, mostly a `dev del` of a \
-             device that is still held. End its holder; until then only what sysfs tells is shown.\n"
+            "Cannot list management devices: the kernel's vDPA management does not answer. A \
+             process holds its lock, mostly a `dev del` of a device that is still open. End the \
+             process that has the device open. Until then the tree shows only data of sysfs.\n"
         }
     };
     text.push_str(note);
     if !topology.all_processes_seen {
-        text.push_str("Not all processes can be seen from here: as root holders are complete.\n");
+        text.push_str("Some processes are hidden; to see all holders, run as root.\n");
     }
     text
 }
@@ -188,8 +189,8 @@ fn posted_interrupts(one: &Device) -> String {
             "KVM does not use the processor's virtual interrupt controller \
              (kvm_intel.enable_apicv, kvm_amd.avic)"
         }
-        Some(PostingObstacle::Iommu) => "an IOMMU of this machine cannot post",
-        Some(PostingObstacle::CommandLine) => "intremap= on the kernel's command line forbids it",
+        Some(PostingObstacle::Iommu) => "an IOMMU of this host cannot post interrupts",
+        Some(PostingObstacle::CommandLine) => "intremap= on the kernel's command line disables it",
     };
     format!("posted interrupts: impossible, {reason}")
 }

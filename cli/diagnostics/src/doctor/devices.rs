@@ -107,19 +107,28 @@ fn none(host: &Host) -> Finding {
     let modules = Modules::of(host);
     if modules.presence(VDPA_SIM_NET).is_possible() {
         let load = format!("modprobe {} && {make}", VDPA_SIM_NET.name);
-        return Finding::warning(NAME, "none yet, and no NIC makes one; the simulator does")
-            .mend(load);
+        return Finding::warning(
+            NAME,
+            "none yet, and no NIC of this host provides one; the simulator does",
+        )
+        .mend(load);
     }
     if modules.presence(VDUSE).is_possible() {
-        return Finding::warning(NAME, "none yet, and no NIC makes one; a process could").mend(
-            format!("modprobe {}, start such a process, then {make}", VDUSE.name),
-        );
+        return Finding::warning(
+            NAME,
+            "none yet, and no NIC of this host provides one; a VDUSE process can",
+        )
+        .mend(format!(
+            "modprobe {}, start such a process, then {make}",
+            VDUSE.name
+        ));
     }
     if let Presence::Unknown(why) = modules.presence(VDPA_SIM_NET) {
-        return Finding::unknown(NAME, format!("none; whether the simulator is there: {why}"));
+        return Finding::unknown(NAME, format!("none; cannot check for the simulator: {why}"));
     }
-    Finding::missing(NAME, "none, and nothing on this host makes one")
-        .mend("a NIC whose driver makes vDPA devices, or a kernel with CONFIG_VDPA_SIM_NET=m")
+    Finding::missing(NAME, "none, and nothing on this host provides one").mend(
+        "install a NIC whose driver provides vDPA devices, or a kernel with CONFIG_VDPA_SIM_NET=m",
+    )
 }
 
 fn describe(host: &Host, device: &Device) -> Finding {
@@ -145,7 +154,10 @@ fn describe(host: &Host, device: &Device) -> Finding {
         return Finding::ok(name, format!("{about}: used by this host, not for VMs"));
     }
     let Some(number) = file else {
-        return Finding::unknown(name, format!("{about}, and no vhost-vdpa-N below it"));
+        return Finding::unknown(
+            name,
+            format!("{about}; sysfs shows no vhost-vdpa-N below it"),
+        );
     };
     let path = format!("/dev/vhost-vdpa-{number}");
     match host.may_open(&path) {
@@ -159,7 +171,7 @@ fn describe(host: &Host, device: &Device) -> Finding {
             };
             Finding::ok(name, format!("{about}, {path}: {state}"))
         }
-        Err(Errno::NOENT) => Finding::missing(name, format!("{about}, {path} is not there"))
+        Err(Errno::NOENT) => Finding::missing(name, format!("{about}; {path} does not exist"))
             .mend(format!("in a container: start it with --device {path}")),
         Err(Errno::ACCESS) => without_rights(host, name, &about, &path),
         Err(error) => Finding::missing(name, format!("{about}, {path}: {error}")),
@@ -170,7 +182,7 @@ fn describe(host: &Host, device: &Device) -> Finding {
 ///
 /// The character device has neither class nor bus, so the kernel sends no event for it and no rule
 /// can name it (`vhost_vdpa_probe`; `dev_uevent_filter`). Its vDPA device has both: its bind event
-/// comes as soon as the file exists.
+/// arrives as soon as the file exists.
 fn without_rights(host: &Host, name: &str, about: &str, path: &str) -> Finding {
     let owner = host.owner(path);
     let shown = owner
@@ -193,7 +205,10 @@ fn without_rights(host: &Host, name: &str, about: &str, path: &str) -> Finding {
 }
 
 /// `%p` is the vDPA device's path; the files below it have their devices' names.
-const UDEV_RULE: &str = r#"ACTION=="bind", SUBSYSTEM=="vdpa", DRIVER=="vhost_vdpa", RUN+="/bin/sh -c 'cd /sys%p && for n in vhost-vdpa-*; do chgrp kvm /dev/$$n && chmod 0660 /dev/$$n; done'""#;
+const UDEV_RULE: &str = concat!(
+    r#"ACTION=="bind", SUBSYSTEM=="vdpa", DRIVER=="vhost_vdpa", RUN+="/bin/sh -c 'cd /sys%p "#,
+    r#"&& for n in vhost-vdpa-*; do chgrp kvm /dev/$$n && chmod 0660 /dev/$$n; done'""#
+);
 
 #[cfg(test)]
 mod tests {

@@ -30,7 +30,7 @@ pub enum State {
 pub struct Finding {
     /// The name of the object.
     pub name: String,
-    /// How it stands.
+    /// The state of the object.
     pub state: State,
     /// The result, one sentence.
     pub found: String,

@@ -2,7 +2,7 @@
 //!
 //! Owns every access to `/proc`, `/sys`, `/dev`, `/boot`, `/lib` and `/etc`. Reads have a size
 //! limit, never block (a FIFO is rejected) and never panic. The root is `/`; tests use a fake tree.
-//! Must not know the meaning of a file.
+//! The checks interpret the content.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -30,7 +30,7 @@ pub(super) fn absent(path: &str) -> Error {
 
 /// A file whose content cannot be decoded.
 pub(super) fn odd(path: &str) -> Error {
-    Error::failed(format!("the content of {path} makes no sense"))
+    Error::failed(format!("cannot parse {path}: unexpected content"))
 }
 
 fn unread(path: &str, source: io::Error) -> Error {
@@ -136,7 +136,7 @@ impl Host {
             return Ok(bytes);
         }
         Err(Error::failed(format!(
-            "{path} is larger than {max} bytes, so it is not what it should be"
+            "cannot read {path}: it is larger than {max} bytes"
         )))
     }
 
@@ -293,9 +293,9 @@ mod tests {
         assert_eq!(number("/proc/good").unwrap(), 42);
         for (path, words) in [
             ("/proc/large", "is larger than"),
-            ("/proc/garbage", "makes no sense"),
-            ("/proc/negative", "makes no sense"),
-            ("/proc/huge", "makes no sense"),
+            ("/proc/garbage", "unexpected content"),
+            ("/proc/negative", "unexpected content"),
+            ("/proc/huge", "unexpected content"),
             ("/proc/directory", "not a regular file"),
             ("/proc/fifo", "not a regular file"),
         ] {

@@ -24,7 +24,7 @@ fn pool(host: &Host, size: u32, name: &str, pinned: bool) -> Finding {
     let directory = format!("/sys/kernel/mm/hugepages/hugepages-{size}kB");
     let reserve = match size {
         2048 => format!("echo 512 >{directory}/nr_hugepages    (1 GiB of them)"),
-        _ => "kernel command line: hugepagesz=1G hugepages=N    (later there is seldom room)"
+        _ => "kernel command line: hugepagesz=1G hugepages=N    (later there is little room)"
             .to_owned(),
     };
     let total = host.number::<u64>(&format!("{directory}/nr_hugepages"));
@@ -32,7 +32,7 @@ fn pool(host: &Host, size: u32, name: &str, pinned: bool) -> Finding {
     match (total, free) {
         (Ok(0), _) if size == 2048 && pinned => Finding::warning(
             name,
-            "none reserved: devices that pin memory may refuse a guest in pages of 4 KiB",
+            "none reserved: devices that pin memory may reject a guest with 4 KiB pages",
         )
         .mend(reserve)
         .mend("then: bellhop run --memory size=1G,hugepages=2M"),
@@ -45,7 +45,7 @@ fn pool(host: &Host, size: u32, name: &str, pinned: bool) -> Finding {
             }
         }
         (Err(why), _) if why.is_absent() && host.sysfs().is_ok() => {
-            Finding::ok(name, "this kernel has no such pages")
+            Finding::ok(name, "this kernel has no pages of this size")
         }
         (Err(why), _) | (_, Err(why)) => Finding::unread(name, &why),
     }
@@ -71,10 +71,10 @@ fn transparent(host: &Host) -> Finding {
         Some(chosen) => Finding::ok(
             NAME,
             format!(
-                "{chosen} for shared memory; for guests in fewer pieces, echo within_size >{PATH}"
+                "{chosen} for shared memory; to give guests larger pages: echo within_size >{PATH}"
             ),
         ),
-        None => Finding::unknown(NAME, format!("the content of {PATH} makes no sense")),
+        None => Finding::unknown(NAME, format!("cannot parse {PATH}: unexpected content")),
     }
 }
 

@@ -41,8 +41,8 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
                 others.join(", ")
             );
             findings.push(Finding::warning(&function.address, found).mend(
-                "use a slot or a function with access control (ACS), or switch ACS on in the \
-                 firmware's setup",
+                "use a slot or a function with access control (ACS), or enable ACS in the firmware \
+                 setup",
             ));
         }
     }
@@ -62,11 +62,11 @@ fn groups(host: &Host, needs_it: bool) -> Result<Finding, Error> {
     } else {
         (
             Finding::warning,
-            "all NICs but those of mlx5_core need it; simulators don't",
+            "all NICs except those of mlx5_core need it; simulators do not",
         )
     };
     Ok(state(NAME, format!("the IOMMU is off ({who})"))
-        .mend("switch VT-d or AMD-Vi (IOMMU) on in the firmware's setup")
+        .mend("enable VT-d or AMD-Vi (IOMMU) in the firmware setup")
         .mend("kernel command line: intel_iommu=on iommu=pt    (AMD: iommu=pt)"))
 }
 
@@ -94,9 +94,12 @@ fn command_line(host: &Host) -> Option<Finding> {
         })
         .collect();
     if !off.is_empty() {
-        let found = format!("{}: the IOMMU is switched off", off.join(" "));
+        let found = format!("{}: this disables the IOMMU", off.join(" "));
         let finding = Finding::warning(NAME, found);
-        return Some(finding.mend(format!("remove from it: {}", off.join(" "))));
+        return Some(finding.mend(format!(
+            "remove from the kernel command line: {}",
+            off.join(" ")
+        )));
     }
     (!words.is_empty()).then(|| Finding::ok(NAME, words.join(" ")))
 }
@@ -129,7 +132,10 @@ mod tests {
         assert_eq!(findings[0].state, State::Warning);
         assert!(findings[0].remedy[1].contains("intel_iommu=on"));
         assert_eq!(findings[1].state, State::Warning);
-        assert_eq!(findings[1].remedy, ["remove from it: iommu=off"]);
+        assert_eq!(
+            findings[1].remedy,
+            ["remove from the kernel command line: iommu=off"]
+        );
         tree.link("/sys/bus/pci/devices/0000:01:00.0/driver", "../ifcvf");
         assert_eq!(check(&tree.host())[0].state, State::Missing);
     }

@@ -28,7 +28,7 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     if findings.is_empty() {
         return vec![Finding::unknown(
             "max_iotlb_entries",
-            "vhost_vdpa is not loaded, so it does not say",
+            "unknown while vhost_vdpa is not loaded",
         )];
     }
     findings
@@ -37,15 +37,15 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
 fn limit(host: &Host, module: &str, pinned: bool) -> Finding {
     let path = format!("/sys/module/{module}/parameters/max_iotlb_entries");
     match host.number::<i64>(&path) {
-        Ok(..=0) => Finding::ok(module, "no limit of IOTLB entries"),
+        Ok(..=0) => Finding::ok(module, "no limit on IOTLB entries"),
         Ok(limit) if limit >= GOOD || !pinned => {
             Finding::ok(module, format!("at most {limit} IOTLB entries"))
         }
         Ok(limit) => Finding::warning(
             module,
             format!(
-                "at most {limit} IOTLB entries, one for each contiguous piece of guest memory: \
-                 on a host with fragmented memory guests in pages of 4 KiB may be refused"
+                "at most {limit} IOTLB entries, one per contiguous piece of guest memory: on \
+                 fragmented memory the kernel may reject guests with 4 KiB pages"
             ),
         )
         .mend("bellhop run --memory size=…,hugepages=2M, or")

@@ -35,7 +35,7 @@ fn release(modules: &Modules<'_>) -> Finding {
         .split(|c: char| !c.is_ascii_digit())
         .map(str::parse::<u32>);
     let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
-        return Finding::unknown("release", format!("Linux {release}, whatever that is"));
+        return Finding::unknown("release", format!("cannot parse the release {release}"));
     };
     if (major, minor) >= OLDEST {
         return Finding::ok("release", format!("Linux {release}"));
@@ -43,7 +43,9 @@ fn release(modules: &Modules<'_>) -> Finding {
     let (major, minor) = OLDEST;
     Finding::warning(
         "release",
-        format!("Linux {release}: no device can be suspended, or has several address spaces"),
+        format!(
+            "Linux {release}: vhost-vdpa can neither suspend devices nor separate address spaces"
+        ),
     )
     .mend(format!("boot Linux {major}.{minor} or later"))
 }
@@ -65,14 +67,14 @@ fn configuration(modules: &Modules<'_>) -> Finding {
     };
     let (needed, useful) = (unset(true), unset(false));
     let told = |symbols: &[String]| format!("{source} does not set {}", symbols.join(", "));
-    let mend = "boot a kernel that has these, such as a distribution's full kernel";
+    let mend = "boot a kernel with these options, such as a distribution's full kernel";
     if !needed.is_empty() {
         return Finding::missing(NAME, told(&needed)).mend(mend);
     }
     if !useful.is_empty() {
         return Finding::warning(NAME, told(&useful)).mend(mend);
     }
-    Finding::ok(NAME, format!("all that is needed is set in {source}"))
+    Finding::ok(NAME, format!("{source} sets all required options"))
 }
 
 #[cfg(test)]

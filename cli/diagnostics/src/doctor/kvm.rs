@@ -86,11 +86,11 @@ fn device(host: &Host, extension: Option<Extension>) -> Finding {
     match (host.open_device(PATH), owner) {
         (Ok(()), Ok(owner)) => Finding::ok(PATH, format!("can be opened ({owner})")),
         (Ok(()), Err(_)) => Finding::ok(PATH, "can be opened"),
-        (Err(Errno::NOENT), _) => Finding::missing(PATH, "not there")
+        (Err(Errno::NOENT), _) => Finding::missing(PATH, "does not exist")
             .mend(load)
             .mend("in a container: start it with --device /dev/kvm"),
         (Err(Errno::NODEV | Errno::NXIO), _) => {
-            Finding::missing(PATH, "there, but no KVM is behind it").mend(load)
+            Finding::missing(PATH, "exists, but no KVM module serves it").mend(load)
         }
         (Err(Errno::ACCESS), Ok(owner)) => {
             let found = format!("this user may not open it ({owner})");
@@ -106,7 +106,7 @@ fn device(host: &Host, extension: Option<Extension>) -> Finding {
                     .mend("usermod -aG kvm USER    (then log in again)"),
             }
         }
-        (Err(Errno::PERM), _) => Finding::missing(PATH, "a device policy forbids to open it")
+        (Err(Errno::PERM), _) => Finding::missing(PATH, "a device policy forbids opening it")
             .mend("start the container with --device /dev/kvm; in a unit: DeviceAllow=/dev/kvm rw"),
         (Err(error), _) => Finding::missing(PATH, format!("cannot be opened: {error}")),
     }
@@ -122,22 +122,22 @@ fn describe(host: &Host, processor: &Processor) -> Finding {
         if host.exists("/dev/kvm") {
             return Finding::warning(
                 NAME,
-                "neither vmx nor svm, yet there is a KVM: it is emulated or paravirtual, and \
-                 guests with an unmodified kernel may not boot",
+                "neither vmx nor svm, but KVM works: it is emulated or paravirtual, and guests \
+                 with an unmodified kernel may not boot",
             )
             .mend("use a host, or a kind of VM, with hardware or nested virtualization");
         }
         let finding = Finding::missing(NAME, "neither vmx nor svm: no hardware virtualization");
         return if nested {
-            finding.mend("switch nested virtualization on in the host of this VM")
+            finding.mend("enable nested virtualization on the host of this VM")
         } else {
-            finding.mend("switch VT-x or AMD-V (SVM) on in the firmware's setup")
+            finding.mend("enable VT-x or AMD-V (SVM) in the firmware setup")
         };
     };
     let name = extension.name;
     if !processor.has(extension.nested_paging) {
         let flag = extension.nested_paging;
-        let found = format!("{name} without {flag}: guests run with shadow page tables, slowly");
+        let found = format!("{name} without {flag}: guests use shadow page tables and are slow");
         return Finding::warning(NAME, found);
     }
     if nested {
@@ -161,8 +161,8 @@ fn posted_interrupts(host: &Host) -> Option<Finding> {
         Ok(_) => Finding::ok(
             NAME,
             format!(
-                "off ({module} {parameter}): interrupts of NICs cost an exit; where the \
-                 processor has it, `modprobe -r {module} && modprobe {module} {parameter}=1`"
+                "off ({module} {parameter}): each NIC interrupt costs a VM exit; if the processor \
+                 supports it, `modprobe -r {module} && modprobe {module} {parameter}=1`"
             ),
         ),
         Err(why) => Finding::unread(NAME, &why),

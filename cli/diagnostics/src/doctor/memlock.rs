@@ -25,13 +25,12 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     };
     let pinned = devices::pin_memory(host);
     let found = format!(
-        "{} KiB: a device that pins memory needs all of its guest's RAM below this limit, N \
-         devices N times ({})",
+        "{} KiB: each device that pins memory counts all RAM of its guest against this limit ({})",
         limit / 1024,
         if pinned {
-            "there are such devices here"
+            "this host has such devices"
         } else {
-            "none is seen here"
+            "no such device found"
         }
     );
     let finding = if pinned && limit < DEFAULT_MEMORY {

@@ -2,8 +2,8 @@
 //!
 //! Each group is one file with a function `check` that reads the [`Host`] and returns [`Finding`]s;
 //! `CHECKS` is the list of them. A new check is a file and a line there. Checks change nothing,
-//! open no vDPA device (opening one resets it) and need no permissions: a part that cannot be read
-//! becomes [`State::Unknown`] with the reason. Must not know the form of the command.
+//! need no permissions and open no vDPA device, because opening one resets it. A part that cannot
+//! be read becomes [`State::Unknown`] with the reason.
 
 mod devices;
 mod finding;

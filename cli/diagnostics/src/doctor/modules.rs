@@ -62,7 +62,7 @@ const fn module(name: &'static str, symbol: &'static str) -> Module {
 
 /// The vDPA bus.
 pub(super) const VDPA: Module = module("vdpa", "VDPA");
-/// Makes `/dev/vhost-vdpa-N`.
+/// Provides `/dev/vhost-vdpa-N`.
 pub(super) const VHOST_VDPA: Module = module("vhost_vdpa", "VHOST_VDPA");
 /// The simulator of network cards.
 pub(super) const VDPA_SIM_NET: Module = module("vdpa_sim_net", "VDPA_SIM_NET");
@@ -121,7 +121,7 @@ impl<'a> Modules<'a> {
             (Ok(loadable), _) if loadable.contains(module.name) => Presence::Loadable,
             (Ok(_), _) | (Err(_), Some(Build::No)) => Presence::Absent,
             (Err(why), Some(_)) => Presence::Unknown(format!(
-                "this kernel has it as a module, but it cannot be told whether it is installed: {}",
+                "this kernel has it as a module; cannot check whether it is installed: {}",
                 in_one_line(why)
             )),
             (Err(why), None) => Presence::Unknown(in_one_line(why)),
@@ -243,10 +243,10 @@ const WANTED: [(Module, &str, bool); 6] = [
         "gives vDPA devices to this host and its containers",
         false,
     ),
-    (VDUSE, "devices made by a process", false),
+    (VDUSE, "devices implemented by a process", false),
     (
         VDPA_SIM_NET,
-        "the simulator, to try things without a NIC",
+        "the simulator, for trials without a NIC",
         false,
     ),
     (VFIO_PCI, "gives whole PCI functions to VMs", false),

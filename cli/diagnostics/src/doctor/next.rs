@@ -1,6 +1,5 @@
-//! The next commands on this host, up to a VM on a vDPA NIC.
-//!
-//! Names only files, devices and functions that exist. Must not know findings or remedies.
+//! The next commands on this host, up to a VM on a vDPA NIC. Names only files, devices
+//! and functions that exist.
 
 use super::devices;
 use super::host::Host;
@@ -31,7 +30,7 @@ pub(super) fn commands(host: &Host) -> Vec<String> {
             Nic::There(path) => path,
             Nic::From(source) => {
                 commands.push(format!("bellhop nic create nic0 --from {source}"));
-                "/dev/vhost-vdpa-N    (as the command before prints it)".to_owned()
+                "/dev/vhost-vdpa-N    (printed by the previous command)".to_owned()
             }
         };
         commands.push(format!("bellhop run {boot} --vdpa path={path}"));
@@ -113,8 +112,8 @@ mod tests {
             "modprobe vdpa_sim_net".to_owned(),
             "bellhop nic create nic0 --from vdpasim_net".to_owned(),
             format!(
-                "bellhop run {BOOT} --vdpa path=/dev/vhost-vdpa-N    (as the command before prints \
-                 it)"
+                "bellhop run {BOOT} --vdpa path=/dev/vhost-vdpa-N    (printed by the previous \
+                 command)"
             ),
         ];
         assert_eq!(commands(&tree.host()), wanted);

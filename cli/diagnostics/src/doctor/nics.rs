@@ -1,5 +1,4 @@
-//! PCI functions whose current or possible driver creates vDPA devices, and the modules that these
-//! need.
+//! PCI functions with a current or possible driver for vDPA, and the modules that these need.
 //!
 //! Owns the table of such drivers. Must not know the vDPA bus.
 
@@ -138,7 +137,7 @@ impl Function {
         }
         match self.node {
             Some(node) => text += &format!(", NUMA node {node}"),
-            None => text += ", NUMA node not told",
+            None => text += ", NUMA node unknown",
         }
         match &self.group {
             Some(group) => text += &format!(", IOMMU group {group}"),
@@ -148,7 +147,7 @@ impl Function {
             text += "; vDPA only with the vendor's own driver";
         } else if self.total > 0 && self.present == 0 {
             text += &format!(
-                "; `echo N >{PCI}/{}/sriov_numvfs` makes functions for guests",
+                "; `echo N >{PCI}/{}/sriov_numvfs` creates functions for guests",
                 self.address
             );
         }
@@ -173,7 +172,7 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
     };
     if functions.is_empty() {
         let known: Vec<&str> = PARENTS.iter().map(|parent| parent.driver).collect();
-        let found = format!("none whose driver is known for vDPA ({})", known.join(", "));
+        let found = format!("none has a driver known for vDPA ({})", known.join(", "));
         let finding = Finding::warning("PCI functions", found);
         // The check of modules reports the state of the simulator.
         let has_simulator = Modules::of(host).presence(VDPA_SIM_NET).is_possible();
@@ -207,7 +206,7 @@ fn parent_modules(host: &Host, functions: &[Function]) -> Vec<Finding> {
         }
         seen.push(module.name);
         let purpose = format!(
-            "makes vDPA devices of functions of {}",
+            "provides vDPA devices on functions of {}",
             function.parent.driver
         );
         let mut finding = modules::describe(module, &known, &purpose, true);
@@ -289,7 +288,11 @@ mod tests {
         let all = functions(&host).unwrap();
         assert_eq!(all.len(), 2);
         assert_eq!(all[0].node, None);
-        assert!(check(&host)[0].found.contains("makes functions for guests"));
+        assert!(
+            check(&host)[0]
+                .found
+                .contains("creates functions for guests")
+        );
     }
 
     #[test]
@@ -316,7 +319,7 @@ mod tests {
         assert!(
             findings[0]
                 .found
-                .contains("NUMA node not told, no IOMMU group")
+                .contains("NUMA node unknown, no IOMMU group")
         );
         assert_eq!(findings[SHOWN_MAX].found, "9 more");
 

@@ -47,9 +47,9 @@ pub(super) fn check(host: &Host) -> Vec<Finding> {
         .iter()
         .filter(|function| function.node.is_none() && !function.becomes_a_device())
     {
-        let found = "the firmware does not say to which node it belongs";
+        let found = "the firmware does not report its NUMA node";
         findings.push(Finding::warning(&function.address, found).mend(format!(
-            "echo N >/sys/bus/pci/devices/{}/numa_node    (where you know it)",
+            "echo N >/sys/bus/pci/devices/{}/numa_node    (if you know the node)",
             function.address
         )));
     }

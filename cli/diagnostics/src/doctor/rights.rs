@@ -1,5 +1,5 @@
-//! The requirements for managing vDPA devices, which running VMs does not have: CAP_NET_ADMIN and
-//! the initial network namespace, because the vDPA netlink family answers only there.
+//! The requirements for managing vDPA devices: CAP_NET_ADMIN and the initial network namespace,
+//! because the vDPA netlink family answers only there. Running VMs needs neither.
 
 use bellhop_common::error::Error;
 
@@ -35,9 +35,12 @@ fn capability(host: &Host) -> Result<Finding, Error> {
     if capabilities >> CAP_NET_ADMIN & 1 == 0 {
         return Ok(Finding::warning(
             CAPABILITY,
-            "no: this user can run VMs, but not make or delete vDPA devices",
+            "no: this user can run VMs, but cannot create or delete vDPA devices",
         )
-        .mend("run `bellhop dev add …` as root, or once: setcap cap_net_admin+ep $(command -v bellhop)"));
+        .mend(
+            "run `bellhop dev add …` as root, or once: setcap cap_net_admin+ep $(command -v \
+             bellhop)",
+        ));
     }
     // Capabilities in a user namespace do not count for the family.
     let whole = host.text("/proc/self/uid_map").map(|map| {
@@ -47,10 +50,13 @@ fn capability(host: &Host) -> Result<Finding, Error> {
     Ok(match whole {
         Ok(false) => Finding::warning(
             CAPABILITY,
-            "only inside a user namespace (a rootless container?): vDPA devices can't be made here",
+            "only inside a user namespace (a rootless container?): cannot create vDPA devices here",
         )
-        .mend("make them outside, as root"),
-        Ok(true) => Finding::ok(CAPABILITY, "yes: vDPA devices can be made and deleted"),
+        .mend("create them outside the container, as root"),
+        Ok(true) => Finding::ok(
+            CAPABILITY,
+            "yes: this user can create and delete vDPA devices",
+        ),
         Err(why) if why.is_absent() => Finding::ok(CAPABILITY, "yes"),
         Err(why) => return Err(why),
     })
@@ -73,8 +79,7 @@ fn namespace(host: &Host) -> Result<Finding, Error> {
     if inode(host, "/proc/self/ns/pid").is_ok_and(|pid| pid != INITIAL_PROCESSES) {
         return Ok(Finding::unknown(
             NAMESPACE,
-            "this is a container, so it can't be told; the vDPA netlink family is only in the \
-             host's own",
+            "unknown in a container; the vDPA netlink family exists only in the host's initial one",
         )
         .mend("in a container: start it with --network host to manage devices"));
     }
@@ -84,7 +89,7 @@ fn namespace(host: &Host) -> Result<Finding, Error> {
     }
     Ok(Finding::warning(
         NAMESPACE,
-        "not the initial one: the vDPA netlink family is not there",
+        "not the initial one: the vDPA netlink family does not exist here",
     )
     .mend("nsenter --net --target 1 bellhop dev show    (on the host, as root)")
     .mend("VMs run in any namespace; only management needs the initial one"))

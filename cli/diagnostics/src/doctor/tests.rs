@@ -34,10 +34,7 @@ fn a_good_host_is_fit() {
     let report = report(&good().host());
     assert!(report.fit, "{}", text(&report, false));
     let shown = text(&report, false);
-    assert!(
-        shown.contains("Nothing that is needed is missing ("),
-        "{shown}"
-    );
+    assert!(shown.contains("No required part is missing ("), "{shown}");
     let next = "\n\nNext:\n  bellhop run --kernel KERNEL --vdpa path=/dev/vhost-vdpa-0\n";
     assert!(shown.ends_with(next), "{shown}");
     assert!(!shown.contains('\x1b'));
@@ -56,7 +53,7 @@ fn a_machine_with_nothing_is_not_fit_and_all_groups_are_named() {
         assert!(!silent, "no remedy: {finding:?}");
         assert!(!finding.found.is_empty());
     }
-    assert!(text(&report, false).contains("Not fit for VMs on vDPA NICs: "));
+    assert!(text(&report, false).contains("Not ready for VMs on vDPA NICs: "));
 }
 
 /// An empty chroot: a part that cannot be read is not reported as missing.

@@ -56,7 +56,7 @@ pub fn text(report: &Report, colours: bool) -> String {
             finding.name, finding.found
         );
         for (index, remedy) in finding.remedy.iter().enumerate() {
-            let mark = if index == 0 { "mend:" } else { "" };
+            let mark = if index == 0 { "fix:" } else { "" };
             let _ = writeln!(text, "{:INDENT$}{mark:<6}{remedy}", "");
         }
     }
@@ -70,19 +70,19 @@ pub fn text(report: &Report, colours: bool) -> String {
         report.count(State::Unknown)
     );
     let _ = if report.fit {
-        writeln!(text, "\nNothing that is needed is missing ({rest}).")
+        writeln!(text, "\nNo required part is missing ({rest}).")
     } else {
         writeln!(
             text,
-            "\nNot fit for VMs on vDPA NICs: {} missing ({rest}).",
-            counted(State::Missing, "thing is", "things are")
+            "\nNot ready for VMs on vDPA NICs: {} missing ({rest}).",
+            counted(State::Missing, "required part is", "required parts are")
         )
     };
     if !report.next.is_empty() {
         let first = if report.fit {
             ""
         } else {
-            " mend all that is MISSING, as said above; then"
+            " fix the MISSING parts as shown above, then"
         };
         let _ = writeln!(text, "\nNext:{first}");
         for command in &report.next {

@@ -74,7 +74,7 @@ impl Bundle {
             return self.miss(&name, "the report would be too large");
         };
         if self.names.contains(&name) {
-            return self.miss(&name, "there is a part of this name already");
+            return self.miss(&name, "a part with this name exists already");
         }
         match self.append(&format!("{}/{name}", self.top), content) {
             Ok(()) => {
@@ -124,7 +124,7 @@ impl Bundle {
     pub fn finish(mut self) -> io::Result<Vec<u8>> {
         let errors = match self.errors.as_str() {
             "" => "Nothing is missing.\n".to_owned(),
-            errors => format!("Parts that could not be had, and why:\n\n{errors}"),
+            errors => format!("Missing parts, each with the reason:\n\n{errors}"),
         };
         self.left = usize::MAX;
         self.add(&["errors.txt"], errors.as_bytes());
@@ -168,6 +168,6 @@ mod tests {
         bundle.add(&["a"], b"");
         assert_eq!((bundle.missing(), bundle.names.len()), (2, 1));
         assert!(bundle.errors.contains("b: the report would be too large"));
-        assert!(bundle.errors.contains("a: there is a part"));
+        assert!(bundle.errors.contains("a: a part with this name"));
     }
 }

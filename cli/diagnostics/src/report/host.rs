@@ -49,6 +49,6 @@ fn versions() -> String {
         let _ = writeln!(text, "{name} {}", value.to_string_lossy());
     }
     let user = rustix::process::geteuid().as_raw();
-    let _ = writeln!(text, "asked by user {user}");
+    let _ = writeln!(text, "collected by user {user}");
     text
 }

@@ -13,7 +13,7 @@ use super::context::{Context, of_each_machine};
 
 /// How much of the end of each log is included, in bytes.
 const LOG_MAX: u64 = 256 << 10;
-/// How long a command that prints a log may take.
+/// The time limit of a command that prints a log.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Adds the logs.
@@ -56,7 +56,7 @@ fn end_of(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let metadata = file.metadata()?;
     if !metadata.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
+        return Err(io::Error::other("not a regular file"));
     }
     file.seek(SeekFrom::Start(metadata.len().saturating_sub(LOG_MAX)))?;
     let mut end = Vec::new();
@@ -72,7 +72,7 @@ fn printed_by(program: &str, arguments: &[&str]) -> io::Result<Vec<u8>> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| io::Error::other(format!("{program} cannot be run: {error}")))?;
+        .map_err(|error| io::Error::other(format!("cannot run {program}: {error}")))?;
     let (output, errors) = (child.stdout.take(), child.stderr.take());
     let output = std::thread::spawn(move || end_of_stream(output));
     let errors = std::thread::spawn(move || end_of_stream(errors));
@@ -84,14 +84,14 @@ fn printed_by(program: &str, arguments: &[&str]) -> io::Result<Vec<u8>> {
                 child.kill()?;
                 child.wait()?;
                 return Err(io::Error::other(format!(
-                    "{program} did not end within {} s",
+                    "{program} did not finish within {} s",
                     PATIENCE.as_secs()
                 )));
             }
             None => std::thread::sleep(Duration::from_millis(10)),
         }
     };
-    let gone = |_| io::Error::other("the thread that reads it is gone");
+    let gone = |_| io::Error::other("the thread that reads its output ended");
     let printed = output.join().map_err(gone)??;
     let said = errors.join().map_err(gone)??;
     if status.success() {
@@ -140,7 +140,7 @@ mod tests {
         let error = printed_by("sh", &["-c", "echo why >&2; exit 3"]).unwrap_err();
         assert!(error.to_string().contains("why"), "{error}");
         let error = printed_by("/nowhere/at/all", &[]).unwrap_err();
-        assert!(error.to_string().contains("cannot be run"), "{error}");
+        assert!(error.to_string().contains("cannot run"), "{error}");
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(super) fn add(context: &Context, bundle: &mut Bundle) {
             let why = in_one_line(&error);
             bundle.miss(
                 "node",
-                &format!("{why}; machines were asked at their own sockets"),
+                &format!("{why}; the VMs were queried at their own sockets"),
             );
             alone(context, bundle);
         }
@@ -62,7 +62,10 @@ fn of_node(node: &Node, bundle: &mut Bundle) {
     };
     for name in names {
         if start.elapsed() > PATIENCE {
-            bundle.miss(&format!("vms/{name}"), "the machines before took too long");
+            bundle.miss(
+                &format!("vms/{name}"),
+                "the time limit for all VMs has passed",
+            );
             continue;
         }
         let of_vm = path(["v1", "vms", &name]);

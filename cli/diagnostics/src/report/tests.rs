@@ -42,7 +42,7 @@ fn context(directory: &Path, console: bool) -> Context {
 }
 
 #[test]
-fn without_a_daemon_the_rest_comes_and_the_reason_is_told() {
+fn without_a_daemon_the_report_has_the_reason_and_the_rest() {
     let directory = directory("alone");
     let vm = directory.join("vms/web");
     std::fs::create_dir_all(&vm).unwrap();
@@ -62,7 +62,7 @@ fn without_a_daemon_the_rest_comes_and_the_reason_is_told() {
     };
     let errors = find("errors.txt").unwrap();
     assert!(
-        errors.contains("node: the node daemon cannot be reached"),
+        errors.contains("node: cannot reach the node daemon"),
         "{errors}"
     );
     assert!(errors.contains("vms/web/vm.json: "), "{errors}");

@@ -105,5 +105,5 @@ fn a_configuration_that_unpacks_without_end_is_refused() {
     let host = tree.host();
     let modules = Modules::of(&host);
     let error = modules.config_source().unwrap_err().to_string();
-    assert!(error.contains("makes no sense"), "{error}");
+    assert!(error.contains("unexpected content"), "{error}");
 }
