@@ -1,12 +1,11 @@
-//! Completion of a command line for a shell: words of this command, and names of what there is.
+//! Completion of a command line for a shell: words of this command, and names of existing objects.
 //!
 //! ```text
 //!   TAB ──> BELLHOP_COMPLETE=bash bellhop -- WORDS ──> the command tree ──> subcommands, options
 //!                                                  └──> [`ARGUMENTS`] ──> names: host, daemon
 //! ```
-//! Owns which argument takes which names. Names that do not arrive in time are left out, and
-//! failures are silent: a shell shows errors in the middle of the user's line. Must not know a
-//! shell.
+//! Owns the mapping of arguments to names. Names that do not arrive in time are left out, and
+//! failures are silent: a shell shows errors in the middle of the user's line.
 
 use std::sync::mpsc;
 use std::thread;
@@ -24,10 +23,10 @@ use vdpa_mgmt::pci::Pci;
 /// The environment variable by which a shell requests a completion.
 pub(crate) const VARIABLE: &str = "BELLHOP_COMPLETE";
 
-/// How long names may take.
+/// The time limit for names.
 const LIMIT: Duration = Duration::from_millis(200);
 
-/// Names of what an argument can be.
+/// The kinds of names that an argument can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Names {
     /// VMs of the daemon.

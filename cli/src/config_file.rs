@@ -1,6 +1,6 @@
 //! Reads a configuration from a TOML, JSON or YAML file, or from standard input.
 //!
-//! Owns file formats and their limits. Must not know the fields of a configuration.
+//! Owns file formats and their limits.
 
 use std::fmt::Display;
 use std::fs;

@@ -4,9 +4,9 @@
 //!   a line of LINES ──> the command ──socket──> a fake daemon with fixed records ─┐
 //!   fixed records of this host ──> the listing of the command ────────────────────┴─> shapes.json
 //! ```
-//! JSON is stable: a change of a member of a record changes the file. `BELLHOP_WRITE_SHAPES=1
-//! cargo test -p bellhop --lib json_shapes` writes it. Another test finds commands without JSON
-//! here.
+//! JSON is stable: a changed member of a record changes the file.
+//! `BELLHOP_WRITE_SHAPES=1 cargo test -p bellhop --lib json_shapes` writes it. Another test finds
+//! commands without JSON here.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

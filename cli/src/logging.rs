@@ -27,12 +27,12 @@ pub(crate) fn level() -> impl TypedValueParser<Value = LevelFilter> {
         .try_map(|level| level.parse::<LevelFilter>())
 }
 
-/// How a line looks.
+/// The format of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people; with the time in a file, without it on standard error: a log's keeper adds it
+    /// For people; with the time only in a file, because journald adds it to standard error
     Text,
-    /// One JSON object a line, with time and target
+    /// One JSON object per line, with time and target
     Json,
 }
 

@@ -1,7 +1,7 @@
 //! Manual pages of the command and of each subcommand in roff, generated from the same tree as the
 //! help.
 //!
-//! Owns the layout of a page. Must not know any subcommand.
+//! Owns the layout of a page.
 
 use std::io;
 

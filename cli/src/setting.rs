@@ -1,6 +1,6 @@
 //! `KEY=VALUE` for single values of a VM's spec.
 //!
-//! Owns the notation, and its conversion to a merge patch. Must not know which keys exist.
+//! Owns the notation, and its conversion to a merge patch.
 
 use std::str::FromStr;
 

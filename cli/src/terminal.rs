@@ -1,9 +1,9 @@
 //! The user's terminal as the guest's console.
 //!
 //! Owns the terminal's mode while a guest runs. The mode is raw from [`Terminal::attach`] until the
-//! value is dropped; the panic hook restores it, too, because a release build aborts on panic and
-//! runs no destructor. Output processing stays on, so that our own log lines begin in the first
-//! column. The escape key is Ctrl-A unless the user chooses another, as in QEMU's `-nographic`:
+//! value is dropped. The panic hook restores it, too, because a release build aborts on panic and
+//! runs no destructor. Output processing stays on, so our own log lines begin in the first column.
+//! The escape key is Ctrl-A unless the user chooses another, as in QEMU's `-nographic`:
 //!
 //! ```text
 //!            Ctrl-A             x: leave

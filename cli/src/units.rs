@@ -1,6 +1,6 @@
 //! Durations with units for options: `300ms`, `90s`, `10m`, `1h`, `90d`.
 //!
-//! Owns the units. A number alone has the unit in its option's name. Must not know any option.
+//! Owns the units. A number alone has the unit in its option's name.
 
 use std::ops::RangeInclusive;
 
@@ -38,7 +38,7 @@ impl<T: Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static> Parser 
 /// A duration in this unit.
 fn read(text: &str, (name, size): Unit, range: &RangeInclusive<u32>) -> Result<u32, String> {
     let no_duration =
-        || format!("{text:?} is no duration: give a number and ms, s, m, h or d, such as 90s");
+        || format!("{text:?} is not a duration: give a number and ms, s, m, h or d, such as 90s");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.strip_prefix(digits).unwrap_or_default();
     let unit = match unit {
@@ -49,7 +49,7 @@ fn read(text: &str, (name, size): Unit, range: &RangeInclusive<u32>) -> Result<u
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     let unit = unit.filter(|_| is_number).ok_or_else(no_duration)?;
     let (min, max) = range.clone().into_inner();
-    let out_of_range = || format!("{text} is not in the range from {min}{name} to {max}{name}");
+    let out_of_range = || format!("{text} is outside the range from {min}{name} to {max}{name}");
     let whole: u64 = digits.parse().map_err(|_| out_of_range())?;
     let whole = whole.checked_mul(unit).ok_or_else(out_of_range)?;
     if !whole.is_multiple_of(size) {
@@ -83,12 +83,12 @@ mod tests {
             assert_eq!(downtime(text).unwrap(), wanted, "{text}");
         }
         for (text, part) in [
-            ("", "no duration"),
-            ("s", "no duration"),
-            ("+1s", "no duration"),
-            ("1.5s", "no duration"),
-            ("1 s", "no duration"),
-            ("1w", "no duration"),
+            ("", "not a duration"),
+            ("s", "not a duration"),
+            ("+1s", "not a duration"),
+            ("1.5s", "not a duration"),
+            ("1 s", "not a duration"),
+            ("1w", "not a duration"),
             ("0", "from 1s to 86400s"),
             ("25h", "from 1s to 86400s"),
             ("99999999999999999999h", "from 1s to 86400s"),

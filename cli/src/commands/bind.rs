@@ -14,29 +14,30 @@ use bellhop_common::management::vf::function_entry;
 use crate::confirm::Confirmation;
 use crate::plan;
 
-/// Show which driver has a vDPA device or a PCI function, or give it to another one
+/// Show or change the driver of a vDPA device or PCI function
 ///
-/// While vhost_vdpa has a vDPA device it is /dev/vhost-vdpa-N, for guests; while virtio_vdpa has
-/// it, it is a network interface or disk of this machine. A PCI function is a network interface with
-/// its NIC's driver, the place to make a vDPA device on with vp-vdpa (virtio NICs), and a device for
-/// programs with vfio-pci.
+/// With vhost_vdpa, a vDPA device is /dev/vhost-vdpa-N for guests. With virtio_vdpa, it is a
+/// network interface or disk of this host.
+///
+/// A PCI function with its NIC's driver is a network interface. With vp-vdpa (virtio NICs) it can
+/// get vDPA devices. With vfio-pci, programs use it directly.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The N of /dev/vhost-vdpa-N changes when a device is bound again, so it is printed. A device that
-somebody has open is not touched: the command says who it is. vDPA devices on a PCI function go when
-it gets another driver. If the new driver does not take the device, the old one gets it back.
+A device gets a new N in /dev/vhost-vdpa-N with each binding, so the command prints it. A device
+that a process has open is not touched: the command names the process. A PCI function loses its vDPA
+devices when it gets another driver. If the new driver rejects the device, the old one gets it back.
 
-With --netns the device's network interface goes to a container's network namespace and is set up there.
-vhost_vdpa takes the device back, also while the container uses it. If the namespace ends before, the
-interface comes back to this machine by itself, down, under its name or as devN.
+With --netns the network interface of the device moves to a container's network namespace and is
+set up there. vhost_vdpa takes the device back, also while the container uses it. If the namespace
+ends first, the interface returns to this host by itself, down, under its name or as devN.
 
 Examples:
-  bellhop bind nic0                    which driver has it, and /dev/vhost-vdpa-N
-  bellhop bind /dev/vhost-vdpa-3       which device that is
-  bellhop bind nic0 virtio_vdpa        give it to this machine
-  bellhop bind nic0 vhost_vdpa         and back
+  bellhop bind nic0                    show its driver, and /dev/vhost-vdpa-N
+  bellhop bind /dev/vhost-vdpa-3       show the device with this file
+  bellhop bind nic0 virtio_vdpa        give it to this host
+  bellhop bind nic0 vhost_vdpa         give it back to guests
   bellhop bind nic0 virtio_vdpa --netns web --link-name eth0
-  bellhop bind pci/0000:01:00.1        which driver has that PCI function, and its IOMMU group
+  bellhop bind pci/0000:01:00.1        show the driver and IOMMU group of a PCI function
   bellhop bind pci/0000:01:00.1 vp-vdpa --dry-run
   bellhop bind pci/0000:01:00.1 vp-vdpa
   bellhop bind pci/0000:01:00.1 virtio-pci
@@ -47,14 +48,14 @@ pub(crate) struct Arguments {
     #[arg(value_name = "DEV")]
     device: String,
 
-    /// The driver: vhost_vdpa or virtio_vdpa; of PCI functions vp-vdpa, vfio-pci or the NIC's own
+    /// The driver: vhost_vdpa or virtio_vdpa; for PCI functions vp-vdpa, vfio-pci or the NIC's own
     #[arg(value_name = "DRIVER")]
     driver: Option<String>,
 
     #[command(flatten)]
     netns: netns::NetnsArguments,
 
-    /// Check, and print the steps instead of taking them
+    /// Check, and print the steps without running them
     #[arg(long, requires = "driver")]
     dry_run: bool,
 
@@ -158,7 +159,7 @@ impl Change {
     }
 }
 
-/// Objects that a function loses with its driver.
+/// The objects that the kernel deletes when the function loses its driver.
 fn deleted_with_driver(function: &Function) -> Vec<String> {
     let netdevs = function.netdevs.iter();
     let devices = function.vdpa_devices.iter();

@@ -7,14 +7,14 @@ use clap_complete::env::Shells;
 
 use crate::completion::VARIABLE;
 
-/// Print the script that lets a shell complete this command's words
+/// Print the shell script that completes command lines
 ///
-/// The script asks this command at each completion, so it also completes names: of VMs, NICs, vDPA
-/// devices, management devices and PCI functions. Those of VMs come from the daemon that the line
-/// or BELLHOP_NODE names. A name that takes longer than 200 ms is left out.
+/// The script calls this command at each completion, so it also completes names: of VMs, NICs, vDPA
+/// devices, management devices and PCI functions. Names of VMs come from the daemon that the line
+/// or BELLHOP_NODE names. Names that take longer than 200 ms are left out.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The script goes where the shell looks for such scripts, and holds from the next shell on. It needs
+Store the script in the shell's directory for completions. It takes effect in new shells. It needs
 `bellhop` in PATH, in the version that printed it.
 
 Examples:
@@ -45,7 +45,7 @@ pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
 fn script(name: &str) -> Result<Vec<u8>, Error> {
     let shells = Shells::builtins();
     let shell = shells.completer(name);
-    let shell = shell.ok_or_else(|| Error::wrong(format!("the shell {name} is unknown")))?;
+    let shell = shell.ok_or_else(|| Error::wrong(format!("unknown shell {name}")))?;
     let mut script = Vec::new();
     shell
         .write_registration(VARIABLE, "bellhop", "bellhop", "bellhop", &mut script)

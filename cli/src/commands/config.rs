@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
 enum Command {
     /// Check a file as the daemon does, without the daemon
     ///
-    /// Neither the host's devices nor the files that it names are checked.
+    /// The command checks neither the host's devices nor the files that it names.
     #[command(after_long_help = "\
 Examples:
   bellhop config check web.toml

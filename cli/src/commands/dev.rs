@@ -10,13 +10,13 @@ use vdpa_mgmt::{Connection, NewDevice};
 use super::words::{self, Words};
 use crate::confirm::Confirmation;
 
-/// Make, show, change and delete vDPA devices
+/// Create, show, change and delete vDPA devices
 ///
 /// Words, output and JSON keys are those of iproute2's `vdpa dev`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-A vDPA device is made on a management device (`bellhop mgmtdev show`). While the driver vhost_vdpa
-has it, it is /dev/vhost-vdpa-N, which `bellhop run --vdpa path=…` gives to a guest.
+A vDPA device belongs to a management device (`bellhop mgmtdev show`). With the driver vhost_vdpa it
+is /dev/vhost-vdpa-N, which `bellhop run --vdpa path=…` gives to a guest.
 
 Examples:
   bellhop dev add name nic0 mgmtdev vdpasim_net mac 52:54:00:12:34:56 mtu 1500
@@ -27,9 +27,9 @@ Examples:
   bellhop dev set name nic0 mac 52:54:00:12:34:57
   bellhop dev del nic0
 
-Adding, deleting, changing and counters need CAP_NET_ADMIN. JSON differs from iproute2's in this:
-the keys \"link\" and \"link_announce\" have no space at their end, the configuration of block
-devices is shown, and of a device without the feature MQ queue 0 is rx and queue 2 is control_vq.")]
+Adding, deleting, changing and counters need CAP_NET_ADMIN. JSON differs from iproute2's in three
+points. The keys \"link\" and \"link_announce\" have no space at their end. Block devices show their
+configuration. On a device without the feature MQ, queue 0 is rx and queue 2 is control_vq.")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -37,7 +37,9 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Show all devices, or one: type, management device, vendor, queues, largest ring
+    /// Show all devices, or one
+    ///
+    /// The output has the type, management device, vendor, queues and largest ring.
     #[command(
         visible_aliases = ["list", "ls", "get"],
         after_long_help = "\
@@ -50,9 +52,10 @@ Examples:
         #[arg(value_name = "DEV")]
         device: Option<String>,
     },
-    /// Make a device
+    /// Create a device
     #[command(
-        override_usage = "bellhop dev add name NAME mgmtdev MANAGEMENTDEV [device_features F] [mac MACADDR] [mtu MTU] [max_vqp MAX_VQ_PAIRS]",
+        override_usage = "bellhop dev add name NAME mgmtdev MANAGEMENTDEV [device_features F] \
+                          [mac MACADDR] [mtu MTU] [max_vqp MAX_VQ_PAIRS]",
         after_long_help = ADD_HELP
     )]
     Add {
@@ -60,11 +63,11 @@ Examples:
         #[arg(value_name = "WORD VALUE", required = true, num_args = 1..)]
         words: Vec<String>,
     },
-    /// Delete a device that nobody has open
+    /// Delete a device that no process has open
     ///
-    /// Deleting a device that is open would make the kernel wait until it is closed, and
-    /// with it every other command on vDPA devices of this machine. So the command refuses, and says
-    /// which process it is.
+    /// Deleting an open device would block the kernel until the device is closed, and with it every
+    /// other command on vDPA devices of this host. So the command refuses, and names the process
+    /// that has the device open.
     #[command(
         visible_aliases = ["delete", "rm"],
         after_long_help = "\
@@ -81,10 +84,10 @@ Examples:
     /// Show configurations
     #[command(subcommand, after_long_help = CONFIG_HELP)]
     Config(ConfigCommand),
-    /// Show counters of a queue, as the vendor counts
+    /// Show the vendor's counters of a queue
     #[command(subcommand, after_long_help = VSTATS_HELP)]
     Vstats(VstatsCommand),
-    /// Change a device: its address (Linux 6.12 and later)
+    /// Change a device's MAC address (Linux 6.12 and later)
     #[command(
         override_usage = "bellhop dev set name NAME mac MACADDR",
         after_long_help = "\
@@ -101,13 +104,13 @@ Examples:
 const ADD_HELP: &str = "\
 Words:
   name NAME               the new device's name: 1 to 63 bytes
-  mgmtdev MANAGEMENTDEV   what it is made on: NAME or BUS/NAME
+  mgmtdev MANAGEMENTDEV   the management device that creates it: NAME or BUS/NAME
   device_features F       the virtio feature bits that it offers, a mask in hexadecimal
   mac MACADDR             its address, such as 52:54:00:12:34:56
   mtu MTU                 68 to 65535 bytes
   max_vqp MAX_VQ_PAIRS    queue pairs, 1 to 32768
 
-A management device takes some of them; what it does not take is refused with its name.
+Each management device supports some of these words. The command names a word that it rejects.
 
 Examples:
   bellhop dev add name nic0 mgmtdev vdpasim_net mac 52:54:00:12:34:56 mtu 1500
@@ -135,7 +138,7 @@ enum ConfigCommand {
 
 #[derive(Debug, clap::Subcommand)]
 enum VstatsCommand {
-    /// Show the counters of one queue of a network device that a driver uses
+    /// Show the counters of a queue of a network device in use
     #[command(
         override_usage = "bellhop dev vstats show DEV qidx QUEUE_INDEX",
         after_long_help = VSTATS_HELP

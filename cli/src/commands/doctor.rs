@@ -8,28 +8,27 @@ use bellhop_common::exit::Code;
 use bellhop_common::listing::{self, Format};
 use bellhop_diagnostics::doctor::{self, Host};
 
-/// Say whether this host is fit for VMs on vDPA NICs, and what mends it
+/// Check whether this host can run VMs on vDPA NICs
 ///
-/// Nothing is changed, no vDPA device is opened, and no rights are needed: what cannot be
-/// read is said to be unknown, with the reason.
+/// The command changes nothing, opens no vDPA device and needs no permissions. A part that it
+/// cannot read is reported as unknown, with the reason.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Each finding has a state:
   ok        as it should be, or not needed here
-  warning   works, but not for everything or not well
-  missing   a VM on a vDPA NIC cannot run without it
-  unknown   could not be found out
+  warning   works, but with limits
+  missing   required for a VM on a vDPA NIC
+  unknown   could not be determined
 
-What mends a finding stands below it, one line each: commands for a root shell, or lines for
-the file that is named. The last lines are the next commands on this host, from its devices,
-NICs and kernel to a VM.
+The fix of a finding follows it, one line each: commands for a root shell, or lines for the named
+file. The last lines are the next commands on this host, from its devices, NICs and kernel to a VM.
 
 Examples:
   bellhop doctor
   bellhop doctor -j | jq '.findings[] | select(.state == \"missing\")'
   bellhop doctor -j | jq -r '.next[]'
 
-The exit code is 0 if nothing is missing, and 1 if something is.")]
+The exit code is 0 if no required part is missing, and 1 otherwise.")]
 pub(crate) struct Arguments {}
 
 /// Runs the checks and prints the report.

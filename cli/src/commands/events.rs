@@ -11,7 +11,7 @@ use bellhop_common::text::{printable, utc};
 use serde::Deserialize as _;
 use serde_json::Value;
 
-/// How long one wait for an event lasts; the command then waits again.
+/// The time limit of one wait for an event; the command then waits again.
 const WAIT: Duration = Duration::from_secs(3600);
 
 /// Print events of a node: of its VMs, NICs and devices
@@ -20,8 +20,8 @@ const WAIT: Duration = Duration::from_secs(3600);
 /// and its details.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-With --follow the command continues after a break of the connection or a restart of the daemon.
-If it lost events meanwhile it warns on standard error. JSON (-o json) is one object a line.
+With --follow the command continues after a broken connection or a restart of the daemon. If it lost
+events meanwhile, it warns on standard error. With -o json each line is an object.
 
 Examples:
   bellhop events
@@ -65,7 +65,7 @@ fn show(
     let has_lines = format.is_text() || format.is_json();
     if arguments.follow && !has_lines {
         return Err(Error::wrong(
-            "--follow prints a line for each event: choose -o table or -o json, without --columns",
+            "--follow prints a line for each event: use -o table or -o json, without --columns",
         ));
     }
     if !arguments.follow {
@@ -82,7 +82,7 @@ fn show(
         match events.next(WAIT)? {
             Some(Notice::Event(event)) => print(line(&event, format)?)?,
             Some(Notice::Lost) => {
-                tracing::warn!("events were lost: the connection was away for too long")
+                tracing::warn!("events were lost while the connection was broken")
             }
             Some(Notice::Begin) | None => {}
         }

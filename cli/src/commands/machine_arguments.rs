@@ -1,6 +1,6 @@
 //! The description of a VM by a file and options, for `bellhop run` and `bellhop vm create`.
 //!
-//! Owns which of them counts. Must not know the keys in a file: the spec of the daemon has them.
+//! Owns the precedence between them. The spec of the daemon defines the keys of a file.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ use serde_json::{Map, Value, json};
 use crate::config_file;
 use crate::setting::{self, Setting};
 
-/// A machine without its NICs, which the two name in different ways. It serializes to the options'
-/// values.
+/// A VM without its NICs, which the two commands name in different ways. It serializes to the
+/// options' values.
 #[derive(Debug, Clone, Serialize, clap::Args)]
 #[command(group = clap::ArgGroup::new("described").multiple(true).args(["kernel", "file"]))]
 pub(crate) struct MachineArguments {
@@ -50,11 +50,13 @@ pub(crate) struct MachineArguments {
         long,
         value_name = "NAME",
         requires = "described",
-        help = "Processor that the guest is shown: host, or x86-64-v2, x86-64-v3, x86-64-v4 for a guest that is to move between hosts of one vendor that differ and all reach that level [default: host]"
+        help = "CPU model of the guest: host, x86-64-v2, x86-64-v3 or x86-64-v4. A guest that \
+                moves between different hosts of one vendor needs a level that all hosts reach \
+                [default: host]"
     )]
     cpu: Option<CpuBaseline>,
 
-    /// CPUs of the host for each vCPU, one list per vCPU with colons between: 0-1:2 (vCPU 0 on CPUs 0 and
+    /// Host CPUs for each vCPU, one list per vCPU separated by colons: 0-1:2 (vCPU 0 on CPUs 0 and
     /// 1, vCPU 1 on CPU 2)
     #[arg(long, value_name = "LISTS")]
     pub(crate) cpu_affinity: Option<CpuAffinity>,
@@ -63,7 +65,8 @@ pub(crate) struct MachineArguments {
         long,
         value_name = "SIZE",
         requires = "described",
-        help = "Guest memory: 512M, 4G, or size=4G[,hugepages=2M|1G][,host_numa_node=N] (only from that NUMA node) [default: 512M]"
+        help = "Guest memory: 512M, 4G, or size=4G[,hugepages=2M|1G][,host_numa_node=N], with N \
+                the only NUMA node to take memory from [default: 512M]"
     )]
     memory: Option<MemoryConfig>,
 
@@ -71,15 +74,16 @@ pub(crate) struct MachineArguments {
         long = "disk",
         value_name = "OPTIONS",
         requires = "described",
-        help = "A disk, raw: FILE or path=FILE[,id=NAME][,readonly=on][,rescue=on] (may be repeated)"
+        help = "A disk, raw: FILE or path=FILE[,id=NAME][,readonly=on][,rescue=on] (may be \
+                repeated)"
     )]
     #[serde(skip)]
     disks: Vec<DiskConfig>,
 
     /// Read the VM from this TOML, JSON or YAML file; - is standard input. Options override it
     ///
-    /// A device of an option takes the place of that with the same id in the file. `bellhop config
-    /// schema` prints the keys.
+    /// A device of an option replaces the device with the same id in the file.
+    /// `bellhop config schema` prints the keys.
     #[arg(short, long, alias = "config", value_name = "FILE")]
     #[serde(skip)]
     pub(crate) file: Option<PathBuf>,
@@ -130,7 +134,7 @@ impl Description {
         let name = match fields.remove("name") {
             Some(Value::String(name)) => Some(name),
             Some(other) => {
-                let message = format!("`name` in the file is {other}, which is no text");
+                let message = format!("`name` in the file must be a string, but is {other}");
                 return Err(Error::invalid_input(message));
             }
             None => None,
@@ -148,7 +152,7 @@ fn patched(fields: Map<String, Value>, patch: Map<String, Value>) -> Map<String,
     }
 }
 
-/// Adds devices to a list of the spec. One with the ID of another takes its place.
+/// Adds devices to a list of the spec. A device replaces another one with the same ID.
 ///
 /// # Errors
 /// Two of `devices` have the same ID.
@@ -167,7 +171,7 @@ pub(crate) fn put_devices(
     {
         if !ids.insert(id) {
             return Err(Error::wrong(format!(
-                "two of the options for {list} have the ID {id}"
+                "two options for {list} have the ID {id}: give each device its own ID"
             )));
         }
     }
@@ -189,7 +193,7 @@ pub(crate) fn put_devices(
 
 /// An option's value as in a file.
 pub(crate) fn json_of(value: &impl Serialize) -> Result<Value, Error> {
-    let unwritable = |source| Error::wrong("the options cannot be put into words").because(source);
+    let unwritable = |source| Error::wrong("cannot encode the options").because(source);
     serde_json::to_value(value).map_err(unwritable)
 }
 

@@ -10,18 +10,18 @@ use clap::CommandFactory;
 
 use crate::manual;
 
-/// Print this command's manual page, or write those of all subcommands into a directory
+/// Print the manual page, or write the pages of all commands
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Without a directory the page bellhop(1) is printed. With one, a file is written for each subcommand: bellhop.1,
-bellhop-run.1, bellhop-nic-create.1, …; files of these names are replaced.
+Without a directory the command prints the page bellhop(1). With one, it writes a file for each
+subcommand: bellhop.1, bellhop-run.1, bellhop-nic-create.1, … It replaces files of these names.
 
 Examples:
   bellhop man | man -l -
   bellhop man /usr/local/share/man/man1
   man bellhop-nic-create")]
 pub(crate) struct Arguments {
-    /// Where the pages go; it must be there
+    /// An existing directory for the pages
     #[arg(value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 /// Writes the pages.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     let pages = manual::pages(crate::Arguments::command())
-        .map_err(Error::context("cannot make the manual"))?;
+        .map_err(Error::context("cannot create the manual"))?;
     match &arguments.directory {
         Some(directory) => {
             for page in pages {

@@ -6,12 +6,12 @@ use bellhop_common::listing::Format;
 use bellhop_common::management::mgmtdev::listing;
 use vdpa_mgmt::{Connection, MgmtDeviceName};
 
-/// Show what vDPA devices can be made on: NICs and simulators, with their limits
+/// Show management devices, which create vDPA devices
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-A management device is there once the vDPA driver of a NIC is loaded (mlx5_vdpa, vp_vdpa, …) or a
-simulator (vdpa_sim_net, vdpa_sim_blk). Names are NAME or BUS/NAME. Words, output and JSON keys are
-those of iproute2's `vdpa mgmtdev`.
+The kernel has a management device for each NIC with a loaded vDPA driver (mlx5_vdpa, vp_vdpa, …)
+and for each simulator (vdpa_sim_net, vdpa_sim_blk). The output includes their limits. Names are
+NAME or BUS/NAME. Words, output and JSON keys are those of iproute2's `vdpa mgmtdev`.
 
 Examples:
   bellhop mgmtdev show

@@ -69,7 +69,7 @@ pub(crate) enum Command {
     StateVersions(state_versions::Arguments),
 }
 
-/// The only one of them that goes on with another program's machine.
+/// The subcommand that can continue the VM of another program.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum GoesOn {
     Run(run::Arguments),

@@ -14,11 +14,11 @@ use bellhop_common::listing::Format;
 use self::of_vm::OfVm;
 use super::vm::nic::{add, swap};
 
-/// Make a vDPA device out of a NIC in one command, and take everything back in another one
+/// Create a vDPA device on a NIC in one command, and undo it
 ///
-/// What is needed in between is done in order and remembered: virtual functions counted, the
-/// function's address set, a vDPA driver bound (or a subfunction made), the device added, its
-/// representor put on a bridge. If a step fails, those before it are undone.
+/// The command runs all steps in order and records them. It creates virtual functions, sets the
+/// function's address and binds a vDPA driver (or creates a subfunction). Then it adds the device
+/// and attaches its representor to a bridge. If a step fails, it undoes the earlier ones.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -30,8 +30,8 @@ Examples:
 
 The node daemon creates and deletes the NICs of its VMs itself: `bellhop vm nic`.
 
-`nic create` leaves a record in /run/bellhop/nics before each step, so that `nic delete` can undo
-what was done even if the command was killed in the middle. Both need root.")]
+`nic create` writes a record in /run/bellhop/nics before each step. So `nic delete` can undo the
+steps even if the command was killed halfway. Both need root.")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,

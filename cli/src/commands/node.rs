@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use super::vm::until;
 use crate::units::seconds;
 
-/// How long VMs that the daemon ends after the time limit may take.
+/// The time limit for VMs that the daemon ends after the guests' time limit.
 const ENDING: Duration = Duration::from_secs(30);
 
 /// Manage this node as a whole
@@ -43,40 +43,41 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     Drain(drain::Arguments),
-    /// Have this node take no new VMs
+    /// Stop placing new VMs on this node
     ///
-    /// The daemon refuses to create VMs and to receive them from other nodes, also after its restart.
-    /// Existing VMs are not affected. `bellhop version` shows it.
+    /// The daemon refuses to create VMs and to receive them from other nodes, also after its
+    /// restart. Existing VMs are not affected. `bellhop version` shows whether the node is
+    /// cordoned.
     #[command(after_long_help = "\
 Examples:
   bellhop node cordon")]
     Cordon,
-    /// Have this node take new VMs again
+    /// Accept new VMs on this node again
     #[command(after_long_help = "\
 Examples:
   bellhop node uncordon")]
     Uncordon,
     ShutdownGuests(ShutdownGuests),
-    /// Connect standard input and output with the daemon's socket
+    /// Connect standard input and output to the daemon's socket
     #[command(hide = true)]
     Proxy,
 }
 
-/// Have the guests of all VMs power off before the host shuts down
+/// Power off the guests of all VMs before the host shuts down
 ///
-/// The daemon asks all guests at once. It ends those that have not powered off within the time limit. After the
-/// next boot of the host, the VMs that were to run start again.
+/// The daemon sends the request to all guests at once. It ends VMs whose guests have not powered
+/// off within the time limit. After the next boot of the host, VMs that should run start again.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The unit bellhop-guests.service runs this command when the host shuts down. Until the next boot no VM starts again
-by its restart policy. `bellhop vm start` starts one that is needed before. The daemon ends a paused VM at once,
-since its guest cannot power off.
+The unit bellhop-guests.service runs this command when the host shuts down. Until the next boot no
+restart policy starts a VM. `bellhop vm start` starts one that you need earlier. The daemon ends a
+paused VM at once, because its guest cannot power off.
 
 Examples:
   bellhop node shutdown-guests
   bellhop node shutdown-guests --timeout 5m")]
 struct ShutdownGuests {
-    /// How long the guests may take, such as 90s or 10m; without a unit in seconds
+    /// Time limit for the guests, such as 90s or 10m; without a unit in seconds
     #[arg(
         long,
         alias = "time-limit",
@@ -110,7 +111,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
 fn shut_down(node: &Node, limit: u32, format: Format) -> Result<Code, Error> {
     let start = Instant::now();
     let mut waiting = Vec::new();
-    // Whether each of them is off.
+    // Whether each VM is off.
     let mut off = BTreeMap::new();
     let say = |name: &str, what: &str| {
         if format.is_text() {
@@ -130,7 +131,7 @@ fn shut_down(node: &Node, limit: u32, format: Format) -> Result<Code, Error> {
             // It was deleted meanwhile.
             Err(error) if error.code() == Code::NotThere => {}
             Err(error) => {
-                say(&name, "cannot be stopped");
+                say(&name, "cannot stop it");
                 error.in_words().print();
                 off.insert(name, false);
             }
@@ -144,7 +145,7 @@ fn shut_down(node: &Node, limit: u32, format: Format) -> Result<Code, Error> {
         if elapsed >= limit && !is_over {
             is_over = true;
             for name in &waiting {
-                say(name, "has not powered off in time, the daemon ends it");
+                say(name, "has not powered off in time; the daemon ends it");
             }
         }
         waiting.retain(|name| {
@@ -164,7 +165,10 @@ fn shut_down(node: &Node, limit: u32, format: Format) -> Result<Code, Error> {
     let states = states.map(|(name, off)| json!({ "name": name, "off": off }));
     format.print_done(&states.collect::<Vec<Value>>())?;
     if !waiting.is_empty() {
-        let message = format!("these VMs still run: {}", printable(&waiting.join(", ")));
+        let message = format!(
+            "these VMs are still running: {}",
+            printable(&waiting.join(", "))
+        );
         let hint = "`bellhop vm stop --force NAME` ends one";
         return Err(Error::new(ErrorKind::TimedOut, message).hint(hint));
     }

@@ -1,4 +1,4 @@
-//! `bellhop operation`: long work of the node daemon. Also follows operations for other
+//! `bellhop operation`: long requests to the node daemon. Also follows operations for other
 //! subcommands.
 
 use std::thread;
@@ -21,10 +21,10 @@ use crate::units::seconds;
 /// The interval of queries of an operation.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// List, show, wait for and cancel long work of the node daemon
+/// List, show, wait for and cancel operations of the daemon
 ///
-/// Migrations, snapshots and upgrades of VMs are operations, and so is a creation by the API with
-/// `wait=false`. The daemon keeps the last 1000 that have ended.
+/// Migrations, snapshots and upgrades of VMs are operations, and so is a creation through the API
+/// with `wait=false`. The daemon keeps the last 1000 that have ended.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -61,15 +61,15 @@ Examples:
     Show(Id),
     /// Wait for the end of an operation
     #[command(after_long_help = "\
-Exits with 0 if it is done, and with 6 after the time limit. For one that failed it exits with the
-code of its error, and for a cancelled one with 1.
+The exit code is 0 if the operation is done, and 6 after the time limit. A failed operation gives
+the code of its error, and a cancelled one gives 1.
 
 Examples:
   bellhop operation wait 1795297500123456 --timeout 10m")]
     Wait(Wait),
     /// Cancel an operation
     ///
-    /// Only a migration can be cancelled, until the guest is handed over.
+    /// Only a migration can be cancelled, and only before the handover of the guest.
     #[command(after_long_help = "\
 Examples:
   bellhop operation cancel 1795297500123456 && bellhop operation wait 1795297500123456")]
@@ -78,22 +78,22 @@ Examples:
 
 #[derive(Debug, clap::Args)]
 struct List {
-    /// Only those of this kind: migration, snapshot, upgrade or create
+    /// Only this kind: migration, snapshot, upgrade or create
     #[arg(long, value_name = "KIND")]
     kind: Option<String>,
 
-    /// Only those of this VM
+    /// Only operations on this VM
     #[arg(long, value_name = "NAME")]
     vm: Option<String>,
 
-    /// Only those in this phase: running, done, failed or cancelled
+    /// Only this phase: running, done, failed or cancelled
     #[arg(long, value_name = "PHASE")]
     phase: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
 struct Id {
-    /// The operation
+    /// The operation's ID
     #[arg(value_name = "ID")]
     id: String,
 }
@@ -103,7 +103,7 @@ struct Wait {
     #[command(flatten)]
     id: Id,
 
-    /// How long, such as 90s or 10m; without a unit in seconds
+    /// Time limit, such as 90s or 10m; without a unit in seconds
     #[arg(
         long,
         alias = "time-limit",
@@ -178,7 +178,7 @@ pub(crate) fn follow_migration(
     let query = [("kind", "migration"), ("target", vm)];
     let query = query.map(|(key, value)| (key, Some(value.to_owned())));
     let all: Items<Operation> = node.get(&with_query("/v1/operations", query))?;
-    let none = || Error::not_there(format!("the daemon knows of no migration of {vm}"));
+    let none = || Error::not_there(format!("the daemon has no migration of {vm}"));
     let last = all.items.last().ok_or_else(none)?;
     result(follow(node, &last.id, Duration::MAX, look)?)
 }

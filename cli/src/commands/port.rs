@@ -13,13 +13,13 @@ use vdpa_mgmt::devlink::{Devlink, Handle, NewSubfunction, Port, PortHandle};
 use super::words::{self, Words};
 use crate::confirm::Confirmation;
 
-/// Show ports of NICs, add and delete subfunctions, and say what functions may do
+/// Show ports of NICs, and add, set up and delete subfunctions
 ///
 /// Words, output and JSON keys are those of iproute2's `devlink port`.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-DEV is a NIC's function as devlink names it: BUS/DEVICE, such as pci/0000:06:00.0. PORT is one of its
-ports, DEV/INDEX, such as pci/0000:06:00.0/32768, or the name of the port's network interface.
+DEV is a NIC's function with its devlink name: BUS/DEVICE, such as pci/0000:06:00.0. PORT is one of
+its ports, DEV/INDEX, such as pci/0000:06:00.0/32768, or the name of the port's network interface.
 
 From a NIC in switchdev mode to a subfunction in use, and back:
   bellhop port add pci/0000:06:00.0 flavour pcisf pfnum 0 sfnum 88
@@ -28,8 +28,8 @@ From a NIC in switchdev mode to a subfunction in use, and back:
   bellhop port function set pci/0000:06:00.0/32768 state inactive
   bellhop port del pci/0000:06:00.0/32768
 
-The interface behind `netdev` is the port's representor: what it sends, the function receives. Changes
-need CAP_NET_ADMIN.")]
+The interface behind `netdev` is the port's representor: the function receives the frames that it
+sends. Changes need CAP_NET_ADMIN.")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -48,21 +48,22 @@ enum Command {
     ///
     /// The subfunction is inactive: give it an address first, then make it active.
     #[command(
-        override_usage = "bellhop port add DEV flavour pcisf pfnum PFNUM [sfnum SFNUM] [controller CNUM]",
+        override_usage = "bellhop port add DEV flavour pcisf pfnum PFNUM [sfnum SFNUM] \
+                          [controller CNUM]",
         after_long_help = ADD_HELP
     )]
     Add {
-        /// The NIC's function that is to have it, or with DEV/INDEX also its port's index
+        /// The NIC's function that gets the subfunction, or with DEV/INDEX also the port's index
         #[arg(value_name = "DEV")]
         device: String,
         /// Pairs of a word and its value
         #[arg(value_name = "WORD VALUE", required = true, num_args = 1..)]
         words: Vec<String>,
     },
-    /// Delete a port that was added, and its subfunction
+    /// Delete an added port and its subfunction
     ///
-    /// A vDPA device on the subfunction goes with it. Make the function inactive first: the NIC's driver may
-    /// refuse otherwise.
+    /// The NIC deletes a vDPA device on the subfunction with it. Deactivate the function first: the
+    /// NIC's driver may refuse otherwise.
     #[command(
         visible_aliases = ["delete", "rm"],
         after_long_help = "\
@@ -76,7 +77,7 @@ Examples:
         #[command(flatten)]
         confirmation: Confirmation,
     },
-    /// Say what the function behind a port is to be, and what it may send
+    /// Configure the function behind a port, and its rates
     #[command(
         subcommand,
         after_long_help = "\
@@ -89,13 +90,14 @@ Examples:
 
 const SHOW_HELP: &str = "\
 Fields:
-  type           what the port carries: eth, ib
-  netdev         its network interface in this network namespace; of functions' ports, the representor
-  flavour        physical (it has a cable), pcipf, pcivf, pcisf (it leads to a function), cpu, dsa, virtual
-  controller, pfnum, vfnum, sfnum   which function; external true if it is another host's
-  port, lanes, splittable           of a cable's port
-  function       hw_addr, its address; state, what was asked for; opstate, whether a driver has it;
-                 roce, migratable, ipsec_crypto, ipsec_packet, max_io_eqs, what it may have;
+  type           the protocol of the port: eth, ib
+  netdev         its network interface in this network namespace: a function's representor
+  flavour        physical (it has a cable), pcipf, pcivf, pcisf (it leads to a function), cpu, dsa,
+                 virtual
+  controller, pfnum, vfnum, sfnum   which function; external is true for another host's function
+  port, lanes, splittable           of a physical port
+  function       hw_addr, its address; state, as requested; opstate, whether a driver uses it;
+                 roce, migratable, ipsec_crypto, ipsec_packet, max_io_eqs, its capabilities;
                  nested_devlink, its own instance
 
 Examples:
@@ -105,12 +107,12 @@ Examples:
 
 const ADD_HELP: &str = "\
 Words:
-  flavour pcisf      a subfunction's; no other ports can be added
-  pfnum PFNUM        the number of the PCI function that it is a part of: of pci/0000:06:00.0 it is 0
-  sfnum SFNUM        its number, which no other may have; some drivers choose it themselves
-  controller CNUM    the host that it is for, where one NIC serves several; 0 if left out
+  flavour pcisf      a subfunction's port; no other flavour can be added
+  pfnum PFNUM        the number of its PCI function: 0 for pci/0000:06:00.0
+  sfnum SFNUM        its number, which must be unique; some drivers choose it themselves
+  controller CNUM    the host that it is for, if the NIC serves several (default: 0)
 
-It needs a NIC whose eswitch is in switchdev mode.
+The eswitch of the NIC must be in switchdev mode.
 
 Examples:
   bellhop port add pci/0000:06:00.0 flavour pcisf pfnum 0 sfnum 88";
@@ -163,8 +165,8 @@ fn find(devlink: &Devlink, text: &str) -> Result<PortHandle, Error> {
 fn by_interface(devlink: &Devlink, name: &str) -> Result<Port, Error> {
     let none = || {
         Error::failed(format!(
-            "{name:?} names no port: write it as BUS/DEVICE/INDEX or as the name of its network \
-             interface; `bellhop port show` lists both"
+            "{name:?} is no port: give BUS/DEVICE/INDEX or the name of its network interface; \
+             `bellhop port show` lists both"
         ))
     };
     if name.contains('/') {
@@ -184,7 +186,7 @@ fn new_subfunction(device: &str, words: &[String]) -> Result<(Handle, NewSubfunc
     words.needed("flavour", |word, value| match value {
         "pcisf" => Ok(()),
         _ => {
-            let known = "pcisf, for ports of other flavours cannot be added";
+            let known = "pcisf; ports of other flavours cannot be added";
             Err(words::choice(word, value, known))
         }
     })?;

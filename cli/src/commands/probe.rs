@@ -16,24 +16,24 @@ use vmm::config::MacAddress;
 use crate::progress::ProgressLine;
 use crate::units::seconds;
 
-/// Show what a vDPA device is and offers, and try whether it works, without a VM
+/// Describe a vDPA device, and test it without a VM
 ///
-/// The device is opened, which resets it, driven by a small network driver inside this
-/// command, and closed. A device that is in use is not touched.
+/// The command opens the device, which resets it. A small network driver inside the command tests
+/// it. The command does not touch a device in use.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-What is tried, each with ok, failed, not offered or inconclusive:
+Tests, each with ok, failed, not offered or inconclusive:
   start       negotiation, memory, rings
-  traffic     frames to the device's own address, which simulators send back; on a switch
-              nothing comes back, and that is said. With --peer, a station that echoes
+  traffic     frames to the device's own address, which simulators send back; behind a switch
+              no frame returns, and the result says so. With --peer, to a station that echoes
   doorbell    a store to the queue's doorbell page instead of a kick by eventfd
   interrupt   the call eventfd
   suspend, ring state, resume
-              what live migration needs
+              the requirements of live migration
 
---conformance reports on the parent driver instead: each line is a rule of the virtio
-specification or of the kernel's vhost-vdpa interface, whether the driver keeps it, and where
-it is written. It opens and resets the device many times. For NIC vendors and kernel people.
+--conformance reports on the parent driver instead. Each line is a rule of the virtio specification
+or of the kernel's vhost-vdpa interface, with its source, and whether the driver follows it. The
+test opens and resets the device many times. It is for NIC vendors and kernel developers.
 
 Examples:
   bellhop probe /dev/vhost-vdpa-0
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "DEV")]
     device: PathBuf,
 
-    /// How long frames are sent at most, such as 10s or 2m; without a unit in seconds
+    /// Time limit for sending frames, such as 10s or 2m; without a unit in seconds
     #[arg(
         long,
         alias = "seconds",
@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
     )]
     timeout: u32,
 
-    /// Send frames to this address, where something sends them back
+    /// Send frames to this address, whose station sends them back
     #[arg(long, value_name = "MAC", conflicts_with = "conformance")]
     peer: Option<MacAddress>,
 
@@ -102,8 +102,7 @@ fn character_device(bus: &Bus, device: &Path) -> Result<PathBuf, Error> {
     found.path().ok_or_else(|| {
         let driver = found.driver.as_deref().unwrap_or("no driver");
         Error::failed(format!(
-            "{name} is bound to {driver}: `bellhop bind {name} vhost_vdpa` makes it a device for \
-             guests"
+            "{name} is bound to {driver}: `bellhop bind {name} vhost_vdpa` gives it to guests"
         ))
     })
 }

@@ -14,25 +14,27 @@ use bellhop_diagnostics::doctor::Host;
 use bellhop_diagnostics::report::{self, Context};
 use serde_json::json;
 
-/// Write a bundle for a support ticket: what is known about this host, its devices and its VMs
+/// Write a bundle for a support ticket
 ///
-/// Nothing is changed and no vDPA device is opened. Works without the node daemon too; what cannot be had is in
-/// the bundle's errors.txt, with the reason. Run it as root, or much is missing.
+/// The bundle has data about this host, its devices and its VMs. The command changes nothing and
+/// opens no vDPA device. It also works without the node daemon. The file errors.txt in the bundle
+/// lists missing parts with the reason. Run the command as root, or many parts are missing.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-In the bundle, a .tar.gz that can be looked through before it goes anywhere:
+The bundle is a .tar.gz that you can inspect before you send it:
   versions.txt, host/   versions, kernel command line, processors, memory, modules
-  doctor.txt, .json     what `bellhop doctor` finds
-  topology.json, vdpa/  NICs, functions, vDPA devices, who uses them; their configurations and sysfs
-  nics/                 records of NICs that were made, with each step
-  node/                 the daemon's version, its VMs, and what has happened to them and to the devices
-  vms/NAME/             of each VM: its configuration, NICs with queues and where their rings stand, counters
-  logs/                 the ends of the daemon's, the kernel's and the VMs' processes' logs; the daemon's
-                        has a line for each change that it was asked for
-  errors.txt            what is missing, and why
+  doctor.txt, .json     the findings of `bellhop doctor`
+  topology.json, vdpa/  NICs, functions, vDPA devices and their users, configurations and sysfs
+  nics/                 records of created NICs, with each step
+  node/                 the daemon's version, its VMs, and events of these and of the devices
+  vms/NAME/             for each VM: its configuration, counters, and NICs with queues and ring
+                        positions
+  logs/                 the ends of the logs of the daemon, the kernel and the VMs' processes; the
+                        daemon's log has a line for each requested change
+  errors.txt            missing parts, with the reason
 
-Tokens and keys are not in it. What guests said on their consoles is in it with --console only. VMs' names and
-kernel command lines, MAC addresses and this host's name are.
+The bundle has no tokens and no keys. It has the guests' console output only with --console. It
+has the VMs' names and kernel command lines, MAC addresses and this host's name.
 
 Examples:
   bellhop report
@@ -42,15 +44,15 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
 
-    /// The file, which must not be there yet; - is standard output (default: bellhop-report-TIME.tar.gz here)
+    /// The new file; - is standard output (default: bellhop-report-TIME.tar.gz in this directory)
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// With what guests said on their consoles
+    /// Include the guests' console output
     #[arg(long)]
     console: bool,
 
-    /// Where the daemon keeps its VMs' logs
+    /// The directory of the daemon's VM logs
     #[arg(long, value_name = "DIRECTORY", default_value = "/var/lib/bellhop")]
     state_dir: PathBuf,
 }
@@ -88,7 +90,7 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     }
     if missing > 0 {
         let parts = if missing == 1 { "part is" } else { "parts are" };
-        eprintln!("{missing} {parts} missing; errors.txt in the bundle says why");
+        eprintln!("{missing} {parts} missing; errors.txt in the bundle has the reasons");
     }
     Ok(Code::Success)
 }

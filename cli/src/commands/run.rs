@@ -22,9 +22,9 @@ use crate::config_file;
 use crate::signals::{self, StopSignals};
 use crate::terminal::{EscapeKey, Terminal};
 
-/// Run a virtual machine in the foreground, its serial console on this terminal
+/// Run a VM in the foreground, its console on this terminal
 ///
-/// Ctrl-A X leaves the console and stops the machine; Ctrl-A Ctrl-A sends one Ctrl-A.
+/// Ctrl-A X leaves the console and stops the VM; Ctrl-A Ctrl-A sends one Ctrl-A.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "bellhop run --kernel PATH [OPTIONS]
@@ -44,35 +44,35 @@ Examples:
     bellhop dev add name nic0 mgmtdev vdpasim_net mac 52:54:00:12:34:56
     bellhop run --kernel vmlinuz --initramfs initrd.img --vdpa path=/dev/vhost-vdpa-0
 
-  The same from a file, which `bellhop vm create` reads, too; options override it:
+  The same from a file, which `bellhop vm create` also reads; options override it:
     bellhop run --file machine.toml --memory 2G
 
   On one NUMA node, its vCPUs pinned (vCPU 0 on CPUs 8 and 9, vCPU 1 on CPU 10):
     bellhop run --kernel vmlinuz --initramfs initrd.img --cpus 2 --cpu-affinity 8-9:10 \\
         --memory size=4G,hugepages=2M,host_numa_node=1 --vdpa path=/dev/vhost-vdpa-0
 
-  With its API; one that says nothing but the socket is configured and started from there:
+  With its API; without a kernel or file, the API configures and starts the VM:
     bellhop run --file machine.toml --api-socket vm.socket
     curl --unix-socket vm.socket http://vm/v1/vm
 
-  From a snapshot, on another vDPA device than it had:
+  From a snapshot, on another vDPA device than before:
     bellhop run --restore vm.snapshot --vdpa id=nic0,path=/dev/vhost-vdpa-3
 
-  A running machine from another host, which sends it to this one's port 7444; at its next reboot it boots from the
-  kernel that is here (over unix:PATH that of the source is used where none is given):
-    bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=nic0,path=/dev/vhost-vdpa-0 --api-socket vm.socket \\
-        --kernel vmlinuz --initramfs initrd.img \\
+  A running VM from another host, which sends it to port 7444 of this one. Its next reboot uses the
+  kernel on this host (over unix:PATH the kernel of the source, if none is given):
+    bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=nic0,path=/dev/vhost-vdpa-0 \\
+        --api-socket vm.socket --kernel vmlinuz --initramfs initrd.img \\
         --tls-cert host.pem --tls-key host.key --tls-ca ca.pem
 
-  Without a terminal: who wants to see the console connects to it:
+  Without a terminal; a client connects to the console:
     bellhop run --file machine.toml --console-socket console.socket --console-log console.log
     socat -,raw,echo=0,escape=0x1d UNIX-CONNECT:console.socket
 
 Keys in a file are the options' names with _ for -; --vdpa and --disk are [[nics]] and [[disks]].
-NICs have id, and path or device; `bellhop vm create` also creates devices (from). name, state,
-restart, [labels] and [annotations] are the daemon's and have no effect here.
+NICs have id, and path or device; `bellhop vm create` also creates devices (from). Only the daemon
+uses name, state, restart, [labels] and [annotations]; here they have no effect.
 
-SIGUSR1 logs what KVM has counted so far, exits of the guest among it (with --log-level info).")]
+SIGUSR1 logs KVM's counters, such as VM exits (with --log-level info).")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     machine: MachineArguments,
@@ -82,7 +82,10 @@ pub(crate) struct Arguments {
         long,
         value_name = "OPTIONS",
         requires = "machine",
-        help = "A vDPA device: /dev/vhost-vdpa-0 or path=/dev/vhost-vdpa-0[,id=NAME], or an inherited descriptor of one: fd=N,id=NAME; both with [,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,rescue=on][,failover=/dev/vhost-vdpa-1] (may be repeated)"
+        help = "A vDPA device: /dev/vhost-vdpa-0 or path=/dev/vhost-vdpa-0[,id=NAME], or an \
+                inherited descriptor of one: fd=N,id=NAME; both with \
+                [,mac=MAC][,num_queues=N][,doorbell=auto|on|off][,rescue=on]\
+                [,failover=/dev/vhost-vdpa-1] (may be repeated)"
     )]
     vdpa: Vec<VdpaConfig>,
 
@@ -90,56 +93,78 @@ pub(crate) struct Arguments {
         long,
         value_name = "SECONDS|off",
         requires = "described",
-        help = "After how many seconds a queue that hangs is logged and shown by the API (and, with rescue=on, kicked and its driver interrupted once); off: never look [default: 5]"
+        help = "Seconds until the log and the API report a queue without progress; with rescue=on, \
+                the VMM then kicks it and interrupts its driver once. off: never check [default: 5]"
     )]
     ring_watch: Option<RingWatch>,
 
-    /// Go on where this snapshot (a directory: `POST /v1/vm/snapshot`) was taken; --vdpa with a NIC's id
-    /// says which device it has here
-    #[arg(long, value_name = "DIRECTORY", group = "machine", conflicts_with_all = ["kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "disks", "ring_watch", "file", "settings"])]
+    /// Resume from this snapshot, a directory of `POST /v1/vm/snapshot`; --vdpa with a NIC's id
+    /// names its device here
+    #[arg(
+        long,
+        value_name = "DIRECTORY",
+        group = "machine",
+        conflicts_with_all = [
+            "kernel", "initramfs", "cmdline", "cpus", "cpu", "cpu_affinity", "memory", "disks",
+            "ring_watch", "file", "settings",
+        ]
+    )]
     restore: Option<PathBuf>,
 
-    /// Wait here (unix:/PATH or tcp:HOST:PORT) for a running machine that another process sends (`POST
-    /// /v1/vm/migration`); --vdpa with a NIC's id says which device it has here, --kernel and --initramfs what its next
-    /// reboot uses (required over TCP: no path that another host names is opened). Needs --api-socket: `GET /v1/vm/migration`
-    /// there says how far it is, and the machine runs as soon as it has come
-    #[arg(long, value_name = "ENDPOINT", group = "machine", requires = "api_socket", conflicts_with_all = ["cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "file", "settings", "restore"])]
+    /// Wait at unix:/PATH or tcp:HOST:PORT for a running VM from another process
+    /// (`POST /v1/vm/migration`)
+    ///
+    /// --vdpa with a NIC's id names its device here. --kernel and --initramfs name the files for
+    /// its next reboot. They are required over TCP, because Bellhop opens no path that another host
+    /// names. The option needs --api-socket: there `GET /v1/vm/migration` reports the progress. The
+    /// VM runs as soon as it has arrived.
+    #[arg(
+        long,
+        value_name = "ENDPOINT",
+        group = "machine",
+        requires = "api_socket",
+        conflicts_with_all = [
+            "cmdline", "cpus", "cpu", "memory", "disks", "ring_watch", "file", "settings",
+            "restore",
+        ]
+    )]
     receive: Option<Endpoint>,
 
-    /// With --receive: the most guest memory that is taken, such as 16G [default: what is free when a source comes, of
-    /// --host-numa-node and --hugepages if given]
+    /// With --receive: the maximum guest memory, such as 16G [default: the free memory when a
+    /// source connects, of --host-numa-node and --hugepages if given]
     #[arg(long, value_name = "SIZE", requires = "receive")]
     max_memory: Option<MemorySize>,
 
-    /// With --receive: huge pages that the guest's memory is made of here, whatever it was made of (2M or 1G)
+    /// With --receive: the huge pages for guest memory on this host (2M or 1G), independent of the
+    /// source's
     #[arg(long, value_name = "SIZE", requires = "receive")]
     hugepages: Option<HugePageSize>,
 
-    /// With --receive: the NUMA node of this host that the guest's memory comes from
+    /// With --receive: the NUMA node of this host for guest memory
     #[arg(long, value_name = "N", requires = "receive")]
     host_numa_node: Option<u16>,
 
     #[command(flatten)]
     tls: TlsArguments,
 
-    /// Serve the machine's API on this Unix socket; without --kernel or --file the machine waits
-    /// for its configuration and start from there
+    /// Serve the VM's API on this Unix socket; without --kernel or --file the API configures and
+    /// starts the VM
     #[arg(long, value_name = "PATH")]
     api_socket: Option<PathBuf>,
 
-    /// The serial console on this Unix socket (mode 0600) instead of this terminal: for one client at a time,
-    /// which first gets the last 64 KiB of what the guest said
+    /// Serve the serial console on this Unix socket (mode 0600) instead of this terminal, for one
+    /// client at a time. A client first gets the last 64 KiB of output
     #[arg(long, value_name = "PATH")]
     console_socket: Option<PathBuf>,
 
-    /// With --console-socket: write all of the guest's output to this file too; at 16 MiB it becomes FILE.1,
-    /// and an older FILE.1 goes
+    /// With --console-socket: also write the guest's output to this file; at 16 MiB it becomes
+    /// FILE.1 and replaces an older FILE.1
     #[arg(long, value_name = "FILE", requires = "console_socket")]
     console_log: Option<PathBuf>,
 }
 
-const NO_SIGNALS: &str = "cannot take signals";
-const NO_TERMINAL: &str = "cannot take the terminal";
+const NO_SIGNALS: &str = "cannot catch signals";
+const NO_TERMINAL: &str = "cannot use the terminal";
 
 /// The output of the serial console. It outlives a failed attempt to start.
 #[derive(Debug)]
@@ -243,7 +268,7 @@ fn give_back(taken: &Taken, error: &dyn std::error::Error) {
     // A program that got its own VM back cannot hand it back again.
     if taken.failed.is_none() {
         let failed = taken.give_back(&in_one_line(error));
-        tracing::error!(error = %failed, "the machine is lost: it cannot be given back");
+        tracing::error!(error = %failed, "the VM is lost: cannot hand it back");
     }
 }
 
@@ -263,7 +288,7 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
     let stop = StopHandle::new().map_err(Error::context(NO_SIGNALS))?;
     let signals = StopSignals::install(&stop).map_err(Error::context(NO_SIGNALS))?;
     let exit = match (socket, origin) {
-        (None, None) => return Err(Error::failed("no kernel is given; say --kernel PATH")),
+        (None, None) => return Err(Error::failed("no kernel: give --kernel PATH")),
         (None, Some(origin)) => {
             let machine = Machine::bring_up(&origin, screen.console()?, &stop)?;
             goes_on_here(taken);
@@ -293,8 +318,8 @@ fn serve(mut arguments: Arguments, taken: &mut Option<Taken>) -> Result<Code, Er
         Exit::Moved => Code::Moved,
         Exit::Unsettled => {
             eprintln!(
-                "error: it is not settled where the guest is: it runs where it was sent, or nowhere; look there before it is \
-                 started again"
+                "error: the guest runs at the destination or nowhere: check there before you start \
+                 it again"
             );
             Code::Unsettled
         }
@@ -324,7 +349,7 @@ fn wait_for_start(
     screen: &Screen,
     stop: &StopHandle,
 ) -> Result<Option<Machine>, Error> {
-    let waiting = "cannot wait for a start by the API";
+    let waiting = "cannot wait for the API to start the VM";
     while let Some(request) = starts.wait(stop).map_err(Error::context(waiting))? {
         match Machine::bring_up(request.origin(), screen.console()?, stop) {
             Ok(machine) => {
@@ -334,7 +359,7 @@ fn wait_for_start(
             Err(error) if !given => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "the machine cannot be started; the API may give it another configuration"
+                    "cannot start the VM; the API may configure it again"
                 );
                 request.failed(error);
             }
@@ -347,7 +372,7 @@ fn wait_for_start(
 fn terminal() -> Result<Console, Error> {
     let input = Terminal::attach(EscapeKey::default()).map_err(Error::context(NO_TERMINAL))?;
     if input.as_ref().is_some_and(Terminal::is_interactive) {
-        eprintln!("Ctrl-A X stops the machine.");
+        eprintln!("Ctrl-A X stops the VM.");
     }
     Ok(Console::Terminal(TerminalConsole {
         input: input.map(|terminal| Box::new(terminal) as _),
@@ -369,7 +394,7 @@ fn run(mut machine: Machine) -> Result<Exit, Error> {
         let error = hand_over::hand_over(hand_over);
         tracing::error!(
             program = %program.display(), %error,
-            "another program cannot be executed; the machine goes on with this one"
+            "cannot execute the other program; this one continues with the VM"
         );
         machine.take_back(&error.to_string());
     }

@@ -16,10 +16,10 @@ use crate::logging;
 
 pub(crate) use file::with_file;
 
-/// Serve this node: its NICs and its virtual machines, by an API
+/// Run the node daemon: an API for NICs and VMs of this host
 ///
-/// Machines outlive the daemon: it may be stopped, killed and replaced, and the next one
-/// takes over what runs.
+/// VMs outlive the daemon. After a stop, a crash or an upgrade, the next daemon adopts the running
+/// VMs.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -30,45 +30,50 @@ Examples:
   bellhop serve --listen 192.0.2.1:8443 --tls-cert node.crt --tls-key node.key \\
       --tls-ca clients.crt --tokens tokens
 
-The file of --config (TOML) has options by their names: `state_dir = \"/srv/bellhop\"`. Those on the
-command line precede it. Without --config the daemon reads /etc/bellhop/bellhop.toml, if it exists.
+The file of --config (TOML) has options by their names: `state_dir = \"/srv/bellhop\"`. Options on
+the command line override it. Without --config the daemon reads /etc/bellhop/bellhop.toml, if it
+exists.
 
-On the Unix socket its mode says who may connect: root (0600), or with --group that group, too (0660). Whoever may,
-may do everything. By TCP a client needs a certificate of --tls-ca and, in each request, a token of --tokens:
-  curl --cacert ca.crt --cert me.crt --key me.key -H \"Authorization: Bearer $TOKEN\" https://node:8443/v1/vms
+The mode of the Unix socket controls access: root (0600), or with --group that group, too (0660).
+Its clients may use all of the API. Over TCP a client needs a certificate of --tls-ca and, in each
+request, a token of --tokens:
+  curl --cacert ca.crt --cert me.crt --key me.key -H \"Authorization: Bearer $TOKEN\" \\
+    https://node:8443/v1/vms
 
-`bellhop token create` adds a token to --tokens. Each line is `ROLE NAME SHA256 [EXPIRY]`; SHA256 is the output of
-`printf %s \"$TOKEN\" | sha256sum`. Roles: read (look), operate (start, pause, stop, reset machines too), admin
-(everything). The file's mode must be 0600, like that of the key.
+`bellhop token create` adds a token to --tokens. Each line is `ROLE NAME SHA256 [EXPIRY]`; SHA256 is
+the output of `printf %s \"$TOKEN\" | sha256sum`. Roles: read (look), operate (start, pause, stop,
+reset VMs too), admin (everything). The file's mode must be 0600, like that of the key.
 
-Machines move between daemons (`bellhop vm migrate NAME https://NODE:8443`). The one that has the machine asks the other
-one with --node-ca, --node-cert, --node-key and --node-token-file, whose token has the role admin there; both need what
-protects the guest on its way, and the address that their certificate is for:
-  bellhop serve … --migration-host node2 --migration-cert node2.crt --migration-key node2.key --migration-ca ca.crt
+VMs migrate between daemons (`bellhop vm migrate NAME https://NODE:8443`). The source daemon sends
+requests to the destination with --node-ca, --node-cert, --node-key and --node-token-file. The token
+needs the role admin there. Both daemons need certificates for the guest's data, and the address of
+their certificate:
+  bellhop serve … --migration-host node2 --migration-cert node2.crt \\
+    --migration-key node2.key --migration-ca ca.crt
 
-SIGHUP reads certificates and tokens again. SIGTERM and SIGINT end the daemon; its machines go on.")]
+SIGHUP reads certificates and tokens again. SIGTERM and SIGINT end the daemon; VMs keep running.")]
 pub(crate) struct Arguments {
-    /// Read further options from this TOML file
+    /// Read more options from this TOML file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// What is to outlive a reboot of the host
+    /// The directory for files that survive a reboot of the host
     #[arg(long, value_name = "DIRECTORY", default_value = "/var/lib/bellhop")]
     state_dir: PathBuf,
 
-    /// Sockets, and what a reboot of the host may take away
+    /// The directory for sockets and files that a reboot may delete
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/bellhop")]
     runtime_dir: PathBuf,
 
-    /// How much the machines' processes log, each to STATE-DIR/vms/NAME/vmm.log
+    /// The log level of the VMs' processes, each with STATE-DIR/vms/NAME/vmm.log
     #[arg(long, value_name = "LEVEL", value_parser = logging::level(), default_value = "warn")]
     machine_log_level: LevelFilter,
 
-    /// Show each step to whoever listens on this Unix socket, and wait until that one lets it go on: for tests
+    /// Report each step on this Unix socket, and wait for a reply before the next one: for tests
     #[arg(long, value_name = "SOCKET", hide = true)]
     step_observer: Option<PathBuf>,
 
-    /// A group that may use the socket, too: a name in /etc/group, or a number
+    /// A group that may also use the socket: a name in /etc/group, or a number
     #[arg(long, value_name = "GROUP")]
     group: Option<String>,
 
@@ -82,20 +87,21 @@ pub(crate) struct Arguments {
     credentials: Credentials,
 }
 
-/// Options for machines that move to and from this host over a network: all of them or none.
+/// Options for VMs that migrate to and from this host over a network: all of them or none.
 #[derive(Debug, clap::Args)]
 struct MoveBy {
-    /// The name or address of this host at which machines that come from others are waited for, each at a free TCP port that
-    /// the kernel chooses: a firewall has to let the other nodes reach it
+    /// The name or address of this host for incoming VMs. The kernel chooses a free TCP port for
+    /// each: a firewall must let the other nodes connect
     #[arg(long, value_name = "HOST",
         requires_all = ["migration_cert", "migration_key", "migration_ca"])]
     migration_host: Option<String>,
 
-    /// With --migration-host: the certificate that this host has for it, and those between it and its authority (PEM)
+    /// With --migration-host: this host's certificate for that address, and intermediate
+    /// certificates up to its authority (PEM)
     #[arg(long, value_name = "FILE", requires = "migration_host")]
     migration_cert: Option<PathBuf>,
 
-    /// With --migration-host: that certificate's private key (PEM)
+    /// With --migration-host: the private key of that certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "migration_host")]
     migration_key: Option<PathBuf>,
 
@@ -122,12 +128,13 @@ impl MoveBy {
 /// Options for TCP: all of them or none.
 #[derive(Debug, clap::Args)]
 struct Remote {
-    /// Listen for TCP, too, for clients with a certificate and a token
+    /// Also listen on TCP, for clients with a certificate and a token
     #[arg(long, value_name = "ADDRESS:PORT",
         requires_all = ["tls_cert", "tls_key", "tls_ca", "tokens"])]
     listen: Option<SocketAddr>,
 
-    /// With --listen: the daemon's certificate and those between it and its authority (PEM)
+    /// With --listen: the daemon's certificate, and intermediate certificates up to its authority
+    /// (PEM)
     #[arg(long, value_name = "FILE", requires = "listen")]
     tls_cert: Option<PathBuf>,
 
@@ -144,7 +151,7 @@ struct Remote {
     )]
     tls_ca: Option<PathBuf>,
 
-    /// With --listen: the tokens that clients may have
+    /// With --listen: the file of the clients' tokens
     #[arg(long, value_name = "FILE", requires = "listen")]
     tokens: Option<PathBuf>,
 }
@@ -171,7 +178,7 @@ impl Remote {
 /// Serves until a signal arrives.
 pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
     if let Some(file) = &arguments.config {
-        tracing::info!(file = %file.display(), "options are read from a file");
+        tracing::info!(file = %file.display(), "read options from a file");
     }
     let done = bellhop_node::run(&Options {
         paths: Paths::new(&arguments.state_dir, &arguments.runtime_dir),

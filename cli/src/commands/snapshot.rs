@@ -38,7 +38,7 @@ enum Command {
         after_long_help = "\
 Columns:
   SIZE    on the disk
-  FORMAT  the version of its format; - while it is written, or if it is damaged
+  FORMAT  the version of its format; - while it is being written, or if it is damaged
   PATH    with -o wide: its directory on the node, for `bellhop run --restore`
 
 Examples:

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   thread `top`: source ── Snapshot, every 2 s or at an event ──> Shared ──> main thread: picture
-//!                 <── the VM whose details are wanted ────────────   └── keys <── screen
+//!                 <── the VM whose details are open ──────────────   └── keys <── screen
 //! ```
 
 mod picture;
@@ -38,8 +38,8 @@ const NO_TERMINAL: &str = "cannot use the terminal";
 /// The arrows select a VM, Enter shows its queues, Esc returns, q ends.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-DRIVER is ok once the guest's driver runs the NIC. COMPLETED/S counts the buffers that the device
-used. FINDINGS names queues that hang, and NICs on their backup device.
+DRIVER is ok once the guest's driver uses the NIC. COMPLETED/S counts the buffers that the device
+has used. FINDINGS lists queues without progress, and NICs on their backup device.
 
 Examples:
   bellhop top
@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
 
-    /// Print the state once as text, and end
+    /// Print the state once as text
     #[arg(long)]
     once: bool,
 }
@@ -58,11 +58,11 @@ pub(crate) struct Arguments {
 #[derive(Debug, Default)]
 struct Shared {
     snapshot: Snapshot,
-    /// Why the snapshot is an old one.
+    /// Why the snapshot is old.
     error: Option<String>,
     /// Grows with each snapshot and error.
     version: u64,
-    /// The VM whose details are wanted.
+    /// The VM whose details are open.
     open: Option<String>,
 }
 

@@ -10,34 +10,37 @@ use bellhop_diagnostics::topology::text;
 use vdpa_mgmt::pci::{Address, Pci};
 use vdpa_mgmt::topology;
 
-/// Show how everything hangs together: NICs, their functions, vDPA devices, and who uses them
+/// Show NICs, functions, vDPA devices and users as a tree
 ///
-/// Nothing is changed and no vDPA device is opened, so it may be asked at any time. What others' processes do
-/// is shown to root only.
+/// The command changes nothing and opens no vDPA device, so you can run it at any time. Only root
+/// sees other users' processes.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 From the outside in:
-  pci/ADDRESS          a NIC's physical function, and what vDPA is on although it is none
-  vf N, sf N           its virtual functions and subfunctions; those of other machines (a DPU's host)
-                       show as representors only
-  representor NETDEV   its port on the NIC's switch: it must be up, and attached to something (master), or
+  pci/ADDRESS          a NIC's physical function, or another function with vDPA
+  vf N, sf N           its virtual functions and subfunctions; those of other hosts (a DPU's host)
+                       appear as representors only
+  representor NETDEV   its port on the NIC's switch: if it is down or attached to nothing (master),
                        the function reaches nothing
-  mgmtdev NAME         where vDPA devices are made: `bellhop dev add name NAME mgmtdev …`
+  mgmtdev NAME         the creator of vDPA devices: `bellhop dev add name NAME mgmtdev …`
   NAME: network …      a vDPA device; with vhost_vdpa it is /dev/vhost-vdpa-N, for guests
-  held by …            the program that has it open; of `bellhop run` also its machine. That must end before
-                       the device can be deleted or get another driver
-  doorbells            queues whose kicks go to the device without an exit: the holder has mapped their pages
-  posted interrupts    impossible, with what is in the way; else unknown, for Linux does not tell
+  held by …            the program that has it open, and the VM of `bellhop run`. That program must
+                       end before the device can be deleted or get another driver
+  doorbells            queues whose kicks reach the device without an exit: the holder has mapped
+                       their pages
+  posted interrupts    impossible, with the obstacle; otherwise unknown, because Linux does not
+                       report them
 
-NICs without SR-IOV, subfunctions and vDPA are left out. JSON (-j) has the same with the names of fields as keys;
-what is not known is not there, and lists are always there.
+The tree omits NICs without SR-IOV, subfunctions and vDPA. JSON (-j) has the same data, with the
+names of fields as keys. It omits unknown values, but always has all lists.
 
 Examples:
   bellhop topology
   bellhop topology enp1s0
-  bellhop topology -j | jq -r '.. | objects | select(.path) | \"\\(.name) \\(.path) \\([.holders[].pid])\"'")]
+  bellhop topology -j | jq -r '.. | objects | select(.path) |
+    \"\\(.name) \\(.path) \\([.holders[].pid])\"'")]
 pub(crate) struct Arguments {
-    /// One NIC only: a network interface or pci/ADDRESS, also of a virtual function
+    /// Only this NIC: a network interface or pci/ADDRESS, also of a virtual function
     #[arg(value_name = "PF")]
     function: Option<String>,
 }
@@ -59,7 +62,8 @@ fn find(text: &str) -> Result<Address, Error> {
         Some(address) => Ok(address.parse()?),
         None => Pci::default().behind(text)?.ok_or_else(|| {
             Error::failed(format!(
-                "{text} is on no function of the PCI bus; without a name everything is shown"
+                "{text} belongs to no PCI function: give pci/ADDRESS, or no name to see the whole \
+                 tree"
             ))
         }),
     }

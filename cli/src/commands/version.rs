@@ -8,10 +8,11 @@ use bellhop_common::listing::Format;
 use bellhop_common::text::printable;
 use serde::Serialize;
 
-/// Print the version of this command, and of the node daemon if it answers
+/// Print the versions of this command and of the node daemon
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The API level grows with each change that clients have to know. In JSON the daemon is null if it cannot be reached.
+The API level grows with each change that affects clients. In JSON the daemon is null if the command
+cannot reach it.
 
 Examples:
   bellhop version
@@ -96,7 +97,10 @@ mod tests {
         let nowhere = "/nonexistent/node.socket".parse().unwrap();
         let http = bellhop_common::client::Http::new(&nowhere, &Default::default()).unwrap();
         let (versions, absent) = ask(&Node::new(http)).unwrap();
-        assert!(text(&versions, absent.as_ref()).contains("cannot be reached at /nonexistent"));
+        assert!(
+            text(&versions, absent.as_ref())
+                .contains("cannot reach the node daemon at /nonexistent")
+        );
         assert!(versions.daemon.is_none());
         let refusal = json!({"code": "role", "message": "no"});
         ask(&MadeUp::default().answer(403, &refusal).node()).unwrap_err();

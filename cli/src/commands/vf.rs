@@ -12,24 +12,25 @@ use vdpa_mgmt::sriov::Links;
 use crate::confirm::Confirmation;
 use crate::plan;
 
-/// Show and change virtual functions (SR-IOV): how many, and what the NIC lets each do
+/// Show and change virtual functions (SR-IOV) and their limits
 ///
-/// A virtual function is a NIC of its own on a part of another one. With a vDPA driver
-/// it is what vDPA devices are made on.
+/// A virtual function is a NIC of its own on a part of another one. With a vDPA driver it is a
+/// management device, which creates vDPA devices.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 PF, the physical function, is a network interface or pci/ADDRESS.
 
-From a NIC to a device for guests, and back (a virtio NIC; with mlx5_vdpa no `bind` is needed):
-  bellhop vf count enp1s0 4                     four virtual functions
+From a NIC to a device for guests, and back (a virtio NIC; mlx5_vdpa needs no `bind`):
+  bellhop vf count enp1s0 4                     create four virtual functions
   bellhop vf set enp1s0 0 mac 52:54:00:12:34:56 vlan 100 spoofchk on
-  bellhop vf show enp1s0                        their addresses, drivers, IOMMU groups
-  bellhop bind pci/0000:01:00.1 vp-vdpa         a vDPA driver for the first
+  bellhop vf show enp1s0                        show their addresses, drivers, IOMMU groups
+  bellhop bind pci/0000:01:00.1 vp-vdpa         bind the first to a vDPA driver
   bellhop dev add name nic0 mgmtdev pci/0000:01:00.1
   bellhop dev del nic0
-  bellhop vf count enp1s0 0                     none again
+  bellhop vf count enp1s0 0                     delete all
 
-Nothing is taken away that somebody uses: the command says who it is. Changes need root.")]
+The command takes nothing away from a process that uses it; it names the process. Changes need
+root.")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -37,17 +38,17 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Show NICs that can have virtual functions, and these; of all or of one
+    /// Show NICs with SR-IOV, and their virtual functions
     #[command(visible_aliases = ["list", "ls", "get"], after_long_help = SHOW_HELP)]
     Show {
         /// The physical function, or a virtual one: a network interface or pci/ADDRESS
         #[arg(value_name = "PF")]
         physical: Option<String>,
     },
-    /// Give a NIC this many virtual functions
+    /// Set the number of a NIC's virtual functions
     ///
-    /// The kernel changes a number only from 0 and to 0, so all that are there go first. Nobody may be
-    /// using one.
+    /// The kernel changes a number only from 0 and to 0, so the command first deletes existing
+    /// virtual functions. None may be in use.
     #[command(after_long_help = "\
 Examples:
   bellhop vf count enp1s0 4 --dry-run
@@ -57,18 +58,20 @@ Examples:
         /// The physical function: a network interface or pci/ADDRESS
         #[arg(value_name = "PF")]
         physical: String,
-        /// How many; 0 takes them away
+        /// The number; 0 deletes all
         #[arg(value_name = "N")]
         count: u32,
-        /// Check, and print the steps instead of taking them
+        /// Check, and print the steps without running them
         #[arg(long)]
         dry_run: bool,
         #[command(flatten)]
         confirmation: Confirmation,
     },
-    /// Tell a NIC what a virtual function may do, in the words of `ip link set PF vf N`
+    /// Configure a virtual function, as `ip link set PF vf N` does
     #[command(
-        override_usage = "bellhop vf set PF N [mac MACADDR] [vlan VLANID [qos QOS] [proto PROTOCOL]] [rate RATE | max_tx_rate RATE] [min_tx_rate RATE] [spoofchk on|off] [state auto|enable|disable] [trust on|off]",
+        override_usage = "bellhop vf set PF N [mac MACADDR] [vlan VLANID [qos QOS] \
+                          [proto PROTOCOL]] [rate RATE | max_tx_rate RATE] [min_tx_rate RATE] \
+                          [spoofchk on|off] [state auto|enable|disable] [trust on|off]",
         after_long_help = settings::HELP
     )]
     Set {
@@ -87,14 +90,14 @@ Examples:
 const SHOW_HELP: &str = "\
 Fields:
   netdev         network interfaces
-  driver         what has the function: the NIC's driver, vp-vdpa, vfio-pci, …
-  driver_override  the only driver that may take it, if one was set
-  numa_node      the memory next to it: put guests there
-  iommu_group    what can reach it; shares_group_with names other functions of that group, which
-                 only one program can have together
+  driver         the function's driver: the NIC's, vp-vdpa, vfio-pci, …
+  driver_override  the only driver that may bind it, if one was set
+  numa_node      the nearest NUMA node: put guests there
+  iommu_group    its IOMMU group; shares_group_with names the other functions of that group, which
+                 only one program can use together
   vdpa           vDPA devices on it
-  mac, vlan, …   as the physical function's driver tells, in the words of `bellhop vf set`; a driver without
-                 such settings (virtio_net) tells none
+  mac, vlan, …   as the physical function's driver reports, in the words of `bellhop vf set`; a
+                 driver without such settings (virtio_net) reports none
 
 Examples:
   bellhop vf show
@@ -116,8 +119,8 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         } => {
             let Physical::Function(function) = Physical::find(&pci, physical)? else {
                 let message = format!(
-                    "{physical} is no function of the PCI bus, so its virtual functions cannot be \
-                     counted here"
+                    "cannot count the virtual functions of {physical}: it is not a function of the \
+                     PCI bus"
                 );
                 return Err(Error::failed(message));
             };
@@ -173,7 +176,7 @@ fn physical_interface(function: Function) -> Result<String, Error> {
     first.ok_or_else(|| {
         let message = format!(
             "{} has no network interface in this network namespace: bind it to its NIC's driver, \
-             or run this in the interface's namespace",
+             or run the command in the interface's namespace",
             function.address
         );
         Error::failed(message)

@@ -13,12 +13,12 @@ pub(super) fn missing(word: &str) -> Error {
 
 /// A word occurs twice.
 pub(super) fn twice(word: &str) -> Error {
-    Error::wrong(format!("the word {word} comes twice"))
+    Error::wrong(format!("the word {word} occurs twice"))
 }
 
 /// A value is not one of a word's choices.
 pub(super) fn choice(word: &str, value: &str, known: &str) -> Error {
-    Error::wrong(format!("{word} {value:?} is not known: it is {known}"))
+    Error::wrong(format!("{word} {value:?} is unknown: use {known}"))
 }
 
 /// Words with their values.
@@ -35,7 +35,7 @@ impl<'a> Words<'a> {
         while let Some(word) = arguments.next() {
             if !known.contains(&word.as_str()) {
                 let known = known.join(", ");
-                let message = format!("unknown word {word:?}; known are {known}");
+                let message = format!("unknown word {word:?}: use {known}");
                 return Err(Error::wrong(message));
             }
             if pairs.iter().any(|pair| pair.0 == word) {
@@ -43,7 +43,7 @@ impl<'a> Words<'a> {
             }
             let value = arguments
                 .next()
-                .ok_or_else(|| Error::wrong(format!("the word {word} has no value behind it")))?;
+                .ok_or_else(|| Error::wrong(format!("the word {word} has no value")))?;
             pairs.push((word, value));
         }
         Ok(Self { pairs })
@@ -80,11 +80,7 @@ pub(crate) fn number<T: FromStr>(word: &'static str, value: &str) -> Result<T, E
     Some(value)
         .filter(|value| value.bytes().all(|byte| byte.is_ascii_digit()))
         .and_then(|value| value.parse().ok())
-        .ok_or_else(|| {
-            Error::wrong(format!(
-                "{word} {value:?} is not a number of the right size"
-            ))
-        })
+        .ok_or_else(|| Error::wrong(format!("{word} {value:?} is not a valid number here")))
 }
 
 /// A hexadecimal mask, with or without 0x.
@@ -156,7 +152,7 @@ mod tests {
                 .unwrap_err()
                 .to_string()
         };
-        assert!(error("nam x").contains("known are name, mtu"));
+        assert!(error("nam x").contains("use name, mtu"));
         assert!(error("name").contains("no value"));
         assert!(error("name a name b").contains("twice"));
         for bad in ["", "+1", "-1", "65536", "0x10", "1e3", " 1"] {

@@ -48,7 +48,7 @@ fn what_is_not_there() {
         ),
         (
             "port show lab-none".to_owned(),
-            ["\"lab-none\" names no port", "bellhop port show"],
+            ["\"lab-none\" is no port", "bellhop port show"],
         ),
         (
             "port add pci/0000:ff:1f.7 flavour pcisf pfnum 0".to_owned(),
@@ -68,7 +68,7 @@ fn wrong_arguments_are_explained() {
     for (line, words) in [
         (
             "port del pci/0000:06:00.0",
-            ["names no port", "BUS/DEVICE/INDEX"],
+            ["is no port", "BUS/DEVICE/INDEX"],
         ),
         (
             "port add pci flavour pcisf pfnum 0",

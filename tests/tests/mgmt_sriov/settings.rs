@@ -141,7 +141,7 @@ fn what_is_not_there_is_said() {
     );
     complaint(
         &bellhop(&["vf", "count", interface, "1"]),
-        &["is no function of the PCI bus"],
+        &["is not a function of the PCI bus"],
     );
     let links = Links::open().unwrap();
     for name in ["", "sixteen-letters-", "a/b", "..", "a b"] {

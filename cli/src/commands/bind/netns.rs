@@ -7,15 +7,15 @@ use vdpa_mgmt::bus::{Bus, BusDevice};
 use vdpa_mgmt::container::{Settings, VIRTIO_VDPA, give};
 use vdpa_mgmt::link::{Link, Namespace};
 
-/// Where the interface is to be.
+/// The namespace and the name of the interface.
 #[derive(Debug, clap::Args)]
 pub(super) struct NetnsArguments {
-    /// With virtio_vdpa: move the network interface into this network namespace (a name of `ip netns`, a process ID, or a
-    /// path) and set it up
+    /// With virtio_vdpa: move the network interface into this network namespace and set it up. Give
+    /// a name of `ip netns`, a process ID or a path
     #[arg(long, value_name = "NETNS")]
     netns: Option<String>,
 
-    /// Its name there
+    /// The name of the interface in that namespace
     #[arg(long, value_name = "NAME", requires = "netns")]
     link_name: Option<String>,
 }
@@ -32,8 +32,8 @@ impl NetnsArguments {
         };
         if driver != Some(VIRTIO_VDPA) || device.starts_with("pci/") {
             return Err(Error::wrong(
-                "--netns needs a vDPA device and the driver virtio_vdpa, which makes a network \
-                 interface of it: `bellhop bind DEV virtio_vdpa --netns NETNS`",
+                "--netns needs a vDPA device and the driver virtio_vdpa, which gives it a network \
+                 interface: `bellhop bind DEV virtio_vdpa --netns NETNS`",
             ));
         }
         Ok(Some(Namespace::find(netns)?))

@@ -12,7 +12,7 @@ use super::watch::Watch;
 use crate::commands::words;
 use crate::plan;
 
-/// Make a vDPA device out of a NIC, and print its /dev/vhost-vdpa-N
+/// Create a vDPA device on a NIC, and print /dev/vhost-vdpa-N
 #[derive(Debug, clap::Args)]
 #[command(
     alias = "make",
@@ -28,11 +28,12 @@ pub(crate) struct Arguments {
     #[arg(long = "name", hide = true, conflicts_with = "name")]
     old_name: Option<String>,
 
-    /// The NIC: a network interface, pci/ADDRESS or a devlink handle; or a management device, such as vdpasim_net
+    /// The NIC: a network interface, pci/ADDRESS or a devlink handle; or a management device, such
+    /// as vdpasim_net
     #[arg(long, value_name = "NIC")]
     from: String,
 
-    /// What of the NIC it is made on
+    /// The kind of function for the device
     #[arg(long, value_enum, ignore_case = true, default_value = "auto")]
     kind: KindWord,
 
@@ -53,23 +54,23 @@ pub(crate) struct Arguments {
     )]
     queue_pairs: Option<u16>,
 
-    /// Its virtio feature bits in hexadecimal, all others off
+    /// Its virtio feature bits in hexadecimal; all other bits are off
     #[arg(long, value_name = "MASK", value_parser = mask)]
     device_features: Option<u64>,
 
-    /// What it is connected with: bridge=NAME,vlan=N,mtu=BYTES, or a part of that
+    /// Its connection: bridge=NAME,vlan=N,mtu=BYTES, or a part of these
     #[arg(long, value_name = "HOW")]
     connect: Option<Connectivity>,
 
-    /// What it sends at most, in Mbit/s
+    /// The limit of its transmit rate, in Mbit/s
     #[arg(long, value_name = "RATE", value_parser = clap::value_parser!(u32).range(1..))]
     max_tx_rate: Option<u32>,
 
-    /// What it can always send, in Mbit/s
+    /// Its guaranteed transmit rate, in Mbit/s
     #[arg(long, value_name = "RATE", value_parser = clap::value_parser!(u32).range(1..))]
     min_tx_rate: Option<u32>,
 
-    /// How many virtual functions the NIC gets if it has none (default: what it can have, at most 8)
+    /// Number of virtual functions to create if the NIC has none (default: its maximum, up to 8)
     #[arg(
         long,
         alias = "vfs",
@@ -78,31 +79,30 @@ pub(crate) struct Arguments {
     )]
     virtual_functions: Option<u32>,
 
-    /// Check, and print the steps instead of taking them
+    /// Check, and print the steps without running them
     #[arg(long)]
     dry_run: bool,
 }
 
 const HELP: &str = "\
 Steps, each undone if a later one fails or the command is interrupted with Ctrl-C:
-  virtual functions  counted if the NIC has none; a number that is there is never changed
-  one of them        that nobody uses: no vDPA device, not vfio-pci's, its interface down, without
-                     an address, in no bridge and in no other network namespace
-  its settings       MAC address and rates, through the NIC's driver if that takes them
-  its driver         one that makes vDPA devices: vp-vdpa for virtio functions; others (mlx5) are
-                     made on as they are
-or, of a NIC in switchdev mode (`devlink dev eswitch show`; it is not changed here):
-  a subfunction      port added with the lowest free sfnum, address and rates set, made active
+  virtual functions  created if the NIC has none; an existing number is never changed
+  one of them        chosen, if it is free: no vDPA device, not bound to vfio-pci, its interface
+                     down, without an address, in no bridge and in no other network namespace
+  its settings       MAC address and rates, through the NIC's driver if that supports them
+  its driver         bound to one for vDPA: vp-vdpa for virtio functions; others (mlx5) keep theirs
+or, on a NIC in switchdev mode (`devlink dev eswitch show`; the command does not change the mode):
+  a subfunction      port added with the lowest free sfnum, address and rates set, activated
   its device         waited for, enable_vnet set, reloaded
 and then
   the device         added, bound to vhost_vdpa, and its character device waited for
-  the connection     with --connect: in switchdev mode the representor becomes a port of the
-                     bridge, in this VLAN without a tag, and goes up: before, nothing passes. In
-                     legacy mode there is only vlan=N, a setting of the virtual function
+  the connection     with --connect: in switchdev mode the representor becomes an untagged port of
+                     the bridge in this VLAN, and goes up; before, it passes no frames. In legacy
+                     mode there is only vlan=N, a setting of the virtual function
 
 With --dry-run these steps are checked and printed, and nothing changes.
 
-Progress is shown on standard error if that is a terminal, and logged with --log-level info.
+Standard error shows the progress if it is a terminal. The log has it with --log-level info.
 
 Examples:
   bellhop nic create nic0 --from enp1s0f0 --mac 52:54:00:12:34:56
@@ -111,11 +111,11 @@ Examples:
   bellhop nic create test0 --from vdpasim_net --mac 52:54:00:12:34:57 --mtu 1500
   bellhop nic create nic3 --from enp1s0f0 --dry-run
 
-`bellhop nic delete` takes everything back, also after this command was killed.";
+`bellhop nic delete` undoes all steps, also if this command was killed.";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum KindWord {
-    /// A management device as it is, a subfunction in switchdev mode, else a virtual function
+    /// Management device: itself; else a subfunction in switchdev mode; else a virtual function
     Auto,
     /// A virtual function (SR-IOV)
     Vf,

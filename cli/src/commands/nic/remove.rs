@@ -12,17 +12,17 @@ use super::watch::Watch;
 use crate::commands::vm::removal::{GUEST, remove};
 use crate::confirm::Confirmation;
 
-/// Take a NIC back: undo all that `nic create` did, the last step first
+/// Delete a NIC: undo the steps of `nic create` in reverse
 #[derive(Debug, clap::Args)]
 #[command(
     visible_alias = "rm",
     alias = "remove",
     after_long_help = "\
-A NIC that somebody has open is not touched: the command says who it is. What others have changed
-since, and virtual functions that others use, are left as they are. The virtual functions go
-with the last NIC that was made on them. After a `nic create` that was killed, this undoes what it had done.
+The command does not touch a NIC that a process has open; it names the process. Later changes by
+others, and virtual functions that others use, stay as they are. The virtual functions are deleted
+with the last NIC on them. If `nic create` was killed, this command undoes the steps that it took.
 
-If something cannot be undone, the command says how to do it by hand; it can also be run again.
+If a step cannot be undone, the command tells how to do it by hand. You can run it again.
 
 Examples:
   bellhop nic delete nic0"
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
 
-    /// Delete a vDPA device that `nic create` has not made; what it was made on stays as it is
+    /// Delete a vDPA device that `nic create` did not create; its management device stays as it is
     #[arg(long)]
     no_record: bool,
 
@@ -51,7 +51,7 @@ pub(super) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     let name = &arguments.name;
     arguments.confirmation.ask(match &arguments.vm {
         Some(vm) => format!("Remove the NIC {name} from the VM {vm}?"),
-        None => format!("Delete the vDPA device {name} and undo the steps that made it?"),
+        None => format!("Delete the vDPA device {name} and undo the steps that created it?"),
     })?;
     if let Some(vm) = &arguments.vm {
         return remove(
@@ -78,13 +78,13 @@ fn without_record(name: &str, asked_for: bool, format: Format) -> Result<Code, E
     let connection = Connection::open()?;
     match connection.device(name) {
         Err(error) if error.is_missing() => Err(Error::failed(format!(
-            "there is no NIC {name}, and no vDPA device of that name: `bellhop nic list` and \
-             `bellhop dev show` list what there is"
+            "there is no NIC {name}, and no vDPA device with that name: `bellhop nic list` and \
+             `bellhop dev show` list them"
         ))),
         Err(error) => Err(error.into()),
         Ok(_) if !asked_for => Err(Error::failed(format!(
-            "the vDPA device {name} was not made by `bellhop nic create`, so nothing is known of \
-             what it was made on: `bellhop nic delete --no-record {name}` deletes the device alone"
+            "`bellhop nic create` did not create the vDPA device {name}, so there is no record of \
+             its steps: `bellhop nic delete --no-record {name}` deletes the device alone"
         ))),
         Ok(_) => {
             connection.delete(name)?;

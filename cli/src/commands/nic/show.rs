@@ -20,7 +20,7 @@ Examples:
   bellhop nic show nic0 -j | jq -r '.nic[].path'"
 )]
 pub(crate) struct Arguments {
-    /// The NIC; without it all are shown
+    /// The NIC (default: all NICs)
     #[arg(value_name = "NAME")]
     name: Option<String>,
 }

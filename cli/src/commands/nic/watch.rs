@@ -1,5 +1,5 @@
-//! Watches the creation or removal of a NIC: stores its record, reports its steps on a terminal and
-//! in the log, and interrupts the creation on a signal.
+//! Watches the creation or removal of a NIC. It stores the NIC's record and reports the steps on a
+//! terminal and in the log. A signal interrupts the creation.
 
 use std::io::{self, IsTerminal as _, Write as _};
 

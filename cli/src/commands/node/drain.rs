@@ -22,13 +22,13 @@ use crate::progress::ProgressLine;
 
 /// Migrate all VMs of this node to another node
 ///
-/// First the node is cordoned: it takes no new VMs. Then all VMs migrate but those that are
-/// stopped. A VM that cannot migrate stays here and does not keep the others.
+/// The command first cordons the node: it accepts no new VMs. Then all VMs migrate, except stopped
+/// ones. A VM that cannot migrate stays here and does not delay the others.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The command ends with a table. It exits with 0 if all of these VMs have moved, and else with the
-code of the first failure. It can be run again. A migration continues if the command is interrupted.
-After the maintenance `bellhop node uncordon` has the node take VMs again.
+The command ends with a table. The exit code is 0 if all VMs have moved, and otherwise that of the
+first failure. You can run it again. A migration continues if the command is interrupted. After the
+maintenance, `bellhop node uncordon` makes the node accept VMs again.
 
 Examples:
   bellhop node drain --to https://node2:8443 --dry-run
@@ -39,7 +39,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "NODE", value_parser = destination)]
     to: String,
 
-    /// The source of all NICs there; without it each has the source of the same name as here
+    /// The source of all NICs there; without it each NIC uses the source with the same name as here
     #[arg(long, value_name = "NIC")]
     from: Option<String>,
 
@@ -47,7 +47,7 @@ pub(super) struct Arguments {
     #[arg(short = 'l', long, value_name = "LABELS")]
     selector: Option<Selector>,
 
-    /// How many VMs migrate at a time, 1 to 16
+    /// Number of VMs that migrate at a time, 1 to 16
     #[arg(
         long,
         value_name = "N",
@@ -56,7 +56,7 @@ pub(super) struct Arguments {
     )]
     parallel: u8,
 
-    /// Only ask whether the VMs could move; the node is not cordoned
+    /// Only check whether the VMs can move, without cordoning the node
     #[arg(long)]
     dry_run: bool,
 }
@@ -130,7 +130,7 @@ impl Drained {
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
     if !arguments.dry_run {
-        // First, so that no VM arrives after the list.
+        // Before the list, so that no VM arrives after it.
         node.put_cordon().send()?;
     }
     let label = arguments.selector.as_ref().map(ToString::to_string);

@@ -33,7 +33,7 @@ fn unbuffered(stream: impl AsFd) -> Result<File, Error> {
 fn copy(path: &Path, input: &File, mut output: &File) -> Result<Code, Error> {
     let shown = path.display();
     let failed = |source| {
-        let message = format!("the node daemon cannot be reached at {shown}");
+        let message = format!("cannot reach the node daemon at {shown}");
         Error::new(ErrorKind::NoDaemon, message).because(source)
     };
     let daemon = UnixStream::connect(path).map_err(failed)?;

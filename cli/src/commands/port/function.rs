@@ -8,11 +8,14 @@ use crate::commands::words::{self, Words};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
-    /// Say what the function behind a port is to be
+    /// Configure the function behind a port
     ///
-    /// The state is set last, by itself: until then its driver does not have the function.
+    /// The command sets the state last and separately: a driver uses the function only once it is
+    /// active.
     #[command(
-        override_usage = "bellhop port function set PORT [hw_addr ADDR] [roce enable|disable] [migratable enable|disable] [ipsec_crypto enable|disable] [ipsec_packet enable|disable] [max_io_eqs EQS] [state active|inactive]",
+        override_usage = "bellhop port function set PORT [hw_addr ADDR] [roce enable|disable] \
+                          [migratable enable|disable] [ipsec_crypto enable|disable] \
+                          [ipsec_packet enable|disable] [max_io_eqs EQS] [state active|inactive]",
         after_long_help = SET_HELP
     )]
     Set {
@@ -22,11 +25,11 @@ pub(super) enum Command {
         #[arg(value_name = "WORD VALUE", required = true, num_args = 1..)]
         words: Vec<String>,
     },
-    /// Show and limit what functions send, each by itself and in groups
+    /// Show and limit transmit rates of functions and groups
     #[command(
         subcommand,
         after_long_help = "\
-Two functions that share 10 Gbit/s, one of which is sure of 4:
+Two functions share 10 Gbit/s, and one of them has 4 Gbit/s guaranteed:
   bellhop port function rate add pci/0000:06:00.0/web tx_max 10gbit
   bellhop port function rate set pci/0000:06:00.0/32768 parent web tx_share 4gbit
   bellhop port function rate set pci/0000:06:00.0/32769 parent web"
@@ -37,13 +40,13 @@ Two functions that share 10 Gbit/s, one of which is sure of 4:
 const SET_HELP: &str = "\
 Words:
   hw_addr ADDR               the function's address, such as 52:54:00:12:34:56
-  state active|inactive      whether its driver may have it
-  roce enable|disable        RDMA over Ethernet, for which the NIC keeps memory
+  state active|inactive      whether a driver may use it
+  roce enable|disable        RDMA over Ethernet, for which the NIC reserves memory
   migratable enable|disable  migration to another host (virtual functions)
   ipsec_crypto, ipsec_packet enable|disable   IPsec in the NIC (virtual functions)
-  max_io_eqs EQS             how many event queues it may have
+  max_io_eqs EQS             the maximum number of its event queues
 
-Drivers take some of them, and most only while the function is inactive.
+Each driver supports some of these, and most only while the function is inactive.
 
 Examples:
   bellhop port function set pci/0000:06:00.0/32768 hw_addr 52:54:00:12:34:56 state active

@@ -12,15 +12,16 @@ macro_rules! help {
         concat!(
             "\
 Words:
-  tx_share RATE     what it is sure to get; 0 is nothing
-  tx_max RATE       what it gets at most; 0 is no limit
-  tx_priority N     those of higher priority send first
-  tx_weight N       its part among those of the same priority
+  tx_share RATE     its guaranteed rate; 0 is none
+  tx_max RATE       its maximum rate; 0 is no limit
+  tx_priority N     higher priorities send first
+  tx_weight N       its share among equal priorities
   parent NODE       put it into this group of the same NIC's function
   noparent          take it out of its group
 
-RATE is a number with a unit: bit, kbit, mbit, gbit, tbit (per second, of 1000), bps, kbps, mbps, gbps,
-tbps (bytes), or kibit, …, kibps, … (of 1024). Without a unit it is bits per second.
+RATE is a number with a unit: bit, kbit, mbit, gbit, tbit (bits per second, factors of 1000), bps,
+kbps, mbps, gbps, tbps (bytes), or kibit, …, kibps, … (factors of 1024). Without a unit it is bits
+per second.
 
 Examples:
   ",
@@ -46,11 +47,12 @@ Examples:
     },
     /// Add a group of functions
     #[command(
-        override_usage = "bellhop port function rate add DEV/NODE [tx_share RATE] [tx_max RATE] [tx_priority N] [tx_weight N] [parent NODE | noparent]",
+        override_usage = "bellhop port function rate add DEV/NODE [tx_share RATE] [tx_max RATE] \
+                          [tx_priority N] [tx_weight N] [parent NODE | noparent]",
         after_long_help = help!("bellhop port function rate add pci/0000:06:00.0/web tx_max 10gbit")
     )]
     Add {
-        /// The group: DEV/NODE, where NODE is any name that is no number
+        /// The group: DEV/NODE, where NODE is a name that is not a number
         #[arg(value_name = "DEV/NODE")]
         node: String,
         /// Pairs of a word and its value
@@ -59,8 +61,10 @@ Examples:
     },
     /// Change the rate of a function or a group
     #[command(
-        override_usage = "bellhop port function rate set PORT|DEV/NODE [tx_share RATE] [tx_max RATE] [tx_priority N] [tx_weight N] [parent NODE | noparent]",
-        after_long_help = help!("bellhop port function rate set pci/0000:06:00.0/32768 parent web tx_share 4gbit")
+        override_usage = "bellhop port function rate set PORT|DEV/NODE [tx_share RATE] \
+                          [tx_max RATE] [tx_priority N] [tx_weight N] [parent NODE | noparent]",
+        after_long_help =
+            help!("bellhop port function rate set pci/0000:06:00.0/32768 parent web tx_share 4gbit")
     )]
     Set {
         /// A port (DEV/INDEX, or the name of its network interface) or a group (DEV/NODE)
@@ -70,7 +74,7 @@ Examples:
         #[arg(value_name = "WORD VALUE", required = true, num_args = 1..)]
         words: Vec<String>,
     },
-    /// Delete a group that nothing is in
+    /// Delete an empty group
     #[command(
         visible_aliases = ["delete", "rm"],
         after_long_help = "\
@@ -123,7 +127,7 @@ fn find(devlink: &Devlink, text: &str) -> Result<RateObject, Error> {
 }
 
 fn settings(words: &[String]) -> Result<RateSettings, Error> {
-    // The one word without a value.
+    // The only word without a value.
     let is_noparent = |word: &&String| *word == "noparent";
     let noparent = words.iter().filter(is_noparent).count();
     let pairs: Vec<String> = words

@@ -9,7 +9,7 @@
 //! ```
 //! Process ID, standard streams and environment stay. The command line stays, too: a program that
 //! hands the VM back restores the command line of the former program. Owns the environment
-//! variables that name the descriptors. It must not know their contents.
+//! variables that name the descriptors. Their contents belong to `vmm`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -137,7 +137,7 @@ pub(super) fn take() -> Result<Option<Taken>, Error> {
     };
     let Some((numbers, failed)) = value.to_str().and_then(parse) else {
         return Err(Error::failed(format!(
-            "{VARIABLE} is {value:?}, which no program that hands over says; unset it"
+            "{VARIABLE} has the invalid value {value:?}: unset it"
         )));
     };
     let own = |number| {
@@ -151,7 +151,7 @@ pub(super) fn take() -> Result<Option<Taken>, Error> {
         let number = value.to_str().and_then(|value| value.parse().ok());
         let number = number.ok_or_else(|| {
             Error::failed(format!(
-                "{FORMER_VM} is {value:?}, which is no descriptor; unset it"
+                "{FORMER_VM} is {value:?}, which is not a descriptor: unset it"
             ))
         })?;
         own(number)
@@ -169,7 +169,7 @@ pub(super) fn take() -> Result<Option<Taken>, Error> {
 }
 
 impl Taken {
-    /// The VM to resume.
+    /// The state of the VM to resume.
     pub(super) fn origin(&self) -> Result<Origin, SnapshotError> {
         let Files { state, ram, .. } = &self.files;
         let ram = ram.try_clone().map_err(SnapshotError::Descriptor)?;
@@ -182,7 +182,7 @@ impl Taken {
         let vm = self.files.vm;
         let closing = Builder::new().name("former-vm".to_owned());
         if let Err(error) = closing.spawn(move || drop(vm)) {
-            tracing::debug!(%error, "what KVM had of the machine before was closed without a thread");
+            tracing::debug!(%error, "closed the former KVM VM without a thread");
         }
     }
 

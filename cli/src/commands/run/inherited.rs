@@ -1,7 +1,6 @@
 //! Inherited descriptors, as `--vdpa fd=N` names them.
 //!
-//! Owns the conversion from a number on the command line to a descriptor that this process owns. It
-//! must not know the object behind it.
+//! Owns the conversion from a number on the command line to a descriptor that this process owns.
 
 use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
@@ -21,9 +20,9 @@ pub(super) fn take(nics: &mut [VdpaConfig]) -> Result<(), DescriptorError> {
             let number = RawFd::try_from(number)
                 .ok()
                 .filter(|number| *number >= FIRST)
-                .ok_or("is none that can be inherited: they begin at 3")?;
+                .ok_or("cannot be inherited: inherited descriptors begin at 3")?;
             if !taken.insert(number) {
-                return Err("is another NIC's already".to_owned());
+                return Err("already belongs to another NIC".to_owned());
             }
             own(number)
         })
@@ -38,13 +37,13 @@ pub(super) fn own(number: RawFd) -> Result<OwnedFd, String> {
     let flags = match rustix::io::fcntl_getfd(borrowed) {
         Ok(flags) => flags,
         Err(Errno::BADF) => return Err("was not passed to this process".to_owned()),
-        Err(error) => return Err(format!("cannot be looked at: {error}")),
+        Err(error) => return Err(format!("cannot be queried: {error}")),
     };
     // Descriptors that survived the exec of this process lack this flag. All that this process
     // opens have it (the standard library and rustix set it). So without the flag no other value
     // owns the number.
     if flags.contains(FdFlags::CLOEXEC) {
-        return Err("is this process' own, not one that was passed to it".to_owned());
+        return Err("belongs to this process, which did not inherit it".to_owned());
     }
     rustix::io::fcntl_setfd(borrowed, FdFlags::CLOEXEC)
         .map_err(|error| format!("cannot be taken: {error}"))?;
@@ -93,7 +92,7 @@ mod tests {
             ),
             (
                 format!("[[vdpa]]\nfd = {number}\nid = 'a'"),
-                "this process' own",
+                "belongs to this process",
             ),
         ] {
             let error = refused(&devices);

@@ -1,7 +1,7 @@
 //! The options of `bellhop serve` from a file, whose keys are the names of options.
 //!
 //! Owns the file's form. It adds words to the command line, so clap checks values of both alike.
-//! Must not know any option but `--config`.
+//! `--config` is the only option that it knows.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ fn with_default(
     mut words: Vec<OsString>,
     default: &Path,
 ) -> Result<Vec<OsString>, Error> {
-    // What is wrong or missing without the file may be right with it.
+    // The file may supply a missing option, so errors are ignored here.
     let given = command.clone().ignore_errors(true);
     let given = given.try_get_matches_from(&words).ok();
     let given = given.as_ref().and_then(ArgMatches::subcommand);
@@ -69,7 +69,11 @@ fn with_default(
         let value = match value {
             Value::String(text) => text,
             Value::Integer(number) => number.to_string(),
-            _ => return Err(wrong("the value is neither text nor an integer".to_owned())),
+            _ => {
+                return Err(wrong(
+                    "the value is neither a string nor an integer".to_owned(),
+                ));
+            }
         };
         let word = format!("--{name}={value}");
         check(serve, &word).map_err(wrong)?;
@@ -143,7 +147,7 @@ mod tests {
             with_default(Arguments::command(), words, &self.0)
         }
 
-        /// What the command line and the file amount to.
+        /// The options of the command line and the file.
         fn parsed(&self, line: &str) -> String {
             let words = self.words(line).unwrap();
             let arguments = Arguments::try_parse_from(words).unwrap();
@@ -225,7 +229,7 @@ mod tests {
             ("log_level = \"loud\"", "log_level: invalid value 'loud'"),
             (
                 "group = [\"a\"]",
-                "group: the value is neither text nor an integer",
+                "group: the value is neither a string nor an integer",
             ),
             ("group = true", "group: the value is neither"),
             ("group", "is wrong"),

@@ -1,7 +1,6 @@
 //! The picture of a snapshot as lines of text.
 //!
-//! Owns the layout, and what the user has selected. It must not know the terminal, nor where a
-//! snapshot comes from.
+//! Owns the layout and the user's selection.
 
 use std::collections::VecDeque;
 
@@ -14,7 +13,7 @@ use super::source::Snapshot;
 use crate::commands::vm::{list, view};
 use crate::commands::{events, operation};
 
-/// The events that the picture has at most.
+/// The maximum number of events in the picture.
 const EVENTS: usize = 10;
 
 /// How a line is shown.
@@ -40,7 +39,7 @@ impl Line {
     }
 }
 
-/// A line about something that is wrong.
+/// A line about a problem.
 pub(super) fn alarm(text: &str) -> Line {
     Line::new(text, Style::Alarm)
 }
@@ -172,7 +171,7 @@ fn is_healthy(vm: &VmInfo) -> bool {
 /// The VM and its queues.
 fn details(snapshot: &Snapshot, name: &str) -> Vec<Line> {
     let vm = snapshot.vms.iter().find(|vm| vm.name == name);
-    let title = vm.map_or_else(|| format!("{name} is gone"), view::line);
+    let title = vm.map_or_else(|| format!("{name} no longer exists"), view::line);
     let mut lines = vec![Line::new(&title, Style::Heading)];
     for (vm, nic) in vm
         .iter()
@@ -183,7 +182,7 @@ fn details(snapshot: &Snapshot, name: &str) -> Vec<Line> {
     }
     match &snapshot.details {
         Some((of, table)) if of == name => push_table(&mut lines, table, std::iter::empty()),
-        _ => lines.push(Line::new("no queues are known", Style::Plain)),
+        _ => lines.push(Line::new("no data about queues", Style::Plain)),
     }
     lines
 }

@@ -1,6 +1,6 @@
 //! The terminal of `bellhop top`: another screen in raw mode, and keys.
 //!
-//! Owns the escape sequences (ECMA-48, and xterm's alternate screen). It must not know the picture.
+//! Owns the escape sequences (ECMA-48, and xterm's alternate screen).
 
 use std::io::{self, Write as _};
 use std::time::Duration;
@@ -34,7 +34,8 @@ pub(super) struct Screen {
 impl Screen {
     pub(super) fn enter() -> io::Result<Self> {
         let raw = Terminal::attach(EscapeKey::default())?;
-        let in_background = || io::Error::other("another job uses it: run this in the foreground");
+        let in_background =
+            || io::Error::other("another job uses it: run this command in the foreground");
         let screen = Self {
             _raw: raw.ok_or_else(in_background)?,
         };

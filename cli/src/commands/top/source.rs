@@ -1,6 +1,6 @@
 //! Snapshots of a node, by requests to its daemon.
 //!
-//! Owns the requests, and the rates between two snapshots. It must not know the picture.
+//! Owns the requests, and the rates between two snapshots.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -16,9 +16,9 @@ use serde_json::Value;
 
 use crate::commands::vm::stats;
 
-/// How long after an event the next snapshot is taken: others may follow.
+/// The delay of a snapshot after an event: others may follow.
 const SOON: Duration = Duration::from_millis(200);
-/// The events that a snapshot has at most.
+/// The maximum number of events in a snapshot.
 const EVENTS_MAX: usize = 64;
 
 /// A VM and one of its NICs.

@@ -118,11 +118,11 @@ fn keys_select_and_open_machines() {
     assert_eq!(view.press(Key::Enter, &snapshot), Done::No);
     assert_eq!(view.open.as_deref(), Some("web"));
     let shown = text(&lines(&snapshot, &view));
-    let wanted = "web: Running, pid 7\nnet0 q1 STUCK\nno queues are known\n";
+    let wanted = "web: Running, pid 7\nnet0 q1 STUCK\nno data about queues\n";
     assert_eq!(shown, wanted);
     // It is deleted meanwhile.
     let shown = text(&lines(&Snapshot::default(), &view));
-    assert!(shown.starts_with("web is gone\n"), "{shown}");
+    assert!(shown.starts_with("web no longer exists\n"), "{shown}");
     assert_eq!(view.press(Key::Back, &snapshot), Done::No);
     assert_eq!(view.open, None);
     assert_eq!(view.press(Key::Down, &Snapshot::default()), Done::No);

@@ -8,17 +8,18 @@ use crate::commands::words::{self, Words, choice};
 pub(super) const HELP: &str = "\
 Words:
   mac MACADDR          its address, such as 52:54:00:12:34:56; 00:00:00:00:00:00 lets it choose one
-  vlan VLANID          the NIC puts its frames into this VLAN, unseen by it: 1 to 4094; 0 for none
+  vlan VLANID          the NIC puts its frames into this VLAN, invisibly to the function: 1 to 4094;
+                       0 for none
   qos QOS              their priority, 0 to 7
-  proto PROTOCOL       their tag: 802.1Q (if left out) or 802.1ad
-  rate RATE            what it sends at most, in Mbit/s; 0 for no limit. The same: max_tx_rate RATE
-  min_tx_rate RATE     what it is sure to get, in Mbit/s
-  spoofchk on|off      drop its frames with a sender address that is not its own
+  proto PROTOCOL       their tag: 802.1Q (default) or 802.1ad
+  rate RATE            its maximum rate, in Mbit/s; 0 for no limit. The same: max_tx_rate RATE
+  min_tx_rate RATE     its guaranteed rate, in Mbit/s
+  spoofchk on|off      drop its frames with a sender address other than its own
   state auto|enable|disable
-                       its end of the link: as the NIC's, always up, always down
-  trust on|off         let it change its address and receive everything
+                       its link: as the NIC's, always up, always down
+  trust on|off         let it change its address and receive all frames
 
-If the NIC refuses one of them, those before it are made again as they were.
+If the NIC rejects one of them, the command restores the earlier ones.
 
 Examples:
   bellhop vf set enp1s0 0 mac 52:54:00:12:34:56 vlan 100 qos 3
