@@ -51,10 +51,10 @@ use selection::Selection;
 /// The interval of queries of a VM's state.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// Create, show, start, stop, change, replace and delete virtual machines of this node
+/// Create, show, start, stop, change and delete the node's VMs
 ///
-/// The node daemon (`bellhop serve`) runs each in a process of its own, with the NICs that it makes for it, starts it
-/// again if it crashes or the host was rebooted, and takes everything back with it.
+/// The node daemon (`bellhop serve`) runs each VM in its own process, with NICs that it creates for
+/// the VM. It restarts the VM after a crash or a reboot of the host, and deletes the NICs with it.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -65,7 +65,7 @@ Examples:
   bellhop vm show web
   bellhop vm set web memory=2G restart=always
   bellhop vm wait web --for running
-  bellhop vm console web                     Ctrl-A X leaves, the VM goes on
+  bellhop vm console web                     Ctrl-A X leaves, the VM keeps running
   bellhop vm nic add web from=pci/0000:01:00.0
   bellhop vm disk add web path=/var/lib/images/data.img
   bellhop vm logs web --follow
@@ -78,8 +78,8 @@ Examples:
   bellhop vm stop web
   bellhop vm delete web
 
-Another daemon than this machine's is named with --node or --remote (`bellhop remote --help`). All subcommands take
--o json.")]
+--node or --remote selects the daemon of another host (`bellhop remote --help`). All subcommands
+support -o json.")]
 pub(crate) struct Arguments {
     #[command(flatten)]
     node: NodeArguments,
@@ -96,28 +96,29 @@ enum Command {
     Diff(apply::DiffArguments),
     Set(set::Arguments),
     Edit(edit::Arguments),
-    /// Start a VM that is stopped
+    /// Start a stopped VM
     ///
-    /// From now on it is to run: also after it has crashed, by its restart policy, and after a reboot of the host.
+    /// The daemon then keeps it running: it starts again after a crash, by its restart policy, and
+    /// after a reboot of the host.
     #[command(after_long_help = "\
-A VM that runs is left alone; one that is paused goes on. One that may run elsewhere since it was migrated is not started:
-`bellhop vm migration settle NAME here|there` says first where it is.
+A running VM stays as it is; a paused one resumes. A VM that may run elsewhere after a migration
+does not start: first run `bellhop vm migration settle NAME here|there`.
 
 Examples:
   bellhop vm start web db
   bellhop vm start -l tier=web")]
     Start(Selection),
-    /// Park a VM's vCPUs
+    /// Pause a VM's vCPUs
     ///
-    /// Devices go on with what they have to do; their interrupts wait.
+    /// Devices continue their work; their interrupts wait.
     #[command(after_long_help = "\
 Examples:
   bellhop vm pause web
   bellhop vm resume web")]
     Pause(Selection),
-    /// Let a VM that is paused go on
+    /// Resume a paused VM
     #[command(after_long_help = "\
-A VM that is stopped is not started: that is `bellhop vm start`.
+This does not start a stopped VM: use `bellhop vm start`.
 
 Examples:
   bellhop vm resume web")]
@@ -126,9 +127,9 @@ Examples:
     Reset(reset::Arguments),
     /// Send a non-maskable interrupt to VMs
     ///
-    /// Linux logs it, or panics with `unknown_nmi_panic`, which helps with a guest that hangs.
+    /// Linux logs it, or panics with `unknown_nmi_panic`, which helps to debug a guest that hangs.
     #[command(after_long_help = "\
-The first vCPU gets it; a paused one when it resumes.
+The first vCPU receives it; a paused one after it resumes.
 
 Examples:
   bellhop vm nmi web")]

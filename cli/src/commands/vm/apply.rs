@@ -15,14 +15,14 @@ use super::{of_vm, say};
 use crate::commands::machine_arguments::Description;
 use crate::setting::Setting;
 
-/// Create a VM, or change it, so that it is as a file describes
+/// Create a VM, or change it, as a file describes
 ///
 /// The VM may run. Keys that the file lacks keep their values: `bellhop vm replace` resets them.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Each value that was changed is printed, and when it takes effect: restart policy, labels and
-annotations at once, all else when the VM is started next. Lists (nics, disks) are changed as a
-whole, and only while the VM is stopped. `state` in the file is for a VM that is created: start and
+The command prints each changed value, and when it takes effect. The restart policy, labels and
+annotations change at once, all else at the next start of the VM. Lists (nics, disks) change as a
+whole, and only while the VM is stopped. `state` in the file applies only to a new VM: start and
 stop change it later.
 
 Examples:
@@ -36,7 +36,7 @@ pub(crate) struct ApplyArguments {
 
 /// Print the changes that `bellhop vm apply` would make
 ///
-/// Nothing is changed. The daemon checks the new values as it does for a change.
+/// The command changes nothing. The daemon checks the new values as for a change.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -36,13 +36,11 @@ pub(super) fn free_id(kind: &str, taken: &[String]) -> String {
 pub(crate) fn absolute(path: &Path, node: &Address) -> Result<PathBuf, Error> {
     let shown = path.display();
     match node {
-        Address::Https { .. } | Address::Ssh { .. } if path.is_relative() => {
-            Err(Error::wrong(format!(
-                "{shown} is a path of this machine, and the daemon is on another one; say it from / on"
-            )))
-        }
+        Address::Https { .. } | Address::Ssh { .. } if path.is_relative() => Err(Error::wrong(
+            format!("{shown}: use an absolute path; the daemon runs on another host"),
+        )),
         _ => std::path::absolute(path).map_err(|source| {
-            Error::wrong(format!("there is no directory to which {shown} belongs")).because(source)
+            Error::wrong(format!("cannot make {shown} an absolute path")).because(source)
         }),
     }
 }

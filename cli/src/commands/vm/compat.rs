@@ -10,17 +10,18 @@ use bellhop_common::listing::Format;
 use super::migrate::{Destination, There, To, Wanted, trial};
 use super::of_vm;
 
-/// Say whether a running VM could move to another node, what is in the way, and what that would cost
+/// Check whether a running VM can migrate to another node
 ///
-/// The other node makes what the VM needs there, is asked whether the guest could go on with it, and takes it back. The guest does
-/// not notice. Exit code 0: the VM can move; 1: it cannot.
+/// The destination daemon creates the VM's NICs, checks whether the guest can continue there, and
+/// deletes them again. The guest does not notice. The output has obstacles and the expected cost.
+/// Exit code 0: the VM can migrate; 1: it cannot.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   bellhop vm compat web node2
   bellhop vm compat web https://node2:8443 --from enp6s0f0np0 -o json
 
-To a process that waits, `bellhop vm migrate NAME ENDPOINT --dry-run` asks the same.")]
+For a waiting process, use `bellhop vm migrate NAME ENDPOINT --dry-run`.")]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(value_name = "NAME")]
@@ -38,7 +39,7 @@ fn node(destination: Destination) -> Result<String, Error> {
     match destination {
         Destination::Remote(node) | Destination::Node(node) => Ok(node),
         Destination::Endpoint(endpoint) => Err(Error::wrong(format!(
-            "a process that waits is asked by `bellhop vm migrate NAME {endpoint} --dry-run`"
+            "for a waiting process, use `bellhop vm migrate NAME {endpoint} --dry-run`"
         ))),
     }
 }

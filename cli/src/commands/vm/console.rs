@@ -30,15 +30,15 @@ const VM_ENDED: u16 = 1001;
 /// How long the daemon may take to notice the end of a VM's process.
 const NOTICED: Duration = Duration::from_secs(2);
 
-/// Connect this terminal with a VM's serial console
+/// Connect this terminal to a VM's serial console
 ///
-/// Ctrl-A X leaves, the VM continues; Ctrl-A Ctrl-A sends one Ctrl-A. The last 64 KiB of output
+/// Ctrl-A X leaves, the VM keeps running; Ctrl-A Ctrl-A sends one Ctrl-A. The last 64 KiB of output
 /// come first.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-One client writes to a console, and any number of clients read it with --read-only. A second writer
-is refused, unless it takes the console. All output, 16 MiB of it at least, is in the VM's console
-log.
+One client writes to a console, and any number of clients read it with --read-only. The daemon
+rejects a second writer unless it uses --take. All output, 16 MiB of it at least, is in the VM's
+console log.
 
 Examples:
   bellhop vm console web
@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     read_only: bool,
 
-    /// Disconnect the client that writes, and take its place
+    /// Disconnect the writing client, and replace it
     #[arg(long, conflicts_with = "read_only")]
     take: bool,
 
@@ -63,7 +63,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "CHAR", default_value = "^A")]
     escape: EscapeKey,
 
-    /// Print the console's log, at most its last 1 MiB, and end; also for a stopped VM
+    /// Print the console's log, at most its last 1 MiB; also for a stopped VM
     #[arg(long, conflicts_with_all = ["read_only", "take"])]
     log: bool,
 }
@@ -97,7 +97,7 @@ pub(super) fn execute(arguments: &Arguments, node: &Node) -> Result<Code, Error>
         // The cursor is where the guest left it.
         eprintln!();
     }
-    let end = end.map_err(Error::context("the connection with the console broke"))?;
+    let end = end.map_err(Error::context("the connection to the console broke"))?;
     let closed = console.close();
     match end {
         End::Left => Ok(Code::Success),
@@ -114,16 +114,16 @@ fn ended(name: &str, closed: Option<Closed>, node: &Node) -> Result<Code, Error>
                 Ok(view.pid.is_none().then_some(view.phase))
             });
             match phase {
-                Ok(Some(phase)) => eprintln!("The VM {name} has ended: it is {phase}."),
+                Ok(Some(phase)) => eprintln!("The VM {name} ended: it is {phase}."),
                 // It is deleted, runs again, or the daemon is gone.
-                Ok(None) | Err(_) => eprintln!("The VM {name} has closed its console."),
+                Ok(None) | Err(_) => eprintln!("The VM {name} closed its console."),
             }
             Ok(Code::Success)
         }
         Some(Closed { reason, .. }) => Err(Error::conflict(format!(
             "the daemon closed the console of {name}: {reason}"
         ))),
-        None => Err(Error::failed("the connection with the console broke")),
+        None => Err(Error::failed("the connection to the console broke")),
     }
 }
 

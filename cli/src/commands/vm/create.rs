@@ -17,19 +17,20 @@ use super::{of_vm, read, say, vm};
 use crate::commands::machine_arguments::{MachineArguments, put_devices};
 use crate::plan;
 
-/// Create a VM with its NICs and start it: all of it, or nothing
+/// Create a VM with its NICs and start it, all or nothing
 ///
-/// If a step fails, those before it are undone. A VM that has the name already stays as it is.
+/// If a step fails, the daemon undoes the earlier ones. It never changes an existing VM with this
+/// name.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     pub(super) vm: VmArguments,
 
-    /// Succeed if a VM has the name already, whatever it is; it stays as it is
+    /// Succeed without any change if a VM has the name already
     #[arg(long)]
     if_not_exists: bool,
 
-    /// Check, and print the steps instead of taking them
+    /// Check, and print the steps without running them
     #[arg(long)]
     dry_run: bool,
 }
@@ -52,19 +53,20 @@ pub(crate) struct VmArguments {
     #[arg(
         long = "nic",
         value_name = "OPTIONS",
-        help = "A NIC: from=NIC[,bridge=NAME][,vlan=N][,mac=MAC]…, path=/dev/vhost-vdpa-N or device=NAME (may be repeated)"
+        help = "A NIC: from=NIC[,bridge=NAME][,vlan=N][,mac=MAC]…, path=/dev/vhost-vdpa-N or \
+                device=NAME (may be repeated)"
     )]
     nics: Vec<NicSettings>,
 
-    /// What happens when it ends by itself (default: on-failure)
+    /// Whether the daemon restarts a VM that ends by itself (default: on-failure)
     #[arg(long, value_enum, ignore_case = true)]
     restart: Option<RestartWord>,
 
-    /// A label, by which commands select VMs with -l (may be repeated)
+    /// A label, for the selection with -l (may be repeated)
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
 
-    /// Make it, with its NICs, but do not start it
+    /// Create the VM with its NICs, but do not start it
     #[arg(long)]
     stopped: bool,
 }
@@ -79,7 +81,7 @@ fn label(text: &str) -> Result<(String, String), String> {
 enum RestartWord {
     /// It stays stopped
     Never,
-    /// It is started again if it crashed, not if its guest powered off
+    /// It is started again after a crash, not after its guest powers off
     #[value(alias = "OnFailure")]
     OnFailure,
     /// It is started again in any case
@@ -88,27 +90,27 @@ enum RestartWord {
 
 const HELP: &str = "\
 Keys of --nic, and of [[nics]] in a file:
-  id=NAME          its name in this VM (default: net0, net1, …; a file has to say it)
-  from=NIC         made of this NIC, and taken back with the VM: a network interface, pci/ADDRESS, a devlink
-                   handle, or a management device such as vdpasim_net
-  path=DEV         or a vDPA device that is there: /dev/vhost-vdpa-N
+  id=NAME          its name in this VM (default: net0, net1, …; required in a file)
+  from=NIC         created on this NIC, and deleted with the VM: a network interface, pci/ADDRESS, a
+                   devlink handle, or a management device such as vdpasim_net
+  path=DEV         or an existing vDPA device: /dev/vhost-vdpa-N
   device=NAME      or its name
-  kind=auto|vf|sf  with from: what of the NIC it is made on
-  bridge=NAME, vlan=N          with from: what it is connected with
-  mtu=BYTES, queue_pairs=N     with from: what the device has
-  max_tx_rate=N, min_tx_rate=N with from: what it may send, in Mbit/s
-  virtual_functions=N          with from: how many the NIC gets if it has none
+  kind=auto|vf|sf  with from: the kind of function
+  bridge=NAME, vlan=N          with from: its connection
+  mtu=BYTES, queue_pairs=N     with from: the device's settings
+  max_tx_rate=N, min_tx_rate=N with from: its maximum and guaranteed rate, in Mbit/s
+  virtual_functions=N          with from: how many to create if the NIC has none
   mac=MAC          the address that the guest sees
-  doorbell=auto|on|off         whether kicks go to the device without an exit
-  rescue=on|off                kick it and interrupt its driver, once, when a queue hangs
-  failover=NIC     with from: made of this NIC, like the first; it stands by, and takes over, once, if that one says
-                   that it needs a reset
-  failover=/dev/vhost-vdpa-N   or a vDPA device that is there stands by. In a file: failover.from, failover.path
-                   or failover.device = NAME
+  doorbell=auto|on|off         whether kicks reach the device without an exit
+  rescue=on|off                if a queue hangs, kick it and interrupt its driver once
+  failover=NIC     with from: a backup device, created like the first; it takes over, once, if the
+                   first one reports that it needs a reset
+  failover=/dev/vhost-vdpa-N   or an existing vDPA device as the backup. In a file: failover.from,
+                   failover.path or failover.device = NAME
 
 In a file, keys are the options' names with _ for -; --nic and --disk are [[nics]] and [[disks]].
-There are also name, state = \"Running\" or \"Stopped\", restart, [labels] and [annotations]. Paths
-are this machine's. `bellhop run` reads the same file, `bellhop config check` checks it.
+A file also has name, state = \"Running\" or \"Stopped\", restart, [labels] and [annotations]. Paths
+are those of this host. `bellhop run` reads the same file, `bellhop config check` checks it.
 
 Examples:
   bellhop vm create web --kernel /boot/vmlinuz --initramfs /boot/initrd.img --cpus 2 --memory 1G \\
@@ -141,8 +143,8 @@ pub(super) fn execute(
             say(&vm(node, &wanted.name)?.1, format)
         }
         Err(error) if exists(&error) => Err(error.hint(
-            "`bellhop vm show` shows it; `bellhop vm replace` puts another one in its place once \
-             it is stopped, and `bellhop vm delete` deletes it",
+            "`bellhop vm show` shows it; stop it first, then `bellhop vm replace` replaces it and \
+             `bellhop vm delete` deletes it",
         )),
         planned if arguments.dry_run => plan::print(&read::<Plan>(&planned?)?.steps, format),
         put => say(&put?, format),
@@ -171,7 +173,7 @@ impl VmArguments {
     pub(super) fn wanted(&self, node: &Address) -> Result<Wanted, Error> {
         let description = self.machine.description()?;
         let mut description = description
-            .ok_or_else(|| Error::wrong("no kernel is given; say --kernel PATH or --file FILE"))?;
+            .ok_or_else(|| Error::wrong("no kernel: give --kernel PATH or --file FILE"))?;
         let body = &mut description.fields;
         self.put_nics(body, node)?;
         make_paths_absolute(body, node)?;
@@ -230,7 +232,7 @@ pub(super) fn name(given: Option<&str>, in_file: Option<String>) -> Result<Strin
         (Some(name), _) => Ok(name.to_owned()),
         (None, Some(in_file)) => Ok(in_file),
         (None, None) => {
-            let message = "no VM is named: give NAME, or `name` in the file";
+            let message = "the VM has no name: give NAME, or `name` in the file";
             Err(Error::wrong(message))
         }
     }
@@ -268,6 +270,6 @@ fn make_absolute(value: &mut Value, node: &Address) -> Result<(), Error> {
 fn text(path: &Path) -> Result<Value, Error> {
     path.to_str().map(Value::from).ok_or_else(|| {
         let shown = path.display();
-        Error::wrong(format!("{shown} has no name that can be written in JSON"))
+        Error::wrong(format!("{shown} is not valid UTF-8, which JSON requires"))
     })
 }

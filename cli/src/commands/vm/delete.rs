@@ -11,14 +11,14 @@ use super::selection::Selection;
 use super::{each, of_vm};
 use crate::confirm::Confirmation;
 
-/// Delete a VM, and take back all that was made for it
+/// Delete a VM, and the devices that were created for it
 ///
-/// Its NICs go back to where they were made of. Its disks' files stay.
+/// Its NICs return to their former state. The files of its disks stay.
 #[derive(Debug, clap::Args)]
 #[command(
     visible_aliases = ["rm", "remove"],
     after_long_help = "\
-If something cannot be undone the command says what, and can be run again.
+If a step cannot be undone, the command names it. You can run it again.
 
 Examples:
   bellhop vm stop web && bellhop vm delete web
@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     if_exists: bool,
 
-    /// Also if it runs; its guest is not asked
+    /// Delete a running VM too, without asking its guest
     #[arg(long)]
     force: bool,
 
@@ -46,7 +46,7 @@ impl Arguments {
     /// Requests confirmation from the user.
     pub(super) fn confirm(&self, names: &[String]) -> Result<(), Error> {
         let names = names.join(", ");
-        let question = format!("Delete {names} and the NICs made for them?");
+        let question = format!("Delete {names} and the NICs created for them?");
         self.confirmation.ask(question)
     }
 }

@@ -29,13 +29,13 @@ enum Command {
     Add(add::Arguments),
     /// Remove a disk from a VM
     ///
-    /// The guest of a VM that runs is asked to give it up. The image stays.
+    /// The guest of a running VM is asked to release it. The image stays.
     #[command(
         visible_alias = "rm",
         alias = "delete",
         after_long_help = "\
-The command waits up to 30 s until the guest has given the disk up. A guest that takes longer keeps
-it until it gives it up, or is reset or stopped. Unmount the disk in the guest before.
+The command waits up to 30 s until the guest has released the disk. A slower guest keeps it until it
+releases it, or until a reset or stop. Unmount the disk in the guest first.
 
 Examples:
   bellhop vm disk remove web data"

@@ -19,12 +19,12 @@ use crate::config_file;
 
 /// Change a VM's spec in an editor
 ///
-/// The editor is $VISUAL or $EDITOR, else vi. A value that is removed gets its default.
+/// The editor is $VISUAL or $EDITOR, else vi. A removed value gets its default.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Each value that was changed is printed, and when it takes effect, as for `bellhop vm set`. If
-another client has changed the VM meanwhile, nothing is changed. If the daemon refuses the change,
-the text is kept.
+The command prints each changed value, and when it takes effect, as `bellhop vm set` does. If
+another client has changed the VM meanwhile, the command changes nothing. If the daemon rejects the
+change, the command keeps the text.
 
 Examples:
   bellhop vm edit web
@@ -60,7 +60,7 @@ fn edit(name: &str, editor: &str, node: &Node, format: Format) -> Result<Code, E
     });
     match done {
         Ok(answer) => {
-            // A file that is left over does no harm.
+            // A leftover file does no harm.
             let _ = fs::remove_file(&file);
             show(name, &answer, format)
         }

@@ -18,18 +18,18 @@ use super::view::{health, uptime};
     visible_alias = "ls",
     after_long_help = "\
 Columns:
-  STATE   Creating, Starting, Running, Paused, Stopped, Deleting; Receiving: it is to come from another node
-          (`bellhop vm migration cancel NAME` cancels that); Unknown: its process does not answer;
-          MayBeElsewhere: it was being migrated when its process ended (`bellhop vm show NAME`
-          names the remedy)
-  PID     the process that runs it
+  STATE   Creating, Starting, Running, Paused, Stopped, Deleting; Receiving: it arrives from another
+          node (`bellhop vm migration cancel NAME` cancels that); Unknown: its process does not
+          answer; MayBeElsewhere: its process ended during a migration (`bellhop vm show NAME` has
+          the remedy)
+  PID     its process
   MEMORY  the guest's
   HEALTH  ok; net0 q1 STUCK (or DRIVERSTALLED, INCONSISTENT): a queue hangs; net0 failed over: the
           NIC is on its backup device; (+N): N more findings (`bellhop vm show NAME`)
-  UPTIME  since its process was started; resets of the guest do not count
-  RESTARTS  how often the node has started it again
+  UPTIME  of its process; resets of the guest do not count
+  RESTARTS  how often the daemon has restarted it
   RESTART, VERSION, MACS  with -o wide: its restart policy, the version of Bellhop that runs it, and
-          the addresses that its NICs were given
+          the configured addresses of its NICs
 
 Examples:
   bellhop vm list

@@ -14,14 +14,14 @@ use super::of_vm;
 
 /// The interval of queries of an idle log.
 const PERIOD: Duration = Duration::from_millis(500);
-/// How long a daemon may be unreachable while its log is followed.
+/// The time limit for an unreachable daemon while its log is followed.
 const AWAY: Duration = Duration::from_secs(60);
 
-/// Print the log of a VM's process, or with --console the output of its guest
+/// Print the log of a VM's process, or its guest's output
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Logs are kept while the VM exists: up to 16 MiB each, and one older file of that size. Times are in
-UTC. On a terminal control characters are shown as ?; a file or a pipe gets the bytes as they are.
+The daemon keeps the logs while the VM exists: up to 16 MiB each, and one older file of that size.
+Times are in UTC. A terminal shows control characters as ?; a file or a pipe gets unchanged bytes.
 
 Examples:
   bellhop vm logs web
@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     console: bool,
 
-    /// How many of the last lines
+    /// Number of last lines
     #[arg(short = 'n', long, value_name = "LINES", default_value_t = LOG_LINES,
           value_parser = clap::value_parser!(u32).range(..=i64::from(LOG_LINES_MAX)))]
     lines: u32,

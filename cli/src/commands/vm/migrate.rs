@@ -28,35 +28,36 @@ use crate::units::{milliseconds, seconds};
 /// The width of the bar, in characters.
 const BAR: u64 = 30;
 
-/// Move a running VM to another process, on this host or another one
+/// Migrate a running VM to another process or host
 ///
-/// The guest runs while its memory goes over, and stands still for a moment at the end. Whatever fails before it is
-/// handed over leaves it running here.
+/// The guest runs while its memory is sent, and is paused for a moment at the end. If a step fails
+/// before the handover, the guest keeps running here.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-To another node: the daemons pair it. The other one makes the VM's NICs and a process that waits, and what was made for it here goes
-when it has moved (`bellhop serve --help` says what the two need):
-    bellhop vm migrate web https://node2:8443 --from enp1s0f0
+To another node: the destination daemon creates the VM's NICs and a process that receives the guest.
+After the migration, the source deletes its devices (`bellhop serve --help` lists the requirements):
+  bellhop vm migrate web https://node2:8443 --from enp1s0f0
 
-To a process that waits, with a vDPA device for each of the VM's NICs:
-    bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=net0,path=/dev/vhost-vdpa-0 --api-socket web.socket \\
-        --kernel vmlinuz --initramfs initrd.img \\
-        --tls-cert host.pem --tls-key host.key --tls-ca ca.pem
+To a waiting process, with a vDPA device for each of the VM's NICs:
+  bellhop run --receive tcp:10.0.0.2:7444 --vdpa id=net0,path=/dev/vhost-vdpa-0 \\
+    --api-socket web.socket --kernel vmlinuz --initramfs initrd.img \\
+    --tls-cert host.pem --tls-key host.key --tls-ca ca.pem
 
-With --dry-run it is only asked whether it would take the VM, and waits on: what is in the way is said with what helps, and
-nothing changes. Exit code 0: the VM can move; 1: it cannot.
+With --dry-run the destination only checks whether it can take the VM. It reports obstacles with
+their remedies, and nothing changes. Exit code 0: the VM can migrate; 1: it cannot.
 
 Examples:
   bellhop vm migrate web node2
   bellhop vm migrate web https://node2:8443 --detach
-  bellhop vm migrate web tcp:10.0.0.2:7444 --tls-cert host.pem --tls-key host.key --tls-ca ca.pem
+  bellhop vm migrate web tcp:10.0.0.2:7444 --tls-cert host.pem --tls-key host.key \\
+    --tls-ca ca.pem
   bellhop vm migrate web unix:/run/bellhop/web.move --downtime 100ms
   bellhop vm migrate web unix:/run/bellhop/web.move --dry-run
   bellhop vm migration watch web
 
 The migration continues if this command is interrupted, or with --detach. `bellhop vm migration`
-shows, follows and cancels it, and says where the guest is if neither host knows. Without a terminal
-the command prints a line of progress every 10 seconds, but not with -o json.")]
+shows, follows and cancels it, and sets the guest's location if neither host knows it. Without a
+terminal the command prints a line of progress every 10 seconds, but not with -o json.")]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(value_name = "NAME")]
@@ -68,8 +69,8 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     there: There,
 
-    /// How long the guest may be paused at most, such as 300ms or 2s; without a unit in
-    /// milliseconds. Less than 25 ms is never reached
+    /// The maximum pause of the guest, such as 300ms or 2s; without a unit in milliseconds. The
+    /// migration never reaches less than 25 ms
     #[arg(
         long,
         value_name = "DURATION",
@@ -88,8 +89,8 @@ pub(crate) struct Arguments {
     )]
     timeout: u32,
 
-    /// Compare all memory at both ends before the guest runs there, by checksums: it stays if a byte differs, and stands still
-    /// meanwhile, for longer than --downtime
+    /// Compare checksums of all memory before the guest resumes at the destination. If a byte
+    /// differs, it stays here. The comparison pauses the guest for longer than --downtime
     #[arg(long)]
     verify_memory: bool,
 
@@ -102,11 +103,11 @@ pub(crate) struct Arguments {
     )]
     connections: u16,
 
-    /// Only ask whether the destination would take it, and what that would cost
+    /// Only check whether the destination can take the VM, and at what cost
     #[arg(long)]
     dry_run: bool,
 
-    /// Do not wait until it has ended
+    /// Return without waiting for the end
     #[arg(long, conflicts_with = "dry_run")]
     detach: bool,
 
@@ -114,11 +115,11 @@ pub(crate) struct Arguments {
     tls: TlsArguments,
 }
 
-/// Where a VM is to go.
+/// The destination of a VM.
 #[derive(Debug, clap::Args)]
 pub(super) struct To {
     /// The other node's daemon: its name in `bellhop remote list`, https://HOST:PORT, or node:/PATH
-    /// of its socket on this host; or where a process waits: unix:/PATH or tcp:HOST:PORT
+    /// of its socket on this host; or a waiting process: unix:/PATH or tcp:HOST:PORT
     #[arg(value_name = "DESTINATION", required_unless_present = "to")]
     destination: Option<Destination>,
 
@@ -171,8 +172,8 @@ impl Destination {
             address @ Address::Https { .. } => address.to_string(),
             Address::Ssh { .. } => {
                 return Err(Error::wrong(format!(
-                    "the daemons reach each other by https, and the remote {name} is reached by \
-                     ssh: give https://HOST:PORT"
+                    "daemons connect to each other by https, but the remote {name} uses ssh: give \
+                     https://HOST:PORT"
                 )));
             }
         }))
@@ -212,16 +213,16 @@ impl fmt::Display for Destination {
     }
 }
 
-/// What a VM is to be at another node.
+/// The settings of a VM at another node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub(super) struct There {
-    /// To another node: what all of the VM's NICs are made of there, also those on devices that are there already; without it
-    /// each is made of, or found under, the same name as here
+    /// To another node: the source of all NICs there, also for NICs on existing devices. Without it
+    /// each NIC uses the same name as here
     #[arg(long, value_name = "NIC")]
     pub(super) from: Option<String>,
 
-    /// To another node: the VM's name there, if another than here; needed with node:/PATH, where both daemons would call
-    /// devices the same
+    /// To another node: another name for the VM there; needed with node:/PATH, where both daemons
+    /// would give devices the same name
     #[arg(long = "as", value_name = "NAME")]
     pub(super) name_there: Option<String>,
 }
@@ -273,8 +274,8 @@ pub(super) fn execute(
     match destination {
         Destination::Remote(_) | Destination::Node(_) if arguments.tls.is_given() => {
             Err(Error::wrong(
-                "--tls-cert, --tls-key, --tls-ca and --plaintext are for processes that \
-             wait (tcp:HOST:PORT): between two daemons what those have is used",
+                "--tls-cert, --tls-key, --tls-ca and --plaintext are for waiting processes \
+                 (tcp:HOST:PORT): two daemons use their own files",
             ))
         }
         Destination::Remote(_) | Destination::Node(_) => {
@@ -282,7 +283,7 @@ pub(super) fn execute(
         }
         Destination::Endpoint(_) if arguments.there != There::default() => Err(Error::wrong(
             "--from and --as are for other nodes' daemons (https://HOST:PORT, node:/PATH): a \
-             process that waits has its devices",
+             waiting process already has its devices",
         )),
         Destination::Endpoint(endpoint) => {
             // The VM's process has another working directory.
@@ -373,17 +374,18 @@ pub(in crate::commands) fn line(name: &str, status: &MigrationStatus) -> String 
         status.dirty_bytes_per_second >> 20,
     );
     if let Some(downtime) = status.forecast_downtime_ms {
-        line.push_str(&format!(", would stand still {downtime} ms"));
+        line.push_str(&format!(", would be paused for {downtime} ms"));
     }
     if status.throttle_percent != 0 {
-        line.push_str(&format!(", held back {} %", status.throttle_percent));
+        line.push_str(&format!(", throttled {} %", status.throttle_percent));
     }
     line
 }
 
 pub(super) fn summary(name: &str, destination: &str, status: &MigrationStatus) -> String {
     format!(
-        "{} runs at {} now: it stood still for {:.1} ms ({}); {} rounds, {} MiB on the wire, {} of {} pages zero, {:.1} s in all\n",
+        "{} runs at {} now: its guest was paused for {:.1} ms ({}); {} rounds, {} MiB on the wire, \
+         {} of {} pages zero, {:.1} s in all\n",
         printable(name),
         printable(destination),
         status.downtime_ms.unwrap_or(0.0),
@@ -405,8 +407,9 @@ mod tests {
 
     fn status() -> MigrationStatus {
         let answer = json!({
-            "phase": "Copy", "rounds": 2, "elapsed_ms": 1500, "ram_bytes": 256_u64 << 20, "sent_bytes": 64 << 20,
-            "pages": 100, "zero_pages": 900, "left_bytes": 64 << 20, "bytes_per_second": 50 << 20,
+            "phase": "Copy", "rounds": 2, "elapsed_ms": 1500, "ram_bytes": 256_u64 << 20,
+            "sent_bytes": 64 << 20, "pages": 100, "zero_pages": 900, "left_bytes": 64 << 20,
+            "bytes_per_second": 50 << 20,
             "dirty_bytes_per_second": 3 << 20, "throttle_percent": 20, "forecast_downtime_ms": 400,
             "downtime_ms": 12.3, "downtime_parts_ms": { "stop": 1.5, "memory": 8.0, "state": null },
             "error": null, "direction": "Send", "peer": "tcp:b:1",

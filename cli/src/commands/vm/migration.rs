@@ -40,7 +40,7 @@ Examples:
   bellhop vm migration show web -o json | jq .left_bytes"
     )]
     Show(Vm),
-    /// Follow the migration until it has ended
+    /// Follow the migration to its end
     #[command(after_long_help = "\
 The exit code is 0 if the guest has moved. Without a terminal the command prints a line of progress
 every 10 seconds, but not with -o json.
@@ -50,25 +50,24 @@ Examples:
     Watch(Vm),
     /// Cancel the migration: the guest stays here
     ///
-    /// This works until the guest is handed over. A VM that was to come from another node is
-    /// deleted.
+    /// This works before the handover of the guest. An incoming VM is deleted.
     #[command(after_long_help = "\
 The command does not wait: `bellhop vm migration watch` follows the migration to its end.
 
 Examples:
   bellhop vm migration cancel web")]
     Cancel(Vm),
-    /// Say where the guest is, after a migration with an unknown outcome
+    /// Set the guest's location after an unknown outcome
     ///
-    /// If the connection breaks while the guest is handed over, it stays paused on both hosts. If
-    /// the process ended before it reported the outcome, the VM stays stopped.
+    /// If the connection breaks during the handover, the guest stays paused on both hosts. If the
+    /// process ended before it reported the outcome, the VM stays stopped.
     #[command(after_long_help = "\
-Look at the destination first: the daemon cannot check the answer. The same guest on both hosts
-ruins its disks.
+Check the destination first: the daemon cannot check the answer. The same guest on both hosts
+corrupts its disks.
 
 Examples:
   bellhop vm migration settle web here        the destination does not have it
-  bellhop vm migration settle web there       it runs there; the one here ends")]
+  bellhop vm migration settle web there       it runs there; the VM here ends")]
     Settle {
         #[command(flatten)]
         vm: Vm,
@@ -88,12 +87,12 @@ struct Vm {
     name: String,
 }
 
-/// Which host has a guest.
+/// The host that has the guest.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum PlaceWord {
-    /// This one: it resumes, or may be started again
+    /// This host: the guest resumes, or may be started again
     Here,
-    /// The other one: the VM here ends
+    /// The other host: the VM here ends
     There,
 }
 
@@ -120,15 +119,15 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             let settle = match place {
                 PlaceWord::Here => {
                     confirmation.ask(format!(
-                        "Keep the guest of {name} here? A second one at the destination ruins its \
+                        "Keep the guest of {name} here? A second guest elsewhere corrupts its \
                          disks."
                     ))?;
                     Place::Here
                 }
                 PlaceWord::There => {
                     confirmation.ask(format!(
-                        "End the VM {name} here? A guest that does not run at the destination is \
-                         lost."
+                        "End the VM {name} here? If the guest does not run at the destination, \
+                         it is lost."
                     ))?;
                     Place::There
                 }

@@ -31,14 +31,14 @@ enum Command {
     Add(add::Arguments),
     /// Remove a NIC from a VM
     ///
-    /// The guest of a VM that runs is asked to give it up. The daemon then deletes the device that
-    /// it made for the NIC.
+    /// The guest of a running VM is asked to release it. The daemon then deletes the device that it
+    /// created for the NIC.
     #[command(
         visible_alias = "rm",
         alias = "delete",
         after_long_help = "\
-The command waits up to 30 s until the guest has given the NIC up. A guest that takes longer keeps
-it until it gives it up, or is reset or stopped.
+The command waits up to 30 s until the guest has released the NIC. A slower guest keeps it until it
+releases it, or until a reset or stop.
 
 Examples:
   bellhop vm nic remove web net1"

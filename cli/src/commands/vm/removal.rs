@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::until;
 use crate::confirm::Confirmation;
 
-/// How long a guest may take to release a device.
+/// The time limit for the guest to release a device.
 pub(crate) const GUEST: Duration = Duration::from_secs(30);
 
 // A doc comment here would replace the subcommands' own.
@@ -75,9 +75,9 @@ pub(crate) fn remove(
         return format.print_done(&removed);
     }
     let seconds = patience.as_secs();
-    let message = format!("the guest of {vm} has not given {id} up within {seconds} s");
+    let message = format!("the guest of {vm} has not released {id} within {seconds} s");
     let hint =
-        "it goes when the guest does so, or is reset or stopped; nothing more has to be asked for";
+        "the request stays: the device goes when the guest releases it, or at a reset or stop";
     Err(Error::new(ErrorKind::TimedOut, message).hint(hint))
 }
 

@@ -9,15 +9,15 @@ use super::create::{VmArguments, Wanted, put};
 use super::say;
 use crate::confirm::Confirmation;
 
-/// Put another VM, with its NICs, in the place of one that is stopped
+/// Replace a stopped VM, with its NICs, by another one
 ///
-/// The arguments describe the new VM as a whole: what they leave out has its default, and is not
-/// taken from the former VM. Boot files, disks and the sources of NICs are checked first. If the
-/// new VM cannot be created nevertheless, the former one is put back with its NICs.
+/// The arguments describe the whole new VM: it takes nothing from the former VM, and omitted
+/// settings have their defaults. The daemon first checks boot files, disks and the sources of NICs.
+/// If it cannot create the new VM, it restores the former one with its NICs.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Keys of --nic, and keys in a file, are those of `bellhop vm create`. A VM that runs is not replaced:
-stop it first. The same VM again is started, or with --stopped stays stopped.
+Keys of --nic, and keys in a file, are those of `bellhop vm create`. The daemon refuses to replace a
+running VM: stop it first. An identical VM is only started, or stays stopped with --stopped.
 
 Examples:
   bellhop vm stop web && bellhop vm replace web --kernel /boot/vmlinuz --memory 2G
@@ -38,7 +38,7 @@ impl Arguments {
 
     /// Requests confirmation from the user.
     pub(super) fn confirm(&self, wanted: &Wanted) -> Result<(), Error> {
-        let question = format!("Replace {} and the NICs made for it?", wanted.name);
+        let question = format!("Replace {} and the NICs created for it?", wanted.name);
         self.confirmation.ask(question)
     }
 }

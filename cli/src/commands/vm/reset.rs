@@ -1,4 +1,4 @@
-//! `bellhop vm reset`, `bellhop vm nmi`: requests that need no cooperation of the guest.
+//! `bellhop vm reset`, `bellhop vm nmi`: requests without cooperation of the guest.
 
 use bellhop_common::client::{Node, path};
 use bellhop_common::error::Error;
@@ -11,10 +11,10 @@ use super::each;
 use super::selection::Selection;
 use crate::confirm::Confirmation;
 
-/// Reset VMs: their guests boot again in place, without being asked
+/// Reset VMs: their guests reboot in place at once
 ///
-/// As with the reset button, a guest loses all that it has not written to a disk. A paused VM stays
-/// paused at its first instruction.
+/// As with a reset button, the guest loses all data that it has not written to a disk. A paused VM
+/// stays paused at its first instruction.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -9,13 +9,13 @@ use bellhop_common::listing::Format;
 use super::say;
 use crate::confirm::Confirmation;
 
-/// Create a VM that continues from a snapshot, with its NICs: all of it, or nothing
+/// Create a VM with its NICs that continues from a snapshot
 ///
-/// The VM has the configuration that it had then, and NICs with the same settings. Its guest
-/// continues where the snapshot was taken. Later starts boot it.
+/// The VM has the same configuration as then, and NICs with the same settings. Its guest continues
+/// from the snapshot; later starts boot it. If a step fails, the daemon undoes the earlier ones.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The disks' images must have the contents that they had then, or the guest damages its file systems.
+The images of the disks must have the same contents as then, or the guest damages its file systems.
 Only one guest may use an address and an image, so delete or stop the VM that has them.
 
 Examples:
@@ -23,7 +23,7 @@ Examples:
   bellhop vm restore web before-the-update
   bellhop vm stop --force web && bellhop vm restore web before-the-update --replace")]
 pub(crate) struct Arguments {
-    /// The VM; it may have had another name
+    /// The new VM; its name may differ from that in the snapshot
     #[arg(value_name = "NAME")]
     name: String,
 
@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "SNAPSHOT")]
     snapshot: String,
 
-    /// Also replace a VM of this name that is stopped; if the restore fails, it is put back
+    /// Also replace a stopped VM with this name; if the restore fails, it is put back
     #[arg(long)]
     replace: bool,
 
@@ -46,13 +46,13 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
     // The daemon gives up before that.
     let put = put.within(2 * SNAPSHOT_TIME);
     let put = if arguments.replace {
-        let question = format!("Replace {name}, if it exists, and the NICs made for it?");
+        let question = format!("Replace {name}, if it exists, and the NICs created for it?");
         arguments.confirmation.ask(question)?;
         put
     } else {
         put.only_if_absent()
     };
-    let hint = "`bellhop vm restore --replace` replaces it once it is stopped";
+    let hint = "stop it, then `bellhop vm restore --replace` replaces it";
     let vm = put
         .send()
         .map_err(|error| error.advise("vm_exists", hint))?;

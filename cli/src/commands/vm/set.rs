@@ -11,16 +11,16 @@ use crate::setting::{self, Setting};
 
 /// Change single values of a VM's spec
 ///
-/// The VM may run. Each value that was changed is printed, and when it takes effect.
+/// The VM may run. The command prints each changed value, and when it takes effect.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 KEY=VALUE sets a value, and KEY- removes it or restores its default. Keys are those of a file for
 `bellhop vm create`: cpus, memory, memory.hugepages, kernel, cmdline, restart, labels.NAME,
 annotations.NAME and others. Lists such as cpu_affinity are JSON: cpu_affinity=[[0,1],[2]].
 
-The restart policy, labels and annotations take effect at once, all else when the VM is started
-next: `bellhop vm show` lists pending changes. A reset of the guest is no such start. NICs and disks
-of a VM that runs are changed by `bellhop vm nic` and `bellhop vm disk`.
+The restart policy, labels and annotations take effect at once, all else at the next start of the
+VM: `bellhop vm show` lists pending changes. A reset of the guest is not such a start. `bellhop vm
+nic` and `bellhop vm disk` change the NICs and disks of a running VM.
 
 Examples:
   bellhop vm set web memory=2G restart=always
@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "KEY=VALUE", required = true)]
     settings: Vec<Setting>,
 
-    /// Print the changes without making them
+    /// Print the changes without applying them
     #[arg(long)]
     dry_run: bool,
 }

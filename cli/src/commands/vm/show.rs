@@ -14,7 +14,7 @@ use super::spec_patch::dotted;
 use super::view::uptime;
 use super::{of_vm, vm};
 
-/// Show a VM: its process, NICs with their queues, disks, console
+/// Show a VM: its process, NICs with queues, disks, console
 #[derive(Debug, clap::Args)]
 #[command(visible_alias = "get", after_long_help = HELP)]
 pub(crate) struct Arguments {
@@ -24,14 +24,16 @@ pub(crate) struct Arguments {
 }
 
 const HELP: &str = "\
-Of each queue of a NIC:
-  kick       doorbell: a store to the device's own page, without an exit; eventfd: inside KVM; exit: through
-             the VM's process
-  in flight  buffers that the device has; posted, completed: buffers per second, by the driver and the device
-  Idle, Moving, Waiting; STUCK, DRIVERSTALLED, INCONSISTENT: what the watch of its ring says (`ring_watch`)
+For each queue of a NIC:
+  kick       doorbell: a store to the device's own page, without an exit; eventfd: inside KVM;
+             exit: through the VM's process
+  in flight  buffers that the device has; posted, completed: buffers per second, by the driver and
+             the device
+  Idle, Moving, Waiting; STUCK, DRIVERSTALLED, INCONSISTENT: the state that the ring watch reports
+             (`ring_watch`)
 
-JSON (-o json) has the VM, what it was asked to be (spec), and its NICs and disks as its process
-describes them; of a VM that does not run, the disks that it will have.
+JSON (-o json) has the VM, its requested configuration (spec), and its NICs and disks as its process
+describes them. For a stopped VM it has the disks of the next start.
 
 Examples:
   bellhop vm show web
@@ -176,9 +178,9 @@ fn nic_branch(nic: &VmNic, details: &Value, spec: &Value) -> Branch {
         text.push_str(&format!(" vDPA device {device}"));
     }
     if nic.failed_over {
-        text.push_str(", which stood by: its own has failed");
+        text.push_str(", its backup: its own device has failed");
     } else if let Some(failover) = &nic.failover {
-        text.push_str(&format!(", {} stands by", failover.display()));
+        text.push_str(&format!(", backup {}", failover.display()));
     }
     if let Some(address) = word(details, "address") {
         text.push_str(&format!(" at {address} in the guest"));
@@ -192,9 +194,9 @@ fn nic_branch(nic: &VmNic, details: &Value, spec: &Value) -> Branch {
     }
     let device = details.get("device").unwrap_or(&Value::Null);
     if device.get("broken") == Some(&Value::Bool(true)) {
-        children.push(Branch::new("BROKEN: the guest's driver has to reset it"));
+        children.push(Branch::new("BROKEN: the guest's driver must reset it"));
     } else if device.get("driver_ok") == Some(&Value::Bool(false)) {
-        children.push(Branch::new("no driver of the guest has it"));
+        children.push(Branch::new("no driver in the guest uses it"));
     }
     Branch::new(text).with(children).with(queues(details))
 }

@@ -11,21 +11,21 @@ use bellhop_common::text::printable;
 use super::of_vm;
 use crate::commands::operation;
 
-/// Write a snapshot of a VM: its memory, processors and devices
+/// Write a snapshot of a VM: memory, processors and devices
 ///
-/// The guest is paused meanwhile, and frames for it are lost. `bellhop vm restore` creates a VM
-/// that continues from the snapshot, as often as you like.
+/// The guest is paused meanwhile, and loses incoming frames. `bellhop vm restore` creates a VM that
+/// continues from the snapshot, any number of times.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The snapshot has all that was in the guest's memory, also keys and passwords. It is readable by the
-daemon's user only. It does not have the contents of disks: copy their images while the VM is paused.
+The snapshot has all data of the guest's memory, also keys and passwords. Only the daemon's user can
+read it. It lacks the contents of disks: copy their images while the VM is paused.
 
 Examples:
   bellhop vm snapshot web before-the-update
   bellhop snapshot list
   bellhop vm delete --force web && bellhop vm restore web before-the-update
 
-Into a directory that the daemon does not keep, and from there as a process that it does not manage:
+To a directory that the daemon does not manage, and from there to a process without the daemon:
   bellhop vm snapshot web /srv/web.snapshot
   bellhop run --restore /srv/web.snapshot --vdpa id=net0,path=/dev/vhost-vdpa-3")]
 pub(crate) struct Arguments {
@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// The name of the snapshot; or an absolute path on the node, where nothing is yet
+    /// The name of the snapshot; or an absolute path on the node that does not exist yet
     #[arg(value_name = "SNAPSHOT", value_parser = place)]
     snapshot: VmSnapshotRequest,
 }
@@ -57,7 +57,7 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
         let path = written.path.to_string_lossy();
         let name = wanted.name.as_ref().map_or(&*path, |name| name.as_str());
         format!(
-            "{}: {} MiB of memory; the VM stood still for {} ms\n",
+            "{}: {} MiB of memory; the VM was paused for {} ms\n",
             printable(name),
             written.memory_bytes >> 20,
             written.paused_ms,

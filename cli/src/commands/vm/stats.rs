@@ -10,16 +10,16 @@ use serde::Serialize;
 
 use super::vm;
 
-/// Show the queues of a VM's NICs: buffers in flight, and buffers per second
+/// Show the queues of a VM's NICs: buffers in flight and rates
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Columns:
   KICK       as in `bellhop vm show`
-  STATE      what the watch of its ring reports (`ring_watch`); - without it
+  STATE      the state that the ring watch reports (`ring_watch`); - without it
   IN_FLIGHT  buffers that the device has
   POSTED_PER_S, COMPLETED_PER_S  buffers per second, by the driver and by the device
   POSTED, COMPLETED, STUCK_FOR_S, RESCUES  with -o wide: all buffers so far, seconds without
-             progress, and how often the queue was kicked because of that
+             progress, and how often Bellhop kicked the queue because of that
 
 Examples:
   bellhop vm stats web

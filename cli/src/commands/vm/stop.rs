@@ -15,16 +15,16 @@ use super::{each, of_vm, say};
 use crate::confirm::Confirmation;
 use crate::units::seconds;
 
-/// Have a VM's guest power off, or with --force end the VM without asking it
+/// Power off a VM's guest, or with --force end the VM at once
 ///
-/// Several VMs are stopped one after the other.
-/// The VM and its NICs stay, and it does not run again until `bellhop vm start`, also after a reboot of the host.
+/// The command stops several VMs one after the other. Each keeps its NICs and stays stopped until
+/// `bellhop vm start`, also after a reboot of the host.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The daemon presses the power button and waits until the guest has powered off. From then on no restart policy
-starts the VM, also if this command is interrupted or the guest takes longer. A guest that ignores the button
-(no acpid, no systemd, an early boot) needs --force, which is like a power cut. `bellhop vm start` takes the
-stop back while the guest still runs.
+The daemon presses the power button and waits until the guest has powered off. From then on no
+restart policy starts the VM, also if this command is interrupted or the guest takes longer. A guest
+that ignores the button (no acpid, no systemd, an early boot) needs --force, which is like a power
+cut. While the guest still runs, `bellhop vm start` cancels the stop.
 
 Examples:
   bellhop vm stop web
@@ -34,11 +34,11 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(super) selection: Selection,
 
-    /// Do not ask the guest
+    /// End the VM without asking its guest
     #[arg(long)]
     force: bool,
 
-    /// How long the guest may take, such as 90s or 10m; without a unit in seconds
+    /// Time limit for the guest, such as 90s or 10m; without a unit in seconds
     #[arg(
         long,
         alias = "time-limit",
@@ -94,8 +94,8 @@ fn stop(arguments: &Arguments, name: &str, node: &Node, format: Format) -> Resul
     );
     let (_, answer) = asked.map_err(|error| {
         let still_runs = format!(
-            "it continues to run; `bellhop vm console {name}` shows what it does, and \
-             `bellhop vm stop --force {name}` ends it"
+            "the VM keeps running: `bellhop vm console {name}` shows its output, and `bellhop vm \
+             stop --force {name}` ends it"
         );
         let paused = format!(
             "`bellhop vm resume {name}` resumes it, and `bellhop vm stop --force {name}` ends it \

@@ -212,7 +212,7 @@ fn what_runs_is_deleted_with_force_only() {
 
 #[test]
 fn several_machines_have_their_turns_also_if_one_fails() {
-    let none = json!({"code": "no_such_vm", "message": "there is no virtual machine b"});
+    let none = json!({"code": "no_such_vm", "message": "the virtual machine b does not exist"});
     let made_up = MadeUp::default()
         .answer(200, &stopped())
         .answer(404, &none)
@@ -275,7 +275,7 @@ fn machines_are_selected_by_name_label_or_all() {
 
 #[test]
 fn a_missing_machine_is_deleted_if_that_is_said() {
-    let none = json!({"code": "no_such_vm", "message": "there is no virtual machine web"});
+    let none = json!({"code": "no_such_vm", "message": "the virtual machine web does not exist"});
     let made_up = MadeUp::default()
         .answer(404, &none)
         .answer(204, &Value::Null);
@@ -332,11 +332,12 @@ fn refusals_end_commands_with_their_codes() {
 }
 
 #[test]
-fn machines_are_listed_as_far_as_they_are_known() {
+fn a_list_has_the_known_values_of_each_vm() {
     let vms = [running(7), stopped()].map(|vm| read(&vm).unwrap());
     let wanted = "\
 NAME  STATE    PID  VCPUS  MEMORY  NICS  HEALTH  UPTIME  RESTARTS  RESTART    VERSION  MACS
-web   Running  7    2      1G      1     ok      3h12m   2         OnFailure  0.1.0    52:54:00:12:34:56
+web   Running  7    2      1G      1     ok      3h12m   2         OnFailure  0.1.0    \
+52:54:00:12:34:56
 web   Stopped  -    1      512M    0     -       -       0         OnFailure  -
 ";
     assert_eq!(list::table(&vms).draw(true), wanted);
@@ -370,9 +371,11 @@ fn a_machine_is_shown_as_a_tree() {
         "nics": [{"id": "net0", "from": "pci/0000:01:00.0", "vlan": 100}]});
     let nic = json!({"id": "net0", "address": "00:03.0", "device": {"driver_ok": true, "queues": [
         {"index": 0, "size": 256, "enabled": true, "kick": "Doorbell",
-         "watch": {"state": "Moving", "in_flight": 12, "posted_per_s": 5, "completed_per_s": 6, "stuck_for_s": 0, "rescues": 0}},
+         "watch": {"state": "Moving", "in_flight": 12, "posted_per_s": 5, "completed_per_s": 6,
+                   "stuck_for_s": 0, "rescues": 0}},
         {"index": 1, "size": 256, "enabled": true, "kick": "Eventfd",
-         "watch": {"state": "Stuck", "in_flight": 3, "posted_per_s": 0, "completed_per_s": 0, "stuck_for_s": 5, "rescues": 1}},
+         "watch": {"state": "Stuck", "in_flight": 3, "posted_per_s": 0, "completed_per_s": 0,
+                   "stuck_for_s": 5, "rescues": 1}},
         {"index": 2, "size": 64, "enabled": true, "kick": "Exit", "watch": null},
         {"index": 3, "size": 64, "enabled": false, "kick": "Exit", "watch": null},
     ]}});
@@ -391,7 +394,8 @@ web: Running
 ├── nic net0: /dev/vhost-vdpa-3 vDPA device web.net0 at 00:03.0 in the guest
 │   ├── from=pci/0000:01:00.0,vlan=100
 │   ├── queue 0: 256 entries, kick doorbell, Moving, 12 in flight, 5 posted/s, 6 completed/s
-│   ├── queue 1: 256 entries, kick eventfd, STUCK, 3 in flight, 0 posted/s, 0 completed/s, 5 s without progress, 1 rescues
+│   ├── queue 1: 256 entries, kick eventfd, STUCK, 3 in flight, 0 posted/s, 0 completed/s, \
+5 s without progress, 1 rescues
 │   └── queue 2: 64 entries, kick exit
 ├── disk disk0: /d?[2J Plugged
 ├── console: socket /run/c.socket, log /var/c.log

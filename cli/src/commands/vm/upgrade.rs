@@ -16,27 +16,28 @@ use super::{absolute, of_vm};
 use crate::commands::operation;
 use crate::units::seconds;
 
-/// Have another version of Bellhop run a VM without a reboot
+/// Replace the VMM of a running VM in place (live upgrade)
 ///
-/// The guest stands still for a moment. Its memory stays in place, and its process keeps its
-/// number. If the program cannot take the VM, the present program continues.
+/// The guest is paused for a moment. Its memory stays in place, and its process keeps its PID. If
+/// the new program cannot take the VM over, the present program continues.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-vDPA devices are closed and opened again: their files have to be there still, and frames for the guest are lost meanwhile.
+The program closes vDPA devices and opens them again: their files must still exist, and the guest
+loses incoming frames meanwhile.
 
 Examples:
-  bellhop vm upgrade web                                     with the program that this command is
+  bellhop vm upgrade web                                     with the program of this command
   bellhop vm upgrade web --program /opt/bellhop-0.2/bellhop")]
 pub(crate) struct Arguments {
     /// The VM
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// The `bellhop` that is to go on with it, a file on the node; by default this one
+    /// The new `bellhop` program, a file on the node (default: this program)
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
 
-    /// How long it may take, such as 90s or 10m; without a unit in seconds
+    /// Time limit, such as 90s or 10m; without a unit in seconds
     #[arg(
         long,
         alias = "time-limit",
@@ -69,9 +70,9 @@ pub(super) fn execute(
         "name": name, "before": before, "after": after, "downtime_ms": downtime_ms,
     });
     let text = || {
-        let stood = downtime_ms.map(|ms| format!("; its guest stood still for {ms:.0} ms"));
+        let stood = downtime_ms.map(|ms| format!("; its guest was paused for {ms:.0} ms"));
         format!(
-            "{}: bellhop {} runs it now; before, it was {}{}\n",
+            "{}: bellhop {} runs it now; before it was {}{}\n",
             printable(name),
             printable(after),
             printable(before),
@@ -87,7 +88,7 @@ fn program(given: Option<PathBuf>, node: &Address) -> Result<PathBuf, Error> {
     match (given, node) {
         (Some(path), address) => absolute(&path, address),
         (None, Address::Socket(_)) => std::env::current_exe().map_err(Error::context(
-            "cannot tell which program this is; name one with --program",
+            "cannot find the path of this program: name one with --program",
         )),
         (None, Address::Https { .. } | Address::Ssh { .. }) => Err(Error::wrong(
             "the node is another host: name the program there with --program",

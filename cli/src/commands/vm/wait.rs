@@ -22,11 +22,11 @@ const PERIOD: Duration = Duration::from_secs(5);
 /// The interval for changes that cause no event: those of the guest's drivers.
 const DRIVER_PERIOD: Duration = Duration::from_millis(500);
 
-/// Wait until a VM runs, has stopped, is deleted, or its NICs are ready
+/// Wait until a VM runs, stops, is deleted or has ready NICs
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Exits with 0 as soon as it is so, also if it was so before. Exits with 5 if there is no such VM (but
-for deleted), and with 6 after the time limit.
+The exit code is 0 as soon as the condition holds, also if it already did. It is 5 if there is no
+such VM (except for deleted), and 6 after the time limit.
 
 Examples:
   bellhop vm wait web --for running
@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     #[arg(long = "for", value_name = "CONDITION")]
     condition: Condition,
 
-    /// How long, such as 90s or 10m; without a unit in seconds
+    /// Time limit, such as 90s or 10m; without a unit in seconds
     #[arg(long, value_name = "DURATION", default_value_t = 60, value_parser = seconds(0..=86_400))]
     timeout: u32,
 }
@@ -52,7 +52,7 @@ enum Condition {
     Running,
     /// It has no process
     Stopped,
-    /// There is no VM of that name
+    /// No VM has that name
     Deleted,
     /// It runs, and the guest's drivers use all of its NICs
     NicReady,

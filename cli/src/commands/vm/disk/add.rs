@@ -12,19 +12,20 @@ use vmm::config::DiskConfig;
 
 use crate::commands::vm::arguments::{absolute, free_id};
 
-/// Give a VM a disk, also while it runs
+/// Add a disk to a VM, also while it runs
 ///
-/// The guest of a VM that runs finds it by itself. The image of a VM that is stopped is only tried.
+/// The guest of a running VM finds it by itself. For a stopped VM, the daemon only checks the
+/// image.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 OPTIONS are those of `bellhop vm create --disk`:
   path=FILE      the image, raw: a regular file or a block device; it has one writer, or any
                  number of readers
-  id=NAME        its name, up to 20 characters, which the guest sees as its serial number; the
-                 first free of disk0, disk1, … if it is not given
+  id=NAME        its name, up to 20 characters, which the guest sees as its serial number
+                 (default: the first free one of disk0, disk1, …)
   readonly=on    the guest cannot write
-  rescue=on      a queue that hangs is kicked, once, and the guest's driver interrupted
-The id is printed.
+  rescue=on      if a queue hangs, kick it and interrupt the guest's driver once
+The command prints the id.
 
 Examples:
   bellhop vm disk add web path=/var/lib/images/data.img
@@ -35,7 +36,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "VM")]
     vm: String,
 
-    /// Its image, and how the guest gets it
+    /// The image, and its settings
     #[arg(value_name = "OPTIONS")]
     disk: DiskConfig,
 }

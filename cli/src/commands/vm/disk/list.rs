@@ -18,10 +18,10 @@ use crate::commands::vm::read;
     after_long_help = "\
 Columns:
   ID       its name, which the guest sees as its serial number
-  STATE    Plugged: the guest has it, or finds it when it looks; UnplugRequested: the guest was
-           asked to give it up; Configured: it comes when the VM starts
+  STATE    Plugged: the guest has it, or finds it at the next scan; UnplugRequested: the guest was
+           asked to release it; Configured: the next start adds it
   ACCESS   rw, or ro: the guest cannot write
-  ADDRESS  where the guest sees it
+  ADDRESS  its PCI address in the guest
 
 Examples:
   bellhop vm disk list web

@@ -40,7 +40,7 @@ fn text(trial: &MigrationTrial) -> String {
     for MigrationObstacle { reason, remedy } in &trial.obstacles {
         text.push_str(&format!("  {}\n", printable(reason)));
         if let Some(remedy) = remedy {
-            text.push_str(&format!("    what helps: {}\n", printable(remedy)));
+            text.push_str(&format!("    remedy: {}\n", printable(remedy)));
         }
     }
     if let Some(forecast) = &trial.forecast {
@@ -57,19 +57,21 @@ fn add_to(text: &mut String, forecast: &Forecast) {
     ));
     text.push_str(&match (forecast.bytes_per_second, forecast.copy_ms) {
         (Some(rate), Some(time)) => format!(
-            "rate: {} MiB/s when it was last sent there, so {:.1} s for all of that once\n",
+            "rate: {} MiB/s in the last migration there: sending all of that once takes {:.1} s\n",
             mib(rate),
             std::time::Duration::from_millis(time).as_secs_f64()
         ),
-        _ => "rate: not known, it has not been sent there yet\n".to_owned(),
+        _ => "rate: unknown, because it has never migrated there\n".to_owned(),
     });
     if let Some(time) = forecast.prepare_ms {
         text.push_str(&format!(
-            "beforehand: {time} ms there to open devices and map all memory for them (measured just now)\n"
+            "preparation: {time} ms there to open devices and map all memory for them (just \
+             measured)\n"
         ));
     }
     text.push_str(&format!(
-        "downtime: about {} ms if the guest writes nothing meanwhile (an assumption), {} ms at most are allowed\n",
+        "downtime: about {} ms if the guest writes nothing meanwhile (an assumption); the limit \
+         is {} ms\n",
         forecast.downtime_min_ms, forecast.downtime_max_ms
     ));
 }
@@ -85,14 +87,16 @@ mod tests {
             json!([])
         } else {
             json!([
-                { "reason": "device net0 is this here and\u{1b}[31m that there", "remedy": "bellhop dev add" },
+                { "reason": "device net0 is this here and\u{1b}[31m that there",
+                  "remedy": "bellhop dev add" },
                 { "reason": "another", "remedy": null },
             ])
         };
         json!({
-            "destination": "tcp:b:7444", "movable": movable, "obstacles": obstacles, "ram_bytes": 1_u64 << 30,
-            "data_bytes": (100 << 20) + 1, "bytes_per_second": null, "copy_ms": null, "downtime_min_ms": 25,
-            "downtime_max_ms": 300, "later": "another field",
+            "destination": "tcp:b:7444", "movable": movable, "obstacles": obstacles,
+            "ram_bytes": 1_u64 << 30, "data_bytes": (100 << 20) + 1, "bytes_per_second": null,
+            "copy_ms": null, "downtime_min_ms": 25, "downtime_max_ms": 300,
+            "later": "another field",
         })
     }
 
@@ -103,7 +107,7 @@ mod tests {
         for part in [
             "movable to tcp:b:7444: yes\n",
             "1024 MiB, of which 101 MiB",
-            "rate: not known",
+            "rate: unknown",
             "25 ms",
             "300 ms",
         ] {
@@ -122,7 +126,8 @@ mod tests {
     #[test]
     fn a_node_that_does_not_even_wait_says_why_without_a_forecast() {
         let answer = json!({ "destination": "https://b:1 (as web)", "movable": false,
-            "obstacles": [{ "reason": "its kernel /k is not on this host: copy it there", "remedy": null }] });
+            "obstacles": [{ "reason": "its kernel /k is not on this host: copy it there",
+                            "remedy": null }] });
         let text = text(&read(&answer).unwrap());
         assert!(
             text.starts_with("movable to https://b:1 (as web): no\n  its kernel"),
@@ -139,7 +144,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("\n    what helps: bellhop dev add\n  another\n"),
+            text.contains("\n    remedy: bellhop dev add\n  another\n"),
             "{text}"
         );
         assert!(!text.contains('\u{1b}'), "{text}");

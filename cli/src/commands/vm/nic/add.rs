@@ -11,17 +11,17 @@ use serde_json::Value;
 
 use crate::commands::vm::arguments::{free_id, nic_body};
 
-/// Give a VM a NIC, also while it runs
+/// Add a NIC to a VM, also while it runs
 ///
-/// The daemon creates it, hands it to the VM, and deletes it with the VM or with `vm nic remove`.
-/// `bellhop nic create` creates a NIC without a VM.
+/// The daemon creates the NIC, gives it to the VM, and deletes it with the VM or with
+/// `vm nic remove`. `bellhop nic create` creates a NIC without a VM.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 OPTIONS are those of `bellhop vm create --nic`, which its help describes:
   from=NIC[,kind=auto|vf|sf][,bridge=NAME][,vlan=N][,mac=MAC][,mtu=BYTES][,queue_pairs=N]…
   path=/dev/vhost-vdpa-N[,mac=MAC][,failover=/dev/vhost-vdpa-M]
   device=NAME[,mac=MAC]
-and id=NAME, which is the first free of net0, net1, … if it is not given. The id is printed.
+and id=NAME (default: the first free one of net0, net1, …). The command prints the id.
 
 Examples:
   bellhop vm nic add web from=pci/0000:01:00.0,bridge=br0,vlan=100
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
 // A doc comment here would replace the subcommand's own.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// What it is made of, and how
+    /// The source of the NIC, and its settings
     #[arg(value_name = "OPTIONS")]
     nic: NicSettings,
 }

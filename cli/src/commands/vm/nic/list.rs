@@ -15,9 +15,9 @@ use crate::commands::vm::vm;
     visible_alias = "ls",
     after_long_help = "\
 Columns:
-  DEVICE  the vDPA device that the daemon made for it
-  PATH    the character device that it is on
-  BACKUP  the character device that it moves to if its own fails; in use: it has moved there
+  DEVICE  the vDPA device that the daemon created for it
+  PATH    its character device
+  BACKUP  its backup's character device; in use: the NIC has moved there
   MAC     with -o wide: its address; -: the device's own
 
 Examples:

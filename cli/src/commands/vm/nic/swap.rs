@@ -12,22 +12,25 @@ use serde_json::Value;
 
 use crate::commands::vm::arguments::absolute;
 
-/// Move a VM's NIC to another vDPA device, also while its guest uses it
+/// Move a VM's NIC to another vDPA device, even while in use
 ///
-/// The guest goes on: its PCI device, MAC address, receive filters, queues and rings stay; it gets one spurious
-/// interrupt and announces itself on the network if its driver knows how; if not, the daemon does, as far as it can. Frames that were under way to the old device may be
-/// lost, as when a cable is put into another port.
+/// The guest keeps running, with the same PCI device, MAC address, receive filters, queues and
+/// rings. It gets one spurious interrupt. If its driver supports that, the guest announces itself
+/// on the network; otherwise the daemon does, as far as it can. Frames in flight to the old device
+/// may be lost, as when a cable moves to another port.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The new device has to be there (`bellhop dev add`, `bellhop nic create`), free, and of the same class. It must offer the
-features that the guest's driver has negotiated, as many queues, of that size, and at least the MTU. What is
-missing is named, and nothing has changed then. For the moment of the change the guest's memory is pinned for both
-devices. `bellhop probe PATH` shows what a device offers.
+The new device must exist (`bellhop dev add`, `bellhop nic create`), be free, and be of the same
+class. It must offer the features that the guest's driver has negotiated, as many queues, of that
+size, and at least the MTU. Otherwise the command names the difference, and nothing changes. During
+the change the guest's memory is pinned for both devices. `bellhop probe PATH` shows a device's
+features.
 
-If the NIC was made for the VM (`from=`) its old device is taken back; connect the new one yourself, for the VM's bridge, VLAN
-and rates went with the old one. What was made to stand by for it (`failover=`) goes with it. The device that stands by may be
-named, too: then both stay, and naming the VM's own device (`bellhop vm show` has its name) moves the NIC back. The VM starts with the new device from now on; give the NIC a `mac` if its address
-is to be the same then, too.
+If the daemon created the NIC (`from=`), it deletes the old device and the backup (`failover=`).
+Connect the new device yourself: the bridge, VLAN and rates of the VM applied to the old one. You
+may also name the backup device: then both stay, and naming the VM's own device (`bellhop vm show`
+has its name) moves the NIC back. The VM also starts with the new device from now on; set `mac` if
+its address must then stay the same.
 
 Examples:
   bellhop vm nic swap web net1 --path /dev/vhost-vdpa-7
@@ -56,11 +59,11 @@ pub(crate) struct Options {
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
 struct To {
-    /// The vhost-vdpa character device that it is to be on
+    /// The vhost-vdpa character device to move to
     #[arg(long, value_name = "/dev/vhost-vdpa-N")]
     path: Option<PathBuf>,
 
-    /// The vDPA device that it is to be on, by its name
+    /// The name of the vDPA device to move to
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
 }
@@ -154,16 +157,16 @@ mod tests {
     fn what_the_machine_refuses_is_said_in_its_words() {
         let refusal = json!({
             "code": "incompatible",
-            "message": "NIC net1 cannot be moved",
-            "causes": ["the new device does not offer what the driver uses: STATUS"],
-            "hint": "make one with these features",
+            "message": "cannot move NIC net1",
+            "causes": ["the new device lacks features in use: STATUS"],
+            "hint": "create one with these features",
         });
         let made_up = MadeUp::default().answer(422, &refusal);
         let arguments = line(&["--device", "spare0"]).unwrap();
         let error = swap_by(&arguments, &made_up.node()).unwrap_err();
         assert_eq!(error.refusal().unwrap().body.code, "incompatible");
         let said = format!("{:?}", error.in_words());
-        for words in ["net1 cannot be moved", "STATUS", "make one with"] {
+        for words in ["cannot move NIC net1", "STATUS", "create one with"] {
             assert!(said.contains(words), "{said}");
         }
     }

@@ -23,10 +23,10 @@ fn options_become_what_the_daemon_is_asked_for() {
         "memory": {"size": "1G", "hugepages": "2M"},
         "disks": [{"path": "/d", "readonly": true, "rescue": false}],
         "nics": [
-            {"id": "net1", "from": "pci/0000:01:00.0", "bridge": "br0", "vlan": 100, "mac": "52:54:00:12:34:56", "kind": "vf"},
-            {
-                "id": "net0", "path": "/dev/vhost-vdpa-0", "doorbell": "off", "failover": {"path": "/dev/vhost-vdpa-1"},
-            },
+            {"id": "net1", "from": "pci/0000:01:00.0", "bridge": "br0", "vlan": 100,
+             "mac": "52:54:00:12:34:56", "kind": "vf"},
+            {"id": "net0", "path": "/dev/vhost-vdpa-0", "doorbell": "off",
+             "failover": {"path": "/dev/vhost-vdpa-1"}},
             {"id": "b", "from": "eth0", "failover": {"from": "eth1"}},
         ],
         "restart": "Always", "state": "Stopped",
@@ -42,14 +42,18 @@ fn paths_are_those_of_this_command() {
     assert_eq!(made["kernel"], here.join("vmlinuz").to_str().unwrap());
     assert_eq!(made["disks"][0]["path"], here.join("d").to_str().unwrap());
     let error = body(&["web", "--kernel", "vmlinuz"], ELSEWHERE).unwrap_err();
-    assert!(error.to_string().contains("say it from / on"), "{error}");
+    assert!(
+        error.to_string().contains("use an absolute path"),
+        "{error}"
+    );
     assert_eq!(error.code(), Code::WrongCommandLine);
 }
 
 #[test]
 fn a_file_goes_as_it_is_with_paths_from_the_root_on() {
     let file = std::env::temp_dir().join(format!("bellhop-vm-{}.toml", std::process::id()));
-    let text = "kernel = 'vmlinuz'\nunknown = 1\n[[nics]]\nid = 'a'\nfrom = 'eth0'\n[[nics]]\nid = 'b'\npath = 'dev'\n";
+    let text = "kernel = 'vmlinuz'\nunknown = 1\n[[nics]]\nid = 'a'\nfrom = 'eth0'\n\
+                [[nics]]\nid = 'b'\npath = 'dev'\n";
     std::fs::write(&file, text).unwrap();
     let path = file.to_str().unwrap();
     let made = body(&["web", "--file", path, "--restart", "never"], HERE).unwrap();
@@ -132,7 +136,7 @@ fn put(made_up: MadeUp, words: &[&str], replace: bool) -> (Result<Code, Error>, 
 
 #[test]
 fn a_vm_is_created_only_where_there_is_none() {
-    let exists = json!({"code": "vm_exists", "message": "there is a virtual machine web already"});
+    let exists = json!({"code": "vm_exists", "message": "the virtual machine web exists already"});
     let words = ["web", "--kernel=/k"];
     let (done, asked) = put(MadeUp::default().answer(201, &running(7)), &words, false);
     assert_eq!(done.unwrap(), Code::Success);
@@ -141,7 +145,7 @@ fn a_vm_is_created_only_where_there_is_none() {
     let (done, asked) = put(MadeUp::default().answer(412, &exists), &words, false);
     let error = done.unwrap_err();
     assert_eq!((error.code(), asked.len()), (Code::Conflict, 1));
-    assert!(error.to_string().contains("web already"), "{error}");
+    assert!(error.to_string().contains("web exists already"), "{error}");
     assert!(error.remedy().unwrap().contains("bellhop vm replace"));
     // Whatever its state.
     let there = MadeUp::default()
@@ -163,7 +167,7 @@ fn a_plan_is_printed_instead_of_a_creation() {
     let (done, asked) = put(MadeUp::default().answer(200, &steps), &words, false);
     assert_eq!(done.unwrap(), Code::Success);
     assert_eq!(asked, [r#"POST /v1/vms/web/plan {"kernel":"/k"}"#]);
-    let exists = json!({"code": "vm_exists", "message": "there is a virtual machine web already"});
+    let exists = json!({"code": "vm_exists", "message": "the virtual machine web exists already"});
     let (done, _) = put(MadeUp::default().answer(412, &exists), &words, false);
     assert_eq!(done.unwrap_err().code(), Code::Conflict);
     assert!(parse::<replace::Arguments>(&words).is_err());
@@ -176,7 +180,7 @@ fn a_vm_is_replaced_only_where_there_is_one() {
     assert_eq!(done.unwrap(), Code::Success);
     let start = "PUT /v1/vms/web if-match: * {";
     assert!(asked[0].starts_with(start), "{asked:?}");
-    let absent = json!({"code": "no_such_vm", "message": "there is no virtual machine web"});
+    let absent = json!({"code": "no_such_vm", "message": "the virtual machine web does not exist"});
     let (done, _) = put(MadeUp::default().answer(412, &absent), &words, true);
     assert_eq!(done.unwrap_err().code(), Code::NotThere);
     assert!(parse::<replace::Arguments>(&["web"]).is_err());

@@ -14,7 +14,7 @@ fn operation(phase: &str, more: &Value) -> Value {
 }
 
 #[test]
-fn another_program_goes_on_with_a_machine() {
+fn an_upgrade_replaces_the_program_of_a_vm() {
     let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
     let arguments = parse::<upgrade::Arguments>(&["web", "--program", "/new/bellhop"]).unwrap();
     let result = json!({"upgrade": {"before": "0.1.0", "after": "0.2.0", "downtime_ms": 93.5}});
@@ -60,12 +60,13 @@ fn another_program_goes_on_with_a_machine() {
 fn elsewhere() -> Value {
     made_up::vm(
         &json!({"phase": "MayBeElsewhere", "pid": null, "may_be_elsewhere":
-        {"destination": "unix:/b", "reason": "its guest may run there", "remedy": "say `migration settle web there`"}}),
+        {"destination": "unix:/b", "reason": "its guest may run there",
+         "remedy": "run `migration settle web there`"}}),
     )
 }
 
 #[test]
-fn how_a_machine_moved_is_said_by_its_operation() {
+fn a_migration_reports_the_result_of_its_operation() {
     let local = parse::<NodeArguments>(&["--node", HERE]).unwrap();
     let arguments = parse::<migrate::Arguments>(&["web", "--to", "unix:/b"]).unwrap();
     let after = |phase: &str, more: &Value| {
@@ -74,8 +75,8 @@ fn how_a_machine_moved_is_said_by_its_operation() {
             .answer(200, &operation(phase, more));
         migrate::execute(&arguments, &local, &made_up.node(), format(&[]))
     };
-    let lost = json!({"error": {"code": "may_be_elsewhere", "message": "say `migration settle web there`",
-        "status": 409}});
+    let lost = json!({"error": {"code": "may_be_elsewhere", "status": 409,
+        "message": "run `migration settle web there`"}});
     let error = after("failed", &lost).unwrap_err();
     assert!(
         error.to_string().contains("migration settle web there"),
@@ -99,7 +100,7 @@ fn how_a_machine_moved_is_said_by_its_operation() {
     );
     assert!(text.contains("its guest may run there\n"), "{text}");
     assert!(
-        text.contains("└── say `migration settle web there`"),
+        text.contains("└── run `migration settle web there`"),
         "{text}"
     );
 }

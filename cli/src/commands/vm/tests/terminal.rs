@@ -55,7 +55,7 @@ fn a_console_passes_bytes_on_until_one_end_leaves() {
 }
 
 #[test]
-fn a_console_goes_on_after_the_end_of_input_and_ends_with_the_machine() {
+fn a_console_continues_after_the_end_of_input_and_ends_with_the_vm() {
     let (mut keyboard, typed) = UnixStream::pair().unwrap();
     let (mut guest, stream) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
