@@ -1,12 +1,26 @@
 //! The layout of `--help` and of usage lines: examples before options.
 //!
-//! Owns the order of a help's parts. Must not know any subcommand.
+//! Owns the order of a help's parts.
 
 use clap::Command;
 use clap::builder::{Resettable, StyledStr};
 
 /// The heading of a help's examples.
 const EXAMPLES: &str = "Examples:";
+
+/// The output of the command without arguments.
+pub(crate) const START: &str = "\
+Run virtual machines whose NICs are vDPA devices of the host
+
+Start with:
+  bellhop doctor                        check this host, and show the next commands
+  bellhop nic create NAME --from NIC    create a vDPA device for a guest
+  bellhop run --kernel FILE --vdpa DEV  run a VM on this terminal
+  bellhop vm create NAME --kernel FILE  create a VM of the node daemon
+  bellhop vm list                       list the VMs of the node daemon
+
+`bellhop --help` lists all commands, and `bellhop COMMAND --help` explains one.
+";
 
 /// Applies this layout to the help of each subcommand.
 ///
@@ -157,6 +171,27 @@ mod tests {
         ] {
             assert!(error.contains(way), "{way}: {error}");
         }
+    }
+
+    #[test]
+    fn the_commands_to_start_with_exist() {
+        let root = crate::Arguments::command();
+        let lines = START
+            .lines()
+            .filter_map(|line| line.strip_prefix("  bellhop "));
+        let mut count = 0;
+        for line in lines {
+            let is_name = |word: &&str| word.starts_with(|first: char| first.is_ascii_lowercase());
+            let mut command = &root;
+            for name in line.split(' ').take_while(is_name) {
+                let found = command.find_subcommand(name);
+                command = found.unwrap_or_else(|| panic!("no {name} in {line}"));
+            }
+            assert!(!command.has_subcommands(), "{line}");
+            count += 1;
+        }
+        assert_eq!(count, 5);
+        assert!(START.lines().all(|line| line.chars().count() <= 100));
     }
 
     #[test]

@@ -30,10 +30,10 @@ use bellhop_common::{colour, exit};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 use tracing::level_filters::LevelFilter;
 
-/// Virtual machines whose NICs are vDPA devices of the host kernel.
+/// Run virtual machines whose NICs are vDPA devices of the host
 ///
-/// A guest gets an ordinary virtio device; its data path goes straight to the
-/// device behind /dev/vhost-vdpa-N, and Bellhop touches no packet.
+/// A guest gets an ordinary virtio device. Its data path leads straight to the device behind
+/// /dev/vhost-vdpa-N, and Bellhop touches no packet.
 #[derive(Debug, Parser)]
 #[command(name = "bellhop", version, after_help = exit::help(), styles = colour::STYLES)]
 struct Arguments {
@@ -49,7 +49,7 @@ struct Arguments {
 
 #[derive(Debug, clap::Args)]
 struct Logs {
-    /// How much to log to standard error: error, warn, info, debug or trace
+    /// Log level: error, warn, info, debug or trace
     #[arg(
         long,
         global = true,
@@ -61,7 +61,7 @@ struct Logs {
     )]
     log_level: LevelFilter,
 
-    /// How log lines look: text or json
+    /// Format of log lines: text or json
     #[arg(
         long,
         global = true,
@@ -74,8 +74,8 @@ struct Logs {
     )]
     log_format: logging::LogFormat,
 
-    /// Log to this file instead of standard error, each line with its time; beyond 16 MiB it is
-    /// renamed to FILE.1 and begun anew
+    /// Log to this file instead of standard error, each line with its time; at 16 MiB it becomes
+    /// FILE.1
     #[arg(
         long,
         global = true,
@@ -86,8 +86,8 @@ struct Logs {
     log_file: Option<PathBuf>,
 }
 
-/// The same command line where another program's machine is gone on with: a guest stands still, and all the other subcommands
-/// take a while to describe.
+/// The same command line for a program that takes over a VM: the guest is paused, and building all
+/// other subcommands takes a while.
 #[derive(Debug, Parser)]
 struct HandedOver {
     #[command(flatten)]
@@ -183,6 +183,10 @@ pub fn main() -> ExitCode {
             Some(report) if wants_json(std::env::args_os()) => {
                 Report::use_json();
                 report.print();
+                std::process::exit(error.exit_code())
+            }
+            None if words.len() < 2 => {
+                eprint!("{}", help::START);
                 std::process::exit(error.exit_code())
             }
             _ => error.exit(),

@@ -219,6 +219,13 @@ fn options_that_are_wrong() {
 }
 
 #[test]
+fn the_command_alone_shows_the_commands_to_start_with() {
+    let alone = Command::new(variable("BELLHOP"));
+    let message = refused(alone, USAGE, &["  bellhop doctor ", "`bellhop --help`"]);
+    assert!(message.lines().count() < 15, "{message}");
+}
+
+#[test]
 fn configuration_files_that_are_wrong() {
     for (name, content, words) in [
         (
