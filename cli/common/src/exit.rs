@@ -1,7 +1,7 @@
 //! Exit codes, and the printed form of errors.
 //!
 //! Owns the one table of codes (`TABLE`) and the layout of an error: the failure, its causes, each
-//! once, and the remedy. Must not know the command.
+//! once, and the remedy.
 
 mod report;
 
@@ -13,45 +13,40 @@ pub use report::Report;
 const TABLE: [(&str, &str); 13] = [
     (
         "0",
-        "done: the guest powered off, the console was left with Ctrl-A X, the API stopped it;\n\
-         probe: nothing failed; doctor: nothing is missing; vm compat, vm migrate --dry-run:\n\
-         the VM can move",
+        "success: the guest powered off, Ctrl-A X left the console, the API stopped the VM;\n\
+         probe: no test failed; doctor: no required part is missing; vm compat,\n\
+         vm migrate --dry-run: the VM can migrate",
     ),
     (
         "1",
-        "an error, said on standard error with its causes; probe: something failed;\n\
-         doctor: something needed is missing; vm compat, vm migrate --dry-run: the VM cannot move",
+        "failure, with its causes on standard error; probe: a test failed;\n\
+         doctor: a required part is missing; vm compat, vm migrate --dry-run: the VM cannot\n\
+         migrate",
     ),
     ("2", "the command line is wrong"),
     (
         "3",
-        "the guest crashed (triple fault, or KVM could not go on)",
+        "the guest crashed (triple fault, or KVM cannot continue)",
     ),
-    (
-        "4",
-        "the node daemon cannot be reached, or the connection broke",
-    ),
-    (
-        "5",
-        "there is no VM or NIC of that name, or no migration of it",
-    ),
-    ("6", "not done within the time limit"),
+    ("4", "cannot reach the node daemon, or the connection broke"),
+    ("5", "no VM or NIC has that name, or it has no migration"),
+    ("6", "the time limit expired"),
     (
         "7",
-        "the guest runs elsewhere: it was sent to another process",
+        "the guest runs elsewhere: it migrated to another process",
     ),
     (
         "8",
-        "the guest was being sent to another process, and nobody knows whether it runs\n\
-         there or nowhere: look there before it is started again",
+        "the migration's outcome is unknown: the guest runs at the destination or nowhere.\n\
+         Check there before you start it again",
     ),
     (
         "9",
-        "not allowed: the node daemon does not know the client, or its role is too low",
+        "not permitted: the node daemon does not know the client, or its role is too low",
     ),
     (
         "10",
-        "conflict: it exists already or was changed, or its state does not allow the command",
+        "conflict: the object exists already or was changed, or its state forbids the command",
     ),
     (
         "11",
@@ -93,7 +88,7 @@ pub enum Code {
     NotThere,
     /// A timeout expired; reported.
     TimedOut,
-    /// The guest runs elsewhere: it was sent to another process.
+    /// The guest runs elsewhere: it migrated to another process.
     Moved,
     /// The guest runs where it was sent, or nowhere.
     Unsettled,
@@ -160,6 +155,6 @@ mod tests {
         assert_eq!(Code::Signal(15).number(), 143);
         assert_eq!(Code::Signal(255).number(), 255);
         assert!(help().contains("\n  128+N  stopped by signal N"));
-        assert!(help().contains("\n         doctor: something needed"));
+        assert!(help().contains("\n         doctor: a required part"));
     }
 }

@@ -31,7 +31,7 @@ pub struct Format {
     )]
     output: Option<Output>,
 
-    /// Print JSON on many lines, with -j or -o json
+    /// Indent JSON, with -j or -o json
     #[arg(
         short,
         long,
@@ -41,7 +41,7 @@ pub struct Format {
     )]
     pretty: bool,
 
-    /// Only these columns of a table or of CSV: their headings, with commas between them
+    /// Only these columns of a table or CSV: their headings, separated by commas
     #[arg(
         long,
         value_name = "NAMES",
@@ -52,7 +52,7 @@ pub struct Format {
     )]
     columns: Option<Columns>,
 
-    /// Leave out the heading of a table or of CSV
+    /// Omit the heading of a table or CSV
     #[arg(
         long,
         global = true,
@@ -73,7 +73,7 @@ enum Output {
     Json,
     /// YAML with the members of the JSON
     Yaml,
-    /// Names only, one a line
+    /// Names only, one per line
     Name,
     /// Comma-separated values with all columns
     Csv,

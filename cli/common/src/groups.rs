@@ -1,7 +1,7 @@
 //! Groups of the host, from `/etc/group`.
 //!
 //! It is parsed here because a statically linked program has no NSS, which `nix` and `uzers` need
-//! (getgrnam), and the crates that read the file (`pgs-files`, `parsswd`) are abandoned.
+//! (getgrnam). The crates that read the file (`pgs-files`, `parsswd`) are abandoned.
 
 /// The file.
 pub const PATH: &str = "/etc/group";

@@ -1,8 +1,8 @@
-//! Named objects with fields, in the form of iproute2's `vdpa` and `devlink`: as text, or with -j
-//! and -p as JSON with the same keys in the same order.
+//! Named objects with fields, in the form of iproute2's `vdpa` and `devlink`. Output is text, or
+//! with -j and -p JSON with the same keys in the same order.
 //!
-//! Owns the layout. Must not know the objects. Names from a device or its vendor are not trusted:
-//! control characters do not reach a terminal.
+//! Owns the layout. Names from a device or its vendor are not trusted: control characters do not
+//! reach a terminal.
 
 use std::io::{self, Write};
 

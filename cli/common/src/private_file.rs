@@ -1,6 +1,4 @@
 //! Files that only their owner may read, replaced whole: a reader sees the old or the new content.
-//!
-//! Must not know any content.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -69,7 +67,7 @@ mod tests {
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("file"));
         assert_eq!(fs::read(&path).unwrap(), b"e");
         fs::remove_file(&link).unwrap();
-        // A directory is no file to replace, and nothing stays of the attempt.
+        // A directory cannot be replaced, and the attempt leaves nothing behind.
         fs::create_dir(directory.join("full")).unwrap();
         replace(&directory.join("full"), b"d").unwrap_err();
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 2);

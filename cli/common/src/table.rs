@@ -1,7 +1,7 @@
 //! Tables: as text in columns, as CSV (RFC 4180), or as names alone.
 //!
-//! Owns the layout and the choice of columns. Must not know any command. Cells are not trusted:
-//! control characters do not reach a terminal.
+//! Owns the layout and the choice of columns. Cells are not trusted: control characters do not
+//! reach a terminal.
 
 use std::collections::BTreeSet;
 
@@ -87,7 +87,7 @@ impl Table {
                 .position(|column| column.eq_ignore_ascii_case(name))
                 .ok_or_else(|| {
                     let known = self.heading.join(", ");
-                    Error::wrong(format!("no column {name:?}; the columns are {known}"))
+                    Error::wrong(format!("no column {name:?}: use {known}"))
                 })
         };
         let chosen = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;

@@ -19,7 +19,7 @@ pub fn address(bytes: &[u8]) -> String {
 #[must_use]
 pub fn utc(time: u64) -> String {
     let (days, seconds) = (time / 86_400, time % 86_400);
-    // Years that begin in March, so that leap days are at their ends; eras of 400 years.
+    // Years begin in March, so leap days are at their ends; eras have 400 years.
     let days = days.saturating_add(719_468);
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;

@@ -19,11 +19,11 @@ static LOCAL: LazyLock<Address> = LazyLock::new(|| Address::Socket(SOCKET.into()
 
 #[derive(Debug, Clone, clap::Args)]
 struct NodeOptions {
-    /// The node's daemon: the path of its socket, ssh://HOST, or https://HOST:PORT (--help lists
-    /// what https needs)
+    /// The node's daemon: the path of its socket, ssh://HOST, or https://HOST:PORT
     ///
-    /// ssh://[USER@]HOST[:PORT][/SOCKET] is a login on that host. Without --node and --remote the
-    /// daemon is that of `bellhop remote use`, at first /run/bellhop/node.socket.
+    /// ssh://[USER@]HOST[:PORT][/SOCKET] is a login on that host. https also needs --node-ca,
+    /// --node-cert, --node-key and --node-token-file. Without --node and --remote the default of
+    /// `bellhop remote use` applies, which is initially /run/bellhop/node.socket.
     #[arg(
         long,
         global = true,
@@ -33,8 +33,7 @@ struct NodeOptions {
     )]
     node: Option<Address>,
 
-    /// The node's daemon by its name in `bellhop remote list`; the other options here override its
-    /// values
+    /// The daemon's name in `bellhop remote list`; the other options here override its values
     #[arg(
         long,
         global = true,
@@ -49,10 +48,10 @@ struct NodeOptions {
     credentials: Credentials,
 }
 
-/// Which daemon is asked.
+/// The selected daemon.
 #[derive(Debug, Clone)]
 pub struct NodeArguments {
-    /// None: that of the remote.
+    /// None: the address of the remote.
     node: Option<Address>,
     /// None: the default.
     remote: Option<String>,

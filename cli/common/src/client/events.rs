@@ -1,7 +1,6 @@
 //! The event stream of the node daemon (Server-Sent Events).
 //!
-//! Owns the position in the stream, which outlives connections and daemons. It must not know the
-//! meaning of an event.
+//! Owns the position in the stream, which outlives connections and daemons.
 //!
 //! ```text
 //!         the stream begins            it ends, breaks, or is silent for 45 s
@@ -25,7 +24,7 @@ use crate::error::{Error, ErrorKind};
 const SILENCE: Duration = Duration::from_secs(45);
 /// The delay between two attempts to connect.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long a daemon may be unreachable.
+/// The time limit for an unreachable daemon.
 const AWAY: Duration = Duration::from_secs(60);
 /// The longest accepted message, in bytes.
 const MESSAGE_MAX: usize = 1 << 20;
@@ -283,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_goes_on_after_its_last_event_on_another_connection() {
+    fn a_stream_continues_after_its_last_event_on_another_connection() {
         let query = EventQuery {
             vm: Some("web".to_owned()),
             kind: Some("a&b".to_owned()),

@@ -44,7 +44,9 @@ impl Http {
             .enable_io()
             .enable_time()
             .build()
-            .map_err(Error::context("cannot talk HTTP to the node daemon"))?;
+            .map_err(Error::context(
+                "cannot start an HTTP connection to the node daemon",
+            ))?;
         Ok(Self { client, runtime })
     }
 }
@@ -121,17 +123,17 @@ impl From<HttpError> for Error {
     fn from(error: HttpError) -> Self {
         match error {
             HttpError::Connect { server, source } => {
-                let message = format!("the node daemon cannot be reached at {server}");
+                let message = format!("cannot reach the node daemon at {server}");
                 let kind = source.kind();
                 let error = Self::new(ErrorKind::NoDaemon, message).because(source);
                 match kind {
                     io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => error.hint(
-                        "start it with `systemctl start bellhop` or `bellhop serve`, or say where \
-                         it is with --node",
+                        "start it with `systemctl start bellhop` or `bellhop serve`, or give its \
+                         address with --node",
                     ),
                     io::ErrorKind::PermissionDenied => error.hint(
-                        "run this as root, or as a member of the group that `bellhop serve \
-                         --group` gives the socket to",
+                        "run this as root, or as a member of the socket's group (`bellhop serve \
+                         --group`)",
                     ),
                     _ => error,
                 }
@@ -143,7 +145,7 @@ impl From<HttpError> for Error {
                 Self::new(ErrorKind::TimedOut, message)
             }
             HttpError::TooLarge { limit, .. } => {
-                let message = format!("the node daemon answers with more than {limit} bytes");
+                let message = format!("the node daemon's answer has more than {limit} bytes");
                 Self::failed(message)
             }
             // ssh has printed the cause.
@@ -152,7 +154,7 @@ impl From<HttpError> for Error {
                 source,
             } => Self::new(
                 ErrorKind::NoDaemon,
-                format!("the node daemon cannot be reached at {server}"),
+                format!("cannot reach the node daemon at {server}"),
             )
             .because(source)
             .hint("`ssh HOST bellhop version` shows whether the host and its daemon answer"),

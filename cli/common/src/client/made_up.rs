@@ -144,7 +144,8 @@ impl Stream for Whole {
 #[must_use]
 pub fn vm(other: &Value) -> Value {
     let mut vm = serde_json::json!({
-        "name": "web", "phase": "Running", "state": "Running", "restart": "OnFailure", "pid": 7, "nics": [],
+        "name": "web", "phase": "Running", "state": "Running", "restart": "OnFailure",
+        "pid": 7, "nics": [],
         "console": {"socket": "/run/c.socket", "log": "/var/c.log"}, "log": "/var/vmm.log",
     });
     for (field, value) in other.as_object().unwrap() {

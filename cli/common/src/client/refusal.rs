@@ -5,7 +5,7 @@ use hyper::StatusCode;
 
 use crate::exit::{Code, Report};
 
-/// How much of an answer that cannot be parsed is shown, in bytes.
+/// The maximum size of the quoted part of an answer that cannot be parsed, in bytes.
 const SHOWN: usize = 200;
 
 /// A daemon's refusal, in its own words.
@@ -109,9 +109,10 @@ impl Refusal {
             "console_in_use" => {
                 Some("--read-only shows the output; --take disconnects the other client")
             }
-            "arriving" => Some("`bellhop vm migration cancel NAME` calls it off"),
+            "arriving" => Some("`bellhop vm migration cancel NAME` cancels it"),
             "part_of_nic" => Some(
-                "`bellhop nic delete NAME` undoes all of it; for a VM, `bellhop vm nic remove VM ID`",
+                "`bellhop nic delete NAME` undoes all steps; for a VM, use `bellhop vm nic remove \
+                 VM ID`",
             ),
             _ => None,
         }

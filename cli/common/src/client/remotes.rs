@@ -43,12 +43,12 @@ pub struct Remote {
     #[arg(value_name = "ADDRESS")]
     pub address: Address,
 
-    /// With https: the authorities whose certificate the daemon may have (PEM)
+    /// With https: the authorities that may have issued the daemon's certificate (PEM)
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
 
-    /// With https: the certificate that is shown to the daemon (PEM)
+    /// With https: the client's certificate (PEM)
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert: Option<PathBuf>,
@@ -58,7 +58,7 @@ pub struct Remote {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
 
-    /// With https: the file with the token that the daemon knows us by
+    /// With https: the file with the client's token
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
@@ -102,7 +102,7 @@ impl Remote {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Remotes {
-    /// The one that commands ask without an option; none for the local daemon.
+    /// The default remote of commands; none for the local daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     default: Option<String>,
     #[serde(default)]
@@ -160,7 +160,7 @@ impl Remotes {
             .map_err(Error::context(failed()))
     }
 
-    /// Whether a text can be the name of a remote: then it is no address.
+    /// Whether a text can be the name of a remote: then it is not an address.
     #[must_use]
     pub fn is_name(text: &str) -> bool {
         let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
@@ -189,7 +189,7 @@ impl Remotes {
         std::iter::once((LOCAL, Remote::local())).chain(named)
     }
 
-    /// The name of the remote that commands ask without an option.
+    /// The name of the default remote of commands.
     #[must_use]
     pub fn default_name(&self) -> &str {
         self.default.as_deref().unwrap_or(LOCAL)
@@ -202,19 +202,19 @@ impl Remotes {
     pub fn add(&mut self, name: &str, remote: Remote) -> Result<(), Error> {
         if !Self::is_name(name) {
             return Err(Error::wrong(format!(
-                "{name:?} is no name: it has 1 to {NAME_MAX} letters, digits, dots, underscores \
-                 or hyphens"
+                "{name:?} is not a valid name: use 1 to {NAME_MAX} letters, digits, dots, \
+                 underscores or hyphens"
             )));
         }
         if name == LOCAL || self.remotes.contains_key(name) {
-            let message = format!("a remote is named {name} already");
-            return Err(Error::conflict(message).hint("`bellhop remote remove` removes one"));
+            let message = format!("a remote with the name {name} exists already");
+            return Err(Error::conflict(message).hint("`bellhop remote remove` removes it"));
         }
         self.remotes.insert(name.to_owned(), remote);
         Ok(())
     }
 
-    /// Has commands ask this remote without an option.
+    /// Makes this remote the default.
     ///
     /// # Errors
     /// There is no such remote.
@@ -231,7 +231,9 @@ impl Remotes {
     pub fn remove(&mut self, name: &str) -> Result<(), Error> {
         self.get(name)?;
         if self.remotes.remove(name).is_none() {
-            return Err(Error::conflict("the local daemon is always a remote"));
+            return Err(Error::conflict(
+                "cannot remove the remote of the local daemon",
+            ));
         }
         if self.default.as_deref() == Some(name) {
             self.default = None;

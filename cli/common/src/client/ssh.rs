@@ -19,7 +19,7 @@ use std::thread;
 use super::Address;
 use super::arguments::SOCKET;
 
-/// The variable with another program than `ssh`.
+/// The variable that replaces `ssh` by another program.
 const PROGRAM: &str = "BELLHOP_SSH";
 
 /// Opens a connection to the daemon at `address`.
@@ -47,7 +47,7 @@ fn open(mut command: Command) -> io::Result<UnixStream> {
     let (ours, theirs) = UnixStream::pair()?;
     command.stdin(OwnedFd::from(theirs.try_clone()?));
     command.stdout(OwnedFd::from(theirs));
-    // Its own kind would look like that of a daemon that is not there.
+    // The error's own kind would look like a missing daemon.
     let mut child = command.spawn().map_err(|error| {
         let program = command.get_program().display();
         io::Error::other(format!("cannot start {program}: {error}"))

@@ -18,7 +18,7 @@ fn refused(status: u16, body: &Value) -> Error {
 }
 
 #[test]
-fn a_refusal_is_told_in_the_daemons_words() {
+fn a_refusal_keeps_the_daemons_words() {
     let error = refused(
         409,
         &json!({"code": "wrong_state", "message": "the VM runs", "causes": ["because", "it does"],
@@ -193,7 +193,7 @@ fn a_stream_comes_piece_by_piece_and_ends_with_its_connection() {
 
 #[test]
 fn where_no_daemon_is_the_hint_says_how_to_start_one() {
-    let path = std::env::temp_dir().join("bellhop-client-nobody");
+    let path = std::env::temp_dir().join("bellhop-client-absent");
     let node = Node::new(Http::new(&Address::Socket(path), &Credentials::default()).unwrap());
     let error = node.get::<Value>("/v1/version").unwrap_err();
     assert!(format!("{:?}", error.in_words()).contains("bellhop serve"));

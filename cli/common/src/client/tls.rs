@@ -1,8 +1,7 @@
-//! TLS for a daemon on another host. The client needs a certificate of an authority that the daemon
-//! trusts, and a token; the daemon needs a certificate of an authority that the client trusts.
+//! TLS for a daemon on another host. Both ends check the other's certificate against their own
+//! authorities, and the client also sends a token.
 //!
-//! Owns the files and the configuration from them. Must not know the requests. TLS 1.3 only, as in
-//! the daemon.
+//! Owns the files and their configuration. TLS 1.3 only, as in the daemon.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,10 +15,10 @@ use vmm::http::client::Tls;
 use super::Remote;
 use crate::error::Error;
 
-/// Where the files are.
+/// The paths of the files.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args)]
 pub struct Credentials {
-    /// With https: the authorities whose certificate the daemon may have (PEM)
+    /// With https: the authorities that may have issued the daemon's certificate (PEM)
     #[arg(
         long,
         global = true,
@@ -30,7 +29,7 @@ pub struct Credentials {
     )]
     node_ca: Option<PathBuf>,
 
-    /// With https: the certificate that is shown to the daemon (PEM)
+    /// With https: the client's certificate (PEM)
     #[arg(
         long,
         global = true,
@@ -41,7 +40,7 @@ pub struct Credentials {
     )]
     node_cert: Option<PathBuf>,
 
-    /// With https: that certificate's private key (PEM)
+    /// With https: the certificate's private key (PEM)
     #[arg(
         long,
         global = true,
@@ -52,7 +51,7 @@ pub struct Credentials {
     )]
     node_key: Option<PathBuf>,
 
-    /// With https: the file with the token that the daemon knows us by
+    /// With https: the file with the client's token
     #[arg(
         long,
         global = true,
@@ -116,11 +115,11 @@ impl Credentials {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(Error::context("TLS 1.3 cannot be set up"))?
+            .map_err(Error::context("cannot configure TLS 1.3"))?
             .with_root_certificates(authorities)
             .with_client_auth_cert(chain, private)
             .map_err(Error::context(format!(
-                "the key {} does not go with the certificate {}",
+                "the key {} does not match the certificate {}",
                 key.display(),
                 certificate.display()
             )))?;
@@ -139,8 +138,8 @@ fn given<'a>(
 ) -> Result<&'a Path, Error> {
     path.as_deref().ok_or_else(|| {
         Error::wrong(format!(
-            "a daemon on another host is asked with certificate and token: {option} is not given \
-             (or {variable} not set)"
+            "a daemon on another host needs a certificate and a token: give {option} or set \
+             {variable}"
         ))
         .hint("`bellhop remote add` stores them under a name for --remote")
     })

@@ -13,7 +13,7 @@ use crate::error::Error;
 
 /// The text for an answer that cannot be decoded.
 pub const STRANGE: &str =
-    "the node daemon's answer is not understood; is it of another version? `bellhop report` tells";
+    "cannot decode the node daemon's answer; `bellhop version` shows whether its version differs";
 
 /// A request to a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl Request {
     /// The value cannot be serialized.
     pub(super) fn json(mut self, body: &impl Serialize) -> Result<Self, Error> {
         let body = serde_json::to_vec(body);
-        self.body = Some(body.map_err(Error::context("the request cannot be put into words"))?);
+        self.body = Some(body.map_err(Error::context("cannot encode the request"))?);
         Ok(self)
     }
 }

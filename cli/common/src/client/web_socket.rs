@@ -1,6 +1,6 @@
 //! A WebSocket of the daemon as a socket of this process, for commands that poll descriptors.
 //!
-//! Owns the handshake, and the thread that passes bytes. It must not know their meaning.
+//! Owns the handshake, and the thread that passes bytes.
 //!
 //! ```text
 //!   command <── socket pair ──> thread `websocket` <── binary messages ──> daemon
@@ -37,7 +37,7 @@ use crate::error::Error;
 const CHUNK: usize = 16 * 1024;
 /// The largest accepted message, in bytes.
 const MESSAGE_MAX: usize = 1 << 20;
-/// How long the daemon's reason may take after the last byte.
+/// The time limit for the daemon's reason after the last byte.
 const LAST: Duration = Duration::from_secs(2);
 
 /// Why the daemon closed a WebSocket.

@@ -8,7 +8,7 @@
 //!
 //! A command whose result is JSON prints errors as one JSON object with the same members.
 //!
-//! Messages may quote a file, a device or another machine, so control characters do not reach a
+//! Messages may quote a file, a device or another host, so control characters do not reach a
 //! terminal.
 
 use std::error::Error;
@@ -53,7 +53,7 @@ impl Report {
         let said = |message: &String| message.contains("root") || message.contains("CAP_");
         let hint = denied && !rustix::process::geteuid().is_root();
         if hint && !report.messages.iter().any(said) {
-            report.hint("run it as root, or as a user who has these rights")
+            report.hint("run it as root, or as a user with these permissions")
         } else {
             report
         }

@@ -1,5 +1,5 @@
 //! The client against a daemon over TLS. The certificates beside this file are for this test only
-//! and valid until 2126: an authority, and a certificate of it for a server (localhost) and for a
+//! and valid until 2126. They are an authority, and its certificates for a server (localhost) and a
 //! client.
 
 use std::fs;
@@ -199,7 +199,7 @@ fn files_that_are_missing_or_not_secret_are_named() {
     for (name, text, mode, said) in [
         ("key", CLIENT_KEY, 0o644, "chmod go-rwx"),
         ("key", "", 0o600, "no private key"),
-        ("key", SERVER_KEY, 0o600, "does not go with"),
+        ("key", SERVER_KEY, 0o600, "does not match"),
         ("key", CLIENT_KEY, 0o600, "more than"),
         ("token", "s3cret", 0o640, "chmod go-rwx"),
         ("token", " \n", 0o600, "has no token"),
