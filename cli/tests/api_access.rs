@@ -88,7 +88,7 @@ fn files_that_others_may_use_or_that_make_no_sense_are_refused() {
         (
             "node.key",
             &other.key_pem(),
-            "does not go with the certificate",
+            "does not match the certificate",
         ),
         ("clients.crt", "", "no certificate in PEM"),
     ] {
@@ -204,7 +204,7 @@ fn each_request_by_tcp_needs_a_token_whose_role_is_enough() {
     let line = daemon.logged(|line| line["target"] == "audit" && line["path"] == "/v1/vms/none");
     let who = line["who"].as_str().unwrap();
     assert!(
-        who.starts_with("CN=somebody (") && who.contains("from 127.0.0.1:"),
+        who.starts_with("CN=client (") && who.contains("from 127.0.0.1:"),
         "{line}"
     );
     assert_eq!(
@@ -230,8 +230,8 @@ fn a_connection_by_tcp_needs_a_certificate_of_the_authority() {
     let token = Some("Bearer token-of-ops");
     let ask = |client: &Client| client.request(port, "GET", "/v1/version", token);
     let stranger = Identity::authority("the test's authority");
-    let forged = stranger.signs("somebody", Validity::Now);
-    let own = Identity::authority("somebody");
+    let forged = stranger.signs("client", Validity::Now);
+    let own = Identity::authority("client");
     for (what, client) in [
         ("no certificate", Client::new(&files.authority, None)),
         ("expired", files.client(Validity::Past)),
@@ -297,7 +297,7 @@ fn a_token_with_an_expiry_counts_until_then() {
     };
     let (long, short) = (create("long", "1d"), create("short", "1s"));
     daemon.signal(Signal::HUP);
-    daemon.logged(|line| line["message"] == "certificates and tokens are read again");
+    daemon.logged(|line| line["message"] == "reloaded certificates and tokens");
     let ask = |token: &str| {
         let token = format!("Bearer {token}");
         client
@@ -354,7 +354,7 @@ fn a_site_is_set_up_by_bellhop_alone() {
     assert_eq!(version["daemon"]["pid"], daemon.child.id());
     run("remote use node1");
     assert_eq!(run("vm list --no-headers"), "");
-    let line = daemon.logged(|line| line["message"] == "options are read from a file");
+    let line = daemon.logged(|line| line["message"] == "read options from a file");
     assert!(line["file"].as_str().unwrap().ends_with("node1.toml"));
 }
 
@@ -376,7 +376,7 @@ fn certificates_and_tokens_are_read_again_together() {
     ]);
     assert_eq!(status(&client, "token-of-viewer").unwrap(), 200);
     daemon.signal(Signal::HUP);
-    daemon.logged(|line| line["message"] == "certificates and tokens are read again");
+    daemon.logged(|line| line["message"] == "reloaded certificates and tokens");
     assert_eq!(status(&client, "token-of-viewer").unwrap(), 401);
     assert_eq!(status(&client, "another").unwrap(), 200);
 
@@ -384,7 +384,9 @@ fn certificates_and_tokens_are_read_again_together() {
     files.tokens(&[("read", "viewer", "third")]);
     files.directory.write("clients.crt", "nonsense");
     daemon.signal(Signal::HUP);
-    daemon.logged(|line| line["message"] == "certificates and tokens stay as they were");
+    daemon.logged(|line| {
+        line["message"] == "cannot reload certificates and tokens; keeping the current ones"
+    });
     assert_eq!(status(&client, "another").unwrap(), 200);
     assert_eq!(status(&client, "third").unwrap(), 401);
 
@@ -439,7 +441,7 @@ fn the_unix_socket_is_for_its_user_and_group() {
 }
 
 #[test]
-fn systemd_hears_how_it_goes() {
+fn systemd_receives_the_state() {
     let directory = Directory::new();
     let path = directory.file("notify");
     let systemd = UnixDatagram::bind(&path).unwrap();

@@ -171,7 +171,7 @@ fn a_daemon_that_is_killed_while_its_machine_moves_does_not_start_it_again() {
 }
 
 #[test]
-fn a_machine_that_is_killed_while_it_moves_comes_back_when_somebody_says_so() {
+fn a_vm_killed_during_its_migration_returns_at_a_clients_request() {
     let (mut daemon, spec) = made("leave-crash", "OnFailure");
     // A destination that never answers: the migration is in progress until the source times out.
     let at = place("silent.move");
@@ -200,10 +200,10 @@ fn a_machine_that_is_killed_while_it_moves_comes_back_when_somebody_says_so() {
 #[test]
 fn a_machine_that_stayed_is_started_again_by_its_policy() {
     let (mut daemon, _) = made("leave-stays", "OnFailure");
-    let nobody = place("nobody.move");
+    let absent = place("absent.move");
     let mut restarts = 0;
     for kill in [false, true] {
-        daemon.api.expect(202, "POST", MIGRATION, &send(&nobody));
+        daemon.api.expect(202, "POST", MIGRATION, &send(&absent));
         if kill {
             daemon.kill();
             daemon.start_again();

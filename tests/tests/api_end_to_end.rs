@@ -139,7 +139,7 @@ fn a_machine_continues_from_a_snapshot_after_its_deletion() {
     };
     let mut without = spec.clone();
     without["nics"] = json!([]);
-    refused(&without, "NICs of the snapshot");
+    refused(&without, "the snapshot has the NICs");
     for file in ["state", "memory"] {
         let name = path.join(file);
         let bytes = fs::read(&name).unwrap();

@@ -136,7 +136,7 @@ fn nics_move_when_devlink_says_that_what_they_are_part_of_is_in_error() {
     is_well(&nic(&node, "one"));
     peer.exchange(&mut one, 50, 256);
     until("the log says why the other one stays", || {
-        node.said().contains("what stands by is part of that, too")
+        node.said().contains("the backup device depends on it, too")
     })
     .unwrap();
     let stays = nic(&node, "two");

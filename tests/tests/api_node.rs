@@ -338,7 +338,7 @@ fn nics_come_and_go_while_it_runs_and_a_device_is_for_one_machine() {
             .unwrap();
         assert_eq!(refused.status, 409, "{}", refused.body);
         let message = refused.body["message"].as_str().unwrap();
-        assert!(message.contains("of the virtual machine web"), "{message}");
+        assert!(message.contains("to the virtual machine web"), "{message}");
     }
     // It is still its own after the daemon's and the machine's end.
     daemon.restart(true);

@@ -1,7 +1,6 @@
 //! Consoles of running VMs, each shared by many clients.
 //!
-//! Owns the connection to each VM's process, the last output, and which client may write. It must
-//! not know the protocol of its clients.
+//! Owns the connection to each VM's process, the last output, and the right to write.
 //!
 //! ```text
 //!                  ┌──> Output, the last 256 KiB ──> clients, each at its own position
@@ -213,7 +212,7 @@ fn closed(output: &[u8]) -> Error {
         let message = message.trim_start_matches("bellhop: ").to_owned();
         return Error::conflict("console_in_use", message);
     }
-    let message = "the process of the virtual machine closed its console";
+    let message = "the VM's process closed its console";
     Error::conflict("ending", message)
 }
 
@@ -278,7 +277,7 @@ impl Consoles {
         let is_full = read_only && self.clients.available_permits() <= KEPT_FOR_WRITERS;
         let place = self.clients.clone().try_acquire_owned().ok();
         place.filter(|_| !is_full).ok_or_else(|| {
-            let message = "too many clients use consoles already";
+            let message = "too many clients already use consoles";
             Error::unavailable("too_many_readers", message).hint("try again later")
         })
     }

@@ -1,7 +1,7 @@
 //! The node's one stream of events.
 //!
 //! Owns the order and the number (generation) of events, the history for readers that reconnect,
-//! and the slots of readers. It must not know the readers.
+//! and the slots of readers.
 //!
 //! ```text
 //!   publish ──> history (the last 1024) ──> newest generation (watched)
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_goes_on_where_it_was() {
+    fn a_reader_continues_at_its_position() {
         let events = Events::starting_at(100);
         assert!(generations(events.read(100, 9)).is_empty());
         assert_eq!(events.oldest(), 100);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_away_for_too_long_is_told() {
+    fn a_reader_that_was_away_for_too_long_is_notified() {
         let events = Events::starting_at(100);
         // Positions of another daemon, before and after this one.
         assert_eq!(events.read(7, 9), Read::Lost(100));

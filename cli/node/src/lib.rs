@@ -1,8 +1,8 @@
 //! The node daemon: manages the VMs and NICs of a host.
 //!
 //! Owns the node's NICs and the life of its VMs. Each VM is a process of its own (`bellhop run`)
-//! that outlives the daemon. It must not know rings or KVM: it knows a running VM through that VM's
-//! API only.
+//! that outlives the daemon. It must not know rings or KVM: it reaches a running VM only through
+//! that VM's API.
 //!
 //! ```text
 //!   clients ── Unix socket ──> vmm::http ──> api/ (one file per endpoint) ──> Node (context.rs)

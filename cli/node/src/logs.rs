@@ -1,6 +1,6 @@
 //! Log files for clients: the last lines, and then the additions.
 //!
-//! Owns positions in a log that rotates. It must not know the writer.
+//! Owns positions in a log that rotates.
 //!
 //! ```text
 //!   FILE.1 (the older one) ──┐
@@ -98,7 +98,7 @@ impl Segment {
         };
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Err(io::Error::other("it is no regular file"));
+            return Err(io::Error::other("not a regular file"));
         }
         let birth = metadata.created().ok();
         let birth = birth.and_then(|birth| birth.duration_since(UNIX_EPOCH).ok());
@@ -159,7 +159,7 @@ fn segments(path: &Path) -> io::Result<Vec<Segment>> {
             return Ok(older.into_iter().chain(current).collect());
         }
     }
-    Err(io::Error::other("it rotates faster than it can be read"))
+    Err(io::Error::other("it rotates too fast"))
 }
 
 /// The last lines of a log, at most 1 MiB of them.

@@ -7,8 +7,7 @@
 //!   the VM's process      ═══ the migration protocol    ═══> that process
 //!   DELETE …/migration, if it stays ────────────────────────> rolls back unless the VM is there
 //! ```
-//! Owns the requests to them, the validation of their answers, and the addresses at which incoming
-//! VMs are awaited here. It must not know the steps of a VM's life.
+//! Owns the requests to them, the validation of their answers, and the addresses for incoming VMs.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -58,7 +57,7 @@ pub fn is_node(destination: &str) -> bool {
 fn no_certificates() -> Error {
     Error::new(
         ErrorKind::NoCertificates,
-        "this daemon has no certificates for machines that move: start it with --migration-host, \
+        "this daemon has no certificates for migrations: start it with --migration-host, \
          --migration-cert, --migration-key and --migration-ca",
     )
 }
@@ -108,8 +107,7 @@ impl Peers {
         let port = TcpListener::bind((road.host.as_str(), 0))
             .and_then(|listener| listener.local_addr())
             .map_err(Error::context(format!(
-                "no machine can be waited for at {}; is --migration-host a name or an address of \
-                 this host?",
+                "cannot listen for incoming VMs at {}: check that --migration-host names this host",
                 road.host
             )))?
             .port();
@@ -188,8 +186,8 @@ impl Peers {
 fn address(node: &str) -> Result<Address, Error> {
     let bad = || {
         Error::invalid(format!(
-            "{node:?} is no node's daemon: say https://HOST:PORT, or node:/PATH of a socket on \
-             this host"
+            "{node:?} is not the address of a daemon: give https://HOST:PORT, or node:/PATH of a \
+             socket on this host"
         ))
     };
     match node.strip_prefix(LOCAL) {
@@ -219,12 +217,12 @@ fn believed(peer: &Peer, far: bool, listen: &str) -> Result<Endpoint, Error> {
     let node = &peer.node;
     let bad = |message| Error::new(ErrorKind::UnclearThere("bad_answer"), message);
     let endpoint: Endpoint = listen.parse().map_err(|source: BadEndpoint| {
-        bad(format!("the node {node} names a place that cannot be used")).because(source)
+        bad(format!("the node {node} returned an invalid address")).because(source)
     })?;
     match (&endpoint, far) {
         (Endpoint::Unix(_), false) | (Endpoint::Tcp { .. }, true) => Ok(endpoint),
         _ => Err(bad(format!(
-            "the node {node} says {endpoint}, which is no way from here to there"
+            "the node {node} returned the address {endpoint}, which is not reachable from here"
         ))),
     }
 }
@@ -234,11 +232,11 @@ fn failed(peer: &Peer, error: ClientError) -> Error {
     match error.kind() {
         ClientErrorKind::Refused(refusal) => {
             let (reason, remedy) = (refusal.reason(), refusal.hint().map(str::to_owned));
-            let message = format!("the node {node} does not take it, and says of itself: {reason}");
+            let message = format!("the node {node} refuses it: {reason}");
             Error::new(ErrorKind::RefusedThere(reason, remedy), message)
         }
         _ => {
-            let message = format!("the node {node} cannot be asked");
+            let message = format!("cannot reach the node {node}");
             Error::new(ErrorKind::UnclearThere("no_answer"), message).because(error)
         }
     }

@@ -36,7 +36,7 @@ use super::watcher::Watcher;
 const WORKERS_MAX: usize = 64;
 /// How long an idle thread lives.
 const WORKER_IDLE: Duration = Duration::from_secs(10);
-/// How long running steps may take at shutdown. The next daemon rolls back those that are cut off.
+/// The time limit for running steps at shutdown. The next daemon rolls back interrupted ones.
 const LAST_STEPS: Duration = Duration::from_secs(30);
 
 /// The daemon's options.
@@ -67,7 +67,7 @@ const NOT_STARTED: &str = "cannot start the daemon";
 pub fn run(options: &Options) -> Result<(), Error> {
     options.paths.make().map_err(|(path, source)| {
         Error::failed(format!(
-            "cannot use the directory {}; run this as root, or choose others with --state-dir and \
+            "cannot use the directory {}: run this as root, or choose others with --state-dir and \
              --runtime-dir",
             path.display()
         ))
@@ -92,7 +92,7 @@ async fn serve(options: &Options) -> Result<(), Error> {
     let mut hangup = signal(SignalKind::hangup()).map_err(Error::context(NOT_STARTED))?;
     let notifier = Notifier::from_environment();
     let files = options.remote.as_ref().map(|(_, files)| files.clone());
-    let no_access = Error::context("cannot authenticate clients that connect by TCP (--listen)");
+    let no_access = Error::context("cannot authenticate clients over TCP (--listen)");
     let access = Arc::new(Access::new(files).map_err(no_access)?);
     // The file is removed after the last answer.
     let (listener, _file) = socket::listen(&options.paths.socket())
@@ -148,7 +148,7 @@ async fn serve(options: &Options) -> Result<(), Error> {
             }
         }
         notifier.stopping();
-        tracing::info!("the daemon ends; machines go on");
+        tracing::info!("shutting down; VMs keep running");
         machines.end();
         end.send_replace(true);
     };
@@ -160,11 +160,11 @@ async fn serve(options: &Options) -> Result<(), Error> {
 async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     let listener = TcpListener::bind(address).await;
     let listener = listener.map_err(Error::context(format!(
-        "cannot listen on {address}; give --listen an address of this host and a free port"
+        "cannot listen on {address}: give --listen an address of this host and a free port"
     )))?;
     // With port 0 the kernel chooses one.
     let address = listener.local_addr().unwrap_or(address);
-    tracing::info!(%address, "listening for TCP");
+    tracing::info!(%address, "listening on TCP");
     Ok(listener)
 }
 
@@ -174,11 +174,11 @@ fn reload(access: &Access, consoles: &Consoles, notifier: &Notifier) {
     match access.reload() {
         Ok(()) => {
             consoles.disconnect_all();
-            tracing::info!("certificates and tokens are read again");
+            tracing::info!("reloaded certificates and tokens");
         }
         Err(error) => tracing::error!(
             error = &error as &dyn std::error::Error,
-            "certificates and tokens stay as they were"
+            "cannot reload certificates and tokens; keeping the current ones"
         ),
     }
     notifier.ready();

@@ -7,7 +7,7 @@
 //! ```
 //! A name is no path, and symbolic links are not followed. So no request reaches another directory.
 //!
-//! Owns names and files. It must not know how a VM is saved or restored.
+//! Owns names and files.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind as IoErrorKind, Read as _, Write as _};
@@ -88,7 +88,7 @@ impl Drop for NewSnapshot {
             && let Err(error) = fs::remove_dir_all(directory)
         {
             let directory = directory.display();
-            tracing::warn!(%directory, %error, "the rest of a failed snapshot stays");
+            tracing::warn!(%directory, %error, "cannot delete the rest of a failed snapshot");
         }
     }
 }
@@ -122,7 +122,7 @@ impl Snapshots {
             .create(&self.0);
         made.map_err(file(&self.0))?;
         if self.names()?.len() >= SNAPSHOTS_MAX {
-            let message = format!("this node keeps {SNAPSHOTS_MAX} snapshots already: delete some");
+            let message = format!("this node already has {SNAPSHOTS_MAX} snapshots: delete some");
             return Err(Error::conflict("no_room", message));
         }
         let directory = self.directory(name);
@@ -130,7 +130,7 @@ impl Snapshots {
         made.map_err(|error| match error.kind() {
             IoErrorKind::AlreadyExists => {
                 let message =
-                    format!("there is a snapshot {name}: delete it, or choose another name");
+                    format!("the snapshot {name} exists already: delete it, or use another name");
                 Error::conflict("name_taken", message)
             }
             _ => file(&directory)(error),
@@ -141,7 +141,7 @@ impl Snapshots {
             _lock: None,
         };
         let json = serde_json::to_vec(about);
-        let json = json.map_err(Error::context("the description cannot be written"))?;
+        let json = json.map_err(Error::context("cannot encode the description"))?;
         snapshot._lock = Some(write(&directory, &json).map_err(file(&directory))?);
         sync(&self.0).map_err(file(&self.0))?;
         Ok(snapshot)
@@ -208,7 +208,7 @@ impl Snapshots {
     pub(crate) fn about(&self, name: &SnapshotName) -> Result<About, Error> {
         self.check_exists(name)?;
         let damaged = |why: Box<dyn std::error::Error + Send + Sync>| {
-            let message = format!("the file {ABOUT} of the snapshot {name} is damaged");
+            let message = format!("cannot read the snapshot {name}: its file {ABOUT} is damaged");
             Error::new(UNUSABLE, message).because(why)
         };
         let path = self.directory(name).join(ABOUT);
@@ -226,7 +226,7 @@ impl Snapshots {
         self.check_exists(name)?;
         let opened = SavedMachine::open(&self.machine(name));
         opened.map_err(|error| {
-            let message = format!("the snapshot {name} cannot be restored");
+            let message = format!("cannot restore the snapshot {name}");
             Error::new(UNUSABLE, message).because(error)
         })
     }
@@ -255,7 +255,7 @@ impl Snapshots {
         if found.is_ok_and(|found| found.is_dir()) {
             return Ok(());
         }
-        let message = format!("this node keeps no snapshot {name}");
+        let message = format!("the snapshot {name} does not exist");
         let error = Error::answered(StatusCode::NOT_FOUND, "no_such_snapshot", message);
         Err(error.hint("GET /v1/snapshots lists them"))
     }
@@ -323,7 +323,7 @@ mod tests {
         assert!(snapshots.list().unwrap().is_empty());
         let name: SnapshotName = "before".parse().unwrap();
         assert_eq!(refusal(snapshots.show(&name)), (404, "no_such_snapshot"));
-        // One that fails leaves nothing.
+        // A failed one leaves nothing behind.
         drop(snapshots.create(&name, &about()).unwrap());
         assert!(snapshots.list().unwrap().is_empty());
         let new = snapshots.create(&name, &about()).unwrap();

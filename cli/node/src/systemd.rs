@@ -1,7 +1,7 @@
 //! Notifies systemd of the service's state: ready, reloading, stopping, alive.
 //!
 //! Owns the protocol of sd_notify(3): datagrams of `KEY=VALUE` lines to the Unix socket that
-//! `$NOTIFY_SOCKET` names. Without that variable nothing is sent. It must not know the service.
+//! `$NOTIFY_SOCKET` names. Without that variable nothing is sent.
 //!
 //! ```text
 //!   start ──> READY=1 ──> (SIGHUP) RELOADING=1, MONOTONIC_USEC=… ──> READY=1 ──> … ──> STOPPING=1
@@ -43,7 +43,7 @@ impl Notifier {
                 watchdog,
             },
             Err(error) => {
-                tracing::warn!(%error, "$NOTIFY_SOCKET cannot be used");
+                tracing::warn!(%error, "cannot use $NOTIFY_SOCKET");
                 Self::default()
             }
         }
@@ -71,7 +71,7 @@ impl Notifier {
 
     /// Reports the begin of the shutdown.
     pub(crate) fn stopping(&self) {
-        self.send("STOPPING=1\nSTATUS=ending; machines go on");
+        self.send("STOPPING=1\nSTATUS=shutting down; VMs keep running");
     }
 
     /// Reports that the service is alive.
@@ -91,7 +91,7 @@ impl Notifier {
             address,
         );
         if let Err(error) = sent {
-            tracing::debug!(%error, "systemd was not told");
+            tracing::debug!(%error, "cannot notify systemd");
         }
     }
 }
@@ -102,9 +102,7 @@ fn open(name: &OsStr) -> io::Result<(OwnedFd, SocketAddrUnix)> {
         [b'/', ..] => SocketAddrUnix::new(name)?,
         [b'@', name @ ..] if !name.is_empty() => SocketAddrUnix::new_abstract_name(name)?,
         _ => {
-            return Err(io::Error::other(
-                "it is neither a path nor an abstract name",
-            ));
+            return Err(io::Error::other("neither a path nor an abstract name"));
         }
     };
     let flags = SocketFlags::CLOEXEC;
@@ -159,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn systemd_is_told_by_path() {
+    fn systemd_is_notified_by_path() {
         let path = env::temp_dir().join(format!("bellhop-notify-{}", std::process::id()));
         let listener = UnixDatagram::bind(&path).unwrap();
         check(&told(&listener, &of(path.to_str().unwrap())));
@@ -167,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn systemd_is_told_by_abstract_name() {
+    fn systemd_is_notified_by_abstract_name() {
         let name = format!("bellhop-notify-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let listener = UnixDatagram::bind_addr(&address).unwrap();

@@ -1,12 +1,12 @@
 //! Watches the node's devices for changes that this daemon did not make: kernel messages become
 //! events.
 //!
-//! Owns the thread that waits for them. It must not know the readers of events.
+//! Owns the thread that waits for them.
 //!
 //! | source | subject | changes |
 //! |---|---|---|
 //! | uevents of the vdpa bus | `/v1/vdpa-devices/NAME` | added, removed, bound, unbound, changed |
-//! | devlink `config` | `/v1/ports/BUS/DEVICE[/INDEX]` | changed, removed, parameter, rate, health |
+//! | devlink `config` | `/v1/ports/BUS/DEVICE[/INDEX]` | changed, removed, parameter, rate, … |
 //! | either | `/v1/vdpa-devices`, `/v1/ports` | lost: the kernel's buffer overflowed; read again |
 //!
 //! A listener also receives devlink messages, and decides whose NIC has failed. This module has no
@@ -101,7 +101,7 @@ fn watch(events: &Events, listener: &Listener, mut uevents: Uevents, stop: &Owne
             match poll(&mut fds, limit) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(%error, "no more events of devices");
+                    tracing::error!(%error, "cannot watch devices any more");
                     return;
                 }
             }
@@ -133,7 +133,7 @@ fn take_uevents(events: &Events, uevents: &mut Uevents) {
             }
             Ok(None) => return,
             Err(error) => {
-                tracing::warn!(%error, "an event of the vdpa bus cannot be read");
+                tracing::warn!(%error, "cannot read an event of the vdpa bus");
                 thread::sleep(PAUSE);
                 return;
             }
@@ -177,10 +177,10 @@ fn take_devlink(events: &Events, listener: &Listener, source: &mut devlink::Even
             Ok(None) => return true,
             Err(error) if error.kind() == ErrorKind::Malformed => {
                 let error = error.source().map(tracing::field::display);
-                tracing::warn!(error, "an event of devlink makes no sense");
+                tracing::warn!(error, "cannot decode a devlink event");
             }
             Err(error) => {
-                tracing::warn!(%error, "events of devlink cannot be read; trying again");
+                tracing::warn!(%error, "cannot read devlink events; retrying");
                 thread::sleep(PAUSE);
                 return false;
             }
@@ -226,5 +226,5 @@ fn health(reporter: &HealthReporter) -> String {
         HealthState::Error => "in error",
         HealthState::Other(_) => "in an unknown state",
     };
-    format!("what {} watches is {state}", reporter.name)
+    format!("the health reporter {} is {state}", reporter.name)
 }

@@ -124,7 +124,7 @@ impl Files {
     }
 
     pub(crate) fn client(&self, validity: Validity) -> Client {
-        let identity = self.authority.signs("somebody", validity);
+        let identity = self.authority.signs("client", validity);
         Client::new(&self.authority, Some(&identity))
     }
 }
@@ -219,7 +219,7 @@ impl Daemon {
     }
 
     pub(crate) fn port(&self) -> u16 {
-        let line = self.logged(|line| line["message"] == "listening for TCP");
+        let line = self.logged(|line| line["message"] == "listening on TCP");
         let address = line["address"].as_str().unwrap();
         address.rsplit(':').next().unwrap().parse().unwrap()
     }
@@ -326,7 +326,8 @@ pub(crate) fn exchange(
     body: &str,
 ) -> std::io::Result<(u16, Value)> {
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{headers}\r\n{body}",
+        "{method} {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n{headers}\r\n{body}",
         body.len()
     );
     stream.write_all(request.as_bytes())?;

@@ -1,6 +1,6 @@
 //! Identifies the caller of a request, and the reason of a refusal.
 //!
-//! Owns the identification of callers. It must not know which role an endpoint needs.
+//! Owns the identification of callers. `role.rs` has the role that an endpoint needs.
 
 use std::fmt;
 
@@ -80,7 +80,7 @@ fn unauthorized(code: &'static str, message: &str) -> Error {
 }
 
 fn unknown_caller() -> Error {
-    let message = "it is not known who calls";
+    let message = "cannot identify the caller";
     Error::answered(StatusCode::FORBIDDEN, "unknown_caller", message)
 }
 
@@ -122,9 +122,9 @@ impl Caller {
     /// The rights of this token.
     fn of_token(tokens: &Tokens, token: &[u8]) -> Result<Self, Error> {
         let token = tokens.find(token).ok_or_else(|| {
-            unauthorized(UNKNOWN_TOKEN, "this token is not known here").hint(
-                "the file given with --tokens has its SHA-256 (`printf %s TOKEN | sha256sum`); \
-                 after a change of it the daemon needs SIGHUP",
+            unauthorized(UNKNOWN_TOKEN, "unknown token").hint(
+                "the file of --tokens needs its SHA-256 (`printf %s TOKEN | sha256sum`); after a \
+                 change send SIGHUP to the daemon",
             )
         })?;
         if let Some(time) = token.expires.as_ref().filter(|_| token.has_expired()) {
@@ -144,10 +144,13 @@ impl Caller {
             Ok(())
         } else {
             let (name, has) = (self.token.as_deref().unwrap_or_default(), self.role);
-            let message = format!("this needs the role {needed}, and the token {name} has {has}");
-            Err(Error::answered(StatusCode::FORBIDDEN, "role_too_low", message).hint(
-                "use another token, or give this one another role in the file given with --tokens",
-            ))
+            let message =
+                format!("the request needs the role {needed}, but the token {name} has {has}");
+            Err(
+                Error::answered(StatusCode::FORBIDDEN, "role_too_low", message).hint(
+                    "use another token, or change the role of this one in the file of --tokens",
+                ),
+            )
         }
     }
 }
@@ -156,7 +159,7 @@ impl Caller {
 /// section 11.1.
 fn bearer(headers: &HeaderMap) -> Result<&[u8], Error> {
     let none = || {
-        let message = "one header `Authorization: Bearer TOKEN` is needed";
+        let message = "the request needs one header `Authorization: Bearer TOKEN`";
         unauthorized("no_token", message)
     };
     let mut given = headers.get_all(AUTHORIZATION).iter();
@@ -167,7 +170,7 @@ fn bearer(headers: &HeaderMap) -> Result<&[u8], Error> {
     let end = value.iter().position(|&byte| byte == b' ');
     let (scheme, token) = value.split_at(end.unwrap_or(value.len()));
     if !scheme.eq_ignore_ascii_case(b"Bearer") {
-        let message = "the header `Authorization` has another scheme than Bearer";
+        let message = "the header `Authorization` must have the scheme Bearer";
         return Err(unauthorized("wrong_scheme", message));
     }
     match token.trim_ascii_start() {

@@ -1,6 +1,6 @@
 //! The TLS configuration: this server's certificate and key, and the authorities of clients.
 //!
-//! Owns the files and the configuration from them. It must not know the protocol on a connection.
+//! Owns the files and their configuration.
 //!
 //! TLS 1.3 only, without resumption: each connection verifies its certificate anew. So a
 //! certificate that has expired, or whose authority was removed (SIGHUP), opens no further
@@ -40,16 +40,16 @@ pub(super) fn load(files: &CertificateFiles) -> Result<Arc<ServerConfig>, Error>
         WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider.clone())
             .build()
             .map_err(Error::context(format!(
-                "clients' certificates cannot be checked against {}",
+                "cannot verify clients' certificates with {}",
                 files.client_ca.display()
             )))?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(Error::context("TLS 1.3 cannot be set up"))?
+        .map_err(Error::context("cannot configure TLS 1.3"))?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, key)
         .map_err(Error::context(format!(
-            "the key {} does not go with the certificate {}",
+            "the key {} does not match the certificate {}",
             files.key.display(),
             files.certificate.display()
         )))?;

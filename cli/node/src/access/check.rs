@@ -1,7 +1,6 @@
 //! Checks the role for every request, and logs each change and each refusal.
 //!
-//! Owns the audit log: lines of the target `audit`, which are logged at every log level. It must
-//! not know the effect of an endpoint.
+//! Owns the audit log: lines of the target `audit`, which are logged at every log level.
 //!
 //! A client that disconnects does not stop its request (`vmm::http::on_worker`), so the line is
 //! written in that case, too.
@@ -106,7 +105,7 @@ impl Drop for Line {
         }
         let (status, error) = match &self.outcome {
             Some((status, error)) => (Some(status.as_u16()), error.as_deref()),
-            None => (None, Some("the client went before there was an answer")),
+            None => (None, Some("the client disconnected before the answer")),
         };
         let who = self.peer.to_string();
         let role = self.role.map(|role| role.to_string());

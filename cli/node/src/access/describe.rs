@@ -1,7 +1,7 @@
 //! Adds access control to the description of the API: the role of each request. For tests, which
 //! generate the description.
 //!
-//! Owns the answers 401 and 403 of all endpoints. It must not know the effect of an endpoint.
+//! Owns the answers 401 and 403 of all endpoints.
 
 use bellhop_api::responses::error;
 use utoipa::openapi::OpenApi;
@@ -19,11 +19,11 @@ pub(crate) fn describe(document: &mut OpenApi) {
     let token = Http::builder()
         .scheme(HttpAuthScheme::Bearer)
         .description(Some(
-            "By TCP: a token of `bellhop serve --tokens`, which has a role. On the Unix socket \
+            "Over TCP: a token of `bellhop serve --tokens`, which has a role. On the Unix socket \
              the role is admin.",
         ));
     let certificate = SecurityScheme::MutualTls {
-        description: Some("By TCP: a client certificate of the daemon's authority.".to_owned()),
+        description: Some("Over TCP: a client certificate of the daemon's authority.".to_owned()),
         deprecated: None,
         extensions: None,
     };
@@ -34,9 +34,9 @@ pub(crate) fn describe(document: &mut OpenApi) {
         for (method, operation) in operations(item) {
             let role = role::needed(&method, path).to_string();
             let answers = &mut operation.responses.responses;
-            let unknown = error("By TCP: no token, or one that is not known");
+            let unknown = error("Over TCP: no token, or an unknown one");
             answers.insert("401".to_owned(), unknown);
-            let below = error(&format!("By TCP: the token's role is below {role}"));
+            let below = error(&format!("Over TCP: the token's role is below {role}"));
             answers.insert("403".to_owned(), below);
             let requirement = SecurityRequirement::new(TOKEN, [role]);
             let requirement = requirement.add(CERTIFICATE, Vec::<String>::new());

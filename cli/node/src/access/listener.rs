@@ -1,6 +1,6 @@
 //! TCP with mutual TLS: connections for the server, with the subject of each client's certificate.
 //!
-//! Owns the listening socket and the handshake. It must not know tokens or requests.
+//! Owns the listening socket and the handshake.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use vmm::http::server::Transport;
 use super::Access;
 use super::subject;
 
-/// How many bytes of a certificate's SHA-256 are shown.
+/// The number of shown bytes of a certificate's SHA-256.
 const FINGERPRINT_SIZE: usize = 8;
 
 /// The other end of a TLS connection.
@@ -66,7 +66,7 @@ impl Transport for TlsListener {
         // client.
         let certificate = certificate
             .and_then(|chain| chain.first())
-            .ok_or_else(|| io::Error::other("the client shows no certificate"))?;
+            .ok_or_else(|| io::Error::other("the client sent no certificate"))?;
         let hash = digest(&SHA256, certificate);
         let hash = hash.as_ref().iter().take(FINGERPRINT_SIZE);
         let fingerprint: String = hash.map(|byte| format!("{byte:02x}")).collect();

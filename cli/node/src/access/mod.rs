@@ -1,14 +1,14 @@
 //! Access control: every caller is identified, and every change is logged.
 //!
-//! Owns certificates, tokens, roles and the audit log. It must not know the effect of an endpoint.
+//! Owns certificates, tokens, roles and the audit log.
 //!
 //! ```text
-//!   Unix socket (mode 0600, or 0660 with --group) ── SO_PEERCRED ──> uid, pid ───────────> admin ─┐
-//!   TCP (--listen) ── TLS 1.3, client certificate ── handshake ──> subject                        │
-//!                                                       └─ Authorization: Bearer TOKEN ──> role ──┤
-//!                                                                                                 v
-//!                        endpoint <── role is enough <── TABLE (role.rs): method, path ──> role needed
-//!                           └──> audit: who, what, outcome, request_id
+//!   Unix socket (mode 0600, or 0660 with --group) ── SO_PEERCRED ─> uid, pid ──────────> admin ─┐
+//!   TCP (--listen) ── TLS 1.3, client certificate ── handshake ──> subject                      │
+//!                                                      └─ Authorization: Bearer TOKEN ─> role ──┤
+//!                                                                                               v
+//!                         endpoint <── sufficient <── TABLE (role.rs): method, path ─> needed role
+//!                            └──> audit: who, what, outcome, request_id
 //! ```
 //!
 //! File permissions control access to the Unix socket, and every client of it is `admin`. TCP needs

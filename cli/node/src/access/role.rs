@@ -1,6 +1,6 @@
 //! The role that each endpoint requires: the one table.
 //!
-//! Owns [`TABLE`] and the lookup of a path in it. It must not identify callers.
+//! Owns [`TABLE`] and the lookup of a path in it.
 //!
 //! ```text
 //!   read ⊂ operate ⊂ admin
@@ -45,7 +45,7 @@ impl FromStr for Role {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let meant = WORDS.iter().find(|(_, word)| *word == text);
-        let unknown = || format!("{text:?} is no role: they are read, operate and admin");
+        let unknown = || format!("{text:?} is not a role: use read, operate or admin");
         meant.map_or_else(|| Err(Error::failed(unknown())), |(role, _)| Ok(*role))
     }
 }

@@ -32,8 +32,8 @@ pub(crate) fn share_with(path: &Path, group: &str) -> Result<(), Error> {
     let number = number.filter(|&number| number != u32::MAX);
     let number = number.ok_or_else(|| {
         Error::failed(format!(
-            "there is no group {group} in {GROUPS}; make it with `groupadd --system {group}`, or \
-             give its number"
+            "no group {group} in {GROUPS}: create it with `groupadd --system {group}`, or give its \
+             number"
         ))
     })?;
     let failed = |error: rustix::io::Errno| {

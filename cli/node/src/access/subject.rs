@@ -1,7 +1,6 @@
 //! The subject of a certificate in the form of RFC 4514, for the audit log.
 //!
-//! Owns its maximum length, and that it stays one line. It must not verify certificates: rustls has
-//! done that before.
+//! Owns its maximum length, and that it stays one line. rustls has verified the certificate before.
 
 use std::fmt::Write;
 

@@ -337,7 +337,7 @@ mod tests {
                 format!("read {} {TEST}", "a".repeat(NAME_MAX + 1)),
                 "a token's name",
             ),
-            (format!("root a {TEST}"), "is no role"),
+            (format!("root a {TEST}"), "is not a role"),
             (
                 format!("read a {TEST}\nadmin a {OTHER}"),
                 "the name a comes twice",

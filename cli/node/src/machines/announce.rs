@@ -11,7 +11,7 @@
 //! others. A failure here does not fail the VM: the network also learns the place from the guest's
 //! first frame.
 //!
-//! Owns for which NICs an announcement is sent. It must not know how.
+//! Owns the choice of NICs to announce. `vdpa_mgmt::announce` sends the announcements.
 
 use std::thread;
 use std::time::Duration;
@@ -50,7 +50,7 @@ impl Machines {
                         %vm,
                         nic = %nic.id(),
                         by = by.join(" "),
-                        "the guest's driver cannot announce its NIC: this host does it"
+                        "the guest's driver cannot announce its NIC: this host announces it"
                     );
                     announcements.push((nic, announcement));
                 }
@@ -76,17 +76,17 @@ impl Machines {
     fn announcement(&self, vm: &VmName, nic: &NicSpec) -> Result<Option<Announcement>, Error> {
         let info = self.runtime.block_on(self.api_of(vm).nic(nic.id()));
         let info = info.map_err(Error::context(
-            "the machine does not say what its driver can",
+            "the VM does not report its driver's features",
         ))?;
         if !is_mute(info.device.as_ref()) {
             return Ok(None);
         }
         let device = self.vdpa_device(vm, nic);
-        let device = device.ok_or_else(|| Error::failed("its device is not known"))?;
+        let device = device.ok_or_else(|| Error::failed("its device is unknown"))?;
         let given = nic.mac().map(MacAddress::bytes);
         let own = || self.config_of(vm, &device).and_then(|config| config.mac);
         let mac = given.or_else(own);
-        let mac = mac.ok_or_else(|| Error::failed("it has no address that is known here"))?;
+        let mac = mac.ok_or_else(|| Error::failed("its address is unknown here"))?;
         Ok(Some(Announcement::prepare(&device, mac)?))
     }
 }
@@ -96,7 +96,7 @@ fn untold(vm: &VmName, nic: &NicSpec, error: &Error) {
         %vm,
         nic = %nic.id(),
         error = error as &dyn std::error::Error,
-        "nobody announces this NIC: the network learns where it is with its guest's first frame"
+        "cannot announce a NIC: the network learns its place from the guest's first frame"
     );
 }
 

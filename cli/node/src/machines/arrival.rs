@@ -13,21 +13,21 @@
 //!   gone: guest powered off or crashed             was here: the mark goes
 //!   gone: in any other way                         may have been here: an operator decides
 //! ```
-//! Owns that table. It must not know how the process is queried, nor what follows from the answer.
+//! Owns that table.
 
 use std::time::Duration;
 
 use bellhop_api::machine::{Direction, EndReason, MigrationPhase, MigrationStatus};
 use serde::{Deserialize, Serialize};
 
-/// How long the source may take to connect. It connects at once, and then opens devices and pins
+/// The time limit for the source to connect. It connects at once, and then opens devices and pins
 /// memory, at some GiB per second.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The mark in the record of a VM that is to arrive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Arrival {
-    /// Where its process listens for the source: an `Endpoint`.
+    /// The address at which its process listens for the source: an `Endpoint`.
     pub(crate) listen: String,
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum Coming {
     Stayed,
     /// This host cannot know where the guest is.
     Unsettled,
-    /// The process does not answer, or its answer is not understood.
+    /// The process does not answer, or its answer cannot be decoded.
     Silent,
 }
 

@@ -1,6 +1,6 @@
 //! Changes of VMs, as clients receive them as events, and the results of requests.
 //!
-//! Owns the types of changes and results. It must not know how any of it is done.
+//! Owns the types of changes and results.
 
 use bellhop_api::machine::{AlarmInfo, End, Place, VmState};
 use bellhop_api::node::{DeviceId, Event, EventChange, NicId, OperationKind, OperationPhase};

@@ -1,6 +1,6 @@
 //! The precondition of a request on a VM: absent, present, or at a given generation.
 //!
-//! Owns the comparison and its errors. It must not know how a client words the condition.
+//! Owns the comparison and its errors.
 
 use axum::http::StatusCode;
 
@@ -53,24 +53,24 @@ fn precondition_failed(code: &'static str, message: String) -> Error {
 }
 
 fn exists(vm: &VmName) -> Error {
-    let message = format!("there is a virtual machine {vm} already");
+    let message = format!("the virtual machine {vm} exists already");
     precondition_failed("vm_exists", message).hint("delete it first, or use another name")
 }
 
 fn absent(vm: &VmName) -> Error {
-    let message = format!("there is no virtual machine {vm}, and the request depends on one");
+    let message = format!("the virtual machine {vm} does not exist, but the request requires it");
     precondition_failed("no_such_vm", message).hint("GET /v1/vms lists them")
 }
 
 fn conflict(vm: &VmName, now: &str, tags: &[String]) -> Error {
     let wanted = if tags.is_empty() {
-        "none that this daemon gives out".to_owned()
+        "an unknown generation".to_owned()
     } else {
         tags.join(" or ")
     };
-    let message = format!("{vm} is at generation {now}, and the request depends on {wanted}");
+    let message = format!("{vm} is at generation {now}, but the request requires {wanted}");
     precondition_failed("generation_conflict", message)
-        .hint("GET it again, and repeat the change on that")
+        .hint("GET it again, and repeat the change with the new generation")
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@
 //!   sent        gone with code 7                                     there
 //!   moved       gone with any code                                   there
 //! ```
-//! Owns that table. It must not know how the process is queried, nor what follows from the answer.
+//! Owns that table.
 
 use bellhop_api::machine::{Direction, EndReason, MigrationPhase, MigrationStatus};
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,7 @@ impl Departure {
 
     /// The departure of a VM that was sent without the node, and reported so only at its end.
     pub(crate) fn unknown() -> Self {
-        Self::to("a process that this node was not told of")
+        Self::to("a process unknown to this node")
     }
 
     /// The mark of an incoming VM, expected at `listen`, whose fate is unknown.
@@ -74,16 +74,16 @@ impl Departure {
         }
     }
 
-    /// Why the place of the guest is unknown.
+    /// Why the guest's location is unknown.
     pub(crate) fn reason(&self) -> String {
         if self.was_to_come {
             return format!(
-                "its process is gone, and was receiving it at {}: its guest may run where it came from",
+                "its process ended while receiving at {}: its guest may run at the source",
                 self.destination
             );
         }
         format!(
-            "its process is gone, and was sending it to {}: its guest may run there",
+            "its process ended while sending to {}: its guest may run there",
             self.destination
         )
     }
@@ -92,8 +92,8 @@ impl Departure {
 /// How the operator resolves a VM that may run elsewhere.
 pub(crate) fn remedy(vm: &str) -> String {
     format!(
-        "look at the other side; if it runs there, say `bellhop vm migration settle {vm} there`, \
-         else `bellhop vm migration settle {vm} here`"
+        "check the other host; if the guest runs there, run `bellhop vm migration settle {vm} \
+         there`, otherwise `bellhop vm migration settle {vm} here`"
     )
 }
 
@@ -110,7 +110,7 @@ pub(crate) enum Account {
     Unsettled,
     /// It ended, and the guest runs elsewhere.
     There,
-    /// The process does not answer, or its answer is not understood.
+    /// The process does not answer, or its answer cannot be decoded.
     Silent,
 }
 
@@ -135,7 +135,7 @@ pub(crate) enum Process {
     Gone(EndReason),
 }
 
-/// The place of a guest.
+/// The location of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// On this host, if it is anywhere.
@@ -146,7 +146,7 @@ pub(crate) enum Verdict {
     There,
 }
 
-/// Where the guest of a VM with this mark is.
+/// The location of the guest of a VM with this mark.
 pub(crate) fn judge(mark: Option<&Departure>, process: Process) -> Verdict {
     match (mark, process) {
         (_, Process::Gone(EndReason::Moved) | Process::Lives(Account::There)) => Verdict::There,
@@ -205,9 +205,10 @@ pub(crate) fn after_request(
 #[cfg(test)]
 pub(super) fn migration_status(direction: &str, phase: &str, elapsed_ms: u64) -> MigrationStatus {
     let status = serde_json::json!({
-        "direction": direction, "peer": "unix:/b", "phase": phase, "rounds": 1, "elapsed_ms": elapsed_ms,
-        "ram_bytes": 1, "sent_bytes": 1, "pages": 1, "zero_pages": 1, "left_bytes": 1, "bytes_per_second": 1,
-        "dirty_bytes_per_second": 1, "throttle_percent": 0, "of a later version": 1,
+        "direction": direction, "peer": "unix:/b", "phase": phase, "rounds": 1,
+        "elapsed_ms": elapsed_ms, "ram_bytes": 1, "sent_bytes": 1, "pages": 1, "zero_pages": 1,
+        "left_bytes": 1, "bytes_per_second": 1, "dirty_bytes_per_second": 1,
+        "throttle_percent": 0, "of a later version": 1,
     });
     serde_json::from_value(status).unwrap()
 }

@@ -1,6 +1,6 @@
 //! Errors about VMs that several requests share, and their statuses.
 //!
-//! Owns their texts. It must not know the request.
+//! Owns their texts.
 
 use axum::http::StatusCode;
 use bellhop_api::node::BadDeviceId;
@@ -10,7 +10,7 @@ use super::spec::{DeviceId, NicId, VmName};
 use crate::error::{Error, ErrorKind, HOST_FAILED, UNUSABLE, conflict};
 
 pub(crate) fn no_vm(vm: &VmName) -> Error {
-    let message = format!("there is no virtual machine {vm}");
+    let message = format!("the virtual machine {vm} does not exist");
     let error = Error::answered(StatusCode::NOT_FOUND, "no_such_vm", message);
     error.hint("GET /v1/vms lists them")
 }
@@ -21,8 +21,7 @@ pub(super) fn no_nic(vm: &VmName, id: &NicId) -> Error {
 }
 
 pub(super) fn other_nic(vm: &VmName, id: &NicId) -> Error {
-    let message =
-        format!("{vm} has another NIC {id}: take it away first, or give this one another name");
+    let message = format!("{vm} has another NIC {id}: remove it first, or use another name");
     Error::conflict("id_in_use", message)
 }
 
@@ -34,29 +33,28 @@ pub(crate) fn no_disk(vm: &VmName, id: &DeviceId) -> Error {
 
 /// Another device of the VM has this name.
 pub(super) fn other_device(vm: &VmName, id: &DeviceId) -> Error {
-    let message =
-        format!("{vm} has another device {id}: remove that first, or give this one another name");
+    let message = format!("{vm} has another device {id}: remove it first, or use another name");
     Error::conflict("id_in_use", message)
 }
 
 pub(super) fn arriving(vm: &VmName) -> Error {
     let message =
-        format!("{vm} is still coming from another node: wait until it has, or call it off");
-    Error::conflict("arriving", message).hint("DELETE /v1/vms/{name}/migration calls it off")
+        format!("{vm} is still arriving from another node: wait for it, or cancel its migration");
+    Error::conflict("arriving", message).hint("DELETE /v1/vms/{name}/migration cancels it")
 }
 
 pub(super) fn has_come(vm: &VmName) -> Error {
-    let message = format!("{vm} arrived, or may have arrived: the move cannot be cancelled");
+    let message = format!("{vm} has arrived, or may have: cannot cancel its migration");
     Error::new(ErrorKind::HasCome, message)
 }
 
 pub(super) fn deleting(vm: &VmName) -> Error {
-    let message = format!("{vm} is being deleted: try again when it is gone");
+    let message = format!("{vm} is being deleted: try again later");
     Error::conflict("deleting", message)
 }
 
 pub(super) fn migrating(vm: &VmName) -> Error {
-    let message = format!("{vm} is being migrated: change it when the migration has ended");
+    let message = format!("{vm} is migrating: change it after the migration");
     Error::conflict("migrating", message)
 }
 

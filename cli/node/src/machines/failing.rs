@@ -69,7 +69,7 @@ impl Machines {
                     Verdict::Untouched => {}
                     Verdict::FailOver => self.fail_over(&slot, nic.id(), why.clone()),
                     Verdict::Both => {
-                        let why = format!("{why}, and what stands by is part of that, too");
+                        let why = format!("{why}, and the backup device depends on it, too");
                         self.tells_not_moved(slot.name(), nic.id(), why);
                     }
                 }
@@ -82,7 +82,7 @@ impl Machines {
         self.runtime.spawn(async move {
             let work = move |machines: &Self, slot: &Slot| machines.fail_over_now(slot, &id, why);
             if let Err(error) = machines.locked(&slot, work).await {
-                tracing::warn!(vm = %slot.name(), %error, "a NIC that has failed was not looked at");
+                tracing::warn!(vm = %slot.name(), %error, "cannot check a failed NIC");
             }
         });
     }
@@ -119,12 +119,12 @@ impl Machines {
     }
 
     fn tells_failed_over(&self, vm: &VmName, id: &NicId, why: String) {
-        tracing::warn!(%vm, nic = %id, why, "failover: a NIC is on the device that stood by");
+        tracing::warn!(%vm, nic = %id, why, "failover: a NIC moved to its backup device");
         self.tell(vm, Change::NicFailedOver(id.clone(), Some(why)));
     }
 
     fn tells_not_moved(&self, vm: &VmName, id: &NicId, why: String) {
-        tracing::error!(%vm, nic = %id, why, "failover: a NIC stays on the device that has failed");
+        tracing::error!(%vm, nic = %id, why, "failover: a NIC stays on its failed device");
         self.tell(vm, Change::NicNotFailedOver(id.clone(), why));
     }
 }

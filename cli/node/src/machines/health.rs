@@ -3,17 +3,17 @@
 //!
 //! ```text
 //!   reporter of     the NIC's own device         the backup device  the NIC
-//!   a function      depends on it, at any depth  depends on it      stays: no better there
+//!   a function      depends on it, at any depth  depends on it      stays: the backup is no better
 //!                                                does not           moves, once for each failure
 //!   a port          is that port's function's,   as above           as above
 //!                   or the function has the port
 //!   anything else   does not                     either             stays
 //! ```
 //! A failure begins with a reporter's first message in the error state, and ends with one in
-//! another state. The daemon does not act on reports from before its start, or from while messages
-//! were lost: they may be old, and NICs may have moved since.
+//! another state. The daemon ignores reports from before its start, and from while messages were
+//! lost. They may be old, and NICs may have moved since.
 //!
-//! Owns that table. It must not know how messages arrive, nor how a NIC moves.
+//! Owns that table.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,8 +24,8 @@ use vdpa_mgmt::nic::{MadeNic, Step};
 
 /// More directories than there are between a device and the root of sysfs.
 const DEPTH_MAX: usize = 32;
-/// More reporters than a host has in error. Further ones are not remembered: their next report
-/// counts as a new failure.
+/// More reporters than a host has in error. Further ones are not stored: their next report counts
+/// as a new failure.
 const IN_ERROR_MAX: usize = 4096;
 
 /// The parents that a vDPA device depends on.
@@ -112,7 +112,7 @@ pub(crate) fn reason(reporter: &HealthReporter) -> String {
         .port_index
         .map(|index| handle.port(index).to_string());
     let of = port.unwrap_or_else(|| handle.to_string());
-    format!("devlink says that {name} of {of} is in error")
+    format!("devlink reports that {name} of {of} is in error")
 }
 
 /// Reporters in the error state.
@@ -230,7 +230,7 @@ mod tests {
             assert_eq!(judge(&reporter, &own, &near), to_near, "{reporter:?}");
             assert_eq!(judge(&reporter, &own, &far), to_far, "{reporter:?}");
         }
-        // Nothing is known of a device that is nowhere.
+        // The parents of a missing device are unknown.
         let whole = of("pci/0000:01:00.0", None, HealthState::Error);
         assert_eq!(judge(&whole, &Place::default(), &far), Verdict::Untouched);
         assert!(reason(&whole).contains("fw of pci/0000:01:00.0"));
@@ -268,7 +268,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
         #[test]
-        fn a_failure_is_one_however_often_it_is_told(
+        fn a_failure_is_one_however_often_it_is_reported(
             told in vec((0..3_u32, 0..4_u8), 0..64)
         ) {
             let mut heard = InError::default();

@@ -1,6 +1,6 @@
 //! Steps on the real host: directories, vDPA devices, processes, and VMs through their API.
 //!
-//! Owns all access of a step to the host. It must not know the order of the steps.
+//! Owns all access of a step to the host.
 
 mod nics;
 
@@ -35,17 +35,17 @@ use crate::error::{Error, UNUSABLE};
 use crate::peers::Peer;
 use crate::store::VMS;
 
-/// How long a process may take until it listens.
+/// The time limit for a process to listen.
 const LISTEN: Duration = Duration::from_secs(20);
 /// How long a starting daemon retries a process that does not listen.
 const FIND: Duration = Duration::from_secs(2);
-/// How long a process may take to exit on request.
+/// The time limit for a process to exit on request.
 const GRACE: Duration = Duration::from_secs(10);
 /// The interval of checks of a process.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long the daemon waits for a guest to release a NIC or a disk.
+/// The time limit for a guest to release a NIC or a disk.
 const GIVE_UP: Duration = Duration::from_secs(5);
-/// How much of a log an error shows, in bytes.
+/// The maximum size of the log part in an error, in bytes.
 const SHOWN: u64 = 2048;
 
 impl Machines {
@@ -62,7 +62,8 @@ impl Machines {
             if name.is_none_or(&wanted) {
                 continue;
             }
-            tracing::warn!(mark = %mark.display(), pid = identity.pid, "a process of no machine's is ended");
+            let mark = mark.display();
+            tracing::warn!(%mark, pid = identity.pid, "ending an orphaned process");
             end(identity)?;
         }
         Ok(())
@@ -71,7 +72,7 @@ impl Machines {
     /// The error for a process that exited before it ran the VM. The text has the end of its log.
     fn ended_early(&self, vm: &VmName) -> Error {
         let said = self.end_of_log(vm);
-        Error::failed(format!("the machine's process ended at its start: {said}"))
+        Error::failed(format!("the VM's process ended at its start: {said}"))
     }
 
     fn end_of_log(&self, vm: &VmName) -> String {
@@ -85,7 +86,7 @@ impl Machines {
         };
         let text = read().unwrap_or_default();
         if text.trim().is_empty() {
-            "it said nothing".to_owned()
+            "it wrote no log".to_owned()
         } else {
             text.trim().to_owned()
         }
@@ -115,7 +116,7 @@ impl Machines {
             Ok(())
         } else {
             Err(Error::failed(format!(
-                "another process (pid {}) answers for the machine's (pid {})",
+                "another process (pid {}) answers instead of the VM's (pid {})",
                 status.pid, identity.pid
             )))
         }
@@ -245,7 +246,7 @@ fn end(identity: Identity) -> io::Result<()> {
 
 /// The error for a VM's process that does not end.
 fn unended(source: io::Error) -> Error {
-    Error::failed("cannot end the machine's process").because(source)
+    Error::failed("cannot end the VM's process").because(source)
 }
 
 impl Host for Machines {
@@ -311,7 +312,7 @@ impl Host for Machines {
         let own = self.net_config(vm, nic);
         match nic.stand_by_request(vm, own.as_ref()) {
             Some(request) => self.make(vm, &request).map_err(Error::wrap(format!(
-                "the device that is to stand by for NIC {} cannot be made",
+                "cannot create the backup device of NIC {}",
                 nic.id()
             ))),
             None => Ok(()),
@@ -344,7 +345,7 @@ impl Host for Machines {
             log: &log,
         });
         let process = started.map_err(Error::context(format!(
-            "cannot start a process for the machine; its log is {}",
+            "cannot start the VM's process; its log is {}",
             log.display()
         )))?;
         Ok(process.identity())
@@ -500,7 +501,7 @@ impl Host for Machines {
             vdpa.push(nic.vdpa(VdpaSource::Path(path), failover));
         }
         let listen: Endpoint = arrival.listen.parse().map_err(|error: BadEndpoint| {
-            Error::failed("there is no place where it is waited for").because(error)
+            Error::failed("no process waits for it").because(error)
         })?;
         let tls = self.peers.tls(&listen).cloned();
         let machine = record.running();
@@ -563,7 +564,7 @@ impl Host for Machines {
                 %vm,
                 node = peer.node,
                 error = &error as &dyn std::error::Error,
-                "another node is not told that a machine does not come; it notices"
+                "cannot cancel the VM's arrival at the other node, which will time out"
             );
         }
     }
@@ -574,7 +575,7 @@ impl Host for Machines {
                 %vm,
                 node = peer.node,
                 error = &error as &dyn std::error::Error,
-                "another node does not say that it has a machine, so what it is to be like stays here"
+                "cannot confirm the VM at the other node; keeping its spec"
             );
             false
         })

@@ -23,13 +23,13 @@
 //! ([`arrival`]). [`pairing`] is the exchange between the two nodes. If an arrived guest cannot
 //! announce its place, this host does ([`announce`]).
 //!
-//! A daemon that starts reads the store, checks the state of the host ([`steps::Life::settle`]),
-//! adopts running processes, rolls back interrupted operations, starts VMs that should run, and
-//! deletes devices and processes that belong to none of its VMs. It touches nothing without its own
-//! mark.
+//! A daemon that starts reads the store and checks the state of the host ([`steps::Life::settle`]).
+//! It adopts running processes, rolls back interrupted operations and starts VMs that should run.
+//! It deletes devices and processes that belong to none of its VMs. It touches nothing without its
+//! own mark.
 //!
 //! Steps wait for the kernel and for other processes, so worker threads run them, to their end even
-//! if the client disconnects. Owns the set of VMs. It must not know HTTP's side of a request.
+//! if the client disconnects. Owns the set of VMs.
 
 mod announce;
 pub(crate) mod arrival;
@@ -174,7 +174,7 @@ impl Machines {
         for device in wanted.flat_map(|nic| self.devices_of(slot.name(), nic)) {
             if let Some((device, by)) = taken.iter().find(|(taken, _)| *taken == device) {
                 let message = format!(
-                    "{} is a NIC of the virtual machine {by} already: a device is for one machine",
+                    "{} already belongs to the virtual machine {by}: only one VM can use a device",
                     device.display()
                 );
                 return Err(Error::conflict("device_taken", message));
@@ -201,7 +201,7 @@ impl Machines {
         let mut slots = BTreeMap::new();
         for (name, record) in store.all::<Record>(VMS)? {
             let Ok(name) = name.parse::<VmName>() else {
-                tracing::error!(name, "a record of no machine's name is left alone");
+                tracing::error!(name, "ignoring a record with an invalid VM name");
                 continue;
             };
             slots.insert(name.clone(), Arc::new(Slot::new(name, Some(record))));
@@ -249,7 +249,7 @@ impl Machines {
     ) -> Result<T, Error> {
         let guard = slot.steps.clone().lock_owned().await;
         if self.ending.load(Ordering::SeqCst) {
-            return Err(Error::unavailable("ending", "this daemon ends"));
+            return Err(Error::unavailable("ending", "this daemon is shutting down"));
         }
         let (machines, slot) = (self.clone(), slot.clone());
         let done = tokio::task::spawn_blocking(move || {
@@ -480,7 +480,7 @@ impl Machines {
                     machines.hears_moved(slot, process, &status);
                 });
                 if let Err(error) = noted.await {
-                    tracing::debug!(%vm, %error, "that it has moved is not noted");
+                    tracing::debug!(%vm, %error, "cannot record that the VM has moved");
                 }
             }
             Account::None | Account::UnderWay | Account::Unsettled | Account::Silent => {}

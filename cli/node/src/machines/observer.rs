@@ -9,7 +9,7 @@
 //! can identify a log line only once the daemon has passed it, so a test of one given step needs
 //! this module.
 //!
-//! Owns the connection. It must not know the meaning of a step.
+//! Owns the connection.
 
 use std::fmt;
 use std::io::{self, Read as _, Write as _};

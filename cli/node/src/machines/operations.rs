@@ -1,4 +1,4 @@
-//! Operations: long work of the daemon, from its beginning to its result.
+//! Operations: long requests to the daemon, from their beginning to their result.
 //!
 //! ```text
 //!   begin ──> running ──> done | failed | cancelled      in memory and in the store
@@ -8,8 +8,7 @@
 //! A running request belongs to a task, which ends its operation. A migration belongs to the VM's
 //! process: the supervisor queries that process, and the last report or its exit decides.
 //!
-//! Owns the records, their limits and the clients that wait for them. It must not know how work is
-//! done.
+//! Owns the records, their limits and the clients that wait for them.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -134,7 +133,7 @@ impl Operations {
         let all = self.all.lock();
         let found = all.get(id).map(|entry| entry.operation.clone());
         found.ok_or_else(|| {
-            let message = "there is no such operation, or it ended long ago";
+            let message = "the operation does not exist, or ended long ago";
             let error = Error::answered(StatusCode::NOT_FOUND, "no_such_operation", message);
             error.hint("GET /v1/operations lists them")
         })
@@ -146,7 +145,7 @@ impl Operations {
     /// It does not exist, or too many clients wait.
     pub(crate) async fn wait(&self, id: &str, time: Duration) -> Result<Operation, Error> {
         let _place = self.waiting.try_acquire().map_err(|_| {
-            let message = format!("{WAITING_MAX} clients wait for operations already");
+            let message = format!("{WAITING_MAX} clients already wait for operations");
             Error::unavailable("too_many_watchers", message).hint("ask without `wait`")
         })?;
         let end = tokio::time::Instant::now() + time;
@@ -267,7 +266,7 @@ impl Operations {
         if running.count() < RUNNING_MAX {
             return Ok(());
         }
-        let message = format!("{RUNNING_MAX} operations run already");
+        let message = format!("{RUNNING_MAX} operations are already running");
         Err(Error::unavailable("busy", message).hint("try again later"))
     }
 }
@@ -299,11 +298,11 @@ fn kept(error: &Error) -> ErrorBody {
 
 /// The result of a migration, from the VM's report; none: it has not ended.
 fn end_of(vm: &VmName, status: &MigrationStatus) -> Option<Result<(), Error>> {
-    let why = status.error.as_deref().unwrap_or("no reason is given");
+    let why = status.error.as_deref().unwrap_or("unknown reason");
     match status.phase {
         MigrationPhase::Moved => Some(Ok(())),
         MigrationPhase::Stayed => {
-            let message = format!("{vm} did not move, it stays here: {why}");
+            let message = format!("{vm} did not migrate and stays here: {why}");
             Some(Err(Error::answered(
                 StatusCode::BAD_GATEWAY,
                 NOT_MOVED,
@@ -347,7 +346,7 @@ impl Machines {
         for id in dropped {
             if let Err(error) = self.store.remove(OPERATIONS, &id) {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(id, error, "an old operation stays in the store");
+                tracing::warn!(id, error, "cannot delete an old operation from the store");
             }
         }
     }
@@ -357,7 +356,7 @@ impl Machines {
     fn store_operation(&self, operation: &Operation) {
         if let Err(error) = self.store.put(OPERATIONS, &operation.id, operation) {
             let (id, error) = (&operation.id, &error as &dyn std::error::Error);
-            tracing::error!(id, error, "an operation is not stored");
+            tracing::error!(id, error, "cannot store an operation");
         }
     }
 
@@ -434,14 +433,14 @@ impl Machines {
         let end = slot.record().map_or(Ok(None), |record| {
             if let Some(departure) = record.may_be_elsewhere() {
                 let (reason, remedy) = (departure.reason(), remedy(vm.as_str()));
-                let message = format!("it is unknown where {vm} is: {reason}; {remedy}");
+                let message = format!("the location of {vm} is unknown: {reason}; {remedy}");
                 return Err(Error::conflict("may_be_elsewhere", message));
             }
             match record.last_end {
                 Some(end) if end.reason == EndReason::Moved => Ok(None),
                 end => {
-                    let why = end.map_or_else(|| "no reason is known".to_owned(), |end| end.detail);
-                    let message = format!("{vm} did not move, its process ended: {why}");
+                    let why = end.map_or_else(|| "unknown reason".to_owned(), |end| end.detail);
+                    let message = format!("{vm} did not migrate: its process ended: {why}");
                     Err(Error::conflict("ended", message))
                 }
             }
@@ -457,7 +456,7 @@ impl Machines {
     /// Ends the migration of a VM that is about to be deleted.
     pub(super) fn migration_deleted(&self, vm: &VmName) {
         if let Some(id) = self.operations.migration_of(vm) {
-            let message = format!("a client deleted {vm} while it was migrated");
+            let message = format!("a client deleted {vm} during its migration");
             self.end_operation(&id, &Err(Error::conflict("deleting", message)));
         }
     }
@@ -539,8 +538,8 @@ impl Machines {
         }
         if operation.kind != OperationKind::Migration {
             let message = format!(
-                "cannot cancel operation {id}: only migrations can be cancelled, and this is the \
-                 {} of {}",
+                "cannot cancel operation {id}: it is the {} of {}, and only migrations can be \
+                 cancelled",
                 operation.kind, operation.target
             );
             return Err(Error::conflict("cannot_cancel", message));
@@ -672,8 +671,8 @@ impl Machines {
         self.operations.check_room()?;
         if let Some(id) = self.operations.running(OperationKind::Upgrade, vm) {
             // Each would take the result of the first for its own.
-            let message = format!("operation {id} upgrades {vm} already");
-            return Err(Error::conflict("wrong_state", message).hint("wait until it has ended"));
+            let message = format!("operation {id} is already upgrading {vm}");
+            return Err(Error::conflict("wrong_state", message).hint("wait for its end"));
         }
         let vmm = self.vmm(vm)?;
         let before = vmm.status().await?;
@@ -699,7 +698,7 @@ impl Machines {
                 Err(Error::answered(status, "not_upgraded", message))
             };
             if now.pid != before.pid {
-                return keeps("its process was started again");
+                return keeps("its process was restarted");
             }
             if let Some(why) = &now.upgrade_error {
                 return keeps(why);
@@ -720,7 +719,7 @@ impl Machines {
 }
 
 fn interrupted() -> Error {
-    let message = "the result is unknown: the daemon ended, or did not read it in time";
+    let message = "the result is unknown: the daemon ended, or read it too late";
     Error::conflict("interrupted", message).hint("look at the state of the virtual machine")
 }
 

@@ -1,14 +1,13 @@
 //! Migration between two nodes: the work of the daemon on each side.
 //!
 //! ```text
-//!   source       asks the other node to wait ─> marks the VM, asks it to leave
+//!   source       requests a receiver at the other node ─> marks the VM, asks it to leave
 //!                  └─ refused: notifies the other node
-//!   destination  NICs, a process that waits ─> polled whether the guest is here
+//!   destination  NICs, a receiving process ─> polled whether the guest is here
 //!                  └─ cancelled, or timed out ─> all is rolled back; a former VM of its
-//!                     name that left before is remembered as it was
+//!                     name that left before is restored as it was
 //! ```
-//! The steps of leaving VMs do the rest at the source. Owns these requests. It must not know how
-//! the guest is transferred.
+//! The steps of leaving VMs do the rest at the source. Owns these requests.
 
 use std::sync::Arc;
 
@@ -197,7 +196,7 @@ impl Machines {
             .find(|(_, path)| !path.is_file());
         if let Some((what, path)) = missing {
             let shown = path.display();
-            let message = format!("its {what} {shown} is not on this host: copy it there");
+            let message = format!("its {what} {shown} does not exist on this host: copy it");
             return Err(Error::new(UNUSABLE, message));
         }
         let socket = self.paths.migration_socket(vm);
@@ -230,7 +229,7 @@ impl Machines {
             // A client must report where its guest is.
             return Err(has_come(vm));
         }
-        let done = self.take_back(slot, &mut record, "it was called off");
+        let done = self.take_back(slot, &mut record, "its migration was cancelled");
         if let Err(error) = &done
             && matches!(error.kind(), ErrorKind::HasCome)
         {
@@ -260,10 +259,10 @@ impl Machines {
         match self.life(slot).look_for_arrival(&mut record) {
             Coming::Arrived => self.tell(vm, Change::Arrived),
             coming if coming.is_vain() => {
-                tracing::warn!(%vm, "nobody sends a machine that is waited for: it is called off");
-                if let Err(error) = self.take_back(slot, &mut record, "nobody sent it") {
+                tracing::warn!(%vm, "no source has connected: cancelling the VM's arrival");
+                if let Err(error) = self.take_back(slot, &mut record, "no source connected") {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(%vm, error, "a process goes on waiting");
+                    tracing::warn!(%vm, error, "cannot cancel a VM's arrival; it is still awaited");
                 }
             }
             Coming::Waits(_)
@@ -281,8 +280,8 @@ fn taken(vm: &VmName, record: &Record) -> Error {
         arriving(vm)
     } else {
         let message = format!(
-            "this node has a virtual machine {vm} already: have the one that comes get another \
-             name (--as), or delete that one on this node"
+            "this node already has a virtual machine {vm}: give the incoming one another name \
+             (--as), or delete the existing one"
         );
         Error::conflict("name_taken", message)
     }

@@ -1,6 +1,6 @@
 //! The plan of a VM's creation: the checks and the steps of [`Machines::put`], without a step.
 //!
-//! Must not change the host or a record.
+//! Changes neither the host nor a record.
 
 use std::sync::Arc;
 

@@ -6,10 +6,10 @@
 //!   Identity ──open──> Process (a pidfd: its number cannot be reused)
 //!                        └─ SIGTERM ─ grace ─> SIGKILL ─> reaped if it is ours
 //! ```
-//! A pid alone names its current holder. So a process is identified by its pid and its start time,
-//! and signals go through a pidfd that was opened before the start time was compared.
+//! A pid alone names its current holder. So pid and start time identify a process. Signals go
+//! through a pidfd that was opened before the comparison of the start time.
 //!
-//! Owns pids, pidfds and `/proc/PID`. It must not know the work of a process.
+//! Owns pids, pidfds and `/proc/PID`.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, OpenOptions};
@@ -311,7 +311,8 @@ impl Process {
         Err(io::Error::new(
             io::ErrorKind::TimedOut,
             format!(
-                "process {} does not end although it was killed: it waits in the kernel (`cat /proc/{}/stack`)",
+                "process {} does not end after SIGKILL: it waits in the kernel (`cat \
+                 /proc/{}/stack`)",
                 self.identity.pid, self.identity.pid
             ),
         ))
@@ -421,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_somebody_else_has_is_not_taken_for_the_process() {
+    fn a_reused_number_is_not_taken_for_the_process() {
         let own = Identity {
             pid: std::process::id(),
             start_time: start_time(std::process::id()).unwrap(),

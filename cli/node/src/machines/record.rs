@@ -8,7 +8,7 @@
 //! never lists less than exists. Steps are in the order of their dependencies, and are undone from
 //! the end.
 //!
-//! Owns the form of the record. It must not know how a step is done.
+//! Owns the form of the record.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -68,7 +68,7 @@ impl Step {
             Self::Directories => "its directories".to_owned(),
             Self::Nic {
                 id, stand_by: true, ..
-            } => format!("the device that stands by for NIC {id}"),
+            } => format!("the backup device of NIC {id}"),
             Self::Nic { id, .. } => format!("the device of NIC {id}"),
             Self::Process { .. } => "its process".to_owned(),
         }

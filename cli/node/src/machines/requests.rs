@@ -1,7 +1,6 @@
 //! The effect of a request on one VM, under that VM's lock and on a worker thread.
 //!
-//! Owns which request is possible when. It must not know who holds the lock, nor who watches
-//! processes.
+//! Owns the rules for when a request is possible.
 
 use bellhop_api::machine::{MigrationStatus, WantedState};
 use bellhop_api::node::SnapshotName;
@@ -25,9 +24,8 @@ impl Machines {
         match (live.api, &live.version) {
             (Some(level), Some(version)) if !speaks(level) => {
                 let message = format!(
-                    "the process of {vm} is of Bellhop {version} with API level {level}, which \
-                     this daemon does not speak: use the daemon of that version, or stop the \
-                     process"
+                    "the process of {vm} runs Bellhop {version} with the unsupported API level \
+                     {level}: use a daemon of that version, or stop the process"
                 );
                 Err(Error::conflict("other_api_level", message))
             }
@@ -40,9 +38,10 @@ impl Machines {
         if !self.paths.cordon().exists() {
             return Ok(());
         }
-        let message = "this node is cordoned: it takes no new virtual machines";
+        let message = "this node is cordoned: it accepts no new virtual machines";
         let error = Error::conflict("cordoned", message);
-        Err(error.hint("`bellhop node uncordon`, or DELETE /v1/cordon, has it take new ones again"))
+        Err(error
+            .hint("`bellhop node uncordon`, or DELETE /v1/cordon, makes it accept new ones again"))
     }
 
     /// Creates, replaces, starts or stops a VM. One that is restored from a snapshot is always
@@ -89,8 +88,8 @@ impl Machines {
         }
         if record.process().is_some() {
             let message = format!(
-                "there is another virtual machine {}, and it runs: stop it before it is replaced, \
-                 or give this one another name",
+                "another virtual machine {} is running: stop it before you replace it, or use \
+                 another name",
                 slot.name()
             );
             return Err(Error::conflict("other_vm_runs", message));
@@ -229,7 +228,7 @@ impl Machines {
             return Ok(());
         }
         if record.departure.is_none() {
-            let message = format!("it is settled where the guest of {vm} is");
+            let message = format!("the location of the guest of {vm} is already known");
             return Err(Error::conflict("settled", message));
         }
         let (came, peer) = (record.arrival.is_some(), record.peer());
@@ -445,7 +444,7 @@ pub(super) fn check_whereabouts(vm: &VmName, record: &Record) -> Result<(), Erro
         None => Ok(()),
         Some(departure) => {
             let (reason, remedy) = (departure.reason(), remedy(vm.as_str()));
-            let message = format!("{vm} is not started: {reason}; {remedy}");
+            let message = format!("cannot start {vm}: {reason}; {remedy}");
             Err(Error::conflict("may_be_elsewhere", message))
         }
     }

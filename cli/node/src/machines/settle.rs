@@ -26,7 +26,7 @@ impl Machines {
         while tasks.join_next().await.is_some() {}
         let done = tokio::task::spawn_blocking(move || strays.remove_strays());
         if let Err(error) = done.await {
-            tracing::error!(%error, "strays were not looked for");
+            tracing::error!(%error, "cannot scan for orphaned devices and processes");
         }
     }
 
@@ -64,9 +64,9 @@ impl Machines {
             Ok(Err(error)) => tracing::error!(
                 %vm,
                 error = &error as &dyn std::error::Error,
-                "what is left of a machine stays"
+                "cannot delete the rest of a VM"
             ),
-            Err(error) => tracing::error!(%vm, %error, "a machine was not looked at"),
+            Err(error) => tracing::error!(%vm, %error, "cannot check a VM"),
         }
         self.tidy(slot);
     }
@@ -78,7 +78,7 @@ impl Machines {
             name.is_ok_and(|name| self.slots().contains_key(&name))
         };
         if let Err(error) = self.end_strays(known) {
-            tracing::error!(%error, "processes of no machine's were not ended");
+            tracing::error!(%error, "cannot end orphaned processes");
         }
         let wanted = |device: &str| {
             let slots: Vec<Arc<Slot>> = self.slots().values().cloned().collect();
@@ -94,7 +94,7 @@ impl Machines {
         if let Err(error) = self.remove_stray_devices(wanted) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
-                "devices of no machine's were not looked for"
+                "cannot scan for orphaned devices"
             );
         }
     }

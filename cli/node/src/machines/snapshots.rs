@@ -1,7 +1,7 @@
 //! A VM's snapshots: the place for a new one, and the VM that continues from one.
 //!
-//! Owns what fits together: a snapshot and the spec of its VM. It must not know the files
-//! ([`crate::snapshots`]).
+//! Owns the compatibility of a snapshot and the spec of its VM. [`crate::snapshots`] owns the
+//! files.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Machines {
         let name = match (wanted.name, wanted.path) {
             (Some(name), None) => name,
             (None, Some(path)) => return Ok(NewSnapshot::at(path)),
-            _ => return Err(contradiction("give one of `name` and `path`")),
+            _ => return Err(contradiction("give either `name` or `path`")),
         };
         let slot = self.find(vm)?;
         let created = self.locked(&slot, move |machines, slot| {
@@ -62,7 +62,7 @@ impl Machines {
     /// There is no such snapshot, it is damaged, or it has other devices than `spec`.
     pub(super) fn restored(&self, spec: VmSpec, name: &SnapshotName) -> Result<Record, Error> {
         if spec.state != Desired::Running {
-            let message = "a virtual machine that is restored runs: leave `state` out";
+            let message = "a restored virtual machine runs: omit `state`";
             return Err(contradiction(message));
         }
         let snapshots = Snapshots::of(&self.paths);
@@ -84,7 +84,7 @@ fn check_devices(spec: &VmSpec, saved: &VmConfig) -> Result<(), Error> {
     if wanted != has {
         let list = |names: BTreeSet<String>| names.into_iter().collect::<Vec<_>>().join(", ");
         return Err(Error::invalid(format!(
-            "nics: the NICs of the snapshot are [{}] and those of the spec [{}]: give the same",
+            "nics: the snapshot has the NICs [{}], but the spec [{}]: give the same ones",
             list(has),
             list(wanted)
         )));
@@ -98,7 +98,7 @@ fn check_devices(spec: &VmSpec, saved: &VmConfig) -> Result<(), Error> {
     if has.len() == wanted.len() && has.iter().all(|disk| wanted.contains(disk)) {
         return Ok(());
     }
-    let message = "disks: the disks of the spec are not those of the snapshot: give the same";
+    let message = "disks: the spec and the snapshot have different disks: give the same ones";
     Err(Error::invalid(message))
 }
 

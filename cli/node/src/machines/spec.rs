@@ -57,11 +57,11 @@ pub(crate) struct VmSpec {
     pub(crate) annotations: Labels,
 }
 
-/// The machine as it is to be here.
+/// The VM for this node.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReceiveFromNode {
-    /// As for `PUT /v1/vms/{name}`. Its boot files are of this host, and its NICs are created here.
+    /// As for `PUT /v1/vms/{name}`. Its boot files are on this host, and its NICs are created here.
     pub(crate) spec: VmSpec,
     /// The machine as its process runs it, without devices, where that differs from `spec`: changes
     /// that wait for the next start.
@@ -69,19 +69,19 @@ pub(crate) struct ReceiveFromNode {
     pub(crate) running: Option<VmConfig>,
 }
 
-/// Which way a machine is to go.
+/// The direction of a migration.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum NodeMigrationRequest {
     /// Send it to another node.
     Send(SendToNode),
-    /// Wait for it: what another node's daemon asks for.
+    /// Wait for it: the request of another node's daemon.
     Receive(Box<ReceiveFromNode>),
 }
 
 /// A body that is not a NIC.
 pub(crate) fn not_a_nic(why: impl fmt::Display) -> Error {
-    Error::invalid(format!("the body is no NIC: {why}"))
+    Error::invalid(format!("invalid NIC: {why}"))
 }
 
 fn two_nics(id: &NicId) -> Error {
@@ -218,7 +218,7 @@ impl VmSpec {
         let mut names = BTreeSet::from([RNG]);
         match nics.chain(ids).find(|id| !names.insert(*id)) {
             Some(id) => Err(Error::invalid(format!(
-                "another device of the machine is called {id}: give this one another id"
+                "another device of the VM has the id {id}: give this one another id"
             ))),
             None => Ok(()),
         }
@@ -237,7 +237,7 @@ impl VmSpec {
         let mut paths = files.map(|(what, path)| (what, path.as_path())).chain(nics);
         if let Some((what, path)) = paths.find(|(_, path)| !path.is_absolute()) {
             return Err(Error::invalid(format!(
-                "{what} is {}: give an absolute path, for the machine is run elsewhere",
+                "{what} is {}: give an absolute path, because the VM has another working directory",
                 path.display()
             )));
         }
@@ -247,8 +247,8 @@ impl VmSpec {
         };
         match self.nics.iter().find(long) {
             Some(nic) => Err(Error::invalid(format!(
-                "the names {vm} and {} have more than {} bytes together, which is all that the \
-                 name of a vDPA device has room for: give a shorter one",
+                "the names {vm} and {} have more than {} bytes together, the limit for the name of \
+                 a vDPA device: shorten one",
                 nic.id(),
                 DEVICE_NAME_MAX - 1
             ))),
@@ -397,7 +397,7 @@ impl PartialSchema for VmSpec {
         for (name, schema) in fields {
             object.properties.insert(name.to_owned(), schema);
         }
-        object.description = Some("A virtual machine as it is to be".to_owned());
+        object.description = Some("The configuration of a virtual machine".to_owned());
         RefOr::T(Schema::Object(object))
     }
 }

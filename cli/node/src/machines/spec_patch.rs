@@ -7,7 +7,7 @@
 //! process has all other members, and receives changes at its start. Until then the record keeps
 //! the VM that the process runs. NICs and disks of a running VM have requests of their own.
 //!
-//! Owns which member can change when. It must not know the form of a request.
+//! Owns the time at which each member can change.
 
 use std::sync::Arc;
 
@@ -137,7 +137,7 @@ fn patched(spec: &VmSpec, patch: Map<String, Value>) -> Result<(VmSpec, Vec<Spec
 }
 
 fn json(spec: &VmSpec) -> Result<Value, Error> {
-    serde_json::to_value(spec).map_err(Error::context("the spec cannot be written as JSON"))
+    serde_json::to_value(spec).map_err(Error::context("cannot encode the spec as JSON"))
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@
 //! before it. To undo a step that was not done, or is undone already, changes nothing. So after a
 //! crash at any point the same can be repeated.
 //!
-//! Owns the order. [`Host`] owns how a step is done; tests have an in-memory host that fails at any
-//! call.
+//! Owns the order. [`Host`] owns the effect of a step; tests have an in-memory host that fails at
+//! any call.
 
 mod arriving;
 mod disks;
@@ -101,7 +101,7 @@ pub(crate) trait Host: Send + Sync {
     fn start_process(&self, vm: &VmName) -> Result<Identity, Error>;
     /// Ends the VM's process: this one, and any other with the VM's mark.
     fn end_process(&self, vm: &VmName, identity: Option<Identity>) -> Result<(), Error>;
-    /// Boots the VM in the process, or restores it from the snapshot in the record, with its NICs on
+    /// Boots the VM in the process, or restores it from the snapshot in the record. Its NICs are on
     /// the devices in the record.
     fn boot_machine(&self, vm: &VmName, identity: Identity, record: &Record) -> Result<(), Error>;
     /// Plugs a NIC into the running VM, unless it has the NIC.
@@ -218,9 +218,7 @@ impl Life<'_> {
             Ok(()) => Ok(record),
             Err(source) => {
                 let rest = rest(&self.undo(&mut record));
-                Err(Error::wrap(format!("the machine cannot be made{rest}"))(
-                    source,
-                ))
+                Err(Error::wrap(format!("cannot create the VM{rest}"))(source))
             }
         }
     }
@@ -268,7 +266,7 @@ impl Life<'_> {
             let not_undone = self.stop_steps(record).err();
             let not_undone = not_undone.map(|error| not_undone_part("its process", &error));
             let rest = rest(not_undone.as_slice());
-            Error::wrap(format!("the machine cannot be started{rest}"))(source)
+            Error::wrap(format!("cannot start the VM{rest}"))(source)
         })
     }
 
@@ -369,14 +367,14 @@ impl Life<'_> {
         record.phase = Phase::Deleting;
         // A later daemon must know that the rest is to be deleted.
         self.keep(record)
-            .map_err(Error::context("the machine cannot be deleted"))?;
+            .map_err(Error::context("cannot delete the VM"))?;
         let not_undone = self.undo(record);
         if not_undone.is_empty() {
             Ok(())
         } else {
             let list = not_undone.join("; ");
-            let message = format!("the machine is not deleted completely; not undone: {list}");
-            Err(Error::failed(message).hint("mend the cause and delete it again"))
+            let message = format!("cannot delete the VM completely; not undone: {list}");
+            Err(Error::failed(message).hint("fix the cause and delete it again"))
         }
     }
 
@@ -391,7 +389,7 @@ impl Life<'_> {
                 self.note(record);
             } else if let Err(error) = self.host.forget(self.vm) {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(vm = %self.vm, error, "the record is not up to date");
+                tracing::warn!(vm = %self.vm, error, "cannot update the VM's record");
             }
         }
         left.into_iter()
@@ -464,10 +462,7 @@ impl Life<'_> {
             }
             (Found::Gone, _) => {
                 self.stop(record)?;
-                let end = End::new(
-                    EndReason::Killed,
-                    "its process ended while no daemon looked",
-                );
+                let end = End::new(EndReason::Killed, "its process ended while no daemon ran");
                 if self.ends(record, end)?.is_none() {
                     return Ok(Settled::None);
                 }
@@ -517,7 +512,7 @@ impl Life<'_> {
     /// # Errors
     /// As [`Self::ends`].
     pub(crate) fn stopped(&self, record: &mut Record) -> Result<Option<End>, Error> {
-        let end = End::new(EndReason::Stopped, "it was told to stop");
+        let end = End::new(EndReason::Stopped, "a client stopped it");
         let peer = record.peer();
         let end = record.account_of(end);
         record.last_end = Some(end.clone());
@@ -548,7 +543,7 @@ impl Life<'_> {
     /// Stores the record before a step.
     pub(crate) fn keep(&self, record: &Record) -> Result<(), Error> {
         let kept = self.host.keep(self.vm, record);
-        kept.map_err(Error::wrap("the record of what is done cannot be kept"))
+        kept.map_err(Error::wrap("cannot store the record of the VM"))
     }
 
     /// Stores the record after a step, and ignores a failure.
@@ -557,7 +552,7 @@ impl Life<'_> {
     }
 }
 
-const NOT_STOPPED: &str = "the machine cannot be stopped";
+const NOT_STOPPED: &str = "cannot stop the VM";
 
 /// A part of a VM that could not be undone, and the cause.
 fn not_undone_part(part: &str, error: &Error) -> String {

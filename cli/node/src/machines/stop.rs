@@ -5,11 +5,10 @@
 //!                                    ├─ grace period over ──> the request fails, or the VM ends
 //!                                    └─ another request ends it, or starts it again
 //! ```
-//! The record changes first, so no restart policy starts a guest that powers off: neither after the
-//! client disconnects, nor after the daemon ends, nor after the grace period.
+//! The record changes first, so no restart policy starts a guest that powers off late. This also
+//! holds after the client disconnects, after the daemon ends, and after the grace period.
 //!
-//! Owns the wait, which holds neither the VM's lock nor a thread. It must not know the form of
-//! requests.
+//! Owns the wait, which holds neither the VM's lock nor a thread.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -104,7 +103,7 @@ impl Machines {
             // The guest did not receive the request, so there is nothing to wait for.
             Err(error) if stop.then_hard => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(%vm, error, "a guest is not asked to power off");
+                tracing::warn!(%vm, error, "cannot ask a guest to power off");
                 false
             }
             asked => asked?,
@@ -222,5 +221,5 @@ fn still_runs(vm: &VmName, grace: Duration) -> Error {
     let seconds = grace.as_secs();
     let message = format!("cannot stop {vm}: its guest has not powered off within {seconds} s");
     let error = Error::conflict("still_runs", message);
-    error.hint("it continues to run, and stays off once it powers off; `mode: hard` ends it now")
+    error.hint("it keeps running, and stays off once it powers off; `mode: hard` ends it now")
 }

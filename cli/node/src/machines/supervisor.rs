@@ -12,8 +12,8 @@
 //! The daemon queries a VM that was sent elsewhere for the result, until it reports that its guest
 //! is here. If the process is gone before that, no policy restarts the VM ([`super::departure`]).
 //!
-//! No lock is held during a wait. It must not know why another task stops a VM: the record shows
-//! that this is no longer its process.
+//! No lock is held during a wait. If another task stops the VM, the record shows that this is no
+//! longer its process.
 
 use std::convert::Infallible;
 use std::io;
@@ -155,7 +155,7 @@ fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next
     // Its leftover: the socket.
     if let Err(error) = life.stop(&mut record) {
         let error = &error as &dyn std::error::Error;
-        tracing::warn!(vm = %slot.name(), error, "what a machine's process left stays");
+        tracing::warn!(vm = %slot.name(), error, "cannot remove the leftovers of a VM's process");
     }
     let why = end.detail.clone();
     let ended = life.ends(&mut record, end);
@@ -171,7 +171,7 @@ fn ended(machines: &Machines, slot: &Slot, identity: Identity, end: End) -> Next
         }
         Err(error) => {
             let error = &error as &dyn std::error::Error;
-            tracing::error!(vm = %slot.name(), error, "what is left of a machine stays");
+            tracing::error!(vm = %slot.name(), error, "cannot delete the rest of a VM");
             return Next::Over;
         }
     };
@@ -206,7 +206,7 @@ fn revive(machines: &Machines, slot: &Slot) -> Next {
             tracing::warn!(
                 vm = %slot.name(),
                 error = &error as &dyn std::error::Error,
-                "a machine cannot be started again; it is tried later"
+                "cannot restart a VM; retrying later"
             );
             machines.tell(slot.name(), Change::NotStarted(in_one_line(&error)));
             Next::Again
@@ -226,7 +226,7 @@ impl AsRawFd for Watched {
 /// Waits for the end of a process, and returns the reason.
 async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) -> End {
     let killed = |detail: &str| End::new(EndReason::Killed, detail);
-    let gone = || killed("its process ended without a word");
+    let gone = || killed("its process ended without a report");
     let watched = match Process::open(identity) {
         Ok(Some(process)) => {
             // SAFETY: tokio has no safe API left to wait for a descriptor that is not a socket.
@@ -267,8 +267,8 @@ async fn until_end(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identit
 /// Without a free descriptor no process can be watched. This counts as its end, so the next check
 /// decides.
 fn unwatched(slot: &Slot, error: &io::Error) -> String {
-    tracing::error!(vm = %slot.name(), %error, "a machine's process cannot be watched");
-    format!("its process could not be watched: {error}")
+    tracing::error!(vm = %slot.name(), %error, "cannot watch a VM's process");
+    format!("cannot watch its process: {error}")
 }
 
 /// Follows the reports of a VM, until one has the reason of its end.
@@ -280,13 +280,18 @@ async fn follow(machines: &Arc<Machines>, slot: &Arc<Slot>, identity: Identity) 
             Ok(who) if who.pid == identity.pid => {
                 slot.is_of(identity, &who);
                 if !speaks(who.api) {
-                    tracing::warn!(vm = %slot.name(), level = who.api, "a machine speaks another level of the API: it is left alone");
+                    tracing::warn!(
+                        vm = %slot.name(),
+                        level = who.api,
+                        "a VM has an unsupported API level; leaving it alone"
+                    );
                     return std::future::pending().await;
                 }
                 break;
             }
             Ok(who) => {
-                tracing::warn!(vm = %slot.name(), pid = who.pid, "another process answers for a machine's");
+                let (vm, pid) = (slot.name(), who.pid);
+                tracing::warn!(%vm, pid, "another process answers instead of the VM's");
             }
             Err(error) => tracing::debug!(vm = %slot.name(), %error, "no answer"),
         }
@@ -456,7 +461,7 @@ fn from_status(status: ExitStatus) -> End {
         (Some(7), _) => End::new(EndReason::Moved, "it was sent to another process"),
         (Some(8), _) => End::new(
             EndReason::Unsettled,
-            "it was being sent to another process, and nobody knows whether its guest runs there",
+            "its migration's outcome is unknown: the guest may run at the destination",
         ),
         (Some(3), _) => End::new(EndReason::Crashed, "its guest crashed"),
         (Some(code), _) => End::new(

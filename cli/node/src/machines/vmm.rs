@@ -3,7 +3,7 @@
 //! Each request has its own connection. Answers are limited in size and time and are validated,
 //! because the process runs a guest and the guest may have compromised it.
 //!
-//! Owns the client's side of that API. It must not know the purpose of a request.
+//! Owns the client's side of that API.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -78,19 +78,19 @@ pub(crate) fn no_answer(message: &str) -> Error {
 /// A VM's process does not answer in time.
 pub(crate) fn not_in_time(limit: Duration) -> Error {
     let seconds = limit.as_secs();
-    let message = format!("the machine's process did not answer in {seconds} s");
+    let message = format!("the VM's process did not answer within {seconds} s");
     Error::answered(StatusCode::GATEWAY_TIMEOUT, "no_answer", message).hint(ENDED)
 }
 
 /// A message to or from a VM's process is not JSON, or has the wrong form.
 pub(super) fn malformed(source: serde_json::Error) -> Error {
-    let message = "the answer of the machine's process makes no sense";
+    let message = "cannot decode the answer of the VM's process";
     Error::new(BAD_ANSWER, message).because(source)
 }
 
 /// A request to a VM's process cannot be built.
 pub(crate) fn unformed(source: axum::http::Error) -> Error {
-    Error::new(BAD_ANSWER, "the request cannot be formed").because(source)
+    Error::new(BAD_ANSWER, "cannot build the request").because(source)
 }
 
 const BAD_ANSWER: ErrorKind = ErrorKind::Answer(StatusCode::BAD_GATEWAY, "bad_answer");
@@ -123,7 +123,7 @@ impl From<ClientError> for Error {
     fn from(error: ClientError) -> Self {
         match error {
             ClientError::Connect { server, source } => {
-                let message = format!("the machine's process does not listen on {server}");
+                let message = format!("the VM's process does not listen on {server}");
                 let error = Self::new(ErrorKind::NotListening, message);
                 error.because(source).hint(ENDED)
             }
@@ -155,7 +155,7 @@ impl Vmm {
         let answer = self.client(ANSWER).open(request).await;
         answer.map_err(|error| match error {
             ClientError::Http { source, .. } => {
-                no_answer("the machine's process did not answer").because(source)
+                no_answer("the VM's process did not answer").because(source)
             }
             error => error.into(),
         })

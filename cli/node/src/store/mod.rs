@@ -6,13 +6,13 @@
 //!     vms    NAME     ──> JSON of a record
 //!     operations  ID  ──> the same
 //! ```
-//! A record is written as a whole, and is on the disk when [`Store::put`] returns. The contents are
-//! the owner's business, but for one rule: **fields may be added with a new schema version only**.
-//! A file of a newer schema is rejected with a remedy and not changed, so only a program that knows
-//! all fields of a record reads it. A file of an older schema is read unchanged, because later
-//! fields have defaults; the first start marks it with the new version.
+//! A record is written as a whole, and is on the disk when [`Store::put`] returns. The owner
+//! defines the contents, with one rule: **fields may be added with a new schema version only**. A
+//! file of a newer schema is rejected with a remedy and stays unchanged. So only a program that
+//! knows all fields of a record reads it. A file of an older schema is read unchanged, because
+//! later fields have defaults; the first start marks it with the new version.
 //!
-//! Owns the file and its schema version. It must not interpret records.
+//! Owns the file and its schema version.
 
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io;
@@ -99,8 +99,8 @@ impl Store {
         for (name, record) in raw {
             let record = serde_json::from_slice(&record).map_err(|source| {
                 failed(format!(
-                    "the record of {name} in {} cannot be read: use the program that wrote it, or \
-                     put a copy of the file back (running machines go on meanwhile)",
+                    "cannot read the record of {name} in {}: use the program that wrote it, or \
+                     restore a copy of the file (VMs keep running meanwhile)",
                     self.path.display()
                 ))
                 .because(source)
@@ -117,7 +117,7 @@ impl Store {
     /// exists.
     pub(crate) fn put(&self, to: Table, name: &str, record: &impl Serialize) -> Result<(), Error> {
         let json = serde_json::to_vec(record).map_err(|source| {
-            failed(format!("the record of {name} cannot be written")).because(source)
+            failed(format!("cannot encode the record of {name}")).because(source)
         })?;
         self.with(|database| {
             let transaction = database.begin_write()?;
@@ -182,8 +182,8 @@ impl Store {
         let found = prepare(&open, fresh).map_err(|error| self.sort(error))?;
         match found {
             Some(found) if found > SCHEMA => Err(failed(format!(
-                "{} has schema {found}, and this program knows up to {SCHEMA}: use the program \
-                 that wrote it (running machines go on meanwhile)",
+                "{} has schema {found}, but this program supports up to {SCHEMA}: use the \
+                 program that wrote it (VMs keep running meanwhile)",
                 self.path.display()
             ))),
             _ => {
@@ -203,9 +203,8 @@ impl Store {
                 file(&self.path, source)
             }
             other => failed(format!(
-                "{} is damaged: put a copy back, or move it away to begin with an empty one \
-                 (running machines go on; those that no record tells of are ended by a daemon \
-                 that begins empty)",
+                "{} is damaged: restore a copy, or move it away to begin with an empty store. VMs \
+                 keep running; a daemon with an empty store ends those without a record",
                 self.path.display()
             ))
             .because(other),
@@ -214,7 +213,7 @@ impl Store {
 
     fn in_use(&self) -> Error {
         failed(format!(
-            "another `bellhop serve` uses {}: end it, or give this one another --state-dir",
+            "another `bellhop serve` uses {}: end it, or choose another --state-dir",
             self.path.display()
         ))
     }
@@ -248,7 +247,7 @@ fn prepare(database: &Database, fresh: bool) -> Result<Option<u64>, redb::Error>
             let transaction = database.begin_read()?;
             if transaction.list_tables()?.next().is_some() {
                 return Err(redb::Error::Corrupted(
-                    "it has tables, but not ours".to_owned(),
+                    "its tables are not those of Bellhop".to_owned(),
                 ));
             }
         }
@@ -266,7 +265,7 @@ fn prepare(database: &Database, fresh: bool) -> Result<Option<u64>, redb::Error>
 fn file(path: &Path, source: io::Error) -> Error {
     let shown = path.display();
     failed(format!(
-        "cannot use {shown}; is there room, and may this user write there?"
+        "cannot use {shown}: check the free space and this user's permissions"
     ))
     .because(source)
 }

@@ -145,5 +145,8 @@ fn a_directory_that_cannot_be_is_an_error() {
     fs::create_dir_all(&directory.0).unwrap();
     fs::write(directory.0.join("state"), "a file").unwrap();
     let error = directory.open().unwrap_err();
-    assert!(error.to_string().contains("is there room"), "{error}");
+    assert!(
+        error.to_string().contains("check the free space"),
+        "{error}"
+    );
 }

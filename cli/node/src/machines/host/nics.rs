@@ -1,7 +1,6 @@
 //! The vDPA devices of VMs' NICs: created, found by name, deleted.
 //!
-//! Owns the lock on the records of created NICs, and the order of its use. It must not know how a
-//! VM uses the devices.
+//! Owns the lock on the records of created NICs, and the order of its use.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -90,7 +89,7 @@ impl Machines {
             tracing::warn!(
                 device = stray.name(),
                 owner = stray.owner(),
-                "a device of no machine's is taken back"
+                "deleting an orphaned device"
             );
             let nics = match &nics {
                 Some(nics) => nics,
@@ -100,7 +99,7 @@ impl Machines {
                 tracing::error!(
                     device = stray.name(),
                     error = &error as &dyn std::error::Error,
-                    "a device of no machine's stays"
+                    "cannot delete an orphaned device"
                 );
             }
         }
@@ -119,7 +118,7 @@ impl Machines {
     pub(crate) fn made_nics(&self) -> BTreeMap<String, MadeNic> {
         let all = nic::Store::open(&self.paths.nics()).and_then(|store| store.nics());
         let all = all.unwrap_or_else(|error| {
-            tracing::warn!(%error, "how NICs were made is not known");
+            tracing::warn!(%error, "cannot read the records of NICs");
             Vec::new()
         });
         all.into_iter()
@@ -145,7 +144,7 @@ impl Machines {
             }) => Some(net),
             Ok(_) => None,
             Err(error) => {
-                tracing::debug!(%vm, device = name, %error, "a device does not say what it is");
+                tracing::debug!(%vm, device = name, %error, "cannot read a device's configuration");
                 None
             }
         }
@@ -166,7 +165,7 @@ impl Machines {
             Ok(device) => device.into(),
             Err(source) => {
                 let message = format!(
-                    "cannot open {}; does another process have it open?",
+                    "cannot open {}: another process may have it open",
                     path.display()
                 );
                 return Err(Error::new(UNUSABLE, message).because(source));
@@ -199,7 +198,7 @@ impl Machines {
                     device_at(path).map(drop).ok_or_else(|| {
                         let shown = path.display();
                         let message = format!(
-                            "{shown} is no vhost-vdpa device; `bellhop dev show` lists them"
+                            "{shown} is not a vhost-vdpa device; `bellhop dev show` lists them"
                         );
                         Error::new(UNUSABLE, message)
                     })?;
@@ -281,9 +280,9 @@ impl Machines {
         let store = self.nic_store()?;
         let nic = store.nic(name)?;
         if let Some((vm, id)) = nic.owner().and_then(owned_by) {
-            let message = format!("{name} is the NIC {id} of the virtual machine {vm}");
+            let message = format!("{name} is NIC {id} of the virtual machine {vm}");
             let error = Error::conflict("in_use", message);
-            return Err(error.hint("DELETE /v1/vms/{name}/nics/{id} removes it from that"));
+            return Err(error.hint("DELETE /v1/vms/{name}/nics/{id} removes it"));
         }
         let mut steps = NicSteps {
             store,

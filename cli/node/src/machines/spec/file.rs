@@ -1,7 +1,7 @@
 //! A VM's spec in a file, for commands that do not ask the daemon.
 //!
 //! It has the fields and the checks of the spec in the API, so each command reads the same file.
-//! `name` is not a field of the spec: the command takes it out. Must not know file formats.
+//! `name` is not a field of the spec: the command takes it out.
 
 use std::path::PathBuf;
 
@@ -109,9 +109,8 @@ fn on_existing_device(nic: &NicSpec) -> Result<VdpaConfig, Error> {
 fn to_create(nic: &NicSpec) -> Error {
     let id = nic.id();
     Error::invalid(format!(
-        "the NIC {id} has `from`, but only the node daemon creates devices: run the VM with \
-         `bellhop vm create --file`, or create a device with `bellhop nic create` and give its \
-         `path`"
+        "NIC {id} has `from`, but only the node daemon creates devices: use `bellhop vm create \
+         --file`, or create a device with `bellhop nic create` and give its `path`"
     ))
 }
 
@@ -151,7 +150,7 @@ mod tests {
     fn what_is_wrong_is_named() {
         let from = json!({"kernel": "/k", "nics": [{"id": "net0", "from": "eth0"}]});
         let error = machine(fields(from.clone())).unwrap_err().to_string();
-        assert!(error.contains("NIC net0"), "{error}");
+        assert!(error.contains("NIC net0 has"), "{error}");
         assert!(error.contains("bellhop vm create --file"), "{error}");
         check(Some("web"), fields(from)).unwrap();
         for (file, words) in [

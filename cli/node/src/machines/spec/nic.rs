@@ -4,8 +4,7 @@
 //! that is created (`from`) has the settings of the NIC's own device: address, MTU, queue pairs,
 //! connection, rates. So only a NIC whose own device is created, too, can have such a backup.
 //!
-//! Owns which of its settings go together. It must not know the VM's other NICs, or when a device
-//! has failed.
+//! Owns the valid combinations of its settings.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -258,7 +257,7 @@ impl ToSchema for NicSpec {
 /// Rejects a setting of created devices for an existing device.
 fn only_from(id: &NicId, what: &str) -> Error {
     Error::invalid(format!(
-        "{id} has {what}, which is for devices that are made (`from`): leave it out"
+        "{id} has {what}, which needs a created device (`from`): omit it"
     ))
 }
 
@@ -313,7 +312,7 @@ fn source(
             let given = [from.is_some(), path.is_some(), device.is_some()];
             let count = given.into_iter().filter(|given| *given).count();
             return Err(Error::invalid(format!(
-                "{what} has {count} of from, path and device: give one"
+                "{what} has {count} of from, path and device: give exactly one"
             )));
         }
     };
@@ -334,7 +333,7 @@ fn stand_by_source(
     match (&source, own) {
         (NicSource::From(_), NicSource::There(_)) => Err(only_from(id, "failover.from")),
         (NicSource::There(_), own) if source == *own => Err(Error::invalid(format!(
-            "{id}: failover is the NIC's own device: name another one that can take its place"
+            "{id}: failover is the NIC's own device: name another one"
         ))),
         _ => Ok(source),
     }

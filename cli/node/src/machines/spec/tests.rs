@@ -115,7 +115,7 @@ fn mistakes_are_named() {
         ),
         (
             nic(json!({ "id": "a", "path": "/b", "vlan": 1 })),
-            "a has vlan, which is for devices that are made",
+            "a has vlan, which needs a created device",
         ),
         (
             nic(json!({ "id": "a", "from": "b", "failover": {} })),
@@ -131,7 +131,7 @@ fn mistakes_are_named() {
         ),
         (
             nic(json!({ "id": "a", "path": "/b", "failover": { "from": "c" } })),
-            "a has failover.from, which is for devices that are made",
+            "a has failover.from, which needs a created device",
         ),
         (
             nic(json!({ "id": "a", "path": "/b", "failover": { "path": "/b" } })),
@@ -148,7 +148,8 @@ fn mistakes_are_named() {
             "a: ",
         ),
         (
-            json!({ "kernel": "/k", "nics": [{ "id": "a", "from": "b" }, { "id": "a", "from": "c" }] }),
+            json!({ "kernel": "/k",
+                    "nics": [{ "id": "a", "from": "b" }, { "id": "a", "from": "c" }] }),
             "two NICs have the name a",
         ),
     ] {
@@ -160,16 +161,16 @@ fn mistakes_are_named() {
         .unwrap()
         .check(&vm("web"))
         .unwrap_err();
-    assert!(error.to_string().contains("give a shorter one"), "{error}");
+    assert!(error.to_string().contains("shorten one"), "{error}");
     let disks = |ids: &[&str]| {
         let disk = |id: &&str| json!({ "path": "/d", "id": id });
         let disks: Vec<_> = ids.iter().map(disk).collect();
         json!({ "kernel": "/k", "disks": disks, "nics": [{ "id": "net0", "from": "b" }] })
     };
     for (wrong, words) in [
-        (disks(&["a", "b", "a"]), "is called a"),
-        (disks(&["net0"]), "is called net0"),
-        (disks(&["rng"]), "is called rng"),
+        (disks(&["a", "b", "a"]), "has the id a"),
+        (disks(&["net0"]), "has the id net0"),
+        (disks(&["rng"]), "has the id rng"),
         (disks(&["a", "a/b"]), "disks[1].id: "),
         (disks(&[""]), "1 to 20 letters"),
         (disks(&["a".repeat(21).as_str()]), "1 to 20 letters"),
@@ -210,7 +211,8 @@ fn what_a_device_has_here_is_asked_for_elsewhere() {
     assert_eq!(
         nics["nics"],
         json!([
-            { "id": "a", "from": "vdpasim_net", "kind": "vf", "virtual_functions": 4, "mtu": 9000, "mac": "52:54:00:01:02:03" },
+            { "id": "a", "from": "vdpasim_net", "kind": "vf", "virtual_functions": 4, "mtu": 9000,
+              "mac": "52:54:00:01:02:03" },
             { "id": "b", "path": "/dev/vhost-vdpa-0", "failover": { "device": "spare" } },
         ])
     );
@@ -229,8 +231,8 @@ fn what_a_device_has_here_is_asked_for_elsewhere() {
 fn what_stands_by_is_made_like_the_nics_own() {
     let one = |nic: Value| -> NicSpec { serde_json::from_value(nic).unwrap() };
     let nic = one(json!({
-        "id": "a", "from": "pci/0000:01:00.0", "kind": "vf", "bridge": "br0", "vlan": 7, "mtu": 9000, "max_tx_rate": 100,
-        "rescue": true, "failover": { "from": "pci/0000:02:00.0" },
+        "id": "a", "from": "pci/0000:01:00.0", "kind": "vf", "bridge": "br0", "vlan": 7,
+        "mtu": 9000, "max_tx_rate": 100, "rescue": true, "failover": { "from": "pci/0000:02:00.0" },
     }));
     let vm = vm("web");
     let own = NetConfig {

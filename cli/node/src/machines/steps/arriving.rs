@@ -3,7 +3,7 @@
 //! ```text
 //!   receive   directories ─> a device for each NIC ─> process ─> it waits ─> Present, marked
 //!   look      asked whether the guest is here ─> the mark goes ─> announced to the network
-//!   call off  told to stop waiting ─> gone: all is rolled back │ not gone: it has come, or may have
+//!   call off  asked to stop waiting ─> gone: all is rolled back │ not gone: arrived, or may have
 //! ```
 //! The record remembers a VM of the same name that had left this node before, until the guest is
 //! here. So a dry run, or a VM that does not arrive, loses nothing.
@@ -22,8 +22,8 @@ use crate::error::Error;
 
 impl Life<'_> {
     /// Creates all of a VM but its guest, and a process that waits for the guest at the address in
-    /// the record. `former` is the VM of this name that left this node, if any: its devices are
-    /// deleted, and it is remembered until the guest is here.
+    /// the record. `former` is the VM of this name that left this node, if any. Its devices are
+    /// deleted, and the record keeps it until the guest is here.
     ///
     /// # Errors
     /// A step failed. All is rolled back, except parts that the error names; those are in the

@@ -15,7 +15,7 @@ use super::Life;
 use crate::error::Error;
 
 fn failed(id: &DeviceId, what: &str) -> impl FnOnce(Error) -> Error {
-    Error::wrap(format!("disk {id} cannot be {what}"))
+    Error::wrap(format!("cannot {what} disk {id}"))
 }
 
 impl Life<'_> {
@@ -40,7 +40,7 @@ impl Life<'_> {
             record.removes_disk(id);
             self.note(record);
             self.take_disk(record, id);
-            failed(id, "added")(source)
+            failed(id, "add")(source)
         })
     }
 
@@ -58,7 +58,7 @@ impl Life<'_> {
     /// # Errors
     /// The record cannot be stored, and nothing was done; or the VM cannot be reached.
     pub(crate) fn remove_disk(&self, record: &mut Record, id: &DeviceId) -> Result<bool, Error> {
-        let what = "removed";
+        let what = "remove";
         let mut after = record.clone();
         after.spec = record.spec.without_disk(id);
         after.removes_disk(id);
@@ -85,7 +85,8 @@ impl Life<'_> {
     fn take_disk(&self, record: &mut Record, id: &DeviceId) -> bool {
         self.give_disk_up(record, id).unwrap_or_else(|error| {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(vm = %self.vm, disk = %id, error, "a disk stays until the machine ends");
+            let (vm, disk) = (self.vm, id);
+            tracing::warn!(%vm, %disk, error, "cannot remove a disk until the VM ends");
             false
         })
     }
@@ -110,7 +111,7 @@ impl Life<'_> {
                     vm = %self.vm,
                     disk = disk.id,
                     error = &error as &dyn std::error::Error,
-                    "a machine lacks a disk"
+                    "cannot add a disk to a VM"
                 );
             }
         }

@@ -32,7 +32,7 @@ impl Life<'_> {
             None => Departure::to(&request.destination),
         };
         record.departure = Some(asked.clone());
-        let failed = || Error::wrap("the machine cannot be sent elsewhere");
+        let failed = || Error::wrap("cannot migrate the VM");
         if let Err(error) = self.keep(record) {
             record.departure = former;
             self.note(record);
@@ -140,10 +140,10 @@ impl Life<'_> {
             after.spec.state = Desired::Stopped;
             after.last_end = Some(End::new(
                 EndReason::Moved,
-                "somebody said that its guest runs elsewhere",
+                "a client reported that its guest runs elsewhere",
             ));
         }
-        let unkept = "what was said of where the guest is cannot be kept";
+        let unkept = "cannot record the guest's location";
         self.keep(&after).map_err(Error::wrap(unkept))?;
         *record = after;
         Ok(())

@@ -20,7 +20,7 @@ use crate::error::Error;
 use vdpa_mgmt::journal::{Journal as _, Outcome};
 
 fn failed(id: &NicId, what: &str) -> impl FnOnce(Error) -> Error {
-    Error::wrap(format!("NIC {id} cannot be {what}"))
+    Error::wrap(format!("cannot {what} NIC {id}"))
 }
 
 impl Life<'_> {
@@ -86,7 +86,7 @@ impl Life<'_> {
         nic: &NicSpec,
         spec: VmSpec,
     ) -> Result<(), Error> {
-        self.bring_or(record, nic, spec, "added", |life, record| {
+        self.bring_or(record, nic, spec, "add", |life, record| {
             life.take(record, nic.id());
         })
     }
@@ -154,7 +154,7 @@ impl Life<'_> {
             record.set_on_stand_by(id, was);
             self.note(record);
             self.back(record, id);
-            failed(id, "moved")(source)
+            failed(id, "move")(source)
         })
     }
 
@@ -201,7 +201,7 @@ impl Life<'_> {
         nic: &NicSpec,
         spec: VmSpec,
     ) -> Result<(), Error> {
-        self.bring_or(record, nic, spec, "moved", |life, record| {
+        self.bring_or(record, nic, spec, "move", |life, record| {
             life.back(record, nic.id());
         })?;
         if record.process().is_some() {
@@ -218,7 +218,7 @@ impl Life<'_> {
             return;
         };
         if let Err(error) = self.swap(&record.nic_now(self.vm, nic)) {
-            self.warn(id, &error, "it is not known on which device a NIC is");
+            self.warn(id, &error, "the device of a NIC is unknown");
         }
     }
 
@@ -231,7 +231,7 @@ impl Life<'_> {
                     vm = %self.vm,
                     device,
                     error = &error as &dyn std::error::Error,
-                    "the device that a NIC has left stays until the machine stops"
+                    "cannot delete the former device of a NIC; it stays until the VM stops"
                 );
             }
         }
@@ -242,7 +242,7 @@ impl Life<'_> {
     /// # Errors
     /// The record cannot be stored, and nothing was done; or the VM cannot be reached.
     pub(crate) fn remove_nic(&self, record: &mut Record, id: &NicId) -> Result<bool, Error> {
-        let what = "taken away";
+        let what = "remove";
         let mut after = record.clone();
         after.spec = record.spec.without_nic(id);
         after.gives_up(id);
@@ -267,7 +267,11 @@ impl Life<'_> {
     /// As [`Self::give_up`], for callers that cannot report a failure.
     fn take(&self, record: &mut Record, id: &NicId) -> bool {
         self.give_up(record, id).unwrap_or_else(|error| {
-            self.warn(id, &error, "a NIC stays until the machine ends");
+            self.warn(
+                id,
+                &error,
+                "cannot remove a NIC; it stays until the VM ends",
+            );
             false
         })
     }
@@ -313,7 +317,7 @@ impl Life<'_> {
                 self.warn(
                     &id,
                     &error,
-                    "the device of a NIC stays, whose guest is elsewhere",
+                    "cannot delete the device of a guest that runs elsewhere",
                 );
             }
         }
@@ -344,7 +348,7 @@ impl Life<'_> {
                     vm = %self.vm,
                     nic = %nic.id(),
                     error = &error as &dyn std::error::Error,
-                    "a machine lacks a NIC"
+                    "cannot add a NIC to a VM"
                 );
             }
         }

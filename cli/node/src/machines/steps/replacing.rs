@@ -14,7 +14,7 @@ use super::super::record::{Phase, Record, Step};
 use super::{Life, not_undone_part, rest};
 use crate::error::Error;
 
-const NOT_REPLACED: &str = "the machine cannot be replaced";
+const NOT_REPLACED: &str = "cannot replace the VM";
 
 impl Life<'_> {
     /// Replaces a VM that exists and does not run by `next`.
@@ -72,7 +72,7 @@ impl Life<'_> {
         let missing = self.restore(record);
         if !missing.is_empty() {
             let missing = missing.join("; ");
-            tracing::warn!(vm = %self.vm, missing, "a VM that was to be replaced lacks devices");
+            tracing::warn!(vm = %self.vm, missing, "cannot restore all devices of a VM");
         }
     }
 }

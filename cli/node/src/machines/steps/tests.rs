@@ -22,7 +22,7 @@ use deeds::{Daemon, Deed, Way, deed, fault, holds, lives, nic, spec, way};
 use world::{Fake, Fault, Killed, World, device_of, devices_of, images_of};
 
 #[test]
-fn the_network_is_told_of_a_nic_that_has_moved_and_of_no_other() {
+fn a_moved_nic_is_announced_to_the_network_and_of_no_other() {
     for (fault, stopped, expected) in [
         (Fault::None, false, vec!["net1".to_owned()]),
         // The NIC stays on its device.

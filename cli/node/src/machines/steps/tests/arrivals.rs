@@ -48,7 +48,7 @@ fn what_waits_for_a_machine_is_there_as_a_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_machine_that_is_waited_for_is_taken_back_kept_or_left_open_by_what_its_process_says() {
+fn an_incoming_vm_is_rolled_back_kept_or_left_open_by_the_report_of_its_process() {
     let killed = EndReason::Killed;
     for (reason, left) in [
         (EndReason::Moved, false),

@@ -1,7 +1,7 @@
 //! The actions that change a VM, the daemon that does them, and the invariants between them.
 //!
-//! Owns the model: [`lives`] plays actions with their faults and checks each state. It must not know
-//! how a host fails ([`super::world`]).
+//! Owns the model: [`lives`] plays actions with their faults and checks each state.
+//! [`super::world`] has the faults of a host.
 
 use super::*;
 
@@ -109,12 +109,14 @@ pub(super) fn deed() -> impl Strategy<Value = Deed> {
         1 => Just(Deed::PowerOff),
         2 => (0..3_usize).prop_map(Deed::AddNic),
         2 => (0..3_usize, 0..2_usize).prop_map(|(nic, to)| Deed::Swap { nic, to }),
-        2 => (0..3_usize, any::<bool>()).prop_map(|(nic, stubborn)| Deed::RemoveNic { nic, stubborn }),
+        2 => (0..3_usize, any::<bool>())
+            .prop_map(|(nic, stubborn)| Deed::RemoveNic { nic, stubborn }),
         2 => (0..3_usize).prop_map(Deed::AddDisk),
         2 => (0..3_usize, any::<bool>())
             .prop_map(|(disk, stubborn)| Deed::RemoveDisk { disk, stubborn }),
         2 => (0..3_usize, any::<bool>()).prop_map(|(nic, seen)| Deed::FailOver { nic, seen }),
-        2 => (0..3_usize, any::<bool>()).prop_map(|(nic, on_stand_by)| Deed::Seat { nic, on_stand_by }),
+        2 => (0..3_usize, any::<bool>())
+            .prop_map(|(nic, on_stand_by)| Deed::Seat { nic, on_stand_by }),
         1 => Just(Deed::GiveUp),
         3 => any::<bool>().prop_map(|refused| Deed::Send { refused }),
         3 => way().prop_map(Deed::Migrated),

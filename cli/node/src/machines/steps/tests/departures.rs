@@ -141,7 +141,7 @@ fn a_record_without_the_mark_is_read() {
 }
 
 #[test]
-fn somebody_says_where_the_guest_is() {
+fn a_client_reports_where_the_guest_is() {
     for (here, state, reason) in [
         (true, Desired::Running, EndReason::Killed),
         (false, Desired::Stopped, EndReason::Moved),
@@ -175,7 +175,7 @@ fn somebody_says_where_the_guest_is() {
 
 /// Also a VM that was sent by its own API: only its end reports that.
 #[test]
-fn a_machine_that_ends_unsettled_is_started_by_nobody_and_keeps_its_nics() {
+fn a_vm_that_ends_unsettled_does_not_start_and_keeps_its_nics() {
     for (marked, here) in [(true, true), (true, false), (false, true), (false, false)] {
         let fake = Fake::default();
         let vm: VmName = "web".parse().unwrap();

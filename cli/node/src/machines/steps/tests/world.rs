@@ -116,7 +116,7 @@ pub(super) struct Fake {
 pub(super) struct Killed;
 
 fn broken() -> Error {
-    Error::failed("cannot end the machine's process").because(io::Error::other("fault"))
+    Error::failed("cannot end the VM's process").because(io::Error::other("fault"))
 }
 
 impl Fake {
@@ -255,7 +255,7 @@ impl Host for Fake {
     }
 
     fn plug(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
-        assert!(self.is_there(vm, nic), "plugged before it is made");
+        assert!(self.is_there(vm, nic), "plugged before its creation");
         self.call(|world| {
             for one in &mut world.processes {
                 let there = one.nics.entry(nic.id().to_string());
@@ -265,7 +265,7 @@ impl Host for Fake {
     }
 
     fn swap(&self, vm: &VmName, nic: &NicSpec) -> Result<(), Error> {
-        assert!(self.is_there(vm, nic), "moved to what is not there");
+        assert!(self.is_there(vm, nic), "moved to a missing device");
         self.call(|world| {
             for one in &mut world.processes {
                 if let Some(device) = one.nics.get_mut(nic.id().as_str()) {
