@@ -1,4 +1,7 @@
-"""The records of the node's API. Generated from its description: do not edit."""
+"""Records of the node's API. Generated from its description.
+
+Do not edit.
+"""
 
 from __future__ import annotations
 
@@ -671,7 +674,7 @@ class NodeMigrationRequestSend(TypedDict):
 
 
 class NodeMigrationRequestReceive(TypedDict):
-    """Wait for it: what another node's daemon asks for."""
+    """Wait for it: the request of another node's daemon."""
 
     receive: ReceiveFromNode
 
@@ -780,7 +783,7 @@ class QueueInfo(TypedDict):
 
 
 class ReceiveFromNode(TypedDict):
-    """The machine as it is to be here."""
+    """The VM for this node."""
 
     running: NotRequired[VmConfig | None]
     spec: VmSpec
@@ -935,7 +938,7 @@ class VdpaConfig(TypedDict):
 
 
 class VdpaDeviceChange(TypedDict):
-    """What of a device is to change."""
+    """A change of a vDPA device."""
 
     mac: str
 
@@ -991,7 +994,7 @@ class VdpaDeviceListing(TypedDict):
 
 
 class VdpaDeviceSpec(TypedDict):
-    """What a device is to be like."""
+    """The settings of a vDPA device."""
 
     device_features: NotRequired[int | None]
     mac: NotRequired[str | None]
@@ -1087,7 +1090,7 @@ class VmSpecMemory(TypedDict):
 
 
 class VmSpec(TypedDict):
-    """A virtual machine as it is to be."""
+    """The configuration of a virtual machine."""
 
     annotations: NotRequired[dict[str, str]]
     cmdline: NotRequired[str]

@@ -10,13 +10,13 @@ use vmm::http::{ErrorBody, on_worker};
 use super::state::Api;
 use crate::error::Error;
 
-/// Take no new virtual machines
+/// Stop accepting new virtual machines
 ///
-/// From now on the creation of virtual machines and their arrival from other nodes are refused (409
-/// `cordoned`), also after a restart of the daemon. Existing ones are not affected. `GET
-/// /v1/version` shows it.
+/// From now on the daemon refuses to create virtual machines and to receive them from other nodes
+/// (409 `cordoned`), also after its restart. Existing ones are not affected. `GET /v1/version`
+/// shows it.
 #[utoipa::path(put, path = "/v1/cordon", operation_id = "put_cordon", responses(
-    (status = 204, description = "The node takes no new virtual machines"),
+    (status = 204, description = "The node accepts no new virtual machines"),
     (status = 500, description = "Internal error: the host failed", body = ErrorBody),
 ))]
 pub(super) async fn put(State(node): Api) -> Result<StatusCode, Error> {
@@ -26,11 +26,11 @@ pub(super) async fn put(State(node): Api) -> Result<StatusCode, Error> {
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Take new virtual machines again
+/// Accept new virtual machines again
 ///
-/// Changes nothing if the node takes them already.
+/// Changes nothing if the node accepts them already.
 #[utoipa::path(delete, path = "/v1/cordon", operation_id = "delete_cordon", responses(
-    (status = 204, description = "The node takes new virtual machines"),
+    (status = 204, description = "The node accepts new virtual machines"),
     (status = 500, description = "Internal error: the host failed", body = ErrorBody),
 ))]
 pub(super) async fn remove(State(node): Api) -> Result<StatusCode, Error> {

@@ -55,7 +55,7 @@ const TAGS: [Tag; 8] = [
     },
     Tag {
         name: "operations",
-        about: "Long work of the daemon: its progress and its result.",
+        about: "Long requests to the daemon: their progress and their result.",
         paths: &["/v1/operations"],
     },
     Tag {
@@ -197,8 +197,8 @@ fn the_copy_in_the_repository_is_what_is_served() {
     let copy = std::fs::read_to_string(COPY).unwrap();
     assert!(
         copy == *GENERATED,
-        "cli/node/openapi.json is not what is served: \
-         BELLHOP_WRITE_OPENAPI=1 cargo test -p bellhop-node writes it"
+        "cli/node/openapi.json differs from the served description: BELLHOP_WRITE_OPENAPI=1 cargo \
+         test -p bellhop-node writes it"
     );
 }
 

@@ -1,10 +1,10 @@
 //! `/v1/events`: the node's events as they happen (Server-Sent Events, WHATWG HTML standard,
 //! section 9.2).
 //!
-//! Owns the form of the stream. It must not know the sources of events.
+//! Owns the form of the stream.
 //!
 //! ```text
-//!   retry: 1000                 how long to wait before connecting again
+//!   retry: 1000                 the delay before the next connection
 //!   id: 1764000000000123        where it begins
 //!
 //!   id: 1764000000000124        the event's generation, which a reader sends in Last-Event-ID
@@ -59,11 +59,11 @@ const CHUNK: usize = 64;
 /// the stream continues after that event. The daemon keeps 1024 events. If some are lost, the event
 /// `lost` comes first, and then those that are kept: read the objects of interest again.
 ///
-/// A comment comes every 15 s. The stream ends after 5 minutes at the latest: connect again. To list
-/// and watch without a gap, read the list once the stream has begun.
+/// A comment comes every 15 s. The stream ends after at most 5 minutes: connect again. To list and
+/// watch without a gap, read the list once the stream has begun.
 #[utoipa::path(get, path = "/v1/events", operation_id = "watch_events",
     params(EventQuery, ("Last-Event-ID" = Option<u64>, Header,
-        description = "The generation of the last event that was read; by default the newest")),
+        description = "The generation of the last received event (default: the newest)")),
     responses(
     (status = 200, description = "The stream; each `data` is an event", body = Event,
         content_type = "text/event-stream"),
@@ -89,7 +89,7 @@ fn stream_of(
     let vm = query.vm.map(|name| name.parse()).transpose()?;
     let change = query.kind.as_deref().map(change_of).transpose()?;
     let place = events.place().ok_or_else(|| {
-        let message = format!("{READERS_MAX} clients read events already");
+        let message = format!("{READERS_MAX} clients already read events");
         Error::unavailable("too_many_readers", message).hint("try again later")
     })?;
     let newest = events.newest();
@@ -129,7 +129,7 @@ fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>, HttpError> {
         return Ok(None);
     };
     let number = value.to_str().ok().and_then(|text| text.parse().ok());
-    let wrong = || HttpError::Parameter("the header Last-Event-ID is no event's generation".into());
+    let wrong = || HttpError::Parameter("the header Last-Event-ID is not a generation".into());
     number.ok_or_else(wrong).map(Some)
 }
 
@@ -139,7 +139,7 @@ fn change_of(word: &str) -> Result<EventChange, HttpError> {
     let change: Result<_, Unreadable> = EventChange::deserialize(word.into_deserializer());
     match change {
         Ok(EventChange::Unknown) | Err(_) => Err(HttpError::Parameter(
-            "`type` is no change that an event has: see `EventChange` in /v1/openapi.json".into(),
+            "`type` is not a known change: see `EventChange` in /v1/openapi.json".into(),
         )),
         Ok(change) => Ok(change),
     }

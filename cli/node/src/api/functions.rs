@@ -87,7 +87,7 @@ pub(super) async fn change(
             {
                 let nic = nic.name();
                 return Err(part_of_nic(format!(
-                    "the NIC {nic} is made on a virtual function of {address}: remove that first"
+                    "the NIC {nic} uses a virtual function of {address}: delete that NIC first"
                 )));
             }
             pci.set_virtual_functions(address, change.vfs)?;

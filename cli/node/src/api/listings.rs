@@ -337,7 +337,7 @@ pub(super) struct DoctorFinding {
     state: String,
     /// The result, one sentence.
     found: String,
-    /// What fixes it: commands, or lines for a file.
+    /// The fix: commands, or lines for a file.
     remedy: Vec<String>,
 }
 

@@ -1,7 +1,7 @@
 //! Requests to the kernel about NICs, devices and ports: their number at a time, and the status of
 //! their errors.
 //!
-//! Owns the limit and the table of statuses. It must not know the requests.
+//! Owns the limit and the table of statuses.
 //!
 //! | error | status |
 //! |---|---|
@@ -25,7 +25,7 @@ use crate::error::{Error, ErrorKind, HOST_FAILED, UNUSABLE, conflict};
 /// The most requests at a time. The kernel has one lock for vDPA and one for network interfaces, so
 /// more requests would only wait there without a timeout.
 const REQUESTS_MAX: usize = 4;
-/// How long a request waits for its turn.
+/// The time limit for a request in the queue.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const NOT_FOUND: ErrorKind = ErrorKind::Answer(StatusCode::NOT_FOUND, "not_found");
@@ -51,7 +51,7 @@ impl From<StoreError> for Error {
 /// Deleting the named object would leave the rest of a NIC behind.
 pub(super) fn part_of_nic(message: String) -> Error {
     Error::conflict("part_of_nic", message).hint(
-        "`bellhop nic delete`; the NIC of a virtual machine goes with DELETE \
+        "use `bellhop nic delete`, or for the NIC of a virtual machine DELETE \
          /v1/vms/{name}/nics/{id}",
     )
 }
@@ -103,7 +103,7 @@ impl Turns {
         let turn = tokio::time::timeout(PATIENCE, self.0.clone().acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
             let message = format!(
-                "{REQUESTS_MAX} requests wait for the kernel already, for {} s",
+                "{REQUESTS_MAX} requests have waited for the kernel for {} s",
                 PATIENCE.as_secs()
             );
             return Err(Error::unavailable("busy", message).hint("try again later"));

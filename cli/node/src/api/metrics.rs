@@ -1,7 +1,6 @@
 //! `/v1/metrics`: the node and its VMs in the Prometheus text format.
 //!
-//! Owns the names, and the one pass over the VMs' processes. It must not know the origin of a
-//! figure.
+//! Owns the names, and the one pass over the VMs' processes.
 //!
 //! ```text
 //!   records, views, /proc ─────────────────────> samples of every VM
@@ -30,7 +29,7 @@ use crate::machines::record::Record;
 use crate::machines::spec::NicId;
 use crate::machines::vmm::Vmm;
 
-/// VMs that are queried at a time, by all scrapes together.
+/// The number of VMs that all scrapes together query at a time.
 static TURNS: Semaphore = Semaphore::const_new(64);
 /// The time limit of the pass over all VMs.
 const PASS: Duration = Duration::from_secs(1);
@@ -185,7 +184,7 @@ fn write_vms(text: &mut Text, samples: &[Sample]) {
     let mut phases = text.family(
         "bellhop_vm_phase",
         "gauge",
-        "1 for the phase that the VM is in",
+        "1 for the current phase of the VM",
     );
     for vm in samples {
         for phase in VmPhase::ALL {
@@ -199,7 +198,7 @@ fn write_vms(text: &mut Text, samples: &[Sample]) {
         (
             "bellhop_vm_wanted",
             "gauge",
-            "1: the VM is to run; 0: it is to be stopped",
+            "1: the VM should run; 0: it should be stopped",
             |vm| Some((vm.info.state == Desired::Running).into()),
         ),
         (
@@ -221,19 +220,19 @@ fn write_vms(text: &mut Text, samples: &[Sample]) {
         (
             "bellhop_vm_boots_total",
             "counter",
-            "How often the VM was powered on or reset since its process started",
+            "Number of boots and resets of the VM since its process started",
             |vm| vm.boots,
         ),
         (
             "bellhop_vm_restarts_total",
             "counter",
-            "How often the node started the VM again by its restart policy",
+            "Number of restarts of the VM by its restart policy",
             |vm| Some(vm.info.restarts),
         ),
         (
             "bellhop_vm_alarms",
             "gauge",
-            "Queues of the VM that hang",
+            "Hanging queues of the VM",
             |vm| u64::try_from(vm.info.alarms.len()).ok(),
         ),
         (
@@ -263,7 +262,7 @@ fn write_nics(text: &mut Text, samples: &[Sample]) {
     let mut failed_over = text.family(
         "bellhop_nic_failed_over",
         "gauge",
-        "Whether the NIC is on its backup device since its own failed",
+        "Whether the NIC is on its backup device because its own failed",
     );
     for vm in samples {
         for nic in &vm.info.nics {
@@ -280,12 +279,12 @@ fn write_nics(text: &mut Text, samples: &[Sample]) {
         ),
         (
             "bellhop_nic_driver_ok",
-            "Whether the guest's driver runs the NIC",
+            "Whether the guest's driver uses the NIC",
             |nic| nic.driver_ok,
         ),
         (
             "bellhop_nic_broken",
-            "Whether the NIC's device or its driver gave up",
+            "Whether the NIC's device or its driver reports a failure",
             |nic| nic.broken,
         ),
     ];
@@ -350,7 +349,7 @@ fn write_queues(text: &mut Text, samples: &[Sample]) {
         (
             "bellhop_queue_in_flight",
             "gauge",
-            "Buffers that the device has and has not used",
+            "Buffers that the device has not used yet",
             |watch| watch.in_flight.map(u64::from),
         ),
         (
@@ -368,13 +367,13 @@ fn write_queues(text: &mut Text, samples: &[Sample]) {
         (
             "bellhop_queue_stuck_seconds",
             "gauge",
-            "How long the queue has hung",
+            "Seconds that the queue has been stuck",
             |watch| Some(watch.stuck_for_s),
         ),
         (
             "bellhop_queue_rescues_total",
             "counter",
-            "How often the queue was kicked and its driver interrupted because it hung",
+            "Number of kicks of the queue and interrupts of its driver because it hung",
             |watch| Some(watch.rescues),
         ),
     ];

@@ -1,9 +1,9 @@
 //! `/v1/vms/{name}/migration`: the VM's own migration, and the node's part in it.
 //!
-//! Requests are forwarded as all others are, except those about a migration between two nodes.
+//! The daemon forwards requests like all others, except those about a migration between two nodes.
 //! Before a VM receives a request to leave, the daemon marks its record. The daemon also evaluates
-//! the process's answers to clients. Once the process is gone, clients report to the node itself
-//! where the guest is.
+//! the process's answers to clients. Once the process is gone, clients set the guest's location at
+//! the daemon itself.
 
 use axum::Json;
 use axum::body::{Body, Bytes, to_bytes};
@@ -41,7 +41,7 @@ const ACCOUNT_MAX: usize = 1 << 20;
 pub(super) enum Wanted {
     /// For this daemon.
     Ours(NodeMigrationRequest),
-    /// For the VM: a migration to a process that waits.
+    /// For the VM: a migration to a waiting process.
     Machines(Value),
 }
 
@@ -61,25 +61,26 @@ impl<'de> Deserialize<'de> for Wanted {
 /// Migrate a virtual machine to another node
 ///
 /// `send` to `https://HOST:PORT` or `node:/PATH` asks the daemon of that node to create the NICs
-/// and a receiving process. The guest is migrated, and then the devices here are deleted. If it
-/// stays, the devices there are deleted. The operation has the progress and the result. A
-/// destination that is a process (`unix:/PATH`, `tcp:HOST:PORT`) is passed to the process of the
-/// machine.
+/// and a receiving process. The guest migrates, and then the daemon here deletes its devices. If
+/// the guest stays, the devices there are deleted. The operation has the progress and the result.
+/// The daemon forwards a destination that is a process (`unix:/PATH`, `tcp:HOST:PORT`) to the
+/// process of the machine.
 ///
 /// `receive` is the request of another daemon. The virtual machine is in the phase Receiving until
-/// its guest has come, and is deleted if it does not come.
+/// its guest has arrived. If the guest does not arrive, the daemon deletes the machine.
 #[utoipa::path(post, path = "/v1/vms/{name}/migration", operation_id = "start_vm_migration",
     params(VmPath), request_body = NodeMigrationRequest, responses(
-    (status = 200, description = "With `dry_run`: whether it could be migrated; without sizes and \
-        times if the other node does not even wait for it", body = MigrationTrial),
-    (status = 201, description = "It is waited for", body = Awaited),
+    (status = 200, description = "With `dry_run`: whether it can migrate; without sizes and times \
+        if the other node refuses it", body = MigrationTrial),
+    (status = 201, description = "A process waits for it", body = Awaited),
     (status = 202, description = "It is in progress", body = Operation,
         headers(("Location" = String, description = "The operation"))),
     NamedChangeErrors, ProcessErrors,
-    (status = 409, description = "It does not run, or is being migrated already; the other node \
-        refuses it; its name or a device is in use here; or this daemon has no certificates for \
+    (status = 409, description = "It does not run or is already migrating. Or the other node \
+        refuses it, its name or a device is in use here, or this daemon has no certificates for \
         migrations", body = ErrorBody),
-    (status = 502, description = "The other node, or the VM's process, does not respond", body = ErrorBody),
+    (status = 502, description = "The other node, or the VM's process, does not respond",
+     body = ErrorBody),
 ))]
 pub(super) async fn begin(
     State(node): Api,
@@ -129,12 +130,12 @@ fn answered(passed: Passed) -> Response {
 
 /// Cancel a migration
 ///
-/// Possible until the guest is handed over. A machine that leaves stays, and the destination
-/// deletes its devices. A machine that comes is deleted with its devices.
+/// Possible before the handover of the guest. An outgoing machine stays, and the destination
+/// deletes its devices. An incoming machine is deleted with its devices.
 #[utoipa::path(delete, path = "/v1/vms/{name}/migration", operation_id = "cancel_vm_migration",
     params(VmPath), responses(
     (status = 202, description = "It is being cancelled: GET reports the result"),
-    (status = 204, description = "The machine that was to come is deleted"),
+    (status = 204, description = "The incoming machine is deleted"),
     NameErrors, ProcessErrors,
     (status = 404, description = "Not found: the VM, or a migration", body = ErrorBody),
     (status = 500, description = "A step could not be undone: delete the VM", body = ErrorBody),
@@ -151,8 +152,8 @@ pub(super) async fn cancel(State(node): Api, VmPath { name }: VmPath) -> Result<
 
 /// Read the state of the last migration
 ///
-/// As the process of the machine reports it, or as it was when the guest left this node. The
-/// operation of the migration has it, too.
+/// As the process of the machine reports it, or the last report before the guest left this node.
+/// The operation of the migration has it, too.
 #[utoipa::path(get, path = "/v1/vms/{name}/migration", operation_id = "get_vm_migration",
     params(VmPath), responses(
     (status = 200, description = "Its state", body = MigrationStatus),
@@ -172,7 +173,7 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
     let (head, body) = answer.into_parts();
     let body = to_bytes(body, ACCOUNT_MAX).await;
     let body = body.map_err(|error| {
-        no_answer("the machine's process did not answer as a whole").because(error)
+        no_answer("the answer of the VM's process is incomplete").because(error)
     })?;
     if let Ok(status) = serde_json::from_slice::<MigrationStatus>(&body) {
         machines.hears_migration(&name, asked, status).await;
@@ -182,10 +183,10 @@ pub(super) async fn show(api: Api, vm: VmPath, request: Request) -> Result<Respo
 
 /// Resolve an indeterminate migration
 ///
-/// After the connection broke while the guest was handed over, or the process ended without a
-/// result (`may_be_elsewhere`). Look at the destination first. Here resumes the guest, or permits a
-/// start, which follows at once if the machine should run. There ends it. Here on both hosts runs
-/// the guest twice.
+/// For a guest whose connection broke during the handover, or whose process ended without a result
+/// (`may_be_elsewhere`). Check the destination first. `here` resumes the guest, or permits a start,
+/// which follows at once if the machine should run. `there` ends it here. With `here` on both hosts
+/// the guest runs twice.
 #[utoipa::path(patch, path = "/v1/vms/{name}/migration", operation_id = "resolve_vm_migration",
     params(VmPath), request_body = SettleRequest, responses(
     (status = 204, description = "It is resolved"),

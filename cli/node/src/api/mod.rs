@@ -56,11 +56,10 @@ pub use version::API_LEVEL;
 #[openapi(
     info(
         title = "Bellhop, the API of one node",
-        description = "The API of the daemon of one node: HTTP/1.1 on a Unix socket, and by TCP \
-                       with TLS, a client certificate and a token. Requests below \
-                       `/v1/vms/{name}/` that are not the daemon's go to the process of the \
-                       machine, whose version may differ. Clients must ignore unknown members \
-                       of responses: a later version may add some."
+        description = "The API of the daemon of one node: HTTP/1.1 on a Unix socket, and over TCP \
+            with TLS, a client certificate and a token. The daemon forwards other requests below \
+            `/v1/vms/{name}/` to the process of the machine, whose version may differ. Clients \
+            must ignore unknown members of responses: a later version may add some."
     ),
     servers(
         (url = "/", description = "The Unix socket of the daemon: /run/bellhop/node.socket"),

@@ -38,8 +38,8 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
 /// Create a NIC
 ///
 /// A vDPA device and all that it needs, as `bellhop nic create`: virtual functions or a
-/// subfunction, drivers, a place on a bridge. If a step fails, those before it are undone. The NIC belongs to no
-/// virtual machine; the daemon creates those of its virtual machines itself.
+/// subfunction, drivers, a port of a bridge. If a step fails, the daemon undoes the earlier ones.
+/// The NIC belongs to no virtual machine; the daemon creates those of its virtual machines itself.
 #[utoipa::path(post, path = "/v1/nics", operation_id = "create_nic", request_body = HostNicSpec,
     responses(
     (status = 201, description = "The NIC", body = HostNicListing,
@@ -56,7 +56,7 @@ pub(super) async fn create(
     let make = move || {
         let nic = own.machines.make_host_nic(&request)?;
         let event = Event::new(subject, EventChange::Created);
-        let detail = format!("made of {}, as asked for", request.from);
+        let detail = format!("created from {} on request", request.from);
         own.events.publish(event.detail(detail));
         Ok::<_, Error>(nic::listing(&[nic])?)
     };
@@ -88,8 +88,8 @@ pub(super) async fn show(
 
 /// Delete a NIC
 ///
-/// Undoes all steps of its creation, the last one first, also of an incomplete one. The device must
-/// not be open. The NIC of a virtual machine is removed from that instead.
+/// Undoes all steps of its creation, the last one first, also of an incomplete one. No process may
+/// have the device open. For the NIC of a virtual machine, use the request of that machine.
 #[utoipa::path(delete, path = "/v1/nics/{name}", operation_id = "delete_nic",
     params(("name" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,63}$",
         description = "The NIC's name")),
@@ -105,7 +105,7 @@ pub(super) async fn remove(
     let delete = move || {
         own.machines.remove_host_nic(&name)?;
         let event = Event::new(format!("/v1/nics/{name}"), EventChange::Deleted);
-        own.events.publish(event.detail("as asked for"));
+        own.events.publish(event.detail("on request"));
         Ok::<_, Error>(())
     };
     node.turns.run(delete).await?;

@@ -1,4 +1,4 @@
-//! `/v1/operations`: long work of the daemon, and the requests that only begin it.
+//! `/v1/operations`: long requests to the daemon, and the requests that only begin one.
 //!
 //! Owns the form of these requests and answers. [`crate::machines::operations`] owns the
 //! operations.
@@ -73,8 +73,8 @@ pub(super) fn accepted(operation: &Operation) -> Response {
 
 /// List operations
 ///
-/// Those that run, and the last 1000 that have ended, also before a restart of the daemon. The
-/// oldest comes first.
+/// Running ones, and the last 1000 that have ended, also before a restart of the daemon. The oldest
+/// comes first.
 #[utoipa::path(get, path = "/v1/operations", operation_id = "list_operations",
     params(OperationQuery), responses(
     (status = 200, description = "The operations", body = Items<Operation>),
@@ -89,8 +89,8 @@ pub(super) async fn list(
     }
     // Words that match no operation are rejected.
     if query.kind == Some(OperationKind::Unknown) || query.phase == Some(OperationPhase::Unknown) {
-        let message = "`kind` or `phase` is no word that an operation has: see `OperationKind` and \
-                       `OperationPhase` in /v1/openapi.json";
+        let message = "unknown `kind` or `phase`: see `OperationKind` and `OperationPhase` in \
+            /v1/openapi.json";
         return Err(HttpError::Parameter(message.to_owned()).into());
     }
     let all = node.machines.operations.list(&query);
@@ -99,7 +99,7 @@ pub(super) async fn list(
 
 /// Read an operation
 ///
-/// With `wait` the response comes once it has ended, and after that time at the latest.
+/// With `wait` the response comes when the operation has ended, or after that time.
 #[utoipa::path(get, path = "/v1/operations/{id}", operation_id = "get_operation",
     params(OperationPath, OperationWait), responses(
     (status = 200, description = "The operation", body = Operation),
@@ -135,8 +135,8 @@ pub(super) async fn show(
 
 /// Cancel an operation
 ///
-/// Only a migration can be cancelled, until the guest is handed over. It ends as `cancelled`,
-/// unless the guest was faster.
+/// Only a migration can be cancelled, before the handover of the guest. It ends as `cancelled`,
+/// unless the guest has already moved.
 #[utoipa::path(delete, path = "/v1/operations/{id}", operation_id = "cancel_operation",
     params(OperationPath), responses(
     (status = 202, description = "It is being cancelled: wait for its end", body = Operation),
@@ -157,11 +157,11 @@ pub(super) async fn cancel(
 /// Create a snapshot
 ///
 /// From the states Running and Paused, to which the virtual machine returns. Meanwhile its vCPUs
-/// are parked, its devices are stopped, and frames for it are lost. The directory is complete and
+/// are paused, its devices are stopped, and it loses incoming frames. The directory is complete and
 /// on the disk before the operation ends. A failed snapshot leaves nothing behind, and the virtual
 /// machine continues. The snapshot continues also if the client disconnects.
 ///
-/// The snapshot holds the memory of the guest: protect it. The daemon keeps one with a `name`, and
+/// The snapshot has all memory of the guest: protect it. The daemon keeps one with a `name`, and
 /// restores it: see `restore_from` of `put_vm`. `bellhop run --restore` restores one at a `path`.
 #[utoipa::path(post, path = "/v1/vms/{name}/snapshot", operation_id = "create_vm_snapshot",
     params(VmPath, Waiting), request_body = VmSnapshotRequest, responses(
@@ -187,8 +187,8 @@ pub(super) async fn snapshot(
 /// Upgrade the program of a virtual machine in place
 ///
 /// Another program of Bellhop replaces the present one in the same process (live upgrade). The
-/// guest stops for a moment and its memory stays in place. vDPA devices are closed and opened again
-/// by their paths. If the operation fails, the present program continues.
+/// guest is paused for a moment, and its memory stays in place. The program closes vDPA devices and
+/// opens them again by their paths. If the operation fails, the present program continues.
 #[utoipa::path(post, path = "/v1/vms/{name}/upgrade", operation_id = "upgrade_vm",
     params(VmPath), request_body = UpgradeRequest, responses(
     (status = 202, description = "It is in progress", body = Operation,

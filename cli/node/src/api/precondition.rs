@@ -1,12 +1,12 @@
 //! `If-Match` and `If-None-Match` of a request on a VM (RFC 9110, section 13.1), and the entity tag
 //! of an answer.
 //!
-//! Owns the headers' form. It must not know when a precondition holds.
+//! Owns the headers' form.
 //!
 //! ```text
-//!   If-Match: "g17"        at this generation        If-None-Match: *   none of this name
+//!   If-Match: "g17"        at this generation        If-None-Match: *   no VM of this name
 //!   If-Match: "g3", "g17"  at one of these
-//!   If-Match: *            there is one
+//!   If-Match: *            the VM exists
 //! ```
 
 use std::convert::Infallible;
@@ -24,15 +24,15 @@ use crate::machines::condition::{Condition, tag};
 #[derive(Debug, IntoParams)]
 #[into_params(parameter_in = Header)]
 pub(super) struct Precondition {
-    /// The request is carried out only if the virtual machine is at one of these generations, or
-    /// with `*` if there is one; else 412
+    /// The daemon carries out the request only if the virtual machine is at one of these
+    /// generations, or with `*` if it exists; else 412
     #[param(
         rename = "If-Match",
         example = "\"g17\"",
         pattern = "^(\\*|(W/)?\"[!#-~]*\"( *, *(W/)?\"[!#-~]*\")*)$"
     )]
     if_match: Option<String>,
-    /// `*`: the request is carried out only if there is no virtual machine of this name; else 412
+    /// `*`: the daemon carries out the request only if no virtual machine has this name; else 412
     #[param(rename = "If-None-Match", example = "*", pattern = "^\\*$")]
     if_none_match: Option<String>,
 }

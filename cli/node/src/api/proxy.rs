@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::machines::error::no_vm;
 use crate::machines::vmm::{not_in_time, unformed};
 
-/// How long a VM may take to begin its answer: longer than any of its watches.
+/// The time limit for the begin of a VM's answer: longer than any of its watches.
 const ANSWER_TIME: Duration = Duration::from_secs(90);
 /// The VM's paths outside `/v1/vm`.
 const BESIDE: [&str; 2] = ["metrics", "openapi.json"];

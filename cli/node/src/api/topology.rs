@@ -12,13 +12,13 @@ use vmm::http::parameters::Parameters;
 use super::state::Api;
 use crate::error::Error;
 
-/// Which part of the topology.
+/// The selected part of the topology.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Part {
-    /// One physical function with what is on it: its address, or that of one of its virtual
-    /// functions, such as `0000:01:00.0`. Without it there is everything.
+    /// One physical function with its tree: its address, or that of one of its virtual functions,
+    /// such as `0000:01:00.0` (default: the whole tree).
     #[param(pattern = "^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\\.[0-7]$")]
     function: Option<String>,
 }

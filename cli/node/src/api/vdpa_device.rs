@@ -33,11 +33,11 @@ pub(super) struct Shown {
     config: Listing,
 }
 
-/// What a device is to be like.
+/// The settings of a vDPA device.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VdpaDeviceSpec {
-    /// What it is made on: NAME or BUS/NAME, as in `/v1/mgmtdevs`.
+    /// Its management device: NAME or BUS/NAME, as in `/v1/mgmtdevs`.
     #[schema(value_type = String, example = "pci/0000:01:00.1")]
     mgmtdev: MgmtDeviceName,
     /// Its unicast address.
@@ -54,7 +54,7 @@ pub(super) struct VdpaDeviceSpec {
     device_features: Option<u64>,
 }
 
-/// What of a device is to change.
+/// A change of a vDPA device.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VdpaDeviceChange {
@@ -105,12 +105,11 @@ impl VdpaDeviceSpec {
         ] {
             if let Some(wanted) = wanted.filter(|wanted| is.as_ref() != Some(wanted)) {
                 let name = &device.name;
-                let is = is.as_deref().unwrap_or("not known");
-                let message = format!(
-                    "there is another vDPA device {name}: its {what} is {is}, not {wanted}"
-                );
+                let is = is.as_deref().unwrap_or("unknown");
+                let message =
+                    format!("another vDPA device {name} exists: its {what} is {is}, not {wanted}");
                 let error = Error::conflict("differs", message);
-                return Err(error.hint("give another name, or delete that device first"));
+                return Err(error.hint("use another name, or delete that device first"));
             }
         }
         Ok(())
@@ -176,7 +175,7 @@ pub(super) async fn put(
         let connection = Connection::open()?;
         let status = match connection.add(&new) {
             Ok(()) => {
-                let detail = format!("made on {}, as asked for", spec.mgmtdev);
+                let detail = format!("created on {} on request", spec.mgmtdev);
                 let subject = format!("/v1/vdpa-devices/{name}");
                 let event = Event::new(subject, EventChange::Created);
                 own.events.publish(event.detail(detail));
@@ -232,8 +231,8 @@ pub(super) async fn change(
 
 /// Delete a vDPA device
 ///
-/// The device must not be open. A device that `bellhop nic create` or the daemon created for a NIC is
-/// deleted with that NIC only.
+/// No process may have the device open. A device that `bellhop nic create` or the daemon created
+/// for a NIC can only be deleted with that NIC.
 #[utoipa::path(delete, path = "/v1/vdpa-devices/{name}", operation_id = "delete_vdpa_device",
     params(("name" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The device's name")),
@@ -252,8 +251,8 @@ pub(super) async fn remove(
         match Store::open(&own.paths.nics())?.nic(&name) {
             Ok(nic) if nic.mgmtdev() == Some(&device.mgmtdev) => {
                 return Err(part_of_nic(format!(
-                    "the vDPA device {name} is a part of the NIC of that name: remove that, with \
-                     all that it was made of"
+                    "the vDPA device {name} belongs to the NIC of that name: delete the NIC with \
+                     all its parts"
                 )));
             }
             // Not a possible name of a record.
@@ -263,7 +262,7 @@ pub(super) async fn remove(
         connection.delete(&name)?;
         let subject = format!("/v1/vdpa-devices/{name}");
         let event = Event::new(subject, EventChange::Deleted);
-        own.events.publish(event.detail("as asked for"));
+        own.events.publish(event.detail("on request"));
         Ok(())
     };
     node.turns.run(delete).await?;

@@ -56,12 +56,12 @@ pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Re
     Ok(tagged(&node, &name)?.into_response())
 }
 
-/// Make a virtual machine, with its NICs
+/// Create or replace a virtual machine with its NICs
 ///
-/// All of it, or nothing: a step that fails undoes those before it. The same again changes nothing,
-/// but has it run or stop as it says. Another one replaces it if it is stopped. Boot files, disks
-/// and NIC sources are checked before that. If the new one fails nevertheless, the former one is
-/// put back with its NICs.
+/// All of it, or nothing: if a step fails, the daemon undoes the earlier ones. An identical machine
+/// changes nothing, but starts or stops as requested. A different one replaces a stopped machine.
+/// The daemon first checks boot files, disks and NIC sources. If it cannot create the new machine,
+/// it restores the former one with its NICs.
 ///
 /// `If-None-Match: *` only creates, `If-Match` only replaces. 412 has the code `vm_exists`,
 /// `no_such_vm` or `generation_conflict`. With `wait=false` it is an operation.
@@ -71,10 +71,10 @@ pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Re
 /// Devices may differ. Other members apply at the next start, as with a patch.
 #[utoipa::path(put, path = "/v1/vms/{name}", operation_id = "put_vm",
     params(VmPath, Making, Precondition), request_body = VmSpec, responses(
-    (status = 200, description = "It was there already; or was stopped, and is replaced",
+    (status = 200, description = "It existed already; or was stopped, and is replaced",
         body = VmInfo,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
-    (status = 201, description = "It is made, and runs if it is to", body = VmInfo,
+    (status = 201, description = "Created, and started if requested", body = VmInfo,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
     (status = 202, description = "With `wait=false`: it is in progress", body = Operation,
         headers(("Location" = String, description = "The operation"))),
@@ -104,34 +104,33 @@ pub(super) async fn put(
     Ok((status, tagged(&node, &name)?).into_response())
 }
 
-/// How a virtual machine is made.
+/// The creation of a virtual machine.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Making {
-    /// Whether the answer waits for the result: `true` where it is not given
+    /// Whether the answer waits for the result (default: `true`)
     wait: Option<bool>,
-    /// The snapshot from which it continues; it boots where none is given
+    /// The snapshot from which it continues; without it the machine boots
     #[param(value_type = Option<String>, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     restore_from: Option<SnapshotName>,
 }
 
-/// How long an answer takes.
+/// The time of an answer.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Waiting {
-    /// Whether the answer waits for the result: `true` where it is not given
+    /// Whether the answer waits for the result (default: `true`)
     pub(super) wait: Option<bool>,
 }
 
-/// Whether a virtual machine that runs is deleted.
+/// Whether a running virtual machine is deleted.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Deletion {
-    /// Whether it is deleted also if it runs, without asking its guest: `false` where it is not
-    /// given
+    /// Whether to delete a running machine, without asking its guest (default: `false`)
     force: Option<bool>,
 }
 
@@ -170,18 +169,22 @@ fn stop_of(change: &VmStateChange) -> Result<Option<Stop>, Error> {
 
 /// Start, pause, resume or stop a virtual machine
 ///
-/// Running starts it, or resumes a paused one. Stopped asks the guest to power off and waits until it
-/// has. From then on no restart policy starts the machine, also if the client disconnects or the
-/// guest takes longer. `mode: hard` does not ask it, also while another request waits. A machine that
-/// is started meanwhile continues to run.
+/// `Running` starts it, or resumes a paused one. `Stopped` asks the guest to power off and waits
+/// until it has. From then on no restart policy starts the machine, also if the client disconnects
+/// or the guest takes longer. `mode: hard` does not ask the guest, also while another request
+/// waits. A machine that is started meanwhile keeps running.
 #[utoipa::path(patch, path = "/v1/vms/{name}", operation_id = "patch_vm",
     params(VmPath, Waiting, Precondition), request_body = VmStateChange, responses(
-    (status = 200, description = "It does so", body = VmInfo,
+    (status = 200, description = "Done", body = VmInfo,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
-    (status = 202, description = "Its guest is asked to power off, and the request does not wait", body = VmInfo),
+    (status = 202, description = "Its guest is asked to power off, and the request does not wait",
+        body = VmInfo),
     NamedChangeErrors, ProcessErrors,
     (status = 412, description = "The condition does not hold", body = ErrorBody),
-    (status = 409, description = "The state of the machine, or of one of its devices, does not allow it. `still_runs`: its guest has not powered off in time and continues to run. `paused`: its guest cannot power off. `started_again`: another request wants it to run", body = ErrorBody),
+    (status = 409, description = "The state of the machine, or of one of its devices, does not \
+        allow it. `still_runs`: its guest has not powered off in time and continues to run. \
+        `paused`: its guest cannot power off. `started_again`: another request wants it to run",
+        body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(node): Api,
@@ -211,16 +214,17 @@ pub(super) async fn change(
 
 /// Delete a virtual machine
 ///
-/// With the devices that were created for it. One that runs is deleted only with `force`. Its guest
-/// is not asked then.
+/// With the devices that were created for it. A running machine needs `force`. Then its guest is
+/// not asked.
 #[utoipa::path(delete, path = "/v1/vms/{name}", operation_id = "delete_vm",
     params(VmPath, Deletion, Precondition), responses(
-    (status = 204, description = "It is gone"),
+    (status = 204, description = "Deleted"),
     NameErrors,
     (status = 409, description = "It runs", body = ErrorBody),
     (status = 412, description = "The condition does not hold", body = ErrorBody),
-    (status = 500, description = "Something could not be undone: it is still there, and can be deleted again", body = ErrorBody),
-    (status = 503, description = "This daemon ends", body = ErrorBody),
+    (status = 500, description = "A step could not be undone: the machine still exists, and can be \
+        deleted again", body = ErrorBody),
+    (status = 503, description = "This daemon is shutting down", body = ErrorBody),
 ))]
 pub(super) async fn remove(
     State(node): Api,

@@ -8,9 +8,8 @@
 //!                                              it does not read for 10 s: closed
 //!   input of the guest <─ binary message       text, more than 64 KiB, not the writer: closed
 //! ```
-//! A connection stays open for any time, beyond the limits of requests. The daemon closes it when
-//! the VM's process does, when another client takes the console, and when access control is
-//! reloaded.
+//! A connection stays open for any time, beyond the limits of requests. The daemon closes it with
+//! the VM's process, when another client takes the console, and at a reload of access control.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -51,11 +50,11 @@ const OUTPUT_MAX: usize = 16 * 1024;
 /// The buffers of a connection, in bytes.
 const READ_BUFFER: usize = 4 * 1024;
 const WRITE_BUFFER_MAX: usize = 4 * OUTPUT_MAX;
-/// How long a client may take to read a message.
+/// The time limit for a client to read a message.
 const SEND_TIME: Duration = Duration::from_secs(10);
 /// The interval of pings on an idle connection, so that the kernel detects a vanished client.
 const PING: Duration = Duration::from_secs(30);
-/// How long the last message and the client's answer may take.
+/// The time limit for the last message and the client's answer.
 const LAST: Duration = Duration::from_secs(2);
 /// The reason of the last message when the process has closed its console.
 const ENDED: &str = "the virtual machine has ended";
@@ -66,19 +65,20 @@ type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
 /// Use the console of a virtual machine
 ///
-/// A WebSocket (RFC 6455): binary messages are output of the guest and input for it, at most
-/// 64 KiB each. One client writes, any number reads. With `read_only=true` the role read is
-/// sufficient. A note replaces output that a slow client missed. The last message is a close frame
-/// with the reason: 1001 if the machine has ended, 1008 if the client does not read or another
-/// client took the console, 1012 if the daemon disconnects all clients.
+/// A WebSocket (RFC 6455): binary messages are output of the guest and input for it, at most 64 KiB
+/// each. One client writes, any number reads. With `read_only=true` the role read is sufficient. A
+/// note replaces output that a slow client missed.
+///
+/// The last message is a close frame with the reason. 1001: the machine has ended. 1008: the client
+/// does not read, or another client took the console. 1012: the daemon disconnects all clients.
 #[utoipa::path(get, path = "/v1/vms/{name}/console", operation_id = "get_vm_console",
     params(VmPath, ConsoleQuery), responses(
     (status = 101, description = "Switching protocols: the console follows"),
     NameErrors,
     ProxyErrors,
-    (status = 409, description = "Another client writes, or the machine does not run",
+    (status = 409, description = "Another client writes, or the machine is stopped",
         body = ErrorBody),
-    (status = 426, description = "The request is no WebSocket handshake", body = ErrorBody),
+    (status = 426, description = "The request is not a WebSocket handshake", body = ErrorBody),
 ))]
 pub(super) async fn open(
     State(node): Api,
@@ -107,7 +107,7 @@ async fn join(
     let [read_only, take, history] =
         [query.read_only, query.take, query.history].map(Option::unwrap_or_default);
     if read_only && take {
-        let message = "`take` is for a client that writes: leave out `read_only`";
+        let message = "`take` is for a client that writes: omit `read_only`";
         return Err(HttpError::Parameter(message.to_owned()).into());
     }
     let response = match create_response_with_body(&request, Body::empty) {
@@ -136,7 +136,7 @@ async fn join(
 
 /// RFC 9110, section 15.5.22: the answer names the protocol.
 fn no_handshake(error: SocketError) -> Response {
-    let message = "the console is a WebSocket, and this request is no handshake of one";
+    let message = "the console needs a WebSocket handshake";
     let error = Error::answered(StatusCode::UPGRADE_REQUIRED, "websocket_required", message)
         .because(error)
         .hint("use a WebSocket client, or `bellhop vm console`");
@@ -200,7 +200,7 @@ impl Client {
             biased;
             ending = taken => ending,
             _ = disconnected.changed() => {
-                close(CloseCode::Restart, "the daemon read its tokens again: connect again")
+                close(CloseCode::Restart, "the daemon reloaded its tokens: connect again")
             }
             ending = send(output, position, &mut sink) => ending,
             ending = receive(writes.then_some(&*console), &mut stream) => ending,
@@ -279,10 +279,7 @@ async fn receive(console: Option<&Console>, stream: &mut SplitStream<Socket>) ->
                 }
             }
             (Ok(Message::Binary(_)), None) => {
-                return close(
-                    CloseCode::Policy,
-                    "this client only reads: leave out read_only",
-                );
+                return close(CloseCode::Policy, "this client only reads: omit read_only");
             }
             (Ok(Message::Text(_)), _) => {
                 return close(CloseCode::Unsupported, "send binary messages");

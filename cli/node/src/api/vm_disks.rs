@@ -77,7 +77,7 @@ async fn info(node: &Node, name: &VmName, id: &DeviceId) -> Result<Response, Err
 
 /// List disks of a virtual machine
 ///
-/// Of a machine that does not run: those that it will have when it starts.
+/// For a stopped machine: the disks of its next start.
 #[utoipa::path(get, path = "/v1/vms/{name}/disks", operation_id = "list_vm_disks",
     params(VmPath), responses(
     (status = 200, description = "All its disks", body = Items<DiskInfo>),
@@ -94,7 +94,7 @@ pub(super) async fn list(State(node): Api, VmPath { name }: VmPath) -> Result<Re
 
 /// Read the state of a disk of a virtual machine
 ///
-/// Of a machine that does not run: as it will have it when it starts.
+/// For a stopped machine: the disk of its next start.
 #[utoipa::path(get, path = "/v1/vms/{name}/disks/{id}", operation_id = "get_vm_disk",
     params(DiskPath), responses(
     (status = 200, description = "The disk", body = DiskInfo),
@@ -109,14 +109,14 @@ pub(super) async fn show(
 
 /// Add a disk to a virtual machine
 ///
-/// The image is a regular file or a block device of the host. A machine that runs gets the disk
-/// now, and each later start has it. For a stopped machine the image is only opened and locked
-/// once, to check it. The same disk again changes nothing. The name is also the disk's serial
-/// number, so it has at most 20 characters.
+/// The image is a regular file or a block device of the host. A running machine gets the disk now,
+/// and each later start has it. For a stopped machine the daemon only opens and locks the image
+/// once, to check it. An identical disk changes nothing. The name is also the disk's serial number,
+/// so it has at most 20 characters.
 #[utoipa::path(put, path = "/v1/vms/{name}/disks/{id}", operation_id = "put_vm_disk",
     params(DiskPath), request_body = DiskConfig, responses(
-    (status = 200, description = "It was there already", body = DiskInfo),
-    (status = 201, description = "It is there now", body = DiskInfo),
+    (status = 200, description = "It existed already", body = DiskInfo),
+    (status = 201, description = "Created", body = DiskInfo),
     NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn put(
@@ -130,7 +130,7 @@ pub(super) async fn put(
         .is_some_and(|given| given != id.as_str())
     {
         return Err(Error::invalid(format!(
-            "the path says {id}, the body another id: leave the body's away"
+            "the path has the id {id}, but the body another one: omit it in the body"
         )));
     }
     let status = match node.machines.add_disk(&name, &id, disk).await? {
@@ -142,11 +142,11 @@ pub(super) async fn put(
 
 /// Remove a disk from a virtual machine
 ///
-/// If the machine runs, the guest is asked to give the disk up. A guest that does not answer keeps
-/// it until the machine is reset or ends. The image stays.
+/// The guest of a running machine is asked to release the disk. A guest that does not respond keeps
+/// it until the machine resets or ends. The image stays.
 #[utoipa::path(delete, path = "/v1/vms/{name}/disks/{id}", operation_id = "delete_vm_disk",
     params(DiskPath), responses(
-    (status = 202, description = "The guest is asked, and has it still", body = DiskInfo),
+    (status = 202, description = "The guest is asked, and still has it", body = DiskInfo),
     (status = 204, description = "It is gone"),
     NameErrors, ProcessErrors,
 ))]

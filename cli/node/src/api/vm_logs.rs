@@ -1,6 +1,6 @@
 //! `/v1/vms/{name}/logs/{log}`: the log of a VM's process, and the output of its guest.
 //!
-//! Owns the form of the answer. [`crate::logs`] owns positions in files that rotate.
+//! Owns the form of the answer. [`crate::logs`] has the positions in files that rotate.
 
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::header::CONTENT_TYPE;
@@ -28,13 +28,13 @@ pub(super) struct LogPath {
     /// The virtual machine's name
     #[param(value_type = String, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
     name: VmName,
-    /// Which log
+    /// The log
     #[param(inline)]
     log: VmLog,
 }
 
 fn no_log() -> Error {
-    let message = "there is no such log: a virtual machine has `vmm` and `console`";
+    let message = "no such log: a virtual machine has `vmm` and `console`";
     Error::answered(StatusCode::NOT_FOUND, "no_such_log", message)
 }
 
@@ -51,13 +51,14 @@ impl<S: Send + Sync> FromRequestParts<S> for LogPath {
 
 /// Read a log of a virtual machine
 ///
-/// The last lines, or the text added behind a position; at most 1 MiB. To follow a log, ask again
-/// with the header `x-log-position` as `after`. A log rotates at 16 MiB; one older file is kept.
-/// If the position is gone, the answer has all that is kept and the header `x-log-gap`.
+/// The last lines, or the text after a position; at most 1 MiB. To follow a log, send the header
+/// `x-log-position` as `after` in the next request. A log rotates at 16 MiB; the daemon keeps one
+/// older file. If the position is gone, the answer has the whole kept text and the header
+/// `x-log-gap`.
 #[utoipa::path(get, path = "/v1/vms/{name}/logs/{log}", operation_id = "get_vm_log",
     params(LogPath, LogQuery), responses(
     (status = 200, description = "The lines", body = String, content_type = "text/plain", headers(
-        ("x-log-position" = String, description = "Where they end: a value for `after`"),
+        ("x-log-position" = String, description = "The position of their end: a value for `after`"),
         ("x-log-gap" = String, description = "`true`: text behind the position is missing"),
     )),
     NameErrors,
@@ -76,7 +77,7 @@ pub(super) async fn show(
     let wrong = |text: &str| HttpError::Parameter(text.to_owned());
     let position = query.after.map(|text| text.parse::<Position>()).transpose();
     let position =
-        position.map_err(|_| wrong("`after` is no value of the header x-log-position"))?;
+        position.map_err(|_| wrong("`after` is not a value of the header x-log-position"))?;
     let lines = query.tail.unwrap_or(LOG_LINES);
     if lines > LOG_LINES_MAX {
         return Err(wrong(&format!("tail is {lines}: at most {LOG_LINES_MAX}")).into());

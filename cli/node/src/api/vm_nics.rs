@@ -47,7 +47,7 @@ fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
     let given = fields.entry("id").or_insert_with(|| id.as_str().into());
     if given.as_str() != Some(id.as_str()) {
         return Err(Error::invalid(format!(
-            "the path says {id}, the body another id: leave the body's away"
+            "the path has the id {id}, but the body another one: omit it in the body"
         )));
     }
     let nic = serde_path_to_error::deserialize(Value::Object(fields));
@@ -56,8 +56,8 @@ fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
 
 /// Add a NIC to a virtual machine
 ///
-/// Creates its device, if it has `from`, and plugs it; the guest finds it by itself. A step that
-/// fails undoes those before it. An identical NIC changes nothing.
+/// Creates its device, if it has `from`, and plugs it; the guest finds it by itself. If a step
+/// fails, the daemon undoes the earlier ones. An identical NIC changes nothing.
 #[utoipa::path(put, path = "/v1/vms/{name}/nics/{id}", operation_id = "put_vm_nic",
     params(NicPath), request_body = NicSpec, responses(
     (status = 200, description = "It existed already", body = VmInfo),
@@ -98,8 +98,7 @@ pub(super) async fn change(
         (None, Some(name)) => ExistingDevice::Name(name),
         _ => {
             // Each of them is valid separately.
-            let message =
-                "give the vDPA device that the NIC is to be on, as either `path` or `device`";
+            let message = "name the new vDPA device by either `path` or `device`";
             let status = StatusCode::UNPROCESSABLE_ENTITY;
             return Err(Error::answered(status, "one_device", message));
         }
@@ -114,7 +113,7 @@ pub(super) async fn change(
 /// until the machine resets or ends.
 #[utoipa::path(delete, path = "/v1/vms/{name}/nics/{id}", operation_id = "delete_vm_nic",
     params(NicPath), responses(
-    (status = 202, description = "The guest is asked, and has not given it up yet", body = VmInfo),
+    (status = 202, description = "The guest is asked, and still has it", body = VmInfo),
     (status = 204, description = "Deleted"),
     NameErrors, ProcessErrors,
 ))]

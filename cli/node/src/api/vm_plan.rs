@@ -15,8 +15,8 @@ use crate::machines::spec::VmSpec;
 /// Plan a virtual machine
 ///
 /// The steps that `PUT /v1/vms/{name}` would take for a machine of this name, which must not exist.
-/// Boot files, disks and NIC sources are checked. Nothing is created. NICs are planned one by one,
-/// so two NICs may have the same virtual function in the plan.
+/// The daemon checks boot files, disks and NIC sources, and creates nothing. It plans NICs one by
+/// one, so two NICs may have the same virtual function in the plan.
 #[utoipa::path(post, path = "/v1/vms/{name}/plan", operation_id = "create_vm_plan", params(VmPath),
     request_body = VmSpec, responses(
     (status = 200, description = "The steps", body = Plan),
@@ -24,7 +24,7 @@ use crate::machines::spec::VmSpec;
     (status = 409, description = "Another machine has one of the devices", body = ErrorBody),
     (status = 412, description = "The machine exists", body = ErrorBody),
     (status = 500, description = "Internal error: the host failed", body = ErrorBody),
-    (status = 503, description = "This daemon ends", body = ErrorBody),
+    (status = 503, description = "This daemon is shutting down", body = ErrorBody),
 ))]
 pub(super) async fn plan(
     State(node): Api,

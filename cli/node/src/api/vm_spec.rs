@@ -34,7 +34,7 @@ pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Re
     Ok((etag(record.generation), Json(record.spec)).into_response())
 }
 
-/// Whether something is changed.
+/// Whether the request changes anything.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -46,9 +46,9 @@ pub(super) struct Trial {
 /// Change the configuration of a virtual machine
 ///
 /// With a JSON merge patch (RFC 7396), also while the machine runs. `restart`, `labels` and
-/// `annotations` apply at once. All else applies when its process starts next; a reset of the guest
-/// is no such start. The response says so for each member. `pending` of the machine lists those
-/// that wait.
+/// `annotations` apply at once. All else applies at the next start of its process; a reset of the
+/// guest is not such a start. The response tells the time for each member. `pending` of the machine
+/// lists those that wait.
 ///
 /// A patch replaces the lists of NICs and disks as a whole, and only while the machine is stopped.
 /// Other NICs replace the machine as PUT does; if that fails, the daemon restores the former one.
@@ -64,7 +64,7 @@ pub(super) struct Trial {
         machine is being migrated or may run elsewhere", body = ErrorBody),
     (status = 412, description = "The condition does not hold", body = ErrorBody),
     (status = 500, description = "Internal error: the host failed", body = ErrorBody),
-    (status = 503, description = "This daemon ends", body = ErrorBody),
+    (status = 503, description = "This daemon is shutting down", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(node): Api,

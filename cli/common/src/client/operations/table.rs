@@ -1,11 +1,11 @@
 //! Each operation of the node's API. Generated from its description; a test compares both.
 
 operations! {
-    /// Take new virtual machines again.
+    /// Accept new virtual machines again.
     DELETE delete_cordon() ["v1", "cordon"]
         read ();
 
-    /// Take no new virtual machines.
+    /// Stop accepting new virtual machines.
     PUT put_cordon() ["v1", "cordon"]
         read ();
 
@@ -143,7 +143,7 @@ operations! {
     PATCH patch_vm(name; body) ["v1", "vms", name]
         read bellhop_api::node::VmInfo;
 
-    /// Make a virtual machine, with its NICs.
+    /// Create or replace a virtual machine with its NICs.
     PUT put_vm(name; body) ["v1", "vms", name]
         read serde_json::Value;
 

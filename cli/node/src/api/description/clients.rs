@@ -1,8 +1,6 @@
 //! The clients that are generated from the description: the Python package and the table of the
 //! Rust client.
-//!
-//! Owns their texts, and the parts of an operation that both need. It must not know how requests
-//! are sent.
+//! Owns their texts, and the parts of an operation that both need.
 
 mod python;
 mod rust;

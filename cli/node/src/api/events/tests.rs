@@ -82,7 +82,7 @@ async fn new_events_come_as_they_happen() {
 }
 
 #[tokio::test]
-async fn a_reader_goes_on_after_its_last_event() {
+async fn a_reader_continues_after_its_last_event() {
     let node = Stage::default();
     let begin = *node.events.newest().borrow();
     for _ in 0..=CHUNK {
@@ -138,7 +138,7 @@ async fn something_comes_when_nothing_happens() {
 }
 
 #[tokio::test]
-async fn history_is_told_from_the_oldest_event_on_and_ends() {
+async fn history_begins_with_the_oldest_event_and_ends() {
     let node = Stage::default();
     let none = EventQuery {
         since: Some(0),

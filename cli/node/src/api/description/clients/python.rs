@@ -10,7 +10,10 @@ use serde_json::Value;
 
 use super::{COLUMNS, Operation, Parameter, referred, sentence};
 
-const RECORDS_HEAD: &str = r#""""The records of the node's API. Generated from its description: do not edit."""
+const RECORDS_HEAD: &str = r#""""Records of the node's API. Generated from its description.
+
+Do not edit.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
     from typing_extensions import NotRequired
 "#;
 
-const OPERATIONS_HEAD: &str = r#""""Each operation of the node's API. Generated from its description: do not edit."""
+const OPERATIONS_HEAD: &str = r#""""Operations of the node's API. Generated from its description.
+
+Do not edit.
+"""
 
 # mypy: disable-error-code="no-any-return"
 
