@@ -5,22 +5,23 @@ use std::path::{Path, PathBuf};
 use bellhop_common::error::Error;
 use vmm::migration::tls::TlsFiles;
 
-/// What protects the guest on its way; the paths are on the host that says them.
+/// The protection of the guest's data on the network. The paths are on the host of the command.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct TlsArguments {
-    /// Over TCP: this host's certificate and those between it and its authority, PEM
+    /// Over TCP: this host's certificate, and intermediate certificates up to its authority (PEM)
     #[arg(long, alias = "tls-certificate", value_name = "FILE")]
     tls_cert: Option<PathBuf>,
 
-    /// Over TCP: the certificate's private key, PEM
+    /// Over TCP: the certificate's private key (PEM)
     #[arg(long, value_name = "FILE")]
     tls_key: Option<PathBuf>,
 
-    /// Over TCP: the authority whose certificate the other host must have, PEM
+    /// Over TCP: the authority that must have issued the other host's certificate (PEM)
     #[arg(long, alias = "tls-authority", value_name = "FILE")]
     tls_ca: Option<PathBuf>,
 
-    /// Over TCP without TLS: only where nobody else is on the network, for the guest's memory goes over it as it is
+    /// Over TCP without TLS: the network carries the guest's memory unencrypted, so use it only on
+    /// a private network
     #[arg(long, conflicts_with_all = ["tls_cert", "tls_key", "tls_ca"])]
     pub(crate) plaintext: bool,
 }

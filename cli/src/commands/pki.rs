@@ -30,13 +30,13 @@ const AUTHORITY: &str = "ca";
 /// The authority in its certificate. Other sites have the same name and another key.
 const SUBJECT: &str = "Bellhop site authority";
 
-/// How far the clocks of hosts may differ.
+/// The maximum difference between the clocks of hosts.
 const SKEW: Duration = Duration::from_secs(86_400);
 
-/// Create an authority and certificates for the nodes and clients of a small site
+/// Create an authority and certificates for a small site
 ///
-/// A certificate serves a node for its API, for requests to other nodes and for migrations, and it
-/// serves a client. A larger site has its own authority.
+/// A certificate works for the API of a node, for its requests to other nodes, for migrations, and
+/// for a client. A larger site has its own authority.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -93,7 +93,7 @@ struct Issue {
     #[arg(value_name = "NAME", value_parser = name)]
     name: String,
 
-    /// A further host name or IP address of the node; may be repeated
+    /// Another host name or IP address of the node (may be repeated)
     #[arg(long, value_name = "NAME", value_parser = name)]
     san: Vec<String>,
 
@@ -112,7 +112,7 @@ fn name(text: &str) -> Result<String, String> {
     if Remotes::is_name(text) || text.parse::<IpAddr>().is_ok() {
         Ok(text.to_owned())
     } else {
-        Err("it is neither a host name nor an IP address".to_owned())
+        Err("neither a host name nor an IP address".to_owned())
     }
 }
 
@@ -158,7 +158,7 @@ fn issue_certificate(issue: &Issue) -> Result<(), Error> {
     }
     let pem = credentials::read(&path, Secrecy::Secret, Holder::Caller)?;
     let shown = path.display();
-    let bad = || format!("{shown} is no private key that `bellhop pki init` wrote");
+    let bad = || format!("cannot read {shown}: it is not a private key of `bellhop pki init`");
     let pem = String::from_utf8(pem).map_err(Error::context(bad()))?;
     let signer = KeyPair::from_pem(&pem).map_err(Error::context(bad()))?;
     let names = std::iter::once(&issue.name).chain(&issue.san).cloned();
@@ -230,7 +230,7 @@ fn write(
     let (public, private) = files(directory, name);
     create(&private, key.serialize_pem(), 0o600)?;
     create(&public, certificate.pem(), 0o644).inspect_err(|_| {
-        // A key without its certificate is of no use.
+        // A key without its certificate is useless.
         let _ = fs::remove_file(&private);
     })
 }

@@ -132,7 +132,7 @@ fn checked(remote: Remote) -> Result<Remote, Error> {
         ));
     }
     let remote = remote.absolute();
-    let remote = remote.map_err(Error::context("a path cannot be made absolute"))?;
+    let remote = remote.map_err(Error::context("cannot make a path absolute"))?;
     Http::new(&remote.address, &Credentials::default().or(&remote))?;
     Ok(remote)
 }

@@ -15,7 +15,7 @@ use crate::units::seconds;
 /// How the daemon learns of a change.
 const RELOAD: &str = "the daemon applies it after `systemctl reload bellhop` (SIGHUP)";
 
-/// Create, list and revoke the tokens of clients that ask this node's daemon by TCP
+/// Create, list and revoke tokens of clients over TCP
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -23,8 +23,8 @@ Examples:
   bellhop token list
   bellhop token revoke grafana
 
-The file has the SHA-256 of each token, and mode 0600. The daemon reads it when it starts and on
-SIGHUP (`systemctl reload bellhop`). It refuses a token that has expired.")]
+The file has the SHA-256 of each token, and mode 0600. The daemon reads it at start and on SIGHUP
+(`systemctl reload bellhop`). It rejects expired tokens.")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -45,23 +45,23 @@ Examples:
     Revoke(Revoke),
 }
 
-/// Create a token, and print it this one time
+/// Create a token, and print it once
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   bellhop token create --role read --expires 90d >token
   bellhop token create --role admin --name node2 --file /etc/bellhop/tokens")]
 struct Create {
-    /// What it allows: read (look), operate (start, pause, stop, reset VMs too) or admin
+    /// Its permissions: read (look), operate (start, pause, stop, reset VMs too) or admin
     /// (everything)
     #[arg(long, value_name = "ROLE")]
     role: Role,
 
-    /// Its name in the audit log and for `bellhop token revoke`; without it one is made up
+    /// Its name in the audit log and for `bellhop token revoke`; the default is a random name
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// When it expires, such as 12h or 90d from now; without it never
+    /// Its lifetime, such as 12h or 90d; without it the token does not expire
     #[arg(long, value_name = "DURATION", value_parser = seconds(1..=u32::MAX))]
     expires: Option<u32>,
 
