@@ -266,6 +266,18 @@ fn a_connection_by_tcp_needs_a_certificate_of_the_authority() {
     );
     assert!(answer.is_err(), "{answer:?}");
     assert_eq!(ask(&files.client(Validity::Now)).unwrap().0, 200);
+    let alice = files.authority.signs_client("alice");
+    let alice = Client::new(&files.authority, Some(&alice));
+    assert_eq!(ask(&alice).unwrap().0, 200);
+
+    // A client's certificate does not serve as the node's, whatever its name.
+    let node = files.authority.signs_client("node");
+    files.directory.write("node.crt", &node.certificate_pem());
+    files.directory.write("node.key", &node.key_pem());
+    let posing = Daemon::start(&files.arguments());
+    let refused = alice.request(posing.port(), "GET", "/v1/version", token);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("certificate"), "{refused}");
 }
 
 #[test]
@@ -295,7 +307,7 @@ fn a_token_with_an_expiry_counts_until_then() {
         ];
         token(&words).trim().to_owned()
     };
-    let (long, short) = (create("long", "1d"), create("short", "1s"));
+    let (long, short) = (create("long", "1d"), create("short", "6s"));
     daemon.signal(Signal::HUP);
     daemon.logged(|line| line["message"] == "reloaded certificates and tokens");
     let ask = |token: &str| {
@@ -305,7 +317,18 @@ fn a_token_with_an_expiry_counts_until_then() {
             .unwrap()
     };
     assert_eq!(ask(&long).0, 200);
-    std::thread::sleep(Duration::from_secs(2));
+    let [of_long, of_short] = [&long, &short].map(|token| {
+        let stream = files.client(Validity::Now).connect(port).unwrap();
+        let header = format!("authorization: Bearer {token}\r\n");
+        std::thread::spawn(move || {
+            exchange(stream, "GET", "/v1/events", &header, "")
+                .unwrap()
+                .0
+        })
+    });
+    // The stream ends with its token.
+    assert_eq!(of_short.join().unwrap(), 200);
+    assert!(!of_long.is_finished());
     let (status, body) = ask(&short);
     assert_eq!(status, 401);
     assert_eq!(body["code"], "expired_token", "{body}");
@@ -318,6 +341,7 @@ fn a_token_with_an_expiry_counts_until_then() {
     while ask(&long).0 != 401 {
         assert!(std::time::Instant::now() < end, "the token is not revoked");
     }
+    assert_eq!(of_long.join().unwrap(), 200);
 }
 
 #[test]
@@ -332,7 +356,7 @@ fn a_site_is_set_up_by_bellhop_alone() {
     };
     run("pki init .");
     run("pki issue . node1 --san 127.0.0.1");
-    run("pki issue . alice");
+    run("pki issue --client . alice");
     site.write("token", &run("token create --role read --file tokens"));
     let options: String = [
         ("listen", "127.0.0.1:0".into()),

@@ -9,7 +9,8 @@
 //!   input of the guest <─ binary message       text, more than 64 KiB, not the writer: closed
 //! ```
 //! A connection stays open for any time, beyond the limits of requests. The daemon closes it with
-//! the VM's process, when another client takes the console, and at a reload of access control.
+//! the VM's process, when another client takes the console, and when the client's right ends
+//! ([`Permit`]).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ use vmm::http::{ErrorBody, HttpError};
 
 use super::state::Api;
 use super::vm_path::VmPath;
+use crate::access::{Permit, PermitEnd};
 use crate::consoles::{Console, Consoles, Output};
 use crate::error::Error;
 use crate::machines::operations::Requested;
@@ -70,7 +72,8 @@ type Socket = WebSocketStream<TokioIo<Upgraded>>;
 /// note replaces output that a slow client missed.
 ///
 /// The last message is a close frame with the reason. 1001: the machine has ended. 1008: the client
-/// does not read, or another client took the console. 1012: the daemon disconnects all clients.
+/// does not read, its token has expired, or another client took the console. 1012: the daemon
+/// reloaded its tokens.
 #[utoipa::path(get, path = "/v1/vms/{name}/console", operation_id = "get_vm_console",
     params(VmPath, ConsoleQuery), responses(
     (status = 101, description = "Switching protocols: the console follows"),
@@ -102,8 +105,7 @@ async fn join(
     by: &str,
     mut request: Request,
 ) -> Result<Response, Error> {
-    // Before the wait for the console: a token that is revoked meanwhile ends this client.
-    let disconnected = consoles.disconnected();
+    let permit = request.extensions_mut().remove::<Permit>();
     let [read_only, take, history] =
         [query.read_only, query.take, query.history].map(Option::unwrap_or_default);
     if read_only && take {
@@ -127,7 +129,7 @@ async fn join(
         output,
         position,
         taken,
-        disconnected,
+        permit,
         _place: place,
     };
     tokio::spawn(client.serve(hyper::upgrade::on(&mut request)));
@@ -162,7 +164,7 @@ struct Client {
     position: u64,
     /// The right to write; `None` for a reader.
     taken: Option<oneshot::Receiver<String>>,
-    disconnected: watch::Receiver<()>,
+    permit: Option<Permit>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -185,7 +187,7 @@ impl Client {
             output,
             position,
             taken,
-            mut disconnected,
+            mut permit,
             _place,
         } = self;
         let writes = taken.is_some();
@@ -199,9 +201,12 @@ impl Client {
         let ending = tokio::select! {
             biased;
             ending = taken => ending,
-            _ = disconnected.changed() => {
-                close(CloseCode::Restart, "the daemon reloaded its tokens: connect again")
-            }
+            end = Permit::ended(permit.as_mut()) => match end {
+                PermitEnd::Reloaded => {
+                    close(CloseCode::Restart, "the daemon reloaded its tokens: connect again")
+                }
+                PermitEnd::Expired => close(CloseCode::Policy, "the token has expired"),
+            },
             ending = send(output, position, &mut sink) => ending,
             ending = receive(writes.then_some(&*console), &mut stream) => ending,
         };

@@ -35,6 +35,7 @@ mod announce;
 pub(crate) mod arrival;
 mod change;
 pub(crate) mod condition;
+mod cordon;
 pub(crate) mod departure;
 pub(crate) mod error;
 mod failing;
@@ -66,13 +67,13 @@ use ::vmm::api::API_LEVEL;
 use ::vmm::config::DiskConfig;
 use bellhop_api::machine::{MigrationStatus, WantedState};
 use bellhop_api::node::SnapshotName;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::runtime::Handle;
 
 pub(crate) use self::change::{Change, Put, Removed};
 use self::condition::Condition;
 use self::departure::Account;
-use self::error::{no_vm, not_running, unfinished};
+use self::error::{no_vm, not_running, starting, unfinished};
 use self::health::InError;
 use self::observer::StepObserver;
 use self::operations::{Operations, Requested, Sent};
@@ -113,6 +114,8 @@ pub(crate) struct Machines {
     runtime: Handle,
     listener: Listener,
     slots: Mutex<BTreeMap<VmName, Arc<Slot>>>,
+    /// Held while a VM is created or begins to arrive, and exclusively while that is forbidden.
+    admission: RwLock<()>,
     /// Held while a check runs whether another VM has a device.
     reserving: Mutex<()>,
     /// One NIC at a time: VMs queue here instead of at the lock of the records, whose wait has a
@@ -218,6 +221,7 @@ impl Machines {
             runtime: Handle::current(),
             listener,
             slots: Mutex::new(slots),
+            admission: RwLock::default(),
             reserving: Mutex::default(),
             nics: Mutex::default(),
             ending: AtomicBool::new(false),
@@ -490,7 +494,7 @@ impl Machines {
     /// The API of a VM.
     ///
     /// # Errors
-    /// There is no such VM, it does not run, or its API has an unsupported level.
+    /// There is no such VM, it does not run or is starting, or its API has an unsupported level.
     pub(crate) fn vmm(&self, vm: &VmName) -> Result<Vmm, Error> {
         let slot = self.find(vm)?;
         let view = slot.view().clone();
@@ -498,7 +502,8 @@ impl Machines {
         match view.live {
             _ if !running => Err(not_running(vm)),
             Some(live) => self.check_level(vm, &live),
-            None => Ok(()),
+            // Its process may not listen yet.
+            None => Err(starting(vm)),
         }?;
         Ok(self.api_of(vm))
     }
