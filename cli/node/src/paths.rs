@@ -4,7 +4,7 @@
 //!   STATE    /var/lib/bellhop    0700   node.redb            the desired state; survives a reboot
 //!                                       vms/NAME/            logs
 //!                                       snapshots/NAME/      snapshots
-//!                                       cordoned             while it takes no new VMs
+//!                                       cordoned             while it accepts no new VMs
 //!   RUNTIME  /run/bellhop        0755   node.socket          the API
 //!                                       nics/          0700  records of created NICs
 //!                                       vms/NAME/      0700  a VM's sockets
@@ -65,7 +65,7 @@ impl Paths {
         self.state.join("snapshots")
     }
 
-    /// The file that exists while the node takes no new VMs.
+    /// The file that exists while the node accepts no new VMs.
     pub(crate) fn cordon(&self) -> PathBuf {
         self.state.join("cordoned")
     }

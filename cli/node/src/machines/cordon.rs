@@ -35,13 +35,13 @@ impl Machines {
         }
     }
 
-    /// Fails if this node takes no new VMs. It is not cordoned until the result is dropped.
+    /// Fails if this node accepts no new VMs. It is not cordoned until the result is dropped.
     pub(super) fn admit(&self) -> Result<RwLockReadGuard<'_, ()>, Error> {
         let admitted = self.admission.read();
         if !self.paths.cordon().exists() {
             return Ok(admitted);
         }
-        let message = "this node is cordoned: it takes no new virtual machines";
+        let message = "this node is cordoned: it accepts no new virtual machines";
         let error = Error::conflict("cordoned", message);
         Err(error.hint("`bellhop node uncordon`, or DELETE /v1/cordon, has it take new ones again"))
     }
