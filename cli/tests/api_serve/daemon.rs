@@ -94,6 +94,12 @@ impl Client {
         Self(socket.to_owned())
     }
 
+    /// The socket.
+    #[allow(dead_code, reason = "only programs that a test starts need it")]
+    pub(crate) fn socket(&self) -> &Path {
+        &self.0
+    }
+
     /// Sends a request; returns the status and the body, null if empty. None without an answer.
     pub(crate) fn try_ask(&self, method: &str, path: &str, body: &Value) -> Option<(u16, Value)> {
         let mut stream = UnixStream::connect(&self.0).ok()?;

@@ -24,10 +24,11 @@ use crate::files;
 use crate::process::die_with_parent;
 use crate::progress::Progress;
 use crate::qmp::Qmp;
-use crate::rig::{Equipment, Rig};
+use crate::rig::{Equipment, PLAIN_HUB, Rig};
 use crate::setup::Lab;
 use serde_json::json;
 use std::io;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -65,6 +66,9 @@ const TIMER: &str = "no_timer_check";
 /// An emulated host on a busy machine compares its clocks late and marks the TSC as unstable. It
 /// and its guests then read a slow clock. The emulated TSC is as good as this machine's.
 const CLOCK: &str = "tsc=nowatchdog";
+
+/// The lab host's address on the network of [`LabHost::forward`]: the first one of QEMU's.
+pub const FORWARD_ADDRESS: &str = "10.0.2.15";
 
 /// A lab host that has greeted.
 #[derive(Debug)]
@@ -193,6 +197,30 @@ impl LabHost {
         }
         let arguments = json!({ "name": link, "up": up });
         self.monitor.execute("set_link", &arguments).map(drop)
+    }
+
+    /// Forwards a free TCP port of this machine's loopback interface to a port of the lab host, and
+    /// returns it. The lab host needs the rig `sim`, whose NIC without a cable it connects, and sets
+    /// that NIC up with the address [`FORWARD_ADDRESS`]. It reaches nothing through this network.
+    ///
+    /// # Errors
+    /// [`Error::System`] without a free port; those of [`Qmp::execute`].
+    pub fn forward(&mut self, port: u16) -> Result<u16> {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .and_then(|listener| listener.local_addr())
+            .map_err(Error::system("find a free port"))?
+            .port();
+        let rule = format!("tcp:127.0.0.1:{free}-{FORWARD_ADDRESS}:{port}");
+        let user = json!({
+            "type": "user", "id": "forward", "restrict": true, "hostfwd": [{ "str": rule }],
+        });
+        let hub = json!({
+            "type": "hubport", "id": "forward-hub", "hubid": PLAIN_HUB, "netdev": "forward",
+        });
+        for netdev in [user, hub] {
+            self.monitor.execute("netdev_add", &netdev)?;
+        }
+        Ok(free)
     }
 
     /// For `map_err`: the agent's port broke.

@@ -31,6 +31,9 @@ const LINKS: [&str; VIRTUAL_FUNCTIONS] = ["vf0", "vf1", "vf2", "vf3"];
 /// functions (0 and 1) in one IOMMU group.
 pub const PLAIN_SLOT: u8 = 0x10;
 
+/// QEMU's hub that the NICs of [`PLAIN_SLOT`] are connected to.
+pub const PLAIN_HUB: u8 = 8;
+
 /// The first virtual function that offers packed rings. Earlier ones have only split rings, so that
 /// guests use both formats, alone and together.
 pub const FIRST_PACKED_FUNCTION: usize = 2;
@@ -175,7 +178,7 @@ fn plain_nic(function: u8, options: &str) -> Vec<String> {
     let id = format!("plain{function}");
     vec![
         "-netdev".to_owned(),
-        format!("hubport,id={id},hubid=8"),
+        format!("hubport,id={id},hubid={PLAIN_HUB}"),
         "-device".to_owned(),
         format!("virtio-net-pci,netdev={id},romfile=,addr={PLAIN_SLOT:#x}.{function:#x}{options}"),
     ]

@@ -41,10 +41,18 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
         editor.filter(|editor| !editor.is_empty())
     });
     let editor = editor.unwrap_or_else(|| "vi".to_owned());
-    edit(&arguments.name, &editor, node, format)
+    let directory = std::env::temp_dir();
+    edit(&arguments.name, &editor, &directory, node, format)
 }
 
-fn edit(name: &str, editor: &str, node: &Node, format: Format) -> Result<Code, Error> {
+/// Edits the spec in a new file of a directory.
+fn edit(
+    name: &str,
+    editor: &str,
+    directory: &Path,
+    node: &Node,
+    format: Format,
+) -> Result<Code, Error> {
     let answer = node.get_whole(&of_spec(name))?;
     let tag = answer.headers.get("etag");
     let tag = tag.and_then(|tag| tag.to_str().ok()).map(str::to_owned);
@@ -52,7 +60,7 @@ fn edit(name: &str, editor: &str, node: &Node, format: Format) -> Result<Code, E
         serde_json::from_slice(&answer.body).map_err(Error::context(STRANGE))?;
     // Start and stop change it.
     before.remove("state");
-    let file = write(&before)?;
+    let file = write(&before, directory)?;
     let edited = run(editor, &file).and_then(|()| config_file::read::<Value>(&file));
     let done = edited.and_then(|after| {
         let patch = merge_patch::between(&before.into(), &after);
@@ -73,12 +81,12 @@ fn edit(name: &str, editor: &str, node: &Node, format: Format) -> Result<Code, E
 }
 
 /// Writes the spec to a new file that only this user can read.
-fn write(spec: &Map<String, Value>) -> Result<PathBuf, Error> {
+fn write(spec: &Map<String, Value>, directory: &Path) -> Result<PathBuf, Error> {
     let text = toml::to_string_pretty(spec);
     let text = text.map_err(Error::context("cannot write the spec as TOML"))?;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     let file = format!("bellhop-vm-{}-{}.toml", process::id(), now.as_nanos());
-    let file = std::env::temp_dir().join(file);
+    let file = directory.join(file);
     let mut options = OpenOptions::new();
     let opened = options.write(true).create_new(true).mode(0o600).open(&file);
     opened
@@ -118,8 +126,17 @@ mod tests {
             .answer(status, answer)
     }
 
+    /// A new directory for the files of a test.
+    fn directory(test: &str) -> PathBuf {
+        let directory = std::env::temp_dir().join(format!("bellhop-edit-{test}-{}", process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir(&directory).unwrap();
+        directory
+    }
+
     #[test]
     fn the_edited_text_becomes_a_patch_for_the_generation_that_was_read() {
+        let directory = directory("patch");
         let none = json!({"generation": 8, "changes": []});
         for (editor, patch) in [
             ("sed -i s/1G/2G/", r#"{"memory":{"size":"2G"}}"#),
@@ -131,24 +148,29 @@ mod tests {
             ("true", "{}"),
         ] {
             let made_up = daemon(200, &none);
-            let code = edit("web", editor, &made_up.node(), format(&["-j"])).unwrap();
-            assert_eq!(code, Code::Success);
+            let code = edit("web", editor, &directory, &made_up.node(), format(&["-j"]));
+            assert_eq!(code.unwrap(), Code::Success);
             let asked = format!("PATCH /v1/vms/web/spec if-match: \"g7\" {patch}");
             assert_eq!(made_up.asked(), ["GET /v1/vms/web/spec", &asked]);
         }
+        // Fails if a file is left.
+        fs::remove_dir(&directory).unwrap();
     }
 
     #[test]
-    fn what_fails_changes_nothing() {
+    fn what_fails_changes_nothing_and_keeps_the_text() {
+        let directory = directory("refused");
         for editor in ["false", "printf 'cpus =' >"] {
             let made_up = daemon(200, &Value::Null);
-            let code = edit("web", editor, &made_up.node(), format(&[])).unwrap();
-            assert_ne!(code, Code::Success, "{editor}");
+            let code = edit("web", editor, &directory, &made_up.node(), format(&[]));
+            assert_ne!(code.unwrap(), Code::Success, "{editor}");
             assert_eq!(made_up.asked().len(), 1);
         }
         let refused = json!({"code": "generation_conflict", "message": "no"});
         let made_up = daemon(412, &refused);
-        let code = edit("web", "true", &made_up.node(), format(&[])).unwrap();
-        assert_eq!(code, Code::Conflict);
+        let code = edit("web", "true", &directory, &made_up.node(), format(&[]));
+        assert_eq!(code.unwrap(), Code::Conflict);
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 3);
+        fs::remove_dir_all(&directory).unwrap();
     }
 }

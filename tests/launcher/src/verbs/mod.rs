@@ -5,6 +5,7 @@ pub mod clean;
 pub mod demo;
 pub mod package;
 pub mod run;
+pub mod schemathesis;
 pub mod setup;
 pub mod shell;
 pub mod soak;
@@ -41,6 +42,8 @@ pub enum Verb {
     Setup(setup::SetupArguments),
     /// Run a command as root in the lab host
     Run(run::RunArguments),
+    /// Test the node's API with schemathesis, which you install
+    Schemathesis(schemathesis::SchemathesisArguments),
     /// An interactive shell in the lab host
     Shell(shell::ShellArguments),
     /// Run every test in full, the long proofs included
@@ -62,6 +65,7 @@ pub fn main() -> ExitCode {
         Verb::Package(arguments) => package::package(&arguments),
         Verb::Setup(arguments) => setup::setup(&arguments),
         Verb::Run(arguments) => run::run(&arguments),
+        Verb::Schemathesis(arguments) => schemathesis::schemathesis(&arguments),
         Verb::Shell(arguments) => shell::shell(&arguments),
         Verb::Soak(arguments) => soak::soak(&arguments),
         Verb::Test(arguments) => test::test(&arguments),
