@@ -43,7 +43,8 @@ impl Machines {
         }
         let message = "this node is cordoned: it accepts no new virtual machines";
         let error = Error::conflict("cordoned", message);
-        Err(error.hint("`bellhop node uncordon`, or DELETE /v1/cordon, has it take new ones again"))
+        Err(error
+            .hint("`bellhop node uncordon`, or DELETE /v1/cordon, makes it accept new ones again"))
     }
 }
 
