@@ -6,8 +6,8 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, chown};
 use std::path::Path;
 
-/// Locks out other changes of a file, also of other processes, until the result is dropped. The lock
-/// is on the file `.NAME.lock` beside it, because a replaced file is another one.
+/// Locks out other changes of a file, also of other processes, until the result is dropped. The
+/// lock is on the file `.NAME.lock` beside it, because a replaced file is another one.
 ///
 /// # Errors
 /// The kernel's.

@@ -5,8 +5,9 @@
 //!                     vm.json    0600   the VM and its spec; written first
 //!                     machine/          `vmm::snapshot`; appears when it is complete
 //! ```
-//! A daemon that starts deletes snapshots without `machine/`, unless a VM's process still writes one.
-//! A name is no path, and symbolic links are not followed. So no request reaches another directory.
+//! A daemon that starts deletes snapshots without `machine/`, unless a VM's process still writes
+//! one. A name is no path, and symbolic links are not followed. So no request reaches another
+//! directory.
 //!
 //! Owns names and files.
 
@@ -251,8 +252,8 @@ impl Snapshots {
         fs::remove_dir_all(&directory).map_err(file(&directory))
     }
 
-    /// Deletes the incomplete snapshots of a daemon that was killed. Those that the processes of VMs
-    /// still write stay, and may become complete.
+    /// Deletes the incomplete snapshots of a daemon that was killed. Those that the processes of
+    /// VMs still write stay, and may become complete.
     ///
     /// # Errors
     /// The directory cannot be read. A snapshot that cannot be deleted stays.
@@ -267,7 +268,7 @@ impl Snapshots {
             match fs::remove_dir_all(self.directory(&name)) {
                 Ok(()) => tracing::warn!(snapshot = %name, "deleted an incomplete snapshot"),
                 Err(error) => {
-                    tracing::warn!(snapshot = %name, %error, "cannot delete an incomplete snapshot");
+                    tracing::warn!(snapshot = %name, %error, "an incomplete snapshot stays");
                 }
             }
         }
