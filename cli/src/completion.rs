@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use bellhop_common::client::{Address, Node, NodeArguments};
+use bellhop_common::client::{Address, Node, NodeArguments, Remotes};
 use clap::{Args as _, Command, FromArgMatches as _};
 use clap_complete::{ArgValueCandidates, CompleteEnv, CompletionCandidate};
 use serde_json::Value;
@@ -48,6 +48,8 @@ enum Names {
     NicSources,
     /// NICs that Bellhop has created.
     Nics,
+    /// The user's named daemons.
+    Remotes,
 }
 
 /// The names for an argument: subcommands that it is below, its value's name, the names. The first
@@ -60,6 +62,10 @@ const ARGUMENTS: &[(&[&str], &str, Option<Names>)] = &[
     (&["vm"], "NAME", Some(Names::Vms)),
     (&["vm"], "VM", Some(Names::Vms)),
     (&["vm"], "DEVICE", Some(Names::NodeDevices)),
+    (&["vm", "migrate"], "DESTINATION", Some(Names::Remotes)),
+    (&["node", "drain"], "NODE", Some(Names::Remotes)),
+    (&["remote", "add"], "NAME", None),
+    (&["remote"], "NAME", Some(Names::Remotes)),
     (&["dev", "add"], "WORD VALUE", Some(Names::Mgmtdevs)),
     (&["dev", "set"], "WORD VALUE", Some(Names::Devices)),
     (&["dev"], "DEV", Some(Names::Devices)),
@@ -74,8 +80,10 @@ const ARGUMENTS: &[(&[&str], &str, Option<Names>)] = &[
 
 /// The names for the argument of a subcommand.
 fn names_for(path: &[String], value: &str, long: Option<&str>) -> Option<Names> {
-    if long == Some("vm") {
-        return Some(Names::Vms);
+    match long {
+        Some("vm") => return Some(Names::Vms),
+        Some("remote") => return Some(Names::Remotes),
+        _ => {}
     }
     let is_under = |prefix: &[&str]| {
         path.len() >= prefix.len() && prefix.iter().zip(path).all(|(name, own)| name == own)
@@ -156,6 +164,10 @@ fn look_up(names: Names) -> Option<Vec<String>> {
         Names::Nics => {
             let all = Store::open_default().ok()?.nics().ok()?;
             Some(all.iter().map(|nic| nic.name().to_owned()).collect())
+        }
+        Names::Remotes => {
+            let remotes = Remotes::of_user().ok()?;
+            Some(remotes.iter().map(|(name, _)| name.to_owned()).collect())
         }
     }
 }
@@ -279,6 +291,12 @@ mod tests {
             ("bellhop nic create nic0 --from x", &["xNicSources"]),
             ("bellhop nic create x", &[]),
             ("bellhop nic delete x", &["xNics"]),
+            ("bellhop vm migrate web x", &["xRemotes"]),
+            ("bellhop node drain --to x", &["xRemotes"]),
+            ("bellhop vm show --remote x", &["xRemotes"]),
+            ("bellhop remote use x", &["xRemotes"]),
+            ("bellhop remote remove x", &["xRemotes"]),
+            ("bellhop remote add x", &[]),
             ("bellhop vm sh", &["show"]),
         ] {
             assert_eq!(complete(line, debug), wanted, "{line}");

@@ -29,7 +29,7 @@ const ENDING: Duration = Duration::from_secs(30);
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
-  bellhop node drain --to https://node2:8443
+  bellhop node drain --to node2
   bellhop node uncordon
   bellhop node shutdown-guests --timeout 5m")]
 pub(crate) struct Arguments {
@@ -91,7 +91,9 @@ struct ShutdownGuests {
 pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Error> {
     let which = arguments.node.resolved()?;
     match &arguments.command {
-        Command::Drain(arguments) => drain::execute(arguments, &which.connect()?, format),
+        Command::Drain(arguments) => {
+            drain::execute(arguments, which.address(), &which.connect()?, format)
+        }
         Command::Cordon => {
             which.connect()?.put_cordon().send()?;
             format.print_done(&json!({ "cordoned": true }))

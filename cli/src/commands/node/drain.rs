@@ -6,7 +6,7 @@ use std::time::Duration;
 use bellhop_api::Items;
 use bellhop_api::machine::{CONNECTIONS, DOWNTIME_MS, MigrationTrial, TIMEOUT_S};
 use bellhop_api::node::{Operation, Selector, SendToNode, VmInfo, VmPhase};
-use bellhop_common::client::{MAKING, Node, STRANGE, with_query};
+use bellhop_common::client::{Address, MAKING, Node, STRANGE, with_query};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize as _, Serialize};
 
 use crate::commands::operation;
-use crate::commands::vm::migrate::{Wanted, at, line};
+use crate::commands::vm::migrate::{Destination, Wanted, at, line};
 use crate::progress::ProgressLine;
 
 /// Migrate all VMs of this node to another node
@@ -31,13 +31,14 @@ code of the first failure. It can be run again. A migration continues if the com
 After the maintenance `bellhop node uncordon` has the node take VMs again.
 
 Examples:
-  bellhop node drain --to https://node2:8443 --dry-run
+  bellhop node drain --to node2 --dry-run
   bellhop node drain --to https://node2:8443 --parallel 4
-  bellhop node drain --to https://node2:8443 -l tier=web")]
+  bellhop node drain --to node2 -l tier=web")]
 pub(super) struct Arguments {
-    /// The other node's daemon: https://HOST:PORT, or node:/PATH of its socket on this host
-    #[arg(long, value_name = "NODE", value_parser = destination)]
-    to: String,
+    /// The other node's daemon: its name in `bellhop remote list`, https://HOST:PORT, or node:/PATH
+    /// of its socket on this host
+    #[arg(long, value_name = "NODE", value_parser = node)]
+    to: Destination,
 
     /// The source of all NICs there; without it each has the source of the same name as here
     #[arg(long, value_name = "NIC")]
@@ -61,10 +62,15 @@ pub(super) struct Arguments {
     dry_run: bool,
 }
 
-fn destination(text: &str) -> Result<String, String> {
-    match bellhop_node::check(text) {
-        Ok(()) => Ok(text.to_owned()),
-        Err(error) => Err(error.to_string()),
+/// The daemon of a node: a process that waits takes one VM only.
+fn node(text: &str) -> Result<Destination, String> {
+    match text.parse::<Destination>()? {
+        Destination::Endpoint(_) => Err(
+            "a process there waits for one VM: give https://HOST:PORT, node:/PATH or the name of a \
+             remote"
+                .to_owned(),
+        ),
+        node => Ok(node),
     }
 }
 
@@ -128,7 +134,14 @@ impl Drained {
     }
 }
 
-pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
+/// Drains `node`, the daemon at `address`.
+pub(super) fn execute(
+    arguments: &Arguments,
+    address: &Address,
+    node: &Node,
+    format: Format,
+) -> Result<Code, Error> {
+    let to = arguments.to.resolved(address)?.to_string();
     if !arguments.dry_run {
         // First, so that no VM arrives after the list.
         node.put_cordon().send()?;
@@ -146,7 +159,7 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             let Some(vm) = waiting.lock().next() else {
                 return;
             };
-            let drained = drain(arguments, vm.name, node, format);
+            let drained = drain(arguments, &to, vm.name, node, format);
             done.lock().push(drained);
         }
     };
@@ -165,14 +178,14 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
 }
 
 /// Migrates one VM, or asks whether it could.
-fn drain(arguments: &Arguments, name: String, node: &Node, format: Format) -> Drained {
+fn drain(arguments: &Arguments, to: &str, name: String, node: &Node, format: Format) -> Drained {
     let say = |what: &str| {
         if format.is_text() {
             eprintln!("{}: {}", printable(&name), printable(what));
         }
     };
     let wanted = SendToNode {
-        destination: arguments.to.clone(),
+        destination: to.to_owned(),
         name: None,
         from: arguments.from.clone(),
         downtime_ms: DOWNTIME_MS,
@@ -226,6 +239,7 @@ fn ask(node: &Node, at: &str, wanted: &impl Serialize) -> Result<MigrationTrial,
 
 #[cfg(test)]
 mod tests {
+    use bellhop_common::client::Remote;
     use bellhop_common::client::made_up::{self, MadeUp};
     use clap::Parser as _;
     use serde_json::{Value, json};
@@ -243,7 +257,8 @@ mod tests {
         let arguments = Line::try_parse_from(line.iter().chain(words))
             .unwrap()
             .arguments;
-        execute(&arguments, &made_up.node(), Format::default())
+        let here = Remote::local().address;
+        execute(&arguments, &here, &made_up.node(), Format::default())
     }
 
     fn vms() -> Value {
@@ -309,8 +324,38 @@ mod tests {
             let trials = asked.iter().skip(1);
             assert!(trials.clone().all(|one| one.contains(r#""dry_run":true"#)));
         }
-        for bad in ["--to=node2", "--parallel=0", "--parallel=17"] {
+        for bad in ["--parallel=0", "--parallel=17"] {
             assert!(Line::try_parse_from(["x", "--to", "https://b:1", bad]).is_err());
+        }
+    }
+
+    #[test]
+    fn the_destination_is_a_node_by_name_or_address() {
+        for (to, node) in [
+            ("local", "node:/run/bellhop/node.socket"),
+            ("node:/run/b/node.socket", "node:/run/b/node.socket"),
+        ] {
+            let trial = json!({ "destination": node, "movable": true, "obstacles": [] });
+            let made_up = MadeUp::default()
+                .answer(200, &vms())
+                .answer(200, &trial)
+                .answer(200, &trial);
+            let line = ["x", "--dry-run", "--to", to];
+            let arguments = Line::try_parse_from(line).unwrap().arguments;
+            let here = Remote::local().address;
+            execute(&arguments, &here, &made_up.node(), Format::default()).unwrap();
+            let wanted = format!(r#""destination":"{node}""#);
+            assert!(made_up.asked()[1].contains(&wanted), "{to}");
+            // Nothing is asked of a daemon that cannot reach it.
+            if to == "local" {
+                let far = "https://b:1".parse().unwrap();
+                let made_up = MadeUp::default();
+                execute(&arguments, &far, &made_up.node(), Format::default()).unwrap_err();
+                assert!(made_up.asked().is_empty());
+            }
+        }
+        for bad in ["tcp:b:7444", "unix:/run/b.move", "http://b:1", ""] {
+            assert!(Line::try_parse_from(["x", "--to", bad]).is_err(), "{bad}");
         }
     }
 }

@@ -132,24 +132,20 @@ pub(super) struct To {
 }
 
 impl To {
-    /// The destination, with the address of a remote instead of its name.
+    /// The destination, resolved.
     ///
     /// # Errors
-    /// The user's remotes cannot be read, or none has this name, or `source`, the VM's daemon,
-    /// cannot reach it.
+    /// None is given, or as for [`Destination::resolved`].
     pub(super) fn resolved(&self, source: &Address) -> Result<Destination, Error> {
         let given = self.destination.as_ref().or(self.to.as_ref());
         let given = given.ok_or_else(|| Error::wrong("give a destination"))?;
-        match given {
-            Destination::Remote(name) => Destination::of_remote(name, &Remotes::of_user()?, source),
-            other => Ok(other.clone()),
-        }
+        given.resolved(source)
     }
 }
 
 /// The destination of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Destination {
+pub(in crate::commands) enum Destination {
     /// Another node's daemon, by its name among the remotes.
     Remote(String),
     /// Another node's daemon, by its address.
@@ -159,6 +155,18 @@ pub(super) enum Destination {
 }
 
 impl Destination {
+    /// The same with the address of a remote instead of its name.
+    ///
+    /// # Errors
+    /// The user's remotes cannot be read, or none has this name, or `source`, the VM's daemon,
+    /// cannot reach it.
+    pub(in crate::commands) fn resolved(&self, source: &Address) -> Result<Self, Error> {
+        match self {
+            Self::Remote(name) => Self::of_remote(name, &Remotes::of_user()?, source),
+            other => Ok(other.clone()),
+        }
+    }
+
     fn of_remote(name: &str, remotes: &Remotes, source: &Address) -> Result<Self, Error> {
         Ok(Self::Node(match remotes.get(name)?.address {
             Address::Socket(_) if !matches!(source, Address::Socket(_)) => {
