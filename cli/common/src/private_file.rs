@@ -2,10 +2,28 @@
 //!
 //! Must not know any content.
 
-use std::fs::{self, OpenOptions};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, chown};
 use std::path::Path;
+
+/// Locks out other changes of a file, also of other processes, until the result is dropped. The
+/// lock is on the file `.NAME.lock` beside it, because a replaced file is another one.
+///
+/// # Errors
+/// The kernel's.
+pub fn lock(path: &Path) -> io::Result<File> {
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut name = OsString::from(".");
+    name.push(target.file_name().unwrap_or_default());
+    name.push(".lock");
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(target.with_file_name(name))?;
+    file.lock()?;
+    Ok(file)
+}
 
 /// Creates a file with this content and mode 0600, or replaces it. The owner of a replaced file and
 /// a link to it stay.

@@ -106,14 +106,12 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
 }
 
 fn change(command: &Command, path: &Path) -> Result<(), Error> {
-    let mut remotes = Remotes::load(path)?;
-    match command {
-        Command::List => return Ok(()),
-        Command::Add(Add { name, remote }) => remotes.add(name, checked(remote.clone())?)?,
-        Command::Use(Named { name }) => remotes.choose(name)?,
-        Command::Remove(Named { name }) => remotes.remove(name)?,
-    }
-    remotes.store(path)
+    Remotes::change(path, |remotes| match command {
+        Command::List => Ok(()),
+        Command::Add(Add { name, remote }) => remotes.add(name, checked(remote.clone())?),
+        Command::Use(Named { name }) => remotes.choose(name),
+        Command::Remove(Named { name }) => remotes.remove(name),
+    })
 }
 
 /// A remote whose files can be used, by absolute paths.

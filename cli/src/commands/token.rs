@@ -170,7 +170,9 @@ mod tests {
 
     #[test]
     fn a_token_is_created_listed_and_revoked() {
-        let path = std::env::temp_dir().join(format!("bellhop-token-{}", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("bellhop-token-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let path = directory.join("tokens");
         let run = |line: &str| {
             let file = ["--file", path.to_str().unwrap()];
             let words = line.split(' ').chain(file);
@@ -195,7 +197,7 @@ mod tests {
         run("token revoke grafana").unwrap();
         let error = run("token revoke ops").unwrap_err().to_string();
         assert!(error.contains("the only token"), "{error}");
-        std::fs::remove_file(path).unwrap();
+        std::fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]

@@ -145,19 +145,27 @@ impl Remotes {
         })
     }
 
-    /// Replaces the file.
+    /// Changes the file. Simultaneous changes, also of other processes, come one after the other.
     ///
     /// # Errors
-    /// It cannot be written; then it is unchanged.
-    pub fn store(&self, path: &Path) -> Result<(), Error> {
+    /// As for [`load`](Self::load); or the change fails, or the file cannot be written. Then it is
+    /// unchanged.
+    pub fn change(
+        path: &Path,
+        change: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let failed = || format!("cannot write {}", path.display());
-        let text = toml::to_string(self).map_err(Error::context(failed()))?;
         let mut directory = DirBuilder::new();
         let directory = directory.recursive(true).mode(0o700);
-        path.parent()
-            .map_or(Ok(()), |parent| directory.create(parent))
-            .and_then(|()| private_file::replace(path, text.as_bytes()))
-            .map_err(Error::context(failed()))
+        let created = path
+            .parent()
+            .map_or(Ok(()), |parent| directory.create(parent));
+        let lock = created.and_then(|()| private_file::lock(path));
+        let _lock = lock.map_err(Error::context(failed()))?;
+        let mut remotes = Self::load(path)?;
+        change(&mut remotes)?;
+        let text = toml::to_string(&remotes).map_err(Error::context(failed()))?;
+        private_file::replace(path, text.as_bytes()).map_err(Error::context(failed()))
     }
 
     /// Whether a text can be the name of a remote: then it is no address.
@@ -260,15 +268,15 @@ mod tests {
     fn remotes_survive_in_a_file_of_their_owner() {
         let home = std::env::temp_dir().join(format!("bellhop-remotes-{}", std::process::id()));
         let path = home.join("bellhop/remotes.toml");
-        let mut remotes = Remotes::load(&path).unwrap();
-        assert_eq!(remotes.default_name(), LOCAL);
+        assert_eq!(Remotes::load(&path).unwrap().default_name(), LOCAL);
         let node2 = remote("https://node2:8443").absolute().unwrap();
         assert!(node2.token_file.as_ref().unwrap().is_absolute());
-        remotes.add("node2", node2.clone()).unwrap();
-        remotes.choose("node2").unwrap();
-        remotes.store(&path).unwrap();
+        Remotes::change(&path, |remotes| {
+            remotes.add("node2", node2.clone())?;
+            remotes.choose("node2")
+        })
+        .unwrap();
         let mut loaded = Remotes::load(&path).unwrap();
-        assert_eq!(loaded, remotes);
         assert_eq!(loaded.default_name(), "node2");
         assert_eq!(loaded.get("node2").unwrap(), node2);
         let names: Vec<&str> = loaded.iter().map(|(name, _)| name).collect();
@@ -293,6 +301,26 @@ mod tests {
             let error = Remotes::load(&path).unwrap_err();
             assert_eq!(error.code(), Code::InvalidInput, "{bad}");
         }
+        fs::remove_dir_all(home).unwrap();
+    }
+
+    #[test]
+    fn simultaneous_changes_lose_nothing() {
+        let home = std::env::temp_dir().join(format!("bellhop-changes-{}", std::process::id()));
+        let path = home.join("remotes.toml");
+        let add = |name: &str| {
+            let added = Remotes::change(&path, |remotes| remotes.add(name, remote("/run/b")));
+            added.unwrap();
+        };
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                scope.spawn(move || (0..8).for_each(|number| add(&format!("{thread}-{number}"))));
+            }
+        });
+        assert_eq!(Remotes::load(&path).unwrap().remotes.len(), 64);
+        // A change that fails leaves the file as it is.
+        Remotes::change(&path, |remotes| remotes.remove("none")).unwrap_err();
+        assert_eq!(Remotes::load(&path).unwrap().remotes.len(), 64);
         fs::remove_dir_all(home).unwrap();
     }
 

@@ -97,6 +97,7 @@ impl Tokens {
         name: Option<&str>,
         lifetime: Option<Duration>,
     ) -> Result<(String, Token), Error> {
+        let _lock = lock(path)?;
         let mut bytes = if path.exists() {
             credentials::read(path, Secrecy::Secret, Holder::Service)?
         } else {
@@ -131,6 +132,7 @@ impl Tokens {
     /// # Errors
     /// The file cannot be used, or would have no token; then nothing changes.
     pub fn revoke(path: &Path, name: &str) -> Result<bool, Error> {
+        let _lock = lock(path)?;
         let bytes = credentials::read(path, Secrecy::Secret, Holder::Service)?;
         let tokens = entries(&bytes, path)?;
         if tokens.iter().all(|token| token.name != name) {
@@ -182,6 +184,12 @@ impl Tokens {
 
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Simultaneous changes of a file, also of other processes, come one after the other.
+fn lock(path: &Path) -> Result<std::fs::File, Error> {
+    let failed = Error::context(format!("cannot write {}", path.display()));
+    private_file::lock(path).map_err(failed)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
@@ -373,19 +381,48 @@ mod tests {
         assert!(!parse(&format!("read a {TEST}")).unwrap().0[0].has_expired());
     }
 
-    /// A file in a directory that exists; removed when dropped.
+    /// A file in a directory of its own, which is removed when this is dropped.
     struct File(std::path::PathBuf);
+
+    impl File {
+        fn new(test: &str) -> Self {
+            let name = format!("bellhop-tokens-{test}-{}", std::process::id());
+            let directory = std::env::temp_dir().join(name);
+            std::fs::create_dir(&directory).unwrap();
+            Self(directory.join("tokens"))
+        }
+    }
 
     impl Drop for File {
         fn drop(&mut self) {
-            let _ = std::fs::remove_file(&self.0);
+            let _ = std::fs::remove_dir_all(self.0.parent().unwrap());
         }
     }
 
     #[test]
+    fn simultaneous_changes_lose_nothing() {
+        let file = File::new("changes");
+        let path = &file.0;
+        let create = |name: &str| {
+            Tokens::create(path, Role::Read, Some(name), None).unwrap();
+        };
+        create("first");
+        create("second");
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                scope
+                    .spawn(move || (0..4).for_each(|number| create(&format!("{thread}-{number}"))));
+            }
+            scope.spawn(|| assert!(Tokens::revoke(path, "first").unwrap()));
+        });
+        let tokens = Tokens::load(path).unwrap();
+        assert!(tokens.iter().all(|token| token.name != "first"));
+        assert_eq!(tokens.iter().count(), 33);
+    }
+
+    #[test]
     fn tokens_are_created_and_revoked_in_a_file() {
-        let name = format!("bellhop-tokens-{}", std::process::id());
-        let file = File(std::env::temp_dir().join(name));
+        let file = File::new("life");
         let path = &file.0;
         let (token, entry) = Tokens::create(path, Role::Read, None, None).unwrap();
         assert!(entry.name.starts_with("read-"), "{entry:?}");
