@@ -295,7 +295,7 @@ fn a_token_with_an_expiry_counts_until_then() {
         ];
         token(&words).trim().to_owned()
     };
-    let (long, short) = (create("long", "1d"), create("short", "1s"));
+    let (long, short) = (create("long", "1d"), create("short", "6s"));
     daemon.signal(Signal::HUP);
     daemon.logged(|line| line["message"] == "certificates and tokens are read again");
     let ask = |token: &str| {
@@ -305,7 +305,18 @@ fn a_token_with_an_expiry_counts_until_then() {
             .unwrap()
     };
     assert_eq!(ask(&long).0, 200);
-    std::thread::sleep(Duration::from_secs(2));
+    let [of_long, of_short] = [&long, &short].map(|token| {
+        let stream = files.client(Validity::Now).connect(port).unwrap();
+        let header = format!("authorization: Bearer {token}\r\n");
+        std::thread::spawn(move || {
+            exchange(stream, "GET", "/v1/events", &header, "")
+                .unwrap()
+                .0
+        })
+    });
+    // The stream ends with its token.
+    assert_eq!(of_short.join().unwrap(), 200);
+    assert!(!of_long.is_finished());
     let (status, body) = ask(&short);
     assert_eq!(status, 401);
     assert_eq!(body["code"], "expired_token", "{body}");
@@ -318,6 +329,7 @@ fn a_token_with_an_expiry_counts_until_then() {
     while ask(&long).0 != 401 {
         assert!(std::time::Instant::now() < end, "the token is not revoked");
     }
+    assert_eq!(of_long.join().unwrap(), 200);
 }
 
 #[test]

@@ -256,7 +256,6 @@ async fn read<'a>(stream: &UnixStream, buffer: &'a mut [u8]) -> Option<&'a [u8]>
 pub(crate) struct Consoles {
     connections: tokio::sync::Mutex<BTreeMap<VmName, Weak<Console>>>,
     clients: Arc<Semaphore>,
-    disconnected: watch::Sender<()>,
 }
 
 impl Default for Consoles {
@@ -264,7 +263,6 @@ impl Default for Consoles {
         Self {
             connections: tokio::sync::Mutex::default(),
             clients: Arc::new(Semaphore::new(CLIENTS_MAX)),
-            disconnected: watch::Sender::default(),
         }
     }
 }
@@ -313,16 +311,6 @@ impl Consoles {
         };
         console.opened().await?;
         Ok(console)
-    }
-
-    /// Disconnects all clients, for example because access control has changed.
-    pub(crate) fn disconnect_all(&self) {
-        self.disconnected.send_replace(());
-    }
-
-    /// Changes when all clients are disconnected.
-    pub(crate) fn disconnected(&self) -> watch::Receiver<()> {
-        self.disconnected.subscribe()
     }
 }
 

@@ -143,7 +143,8 @@ async fn serve(options: &Options) -> Result<(), Error> {
             tokio::select! {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
-                _ = hangup.recv() => reload(&access, &node.consoles, &notifier),
+                _ = hangup.recv() => reload(&access, &notifier),
+                () = access.next_expiry() => {}
                 () = watchdog(&notifier) => notifier.alive(),
             }
         }
@@ -168,14 +169,11 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
     Ok(listener)
 }
 
-/// Reloads the files of access control. Clients of consoles have to authenticate again.
-fn reload(access: &Access, consoles: &Consoles, notifier: &Notifier) {
+/// Reloads the files of access control. Readers of streams by TCP have to authenticate again.
+fn reload(access: &Access, notifier: &Notifier) {
     notifier.reloading();
     match access.reload() {
-        Ok(()) => {
-            consoles.disconnect_all();
-            tracing::info!("certificates and tokens are read again");
-        }
+        Ok(()) => tracing::info!("certificates and tokens are read again"),
         Err(error) => tracing::error!(
             error = &error as &dyn std::error::Error,
             "certificates and tokens stay as they were"

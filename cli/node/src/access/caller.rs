@@ -68,6 +68,8 @@ pub(super) struct Caller {
     pub(super) role: Role,
     /// The name of its token, if it needs one.
     pub(super) token: Option<String>,
+    /// The time from which its token grants nothing.
+    pub(super) expires: Option<String>,
 }
 
 /// The code of a token that is not in the file.
@@ -108,6 +110,7 @@ impl Access {
             Peer::Unix(_) => Ok(Caller {
                 role: Role::Admin,
                 token: None,
+                expires: None,
             }),
             Peer::Tls(_) => {
                 let tokens = self.tokens().ok_or_else(unknown_caller)?;
@@ -135,6 +138,7 @@ impl Caller {
         Ok(Self {
             role: token.role,
             token: Some(token.name.clone()),
+            expires: token.expires.clone(),
         })
     }
 
@@ -285,6 +289,7 @@ mod tests {
                 let caller = Caller {
                     role,
                     token: Some("ops".to_owned()),
+                    expires: None,
                 };
                 let refused = caller.may(needed).map_err(|error| error.answer().1);
                 let expected = if role >= least {

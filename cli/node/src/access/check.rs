@@ -15,9 +15,9 @@ use axum::response::Response;
 use vmm::http::ErrorBody;
 use vmm::http::request_id::RequestId;
 
-use super::Access;
 use super::caller::{Peer, refusal};
 use super::role::{self, Role};
+use super::{Access, Permit};
 
 /// The sender of a request, as in the audit log: an extension of the request.
 #[derive(Debug, Clone)]
@@ -32,17 +32,22 @@ pub(crate) async fn check(
     let mut line = Line::about(&request);
     let needed = role::needed_for(request.method(), request.uri());
     line.changes |= needed == Role::Operate;
+    let permit = Permit::new(&access.changes);
     let allowed = access
         .caller(&line.peer, request.headers())
         .and_then(|caller| {
             line.role = Some(caller.role);
             line.token.clone_from(&caller.token);
-            caller.may(needed)
+            caller.may(needed)?;
+            Ok(caller)
         });
     let response = match allowed {
-        Ok(()) => {
-            let by = RequestedBy(line.requested_by());
-            request.extensions_mut().insert(by);
+        Ok(caller) => {
+            let extensions = request.extensions_mut();
+            extensions.insert(RequestedBy(line.requested_by()));
+            if caller.token.is_some() {
+                extensions.insert(permit.until(caller.expires));
+            }
             next.run(request).await
         }
         Err(refused) => {

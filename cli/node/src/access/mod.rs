@@ -22,6 +22,7 @@ mod check;
 #[cfg(test)]
 mod describe;
 mod listener;
+mod permit;
 mod role;
 mod share;
 mod subject;
@@ -32,6 +33,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use tokio::sync::watch;
 use tokio_rustls::rustls::ServerConfig;
 
 pub use certificates::CertificateFiles;
@@ -39,6 +41,7 @@ pub(crate) use check::{RequestedBy, check};
 #[cfg(test)]
 pub(crate) use describe::{describe, faults};
 pub(crate) use listener::TlsListener;
+pub(crate) use permit::{Permit, PermitEnd};
 pub(crate) use share::share_with;
 
 pub use role::Role;
@@ -74,6 +77,8 @@ impl Loaded {
 pub(crate) struct Access {
     /// None without TCP.
     remote: Option<(AccessFiles, RwLock<Loaded>)>,
+    /// The number of reloads. Notified also when a token has expired.
+    changes: watch::Sender<u64>,
 }
 
 impl fmt::Debug for Access {
@@ -97,11 +102,12 @@ impl Access {
         });
         Ok(Self {
             remote: remote.transpose()?,
+            changes: watch::Sender::default(),
         })
     }
 
     /// Reads all files again. Existing connections stay; the new tokens apply from the next request
-    /// on.
+    /// on, and streams end.
     ///
     /// # Errors
     /// A file cannot be used; then nothing changes.
@@ -109,6 +115,8 @@ impl Access {
         if let Some((files, loaded)) = &self.remote {
             let new = Loaded::of(files)?;
             *loaded.write() = new;
+            self.changes
+                .send_modify(|loads| *loads = loads.wrapping_add(1));
         }
         Ok(())
     }

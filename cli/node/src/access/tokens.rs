@@ -19,6 +19,7 @@ use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use subtle::{Choice, ConditionallySelectable as _, ConstantTimeEq as _};
 use vmm::credentials::{self, Holder, Secrecy};
+use x509_cert::der::DateTime;
 
 use super::role::Role;
 use crate::error::Error;
@@ -54,17 +55,19 @@ impl Token {
     /// Whether it has expired.
     #[must_use]
     pub fn has_expired(&self) -> bool {
-        // Times of this form are in the order of their texts.
-        let now = utc(after(Duration::ZERO));
-        self.expires.as_ref().is_some_and(|time| *time <= now)
+        self.expires.as_deref().is_some_and(has_passed)
     }
 }
 
-/// The time after this duration, in seconds since 1970.
-fn after(duration: Duration) -> u64 {
+/// Whether it is this time, in the form of [`utc`], or later.
+pub(super) fn has_passed(time: &str) -> bool {
+    // Times of this form are in the order of their texts.
+    *time <= *utc(since_1970().as_secs())
+}
+
+fn since_1970() -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.unwrap_or_default();
-    now.saturating_add(duration).as_secs()
+    now.unwrap_or_default()
 }
 
 /// All tokens.
@@ -112,7 +115,7 @@ impl Tokens {
         let mut line = format!("{role} {} {hash}", name.unwrap_or(&derived));
         if let Some(lifetime) = lifetime {
             line.push(' ');
-            line.push_str(&utc(after(lifetime)));
+            line.push_str(&utc(since_1970().saturating_add(lifetime).as_secs()));
         }
         let entry = parse_line(line.as_bytes(), &entries(&bytes, path)?);
         let entry = entry.map_err(Error::context("cannot create the token"))?;
@@ -166,6 +169,16 @@ impl Tokens {
         }
     }
 
+    /// The time until the next token expires; none if no token will.
+    pub(super) fn next_expiry(&self) -> Option<Duration> {
+        let now = since_1970();
+        let left = self.0.iter().filter_map(|token| {
+            let time: DateTime = token.expires.as_ref()?.parse().ok()?;
+            time.unix_duration().checked_sub(now)
+        });
+        left.filter(|left| !left.is_zero()).min()
+    }
+
     /// The entry of this token. The duration reveals nothing about tokens: all digests are
     /// compared, and each in full.
     pub(super) fn find(&self, token: &[u8]) -> Option<&Token> {
@@ -214,17 +227,6 @@ fn entries(bytes: &[u8], path: &Path) -> Result<Vec<Token>, Error> {
     Ok(tokens)
 }
 
-/// Whether a text has the form of [`utc`].
-fn is_time(text: &str) -> bool {
-    let form = "0000-00-00T00:00:00Z".bytes();
-    let mut pairs = form.zip(text.bytes());
-    text.len() == 20
-        && pairs.all(|(form, byte)| match form {
-            b'0' => byte.is_ascii_digit(),
-            other => byte == other,
-        })
-}
-
 /// A line's token; none for an empty line or a comment.
 fn parse_line(line: &[u8], before: &[Token]) -> Result<Option<Token>, Error> {
     let line = std::str::from_utf8(line).map_err(|_| Error::failed("it is not text"))?;
@@ -241,7 +243,11 @@ fn parse_line(line: &[u8], before: &[Token]) -> Result<Option<Token>, Error> {
         }
     };
     let expires = words.next().map(str::to_owned);
-    if words.next().is_some() || expires.as_deref().is_some_and(|time| !is_time(time)) {
+    if words.next().is_some()
+        || expires
+            .as_deref()
+            .is_some_and(|time| time.parse::<DateTime>().is_err())
+    {
         return Err(Error::failed(
             "the only word after SHA256 is the time at which the token expires, in UTC, such as \
              2027-02-21T21:45:00Z",
@@ -334,6 +340,10 @@ mod tests {
                 "the time at which",
             ),
             (
+                format!("read a {TEST} 2027-02-30T21:45:00Z"),
+                "the time at which",
+            ),
+            (
                 format!("read a {TEST} 2027-02-21T21:45:00Z x"),
                 "the time at which",
             ),
@@ -378,7 +388,11 @@ mod tests {
         let expired = |token: &[u8]| tokens.find(token).unwrap().has_expired();
         assert!(expired(b"test"));
         assert!(!expired(b"secret2"));
-        assert!(!parse(&format!("read a {TEST}")).unwrap().0[0].has_expired());
+        let left = tokens.next_expiry().unwrap();
+        assert!(left > Duration::from_secs(7_000 * 365 * 86_400), "{left:?}");
+        let tokens = parse(&format!("read a {TEST}")).unwrap();
+        assert!(!tokens.0[0].has_expired());
+        assert_eq!(tokens.next_expiry(), None);
     }
 
     /// A file in a directory of its own, which is removed when this is dropped.

@@ -17,8 +17,9 @@
 //!   :                           every 15 s, so that each side sees that the other is alive
 //!   id: 1764000000003000        instead, if a filter has skipped events meanwhile
 //! ```
-//! The stream ends with its connection, after 5 minutes at the latest (`vmm::http::server`). A
-//! reader reconnects with its position; browsers do so by themselves.
+//! The stream ends with its connection, after 5 minutes at the latest (`vmm::http::server`), and
+//! with the client's right ([`Permit`]). A reader reconnects with its position; browsers do so by
+//! themselves.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -44,6 +45,7 @@ use vmm::http::parameters::Parameters;
 use vmm::http::server::Closing;
 
 use super::state::Api;
+use crate::access::Permit;
 use crate::error::Error;
 use crate::events::{Events, READERS_MAX, Read};
 use crate::machines::spec::VmName;
@@ -59,8 +61,9 @@ const CHUNK: usize = 64;
 /// the stream continues after that event. The daemon keeps 1024 events. If some are lost, the event
 /// `lost` comes first, and then those that are kept: read the objects of interest again.
 ///
-/// A comment comes every 15 s. The stream ends after 5 minutes at the latest: connect again. To list
-/// and watch without a gap, read the list once the stream has begun.
+/// A comment comes every 15 s. The stream ends after 5 minutes at the latest: connect again. By TCP
+/// it also ends when the token expires, and when the daemon reads its tokens again. To list and
+/// watch without a gap, read the list once the stream has begun.
 #[utoipa::path(get, path = "/v1/events", operation_id = "watch_events",
     params(EventQuery, ("Last-Event-ID" = Option<u64>, Header,
         description = "The generation of the last event that was read; by default the newest")),
@@ -72,16 +75,19 @@ const CHUNK: usize = 64;
 pub(super) async fn follow(
     State(node): Api,
     closing: Option<Extension<Closing>>,
+    permit: Option<Extension<Permit>>,
     headers: HeaderMap,
     Parameters(query): Parameters<EventQuery>,
 ) -> Result<Response, Error> {
     let closing = closing.map(|Extension(closing)| closing);
-    stream_of(node.events.clone(), closing, &headers, query)
+    let permit = permit.map(|Extension(permit)| permit);
+    stream_of(node.events.clone(), closing, permit, &headers, query)
 }
 
 fn stream_of(
     events: Arc<Events>,
     closing: Option<Closing>,
+    permit: Option<Permit>,
     headers: &HeaderMap,
     query: EventQuery,
 ) -> Result<Response, Error> {
@@ -111,6 +117,7 @@ fn stream_of(
         events,
         newest,
         closing,
+        permit,
         _place: place,
     };
     let stream = stream::unfold(reader, |mut reader| async {
@@ -177,12 +184,21 @@ struct Reader {
     newest: watch::Receiver<u64>,
     /// None without a server.
     closing: Option<Closing>,
+    permit: Option<Permit>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Reader {
     /// The next text of the stream; none at its end.
     async fn next(&mut self) -> Option<String> {
+        // A reader that lags may have events to read for any time.
+        if self
+            .permit
+            .as_ref()
+            .is_some_and(|permit| permit.end().is_some())
+        {
+            return None;
+        }
         if let Some(greeting) = self.greeting.take() {
             return Some(greeting);
         }
@@ -224,6 +240,7 @@ impl Reader {
                     return Some(self.place().unwrap_or_else(|| ":\n\n".to_owned()));
                 }
                 () = closing => return None,
+                _ = Permit::ended(self.permit.as_mut()) => return None,
             }
         }
     }

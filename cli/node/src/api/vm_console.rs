@@ -9,8 +9,8 @@
 //!   input of the guest <─ binary message       text, more than 64 KiB, not the writer: closed
 //! ```
 //! A connection stays open for any time, beyond the limits of requests. The daemon closes it when
-//! the VM's process does, when another client takes the console, and when access control is
-//! reloaded.
+//! the VM's process does, when another client takes the console, and when the client's right ends
+//! ([`Permit`]).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -39,6 +39,7 @@ use vmm::http::{ErrorBody, HttpError};
 
 use super::state::Api;
 use super::vm_path::VmPath;
+use crate::access::{Permit, PermitEnd};
 use crate::consoles::{Console, Consoles, Output};
 use crate::error::Error;
 use crate::machines::operations::Requested;
@@ -69,8 +70,8 @@ type Socket = WebSocketStream<TokioIo<Upgraded>>;
 /// A WebSocket (RFC 6455): binary messages are output of the guest and input for it, at most
 /// 64 KiB each. One client writes, any number reads. With `read_only=true` the role read is
 /// sufficient. A note replaces output that a slow client missed. The last message is a close frame
-/// with the reason: 1001 if the machine has ended, 1008 if the client does not read or another
-/// client took the console, 1012 if the daemon disconnects all clients.
+/// with the reason: 1001 if the machine has ended, 1008 if the client does not read, if its token
+/// has expired or if another client took the console, 1012 if the daemon reads its tokens again.
 #[utoipa::path(get, path = "/v1/vms/{name}/console", operation_id = "get_vm_console",
     params(VmPath, ConsoleQuery), responses(
     (status = 101, description = "Switching protocols: the console follows"),
@@ -102,8 +103,7 @@ async fn join(
     by: &str,
     mut request: Request,
 ) -> Result<Response, Error> {
-    // Before the wait for the console: a token that is revoked meanwhile ends this client.
-    let disconnected = consoles.disconnected();
+    let permit = request.extensions_mut().remove::<Permit>();
     let [read_only, take, history] =
         [query.read_only, query.take, query.history].map(Option::unwrap_or_default);
     if read_only && take {
@@ -127,7 +127,7 @@ async fn join(
         output,
         position,
         taken,
-        disconnected,
+        permit,
         _place: place,
     };
     tokio::spawn(client.serve(hyper::upgrade::on(&mut request)));
@@ -162,7 +162,7 @@ struct Client {
     position: u64,
     /// The right to write; `None` for a reader.
     taken: Option<oneshot::Receiver<String>>,
-    disconnected: watch::Receiver<()>,
+    permit: Option<Permit>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -185,7 +185,7 @@ impl Client {
             output,
             position,
             taken,
-            mut disconnected,
+            mut permit,
             _place,
         } = self;
         let writes = taken.is_some();
@@ -199,9 +199,12 @@ impl Client {
         let ending = tokio::select! {
             biased;
             ending = taken => ending,
-            _ = disconnected.changed() => {
-                close(CloseCode::Restart, "the daemon read its tokens again: connect again")
-            }
+            end = Permit::ended(permit.as_mut()) => match end {
+                PermitEnd::Reloaded => {
+                    close(CloseCode::Restart, "the daemon read its tokens again: connect again")
+                }
+                PermitEnd::Expired => close(CloseCode::Policy, "the token has expired"),
+            },
             ending = send(output, position, &mut sink) => ending,
             ending = receive(writes.then_some(&*console), &mut stream) => ending,
         };

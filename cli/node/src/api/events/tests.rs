@@ -15,7 +15,7 @@ impl Stage {
     }
 
     fn ask(&self, last: Option<&str>, query: EventQuery) -> Result<Response, Error> {
-        stream_of(self.events.clone(), None, &headers(last), query)
+        stream_of(self.events.clone(), None, None, &headers(last), query)
     }
 
     /// The text of a stream that ends, without its greeting.
@@ -135,6 +135,26 @@ async fn something_comes_when_nothing_happens() {
     let before = tokio::time::Instant::now();
     assert_eq!(next(&mut stream).await, ":\n\n");
     assert_eq!(before.elapsed().as_secs(), KEEP_ALIVE.as_secs());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_ends_with_the_right_of_its_reader() {
+    use futures_util::StreamExt as _;
+    let node = Stage::default();
+    let loads = watch::Sender::new(0_u64);
+    let stream = |expires: &str| {
+        let permit = Some(Permit::new(&loads).until(Some(expires.to_owned())));
+        let query = EventQuery::default();
+        let answer = stream_of(node.events.clone(), None, permit, &headers(None), query);
+        answer.unwrap().into_body().into_data_stream()
+    };
+    let mut expired = stream("2026-01-01T00:00:00Z");
+    assert!(expired.next().await.is_none());
+    let mut valid = stream("9999-01-01T00:00:00Z");
+    next(&mut valid).await;
+    assert_eq!(next(&mut valid).await, ":\n\n");
+    loads.send_modify(|loads| *loads += 1);
+    assert!(valid.next().await.is_none());
 }
 
 #[tokio::test]

@@ -19,6 +19,8 @@ struct Daemon {
     directory: PathBuf,
     consoles: Arc<Consoles>,
     process: UnixListener,
+    /// The number of reloads of access control.
+    loads: watch::Sender<u64>,
     _end: watch::Sender<bool>,
 }
 
@@ -26,6 +28,11 @@ type Client = WebSocketStream<UnixStream>;
 
 impl Daemon {
     fn start(name: &str) -> Self {
+        Self::with_token(name, None)
+    }
+
+    /// A daemon whose clients have a token with this expiry.
+    fn with_token(name: &str, expires: Option<&str>) -> Self {
         let name = format!("bellhop-vm-console-{name}-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         let _ = std::fs::remove_dir_all(&directory);
@@ -33,9 +40,12 @@ impl Daemon {
         let consoles = Arc::new(Consoles::default());
         let socket = directory.join("console");
         let process = UnixListener::bind(&socket).unwrap();
+        let loads = watch::Sender::default();
         let endpoint = {
             let consoles = consoles.clone();
-            move |Parameters(query): Parameters<ConsoleQuery>, request: Request| {
+            let permit = Permit::new(&loads).until(expires.map(str::to_owned));
+            move |Parameters(query): Parameters<ConsoleQuery>, mut request: Request| {
+                request.extensions_mut().insert(permit.clone());
                 let (consoles, socket) = (consoles.clone(), socket.clone());
                 async move {
                     let vm = "web".parse().unwrap();
@@ -51,6 +61,7 @@ impl Daemon {
             directory,
             consoles,
             process,
+            loads,
             _end: end,
         }
     }
@@ -194,8 +205,16 @@ async fn clients_that_break_a_rule_are_disconnected() {
     drop(client);
     daemon.emptied().await;
     let (mut client, _guest) = daemon.first("", b"").await;
-    daemon.consoles.disconnect_all();
+    daemon.loads.send_modify(|loads| *loads += 1);
     assert_eq!(end(&mut client).await.0, CloseCode::Restart);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_token_ends_the_connection() {
+    let daemon = Daemon::with_token("expired", Some("2026-01-01T00:00:00Z"));
+    let (mut client, _guest) = daemon.first("?read_only=true", b"").await;
+    let expired = (CloseCode::Policy, "the token has expired".to_owned());
+    assert_eq!(end(&mut client).await, expired);
 }
 
 #[tokio::test(start_paused = true)]
