@@ -266,6 +266,18 @@ fn a_connection_by_tcp_needs_a_certificate_of_the_authority() {
     );
     assert!(answer.is_err(), "{answer:?}");
     assert_eq!(ask(&files.client(Validity::Now)).unwrap().0, 200);
+    let alice = files.authority.signs_client("alice");
+    let alice = Client::new(&files.authority, Some(&alice));
+    assert_eq!(ask(&alice).unwrap().0, 200);
+
+    // A client's certificate does not serve as the node's, whatever its name.
+    let node = files.authority.signs_client("node");
+    files.directory.write("node.crt", &node.certificate_pem());
+    files.directory.write("node.key", &node.key_pem());
+    let posing = Daemon::start(&files.arguments());
+    let refused = alice.request(posing.port(), "GET", "/v1/version", token);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("certificate"), "{refused}");
 }
 
 #[test]
@@ -344,7 +356,7 @@ fn a_site_is_set_up_by_bellhop_alone() {
     };
     run("pki init .");
     run("pki issue . node1 --san 127.0.0.1");
-    run("pki issue . alice");
+    run("pki issue --client . alice");
     site.write("token", &run("token create --role read --file tokens"));
     let options: String = [
         ("listen", "127.0.0.1:0".into()),

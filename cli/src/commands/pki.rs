@@ -35,15 +35,15 @@ const SKEW: Duration = Duration::from_secs(86_400);
 
 /// Create an authority and certificates for the nodes and clients of a small site
 ///
-/// A certificate serves a node for its API, for requests to other nodes and for migrations, and it
-/// serves a client. A larger site has its own authority.
+/// A node's certificate serves its API, its requests to other nodes and migrations. A client's only
+/// identifies the client. A larger site has its own authority.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
   bellhop pki init site
   bellhop pki issue site node1 --san 192.0.2.1
   bellhop pki issue site node2 --san 192.0.2.2
-  bellhop pki issue site alice
+  bellhop pki issue --client site alice
 
 Copy ca.crt, node1.crt and node1.key to node1 and name them in /etc/bellhop/bellhop.toml. ca.key
 signs certificates and stays here.")]
@@ -83,7 +83,8 @@ struct Init {
 #[command(after_long_help = "\
 Examples:
   bellhop pki issue site node1
-  bellhop pki issue site node1 --san node1.example.com --san 192.0.2.1 --expires 90d")]
+  bellhop pki issue site node1 --san node1.example.com --san 192.0.2.1 --expires 90d
+  bellhop pki issue --client site alice")]
 struct Issue {
     /// The directory of the authority
     #[arg(value_name = "DIR")]
@@ -96,6 +97,10 @@ struct Issue {
     /// A further host name or IP address of the node; may be repeated
     #[arg(long, value_name = "NAME", value_parser = name)]
     san: Vec<String>,
+
+    /// The certificate is for a client: it can neither serve as a node nor send VMs to one
+    #[arg(long, conflicts_with = "san")]
+    client: bool,
 
     /// How long the certificate is valid
     #[arg(
@@ -167,10 +172,11 @@ fn issue_certificate(issue: &Issue) -> Result<(), Error> {
     subject.push(DnType::CommonName, issue.name.as_str());
     certificate.use_authority_key_identifier_extension = true;
     certificate.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    certificate.extended_key_usages = vec![
-        ExtendedKeyUsagePurpose::ServerAuth,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    ];
+    certificate.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    if !issue.client {
+        let usages = &mut certificate.extended_key_usages;
+        usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+    }
     limit(&mut certificate, issue.expires);
     let key = KeyPair::generate().map_err(unmade)?;
     let issuer = Issuer::new(authority(), signer);
@@ -325,6 +331,32 @@ mod tests {
             .with_single_cert(chain, key)
             .unwrap();
         fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_clients_certificate_identifies_no_node() {
+        let name = format!("bellhop-pki-client-{}", std::process::id());
+        let site = std::env::temp_dir().join(name);
+        let at = site.display();
+        run(&format!("pki init {at}")).unwrap();
+        // The name does not make it a node's.
+        run(&format!("pki issue --client {at} node1")).unwrap();
+        let chain = credentials::certificates(&site.join("node1.crt"), Holder::Service).unwrap();
+        let roots = credentials::authorities(&site.join("ca.crt"), Holder::Service).unwrap();
+        let (roots, provider) = (Arc::new(roots), Arc::new(default_provider()));
+        let client = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
+        let client = client.build().unwrap();
+        client
+            .verify_client_cert(&chain[0], &[], UnixTime::now())
+            .unwrap();
+        let server = WebPkiServerVerifier::builder_with_provider(roots, provider);
+        let server = server.build().unwrap();
+        let name = ServerName::try_from("node1").unwrap();
+        let refused = server.verify_server_cert(&chain[0], &[], &name, &[], UnixTime::now());
+        let refused = format!("{:?}", refused.unwrap_err());
+        assert!(refused.contains("InvalidPurpose"), "{refused}");
+        parse("pki issue --client site alice --san 192.0.2.1").unwrap_err();
+        fs::remove_dir_all(site).unwrap();
     }
 
     #[test]

@@ -27,6 +27,8 @@ const PRIME256V1: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7];
 const COMMON_NAME: &[u8] = &[0x55, 4, 3];
 const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1d, 17];
 const BASIC_CONSTRAINTS: &[u8] = &[0x55, 0x1d, 19];
+const EXTENDED_KEY_USAGE: &[u8] = &[0x55, 0x1d, 37];
+const CLIENT_AUTH: &[u8] = &[0x2b, 6, 1, 5, 5, 7, 3, 2];
 
 /// The validity period of a certificate.
 #[derive(Debug, Clone, Copy)]
@@ -47,12 +49,17 @@ pub(crate) struct Identity {
 impl Identity {
     /// A self-signed authority.
     pub(crate) fn authority(name: &str) -> Self {
-        make(name, None, Validity::Now)
+        make(name, None, Validity::Now, false)
     }
 
     /// A certificate signed by this authority, for a name or an IP address.
     pub(crate) fn signs(&self, name: &str, validity: Validity) -> Self {
-        make(name, Some(self), validity)
+        make(name, Some(self), validity, false)
+    }
+
+    /// The same for a client only.
+    pub(crate) fn signs_client(&self, name: &str) -> Self {
+        make(name, Some(self), Validity::Now, true)
     }
 
     pub(crate) fn certificate_pem(&self) -> String {
@@ -64,7 +71,7 @@ impl Identity {
     }
 }
 
-fn make(name: &str, issuer: Option<&Identity>, validity: Validity) -> Identity {
+fn make(name: &str, issuer: Option<&Identity>, validity: Validity, is_client: bool) -> Identity {
     let random = SystemRandom::new();
     let algorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;
     let document = EcdsaKeyPair::generate_pkcs8(algorithm, &random).unwrap();
@@ -84,7 +91,7 @@ fn make(name: &str, issuer: Option<&Identity>, validity: Validity) -> Identity {
         SEQUENCE,
         &[&identifier(EC_PUBLIC_KEY), &identifier(PRIME256V1)],
     );
-    let extension = match issuer {
+    let mut extensions = match issuer {
         None => {
             let authority = element(SEQUENCE, &[&element(BOOLEAN, &[&[0xff]])]);
             let critical = element(BOOLEAN, &[&[0xff]]);
@@ -105,6 +112,14 @@ fn make(name: &str, issuer: Option<&Identity>, validity: Validity) -> Identity {
             element(SEQUENCE, &[&identifier(SUBJECT_ALT_NAME), &value])
         }
     };
+    if is_client {
+        let usages = element(SEQUENCE, &[&identifier(CLIENT_AUTH)]);
+        let value = element(OCTET_STRING, &[&usages]);
+        extensions.extend(element(
+            SEQUENCE,
+            &[&identifier(EXTENDED_KEY_USAGE), &value],
+        ));
+    }
     let tbs = element(
         SEQUENCE,
         &[
@@ -118,7 +133,7 @@ fn make(name: &str, issuer: Option<&Identity>, validity: Validity) -> Identity {
                 SEQUENCE,
                 &[&key_algorithm, &element(BIT_STRING, &[&public_key])],
             ),
-            &element(EXTENSIONS, &[&element(SEQUENCE, &[&extension])]),
+            &element(EXTENSIONS, &[&element(SEQUENCE, &[&extensions])]),
         ],
     );
     let signature = signer.sign(&random, &tbs).unwrap();

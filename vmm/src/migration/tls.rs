@@ -5,9 +5,11 @@
 //! passes over a connection; `stream.rs` has the TLS connection itself.
 //!
 //! Both hosts show a certificate and check the peer's. The destination checks that the source's is
-//! from the authority. The source also checks that the destination's is for the host it has
-//! dialled. TLS 1.3 (RFC 8446) only, and no resumption: each connection shows its certificate anew.
+//! that of a node, from the authority (`node_verifier.rs`). The source also checks that the
+//! destination's is for the host it has dialled. TLS 1.3 (RFC 8446) only, and no resumption: each
+//! connection shows its certificate anew.
 
+mod node_verifier;
 mod stream;
 
 #[cfg(test)]
@@ -20,11 +22,12 @@ use std::sync::Arc;
 pub use bellhop_api::machine::TlsFiles;
 use rustls::client::Resumption;
 use rustls::pki_types::ServerName;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::NoServerSessionStorage;
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 
 use crate::Error;
 use crate::credentials::{self, Holder};
+use node_verifier::NodeVerifier;
 
 pub use stream::{SessionError, TlsStream};
 
@@ -80,16 +83,14 @@ impl Tls {
         client.alpn_protocols = vec![PROTOCOL.to_vec()];
         client.resumption = Resumption::disabled();
 
-        let verifier = WebPkiClientVerifier::builder_with_provider(authorities, provider.clone())
-            .build()
-            .map_err(|source| {
-                let path = files.authority.display();
-                Error::tls(format!("cannot check certificates against {path}")).because(source)
-            })?;
+        let verifier = NodeVerifier::new(authorities, &provider).map_err(|source| {
+            let path = files.authority.display();
+            Error::tls(format!("cannot check certificates against {path}")).because(source)
+        })?;
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(no_tls)?
-            .with_client_cert_verifier(verifier)
+            .with_client_cert_verifier(Arc::new(verifier))
             .with_single_cert(chain, key)
             .map_err(unmatched)?;
         server.alpn_protocols = vec![PROTOCOL.to_vec()];

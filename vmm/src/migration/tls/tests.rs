@@ -237,6 +237,16 @@ fn certificates_count_in_their_time_only() {
 }
 
 #[test]
+fn a_certificate_for_clients_only_is_refused_by_either_side() {
+    let authority = Identity::authority("mine");
+    let node = load(&authority.signs(HOST, Validity::Now), &authority);
+    // The name of a host does not make it a node's.
+    let client = load(&authority.signs_client(HOST), &authority);
+    destination_refuses(&client, &node, "InvalidPurpose");
+    source_refuses(&node, &client, "InvalidPurpose");
+}
+
+#[test]
 fn the_destination_must_be_the_host_that_was_dialled() {
     let authority = Identity::authority("mine");
     let source = load(&authority.signs("node1", Validity::Now), &authority);
