@@ -1,7 +1,4 @@
-//! `/v1/cordon`: whether the node takes new VMs. A file keeps that across restarts of the daemon.
-
-use std::fs::{self, File};
-use std::io::ErrorKind;
+//! `/v1/cordon`: whether the node takes new VMs.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -13,16 +10,14 @@ use crate::error::Error;
 /// Take no new virtual machines
 ///
 /// From now on the creation of virtual machines and their arrival from other nodes are refused (409
-/// `cordoned`), also after a restart of the daemon. Existing ones are not affected. `GET
-/// /v1/version` shows it.
+/// `cordoned`), also after a restart of the daemon. Existing ones are not affected. The response
+/// waits for creations in progress. `GET /v1/version` shows it.
 #[utoipa::path(put, path = "/v1/cordon", operation_id = "put_cordon", responses(
     (status = 204, description = "The node takes no new virtual machines"),
     (status = 500, description = "Internal error: the host failed", body = ErrorBody),
 ))]
 pub(super) async fn put(State(node): Api) -> Result<StatusCode, Error> {
-    let path = node.paths.cordon();
-    let kept = on_worker(move || File::create(path)?.sync_all()).await?;
-    kept.map_err(Error::context("cannot cordon the node"))?;
+    on_worker(move || node.machines.cordon()).await??;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -34,11 +29,7 @@ pub(super) async fn put(State(node): Api) -> Result<StatusCode, Error> {
     (status = 500, description = "Internal error: the host failed", body = ErrorBody),
 ))]
 pub(super) async fn remove(State(node): Api) -> Result<StatusCode, Error> {
-    let path = node.paths.cordon();
-    match on_worker(move || fs::remove_file(path)).await? {
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        removed => removed.map_err(Error::context("cannot uncordon the node"))?,
-    }
+    on_worker(move || node.machines.uncordon()).await??;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -58,6 +49,39 @@ mod tests {
         let vm: VmName = name.parse().unwrap();
         let put = node.machines.put(&vm, Condition::None, spec, None).await;
         put.map(drop).map_err(|error| error.answer().1)
+    }
+
+    #[tokio::test]
+    async fn a_creation_that_races_ends_before_the_cordon_or_is_refused() {
+        let name = format!("node-cordon-race-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let node = Node::below(&directory);
+        let mut creations = tokio::task::JoinSet::new();
+        for number in 0..16 {
+            let node = node.clone();
+            creations.spawn(async move {
+                let name = format!("vm{number}");
+                let created = create(&node, &name, "32M").await;
+                (name, created)
+            });
+            tokio::task::yield_now().await;
+        }
+        put(State(node.clone())).await.unwrap();
+        let names = |node: &Node| -> Vec<String> {
+            let list = node.machines.list().into_iter();
+            list.map(|(name, _)| name.to_string()).collect()
+        };
+        let before = names(&node);
+        for (name, created) in creations.join_all().await {
+            assert!(matches!(created, Ok(()) | Err("cordoned")), "{created:?}");
+            assert_eq!(
+                before.contains(&name),
+                created.is_ok(),
+                "{name}: {before:?}"
+            );
+        }
+        assert_eq!(names(&node), before);
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[tokio::test]

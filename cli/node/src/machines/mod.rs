@@ -35,6 +35,7 @@ mod announce;
 pub(crate) mod arrival;
 mod change;
 pub(crate) mod condition;
+mod cordon;
 pub(crate) mod departure;
 pub(crate) mod error;
 mod failing;
@@ -66,7 +67,7 @@ use ::vmm::api::API_LEVEL;
 use ::vmm::config::DiskConfig;
 use bellhop_api::machine::{MigrationStatus, WantedState};
 use bellhop_api::node::SnapshotName;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::runtime::Handle;
 
 pub(crate) use self::change::{Change, Put, Removed};
@@ -113,6 +114,8 @@ pub(crate) struct Machines {
     runtime: Handle,
     listener: Listener,
     slots: Mutex<BTreeMap<VmName, Arc<Slot>>>,
+    /// Held while a VM is created or begins to arrive, and exclusively while that is forbidden.
+    admission: RwLock<()>,
     /// Held while a check runs whether another VM has a device.
     reserving: Mutex<()>,
     /// One NIC at a time: VMs queue here instead of at the lock of the records, whose wait has a
@@ -218,6 +221,7 @@ impl Machines {
             runtime: Handle::current(),
             listener,
             slots: Mutex::new(slots),
+            admission: RwLock::default(),
             reserving: Mutex::default(),
             nics: Mutex::default(),
             ending: AtomicBool::new(false),

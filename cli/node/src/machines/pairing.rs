@@ -182,7 +182,7 @@ impl Machines {
         near: bool,
     ) -> Result<Awaited, Error> {
         let vm = slot.name();
-        self.check_not_cordoned()?;
+        let _admitted = self.admit()?;
         let ReceiveFromNode { mut spec, running } = wanted;
         // Its guest runs at the source.
         spec.state = Desired::Running;

@@ -28,7 +28,7 @@ impl Machines {
 
     fn plan_now(&self, slot: &Slot, spec: &VmSpec) -> Result<Plan, Error> {
         let vm = slot.name();
-        self.check_not_cordoned()?;
+        drop(self.admit()?);
         self.reserve(slot, spec)?;
         self.check(vm, spec)?;
         let mut steps = vec![format!("create the directories of {vm}")];

@@ -35,16 +35,6 @@ impl Machines {
         }
     }
 
-    /// Fails if this node takes no new VMs.
-    pub(super) fn check_not_cordoned(&self) -> Result<(), Error> {
-        if !self.paths.cordon().exists() {
-            return Ok(());
-        }
-        let message = "this node is cordoned: it takes no new virtual machines";
-        let error = Error::conflict("cordoned", message);
-        Err(error.hint("`bellhop node uncordon`, or DELETE /v1/cordon, has it take new ones again"))
-    }
-
     /// Creates, replaces, starts or stops a VM. One that is restored from a snapshot is always
     /// created or replaced.
     pub(super) fn put_now(
@@ -66,7 +56,7 @@ impl Machines {
             self.life(slot).delete(&mut record)?;
         }
         let Some(mut record) = slot.record() else {
-            self.check_not_cordoned()?;
+            let _admitted = self.admit()?;
             self.reserve(slot, &next.spec)?;
             self.life(slot).create(next)?;
             self.tell(slot.name(), Change::Created);
