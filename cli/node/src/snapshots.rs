@@ -5,7 +5,9 @@
 //!                     vm.json    0600   the VM and its spec; written first
 //!                     machine/          `vmm::snapshot`; appears when it is complete
 //! ```
-//! A name is no path, and symbolic links are not followed. So no request reaches another directory.
+//! A daemon that starts deletes snapshots without `machine/`, unless a VM's process still writes
+//! one. A name is no path, and symbolic links are not followed. So no request reaches another
+//! directory.
 //!
 //! Owns names and files. It must not know how a VM is saved or restored.
 
@@ -18,7 +20,7 @@ use axum::http::StatusCode;
 use bellhop_api::node::{BadSnapshotName, Snapshot, SnapshotName};
 use serde::{Deserialize, Serialize};
 use vmm::machine::Snapshot as SavedMachine;
-use vmm::snapshot::directory::Snapshot as Files;
+use vmm::snapshot::directory::{Snapshot as Files, is_being_written};
 use vmm::snapshot::format::version_of;
 
 use crate::error::{Error, ErrorKind, UNUSABLE};
@@ -250,6 +252,29 @@ impl Snapshots {
         fs::remove_dir_all(&directory).map_err(file(&directory))
     }
 
+    /// Deletes the incomplete snapshots of a daemon that was killed. Those that the processes of
+    /// VMs still write stay, and may become complete.
+    ///
+    /// # Errors
+    /// The directory cannot be read. A snapshot that cannot be deleted stays.
+    pub(crate) fn remove_incomplete(&self) -> Result<(), Error> {
+        for name in self.names()? {
+            let machine = self.machine(&name);
+            let found = fs::symlink_metadata(&machine);
+            let is_absent = found.is_err_and(|error| error.kind() == IoErrorKind::NotFound);
+            if !is_absent || is_being_written(&machine) {
+                continue;
+            }
+            match fs::remove_dir_all(self.directory(&name)) {
+                Ok(()) => tracing::warn!(snapshot = %name, "deleted an incomplete snapshot"),
+                Err(error) => {
+                    tracing::warn!(snapshot = %name, %error, "an incomplete snapshot stays");
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn check_exists(&self, name: &SnapshotName) -> Result<(), Error> {
         let found = fs::symlink_metadata(self.directory(name));
         if found.is_ok_and(|found| found.is_dir()) {
@@ -352,6 +377,35 @@ mod tests {
         assert_eq!(refusal(snapshots.open(&name)), (422, "unusable"));
         snapshots.remove(&name).unwrap();
         assert_eq!(refusal(snapshots.remove(&name)), (404, "no_such_snapshot"));
+        fs::remove_dir_all(&snapshots.0).unwrap();
+    }
+
+    #[test]
+    fn incomplete_snapshots_are_deleted_unless_a_process_writes_them() {
+        let snapshots = fresh("incomplete");
+        snapshots.remove_incomplete().unwrap();
+        let create = |name: &str| {
+            let name: SnapshotName = name.parse().unwrap();
+            // A killed daemon deletes nothing.
+            snapshots.create(&name, &about()).unwrap().complete();
+            snapshots.machine(&name)
+        };
+        let names = || {
+            let names = snapshots.names().unwrap().into_iter();
+            names.map(|name| name.to_string()).collect::<Vec<_>>()
+        };
+        fs::create_dir(create("complete")).unwrap();
+        symlink("/nonexistent", create("link")).unwrap();
+        create("begun");
+        fs::create_dir(create("half").with_file_name(".machine.partial")).unwrap();
+        fs::create_dir(snapshots.0.join("empty")).unwrap();
+        let written = create("written");
+        let writer = vmm::snapshot::directory::NewSnapshot::create(&written).unwrap();
+        snapshots.remove_incomplete().unwrap();
+        assert_eq!(names(), ["complete", "link", "written"]);
+        drop(writer);
+        snapshots.remove_incomplete().unwrap();
+        assert_eq!(names(), ["complete", "link"]);
         fs::remove_dir_all(&snapshots.0).unwrap();
     }
 

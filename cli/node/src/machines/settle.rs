@@ -11,6 +11,7 @@ use super::spec::{VmName, VmSpec};
 use super::steps::Settled;
 use super::{Change, Machines, supervisor};
 use crate::error::Error;
+use crate::snapshots::Snapshots;
 
 impl Machines {
     /// Brings the host in line with the records: see the module. Returns when all running VMs are
@@ -71,8 +72,12 @@ impl Machines {
         self.tidy(slot);
     }
 
-    /// Deletes devices and processes of VMs that do not exist.
+    /// Deletes devices and processes of VMs that do not exist, and incomplete snapshots.
     fn remove_strays(&self) {
+        if let Err(error) = Snapshots::of(&self.paths).remove_incomplete() {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(error, "cannot look for incomplete snapshots");
+        }
         let known = |name: &str| {
             let name = name.parse::<VmName>();
             name.is_ok_and(|name| self.slots().contains_key(&name))

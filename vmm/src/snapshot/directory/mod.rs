@@ -26,7 +26,7 @@ mod tests;
 
 pub use open::{OpenError, STATE_FILE_MAX, Snapshot};
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -119,10 +119,7 @@ impl NewSnapshot {
         let name = path.file_name().ok_or_else(|| CreateError::NoName {
             path: path.to_owned(),
         })?;
-        let mut temporary = OsString::from(".");
-        temporary.push(name);
-        temporary.push(".partial");
-
+        let temporary = temporary(name);
         let above = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
@@ -216,16 +213,34 @@ impl Drop for NewSnapshot {
     }
 }
 
+/// The name of the temporary directory.
+fn temporary(name: &OsStr) -> OsString {
+    let mut temporary = OsString::from(".");
+    temporary.push(name);
+    temporary.push(".partial");
+    temporary
+}
+
+/// Whether a process writes the snapshot `path` now.
+#[must_use]
+pub fn is_being_written(path: &Path) -> bool {
+    let Some(name) = path.file_name() else {
+        return false;
+    };
+    let flags = OPEN_DIRECTORY | OFlags::NOFOLLOW;
+    let opened = rustix::fs::open(path.with_file_name(temporary(name)), flags, Mode::empty());
+    opened.is_ok_and(|directory| {
+        let locked = rustix::fs::flock(directory, FlockOperation::NonBlockingLockShared);
+        locked == Err(Errno::WOULDBLOCK)
+    })
+}
+
 const OPEN_DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC);
 
 /// Reports early the error that the rename would return after all the work.
-fn refuse_existing(
-    parent: &OwnedFd,
-    path: &Path,
-    name: &std::ffi::OsStr,
-) -> Result<(), CreateError> {
+fn refuse_existing(parent: &OwnedFd, path: &Path, name: &OsStr) -> Result<(), CreateError> {
     let exists = || CreateError::Exists {
         path: path.to_owned(),
     };

@@ -53,11 +53,14 @@ fn mode(path: &Path) -> u32 {
 fn it_is_there_when_it_is_whole() {
     let place = Place::new("whole");
     let path = place.path();
+    assert!(!is_being_written(&path));
     let new = write(&path);
+    assert!(is_being_written(&path));
     assert_eq!(place.names(), [".vm1.partial"]);
     assert!(matches!(Snapshot::open(&path), Err(OpenError::Io { .. })));
     new.commit().unwrap();
     assert_eq!(place.names(), ["vm1"]);
+    assert!(!is_being_written(&path));
     assert_eq!(mode(&path), 0o700);
     assert_eq!(mode(&path.join(STATE_FILE)), 0o600);
     assert_eq!(mode(&path.join(MEMORY_FILE)), 0o600);
