@@ -115,6 +115,7 @@ ErrorCode = Literal[
     "saving",
     "settled",
     "started_again",
+    "starting",
     "still_runs",
     "store_failed",
     "too_many_readers",

@@ -176,6 +176,8 @@ described! {
         Settled,
         /// Another request wants the virtual machine to run.
         StartedAgain,
+        /// The virtual machine is starting.
+        Starting,
         /// The guest has not powered off in time and continues to run.
         StillRuns,
         /// The records of the daemon cannot be read or written.

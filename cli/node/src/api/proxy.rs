@@ -84,7 +84,39 @@ pub(super) fn target(uri: &Uri) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
+    use serde_json::json;
+
     use super::*;
+    use crate::context::Node;
+    use crate::machines::record::{Phase, Record, Step};
+    use crate::paths::Paths;
+    use crate::store::{Store, VMS};
+
+    #[tokio::test]
+    async fn a_process_that_may_not_listen_yet_is_not_asked() {
+        let name = format!("node-starting-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let paths = Paths::new(&directory.join("state"), &directory.join("run"));
+        paths.make().unwrap();
+        let spec = serde_json::from_value(json!({ "kernel": "/nonexistent" })).unwrap();
+        let mut record = Record::new(spec);
+        record.phase = Phase::Present;
+        record.steps_mut().push(Step::Process {
+            identity: None,
+            boot: "boot".to_owned(),
+        });
+        let store = Store::open(&paths.store()).unwrap();
+        store.put(VMS, "web", &record).unwrap();
+        drop(store);
+        let node = Node::below(&directory);
+        let name = "web".parse().unwrap();
+        let request = Request::post("/v1/vms/web/power-button");
+        let request = request.body(Body::empty()).unwrap();
+        let refused = forward(State(node), VmPath { name }, request).await;
+        let (status, code) = refused.unwrap_err().answer();
+        assert_eq!((status.as_u16(), code), (409, "starting"));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
 
     #[test]
     fn paths_are_the_machines_own() {

@@ -65,6 +65,11 @@ pub(super) fn not_running(vm: &VmName) -> Error {
     Error::conflict("not_running", message)
 }
 
+pub(super) fn starting(vm: &VmName) -> Error {
+    let message = format!("{vm} is starting: try again when it runs");
+    Error::conflict("starting", message).hint("GET /v1/vms/{name} shows its phase")
+}
+
 /// The operation is not possible on a running VM.
 pub(super) fn vm_runs(vm: &VmName, what: &str, hint: &'static str) -> Error {
     Error::conflict("vm_runs", format!("cannot {what} {vm}: it runs")).hint(hint)

@@ -73,7 +73,7 @@ use tokio::runtime::Handle;
 pub(crate) use self::change::{Change, Put, Removed};
 use self::condition::Condition;
 use self::departure::Account;
-use self::error::{no_vm, not_running, unfinished};
+use self::error::{no_vm, not_running, starting, unfinished};
 use self::health::InError;
 use self::observer::StepObserver;
 use self::operations::{Operations, Requested, Sent};
@@ -494,7 +494,7 @@ impl Machines {
     /// The API of a VM.
     ///
     /// # Errors
-    /// There is no such VM, it does not run, or its API has an unsupported level.
+    /// There is no such VM, it does not run or is starting, or its API has an unsupported level.
     pub(crate) fn vmm(&self, vm: &VmName) -> Result<Vmm, Error> {
         let slot = self.find(vm)?;
         let view = slot.view().clone();
@@ -502,7 +502,8 @@ impl Machines {
         match view.live {
             _ if !running => Err(not_running(vm)),
             Some(live) => self.check_level(vm, &live),
-            None => Ok(()),
+            // Its process may not listen yet.
+            None => Err(starting(vm)),
         }?;
         Ok(self.api_of(vm))
     }
