@@ -100,6 +100,98 @@ fn the_example_of_a_machine_is_a_configuration() {
     assert_eq!((config.vdpa.len(), config.disks.len()), (1, 1));
 }
 
+/// The pieces of code in a text, with their lines.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    prose(text).flat_map(|(number, line)| {
+        let pieces = line.split('`').skip(1).step_by(2);
+        pieces.map(move |piece| (number, piece))
+    })
+}
+
+/// A page names a source by its path or by the end of it.
+#[test]
+fn named_sources_exist() {
+    let sources = files(&[".rs"]);
+    let is_path = |word: &&str| {
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-./".contains(c);
+        word.ends_with(".rs") && word.chars().all(plain)
+    };
+    let mut wrong = Vec::new();
+    for page in files(&[".md"]) {
+        let text = read(&page);
+        for (line, word) in code(&text).filter(|(_, word)| is_path(word)) {
+            let end = format!("/{word}");
+            let named = |path: &String| path == word || path.ends_with(&end);
+            if !sources.iter().any(named) {
+                wrong.push(format!("{page}:{line}: {word}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "no such source:\n{}", wrong.join("\n"));
+}
+
+/// `FILE` or `FILE::TEST`, with a file of `tests/tests` by its name and others by their path.
+#[test]
+fn the_tests_that_prove_a_feature_exist() {
+    const AREAS: [&str; 6] = [
+        "api_",
+        "hardware_",
+        "mgmt_",
+        "migration_",
+        "rings_",
+        "skeleton_",
+    ];
+    let sources = files(&[".rs"]);
+    let text = read("docs/compatibility.md");
+    let mut proofs = 0;
+    for (line, word) in code(&text) {
+        let (file, test) = word.split_once("::").unwrap_or((word, ""));
+        let of_lab = AREAS.iter().any(|area| file.starts_with(area));
+        if !of_lab && !file.contains("/tests/") {
+            continue;
+        }
+        let file = file.trim_end_matches(".rs").trim_end_matches('/');
+        let begins = if of_lab {
+            format!("tests/tests/{file}")
+        } else {
+            file.to_owned()
+        };
+        let (name, folder) = (format!("{begins}.rs"), format!("{begins}/"));
+        let parts = sources.iter();
+        let parts = parts.filter(|path| **path == name || path.starts_with(&folder));
+        let parts: Vec<_> = parts.map(|path| read(path)).collect();
+        let place = format!("docs/compatibility.md:{line}: {word}");
+        assert!(!parts.is_empty(), "{place}: no such file");
+        let wanted = format!("fn {test}(");
+        let has = parts.iter().any(|part| part.contains(&wanted));
+        assert!(test.is_empty() || has, "{place}: no such test");
+        proofs += 1;
+    }
+    assert!(proofs > 100, "{proofs}");
+}
+
+/// The parts of each quoted error, between the marks `…`, are in a string of the program.
+#[test]
+fn the_quoted_errors_are_those_of_the_program() {
+    let page = read("docs/troubleshooting.md");
+    let (_, table) = page.split_once("## Error texts").unwrap();
+    // A string may continue on the next line.
+    let joined = |path: &String| -> String {
+        let text = read(path);
+        text.split("\\\n").map(str::trim_start).collect()
+    };
+    let sources: Vec<_> = files(&[".rs"]).iter().map(joined).collect();
+    let quoted = table
+        .lines()
+        .filter_map(|row| row.strip_prefix("| `")?.split('`').next());
+    let parts: Vec<_> = quoted.flat_map(|text| text.split('…')).collect();
+    assert!(parts.len() > 10, "{parts:?}");
+    for part in parts {
+        let found = sources.iter().any(|source| source.contains(part));
+        assert!(found, "no error has the text {part:?}");
+    }
+}
+
 /// The numbers in the table of `docs/versions.md`.
 #[test]
 fn the_page_about_versions_has_the_versions_of_the_program() {

@@ -208,7 +208,7 @@ impl InputPump {
         self.phase == Phase::Closed
     }
 
-    fn waits_for_nobody(&self) -> bool {
+    fn is_always_readable(&self) -> bool {
         let readiness = self.source.as_ref().map(|source| source.readiness);
         readiness == Some(Readiness::Always)
     }
@@ -224,7 +224,7 @@ impl InputPump {
     pub(crate) fn room(&mut self, receiver: &dyn Receiver, events: &EventLoop) -> Pumped {
         self.offer(receiver, events);
         // A file needs no wait: it is read as fast as the guest accepts it.
-        while self.waits_for_nobody() && self.phase == Phase::Reading && self.backlog.is_empty() {
+        while self.is_always_readable() && self.phase == Phase::Reading && self.backlog.is_empty() {
             if self.read(events) == Pumped::Leave {
                 return Pumped::Leave;
             }

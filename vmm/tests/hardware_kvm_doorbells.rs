@@ -133,7 +133,7 @@ fn read_and_say() -> Vec<u8> {
 }
 
 #[test]
-fn a_store_reaches_the_page_and_nobody_else() {
+fn a_store_reaches_the_page_and_no_thread() {
     let (rig, doorbells, remedy) = rig(&join(&[
         &asm::store(MMIO, 0x1234),
         &asm::out(PORT, b'.'),

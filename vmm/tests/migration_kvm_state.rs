@@ -1,5 +1,5 @@
-//! Saved vCPUs and VMs against a real `/dev/kvm`: guests of a few bytes that resume in a new VM,
-//! and states that no guest could have. The tests of the clocks need a KVM on hardware
+//! Saved vCPUs and VMs against a real `/dev/kvm`: guests of a few bytes that resume in a new VM.
+//! Also states that no guest could have. The tests of the clocks need a KVM on hardware
 //! virtualization: one that exposes the host's TSC to guests unchanged cannot set it.
 
 mod support;
@@ -93,7 +93,7 @@ fn value(state: &VcpuState, index: u32) -> Option<u64> {
 }
 
 #[test]
-fn a_guest_goes_on_in_another_vm() {
+fn a_guest_resumes_in_another_vm() {
     let rig = Rig::new(1, &teller());
     rig.load(XMM_SOURCE, b"sixteen bytes...");
     rig.vcpus.resume();

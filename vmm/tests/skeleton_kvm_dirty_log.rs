@@ -49,7 +49,7 @@ fn writes_of_vcpus_userspace_and_always_are_one_set() {
     tracker.take(&mut pages, &[]).unwrap();
     pages.clear();
     tracker.take(&mut pages, &[]).unwrap();
-    assert_eq!(numbers(&pages), [] as [u64; 0], "nobody wrote");
+    assert_eq!(numbers(&pages), [] as [u64; 0], "no writes");
 
     for page in [2, 3, 6] {
         rig.load(CODE, &store(page));

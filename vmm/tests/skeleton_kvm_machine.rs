@@ -387,7 +387,7 @@ fn generation() -> Vec<u8> {
 }
 
 #[test]
-fn each_guest_of_a_snapshot_is_told_that_it_is_another_one() {
+fn each_guest_of_a_snapshot_gets_another_generation_id() {
     let kernel = Temporary::new("generation", &kernel(&generation()));
     let directory = std::env::temp_dir().join(format!("bellhop-generation-{}", std::process::id()));
     let (console, mut output) = silent();

@@ -245,7 +245,7 @@ WatchPhase = Literal[
 
 
 class AlarmInfo(TypedDict):
-    """A queue that something is wrong with."""
+    """A queue with an alarm."""
 
     alarm: AlarmKind
     device: str
@@ -253,7 +253,7 @@ class AlarmInfo(TypedDict):
 
 
 class Awaited(TypedDict):
-    """Where a machine is waited for."""
+    """The address at which a node waits for a machine."""
 
     listen: str
 
@@ -267,7 +267,7 @@ class BellhopRun(TypedDict):
 
 
 class ConsolePaths(TypedDict):
-    """Where a virtual machine's console is."""
+    """The files of a virtual machine's console."""
 
     log: str
     socket: str
@@ -294,7 +294,7 @@ class DeviceInfo(TypedDict):
 
 
 class DiskConfig(TypedDict):
-    """A raw image to be given to the guest as a virtio-blk disk."""
+    """A raw image that the guest sees as a virtio-blk disk."""
 
     id: NotRequired[str | None]
     path: str
@@ -303,7 +303,7 @@ class DiskConfig(TypedDict):
 
 
 class DiskSummary(TypedDict):
-    """A disk in short."""
+    """A disk in a list."""
 
     address: str | None
     id: str
@@ -342,7 +342,7 @@ class DowntimeParts(TypedDict):
 
 
 class End(TypedDict):
-    """Why a machine is over."""
+    """Why a machine ended."""
 
     detail: str
     reason: EndReason
@@ -410,7 +410,7 @@ class FieldError(TypedDict):
 
 
 class Forecast(TypedDict):
-    """What sending a machine would cost."""
+    """The expected cost of a migration."""
 
     bytes_per_second: int | None
     copy_ms: int | None
@@ -511,8 +511,7 @@ HostNicSpec = TypedDict(
 
 
 class InFlight(TypedDict):
-    """Buffers that NICs had been given and had not used when the guest was stopped, by what the
-    queues are for."""
+    """Buffers that NICs held when the guest was stopped, by kind of queue."""
 
     cvq: int
     rx: int
@@ -559,7 +558,7 @@ class ManagementDevice(TypedDict):
 
 
 class MayBeElsewhere(TypedDict):
-    """Why a virtual machine may be elsewhere."""
+    """Why the location of a virtual machine is unknown."""
 
     destination: str
     reason: str
@@ -582,14 +581,14 @@ class MgmtdevListing(TypedDict):
 
 
 class MigrationObstacle(TypedDict):
-    """What is in the way of a migration."""
+    """A reason against a migration."""
 
     reason: str
     remedy: str | None
 
 
 class MigrationStatus(TypedDict):
-    """How far a migration is."""
+    """The state of a migration."""
 
     bytes_per_second: int
     direction: Direction
@@ -620,7 +619,7 @@ class NestedDevlinkInfo(TypedDict):
 
 
 class NicMove(TypedDict):
-    """The vDPA device that a NIC is to be on: `path` or `device`."""
+    """The new vDPA device of a NIC: `path` or `device`."""
 
     device: NotRequired[str | None]
     path: NotRequired[str | None]
@@ -681,7 +680,7 @@ class NodeMigrationRequestReceive(TypedDict):
 
 
 class Operation(TypedDict):
-    """Work of the daemon that takes long."""
+    """A request that takes long."""
 
     created_ms: int
     ended_ms: int | None
@@ -697,7 +696,7 @@ class Operation(TypedDict):
 
 
 class OperationProgress(TypedDict):
-    """How far an operation is."""
+    """Progress of an operation."""
 
     done: int
     forecast_downtime_ms: int | None
@@ -706,7 +705,7 @@ class OperationProgress(TypedDict):
 
 
 class OperationResult(TypedDict):
-    """What an operation came to: the member of its kind, if it has one."""
+    """The result of an operation, in the member of its kind."""
 
     migration: NotRequired[MigrationStatus | None]
     snapshot: NotRequired[SnapshotInfo | None]
@@ -714,7 +713,7 @@ class OperationResult(TypedDict):
 
 
 class PciFunction(TypedDict):
-    """A function of the PCI bus with what is made on it."""
+    """A function of the PCI bus with the devices on it."""
 
     driver: NotRequired[str | None]
     function: str
@@ -816,13 +815,13 @@ SendToNode = TypedDict(
 
 
 class SettleRequest(TypedDict):
-    """What is to be settled."""
+    """The resolution of an indeterminate migration."""
 
     settle: Place
 
 
 class Snapshot(TypedDict):
-    """A snapshot that the daemon keeps."""
+    """A snapshot in the daemon's store."""
 
     bytes: int
     created_ms: int | None
@@ -833,7 +832,7 @@ class Snapshot(TypedDict):
 
 
 class SnapshotInfo(TypedDict):
-    """A snapshot that was written."""
+    """A complete snapshot."""
 
     memory_bytes: int
     path: str
@@ -859,7 +858,7 @@ class SpecChanges(TypedDict):
 
 
 class Subfunction(TypedDict):
-    """A subfunction, or another device of the auxiliary bus on which vDPA devices are made."""
+    """A subfunction, or another device of the auxiliary bus with vDPA devices on it."""
 
     auxiliary: str
     driver: NotRequired[str | None]
@@ -871,7 +870,7 @@ class Subfunction(TypedDict):
 
 
 class Topology(TypedDict):
-    """Everything about vDPA on a machine."""
+    """The vDPA topology of a machine."""
 
     all_processes_seen: bool
     management: ManagementState
@@ -912,7 +911,7 @@ class TopologyQueue(TypedDict):
 
 
 class UpgradeInfo(TypedDict):
-    """An upgrade that was done."""
+    """A completed upgrade."""
 
     after: str
     before: str
@@ -920,13 +919,13 @@ class UpgradeInfo(TypedDict):
 
 
 class UpgradeRequest(TypedDict):
-    """Which program."""
+    """The new program."""
 
     program: str
 
 
 class VdpaConfig(TypedDict):
-    """As it is written."""
+    """The serialized form: a vDPA device for the guest, by `path` or by `fd`."""
 
     doorbell: NotRequired[Literal["auto", "on", "off"]]
     failover: NotRequired[str | None]
@@ -1023,7 +1022,7 @@ class VmConfigMemory(TypedDict):
 
 
 class VmConfig(TypedDict):
-    """Everything there is to say about a virtual machine before it starts."""
+    """The complete configuration of a VM."""
 
     cmdline: NotRequired[str]
     cpu: NotRequired[CpuBaseline]
@@ -1038,7 +1037,7 @@ class VmConfig(TypedDict):
 
 
 class VmInfo(TypedDict):
-    """A virtual machine at one moment."""
+    """The state of a virtual machine."""
 
     adopted: bool
     alarms: list[AlarmInfo]
@@ -1076,7 +1075,7 @@ class VmNic(TypedDict):
 
 
 class VmSnapshotRequest(TypedDict):
-    """Where a snapshot is to be: exactly one of `name` and `path`."""
+    """Where to write a snapshot: exactly one of `name` and `path`."""
 
     name: NotRequired[str | None]
     path: NotRequired[str | None]
@@ -1146,7 +1145,7 @@ class VmStateChange(TypedDict):
 
 
 class VmStatus(TypedDict):
-    """The machine at one moment."""
+    """The state of the machine."""
 
     alarms: list[AlarmInfo]
     api: int
@@ -1164,7 +1163,7 @@ class VmStatus(TypedDict):
 
 
 class WatchInfo(TypedDict):
-    """The ring of a queue as its indices in guest memory show it, looked at once a second."""
+    """The ring of a queue, from its indices in guest memory, which the VMM reads once a second."""
 
     completed: int
     completed_per_s: int
@@ -1177,13 +1176,13 @@ class WatchInfo(TypedDict):
 
 
 class DiskInfo(DiskSummary):
-    """A disk with all there is to say about it."""
+    """A disk in detail."""
 
     device: DeviceInfo | None
 
 
 class MigrationTrial(Forecast):
-    """Whether the machine could be sent, and what that would cost."""
+    """Whether the machine could be sent, and the expected cost."""
 
     destination: str
     movable: bool
@@ -1191,7 +1190,7 @@ class MigrationTrial(Forecast):
 
 
 class NicInfo(NicSummary):
-    """A NIC with all there is to say about it."""
+    """A NIC in detail."""
 
     device: DeviceInfo | None
     doorbell: Literal["auto", "on", "off"]
@@ -1205,7 +1204,7 @@ class NicInfo(NicSummary):
 
 
 class PhysicalFunction(PciFunction):
-    """A physical function with its virtual ones and its subfunctions."""
+    """A physical function with its virtual functions and subfunctions."""
 
     representors: list[Representor]
     subfunctions: list[Subfunction]

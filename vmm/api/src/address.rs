@@ -34,24 +34,26 @@ pub enum Address {
 pub enum BadAddress {
     /// The text is empty.
     #[error(
-        "nothing is given; say the path of the daemon's socket, https://HOST:PORT or ssh://HOST"
+        "the address is empty; use the path of the daemon's socket, https://HOST:PORT or \
+         ssh://HOST"
     )]
     Empty,
-    /// It is HTTP over a network.
-    #[error("the daemon is not asked over the network without TLS; say https://HOST:PORT")]
+    /// HTTP over a network.
+    #[error("HTTP over a network needs TLS; use https://HOST:PORT")]
     NoTls,
-    /// It has a host and a port without a scheme.
+    /// A host and a port without a scheme.
     #[error("{0:?} has no scheme; did you mean https://{0}? A file of that name is ./{0}")]
     NoScheme(String),
-    /// It has another scheme.
+    /// Another scheme.
     #[error(
-        "{0:?} is not known; say the path of the daemon's socket, https://HOST:PORT or ssh://HOST"
+        "{0:?} has an unknown scheme; use the path of the daemon's socket, https://HOST:PORT or \
+         ssh://HOST"
     )]
     Scheme(String),
-    /// It has no port, or no host.
+    /// No port, or no host.
     #[error("{0:?} is not HOST:PORT")]
     HostAndPort(String),
-    /// It does not name a host, or a socket on it, for `ssh`.
+    /// An invalid host or socket for `ssh`.
     #[error("{0:?} is not [USER@]HOST[:PORT][/SOCKET]")]
     Ssh(String),
 }

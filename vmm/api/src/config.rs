@@ -1,9 +1,9 @@
 //! The configuration of one VM.
 //!
-//! The command line's options, the configuration file and the API share one set of serde types:
-//! what one accepts, all accept, and unknown keys are errors everywhere. The types cannot hold
-//! values that cannot work (no vCPU, a memory size that wraps). This module knows no file format
-//! and opens nothing.
+//! The command line's options, the configuration file and the API share one set of serde types. A
+//! value that one accepts is accepted by all, and unknown keys are errors everywhere. The types
+//! cannot hold values that cannot work (no vCPU, a memory size that wraps). This module knows no
+//! file format and opens nothing.
 
 mod cpu_affinity;
 mod cpu_baseline;
@@ -35,7 +35,7 @@ pub use vdpa::{DescriptorError, NoSuchNic, VdpaConfig, VdpaDescriptor, VdpaSourc
 /// The default kernel command line.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
 
-/// Everything there is to say about a virtual machine before it starts.
+/// The complete configuration of a VM.
 ///
 /// ```toml
 /// kernel = "/boot/vmlinuz"
@@ -66,13 +66,13 @@ pub struct VmConfig {
     #[serde(default)]
     #[schema(value_type = u8, minimum = 1, maximum = 32, default = 1)]
     pub cpus: CpuCount,
-    /// Which processor the guest is shown: the host's, or a level of the x86-64 psABI for a guest
-    /// that is to move between hosts that differ. Other hosts must be of the same vendor.
+    /// The guest's CPU model: the host's, or a level of the x86-64 psABI. With a level the guest
+    /// can migrate between different hosts of one vendor.
     #[serde(default, skip_serializing_if = "CpuBaseline::is_host")]
     #[schema(default = CpuBaseline::default)]
     pub cpu: CpuBaseline,
-    /// Which CPUs of the host each vCPU may run on: a list for each, in their order
-    /// (`[[0, 1], [2]]`); anywhere where none is given.
+    /// The host CPUs of each vCPU: one list per vCPU, in their order (`[[0, 1], [2]]`). By default
+    /// vCPUs run on all CPUs.
     #[serde(default, skip_serializing_if = "CpuAffinity::is_empty")]
     #[schema(schema_with = schema::cpu_affinity)]
     pub cpu_affinity: CpuAffinity,
@@ -86,7 +86,7 @@ pub struct VmConfig {
     /// Disks, in the order of their PCI slots, after the vDPA devices.
     #[serde(default)]
     pub disks: Vec<DiskConfig>,
-    /// Whether queues that hang are noticed, and after how many seconds.
+    /// Whether the VMM detects stuck queues, and after how many seconds.
     #[serde(default)]
     #[schema(schema_with = schema::ring_watch)]
     pub ring_watch: RingWatch,
@@ -156,8 +156,7 @@ impl FromStr for CpuCount {
     }
 }
 
-/// Guest memory: a size alone (`"512M"`), or a size, the pages that back it and the NUMA node that
-/// it comes from.
+/// Guest memory: a size (`"512M"`), or a table of a size, the pages that back it and its NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 // The derived functions read and write a table; the impls below also accept a size alone.
 #[serde(remote = "Self", deny_unknown_fields)]
@@ -165,7 +164,7 @@ pub struct MemoryConfig {
     /// The size.
     #[serde(default)]
     pub size: MemorySize,
-    /// Back it with huge pages of the host.
+    /// Back it with the host's huge pages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hugepages: Option<HugePageSize>,
     /// Allocate it on this NUMA node of the host only.
@@ -197,7 +196,7 @@ impl HugePageSize {
 
 /// Not a size of huge pages.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is no size of huge pages: give 2M or 1G")]
+#[error("{0:?} is not a size of huge pages: give 2M or 1G")]
 pub struct HugePageSizeError(String);
 
 impl FromStr for HugePageSize {
@@ -267,17 +266,17 @@ impl FromStr for MemoryConfig {
     }
 }
 
-/// A raw image to be given to the guest as a virtio-blk disk.
+/// A raw image that the guest sees as a virtio-blk disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskConfig {
     /// The image: a regular file or a block device.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// A name for messages and the disk's serial number; `disk0`, `disk1`, … where none is given.
+    /// The disk's name in messages, and its serial number; `disk0`, `disk1`, … by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Refuse writes.
+    /// Reject writes.
     #[serde(default)]
     pub readonly: bool,
     /// As a vDPA device's `rescue`.

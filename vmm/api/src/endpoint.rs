@@ -25,9 +25,9 @@ pub enum Endpoint {
     },
 }
 
-/// Not an address.
+/// A text that is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no address of a migration; say unix:/PATH or tcp:HOST:PORT")]
+#[error("{0:?} is not an address of a migration; use unix:/PATH or tcp:HOST:PORT")]
 pub struct BadEndpoint(String);
 
 impl FromStr for Endpoint {

@@ -16,17 +16,17 @@ described! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum ErrorCode {
-        /// The virtual machine is still coming from another node.
+        /// The virtual machine is still arriving from another node.
         Arriving,
-        /// A response of another process makes no sense.
+        /// Another process sent an invalid response.
         BadAnswer,
-        /// A descriptor is missing, or is no vDPA device.
+        /// A descriptor is missing, or is not a vDPA device.
         BadDescriptor,
         /// The path has no valid name.
         BadName,
         /// A part of the URL or a header is invalid.
         BadParameter,
-        /// A certificate or key cannot be used.
+        /// A certificate or key is unusable.
         BadTls,
         /// The body is too large.
         BodyTooLarge,
@@ -36,17 +36,17 @@ described! {
         BrowserRefused,
         /// Too many requests wait.
         Busy,
-        /// The guest cannot announce this NIC.
+        /// The guest cannot announce this NIC's address.
         CannotAnnounce,
         /// The state of a device cannot be saved.
         CannotBeSaved,
         /// Operations of this kind cannot be cancelled.
         CannotCancel,
-        /// Writes of a device cannot be tracked.
+        /// The device's writes cannot be tracked.
         CannotFollowWrites,
         /// The device cannot be moved while its driver uses it.
         CannotHandOver,
-        /// The address cannot be listened on.
+        /// The daemon cannot listen on this address.
         CannotListen,
         /// The machine cannot be migrated.
         CannotMove,
@@ -60,9 +60,9 @@ described! {
         Crashed,
         /// The virtual machine is being deleted.
         Deleting,
-        /// Another virtual machine has this device.
+        /// Another virtual machine uses this device.
         DeviceTaken,
-        /// A different object of this name exists.
+        /// A different object has this name.
         Differs,
         /// The machine has ended.
         Ended,
@@ -72,7 +72,7 @@ described! {
         ExpiredToken,
         /// The virtual machine has another generation than `If-Match` names.
         GenerationConflict,
-        /// The virtual machine has arrived, or may have.
+        /// The virtual machine has arrived, or may have arrived.
         HasCome,
         /// The host failed.
         HostFailed,
@@ -80,13 +80,13 @@ described! {
         IdInUse,
         /// The object is in use.
         InUse,
-        /// The device lacks what the guest uses.
+        /// The device lacks features that the guest uses.
         Incompatible,
         /// The body ended early.
         IncompleteBody,
         /// Internal error.
         Internal,
-        /// The daemon ended before the result of the operation was known.
+        /// The daemon exited before the operation had a result.
         Interrupted,
         /// The body has an invalid or unknown member.
         InvalidBody,
@@ -94,13 +94,13 @@ described! {
         MalformedBody,
         /// The guest may run on another node.
         MayBeElsewhere,
-        /// The path does not have this method.
+        /// The path does not support this method.
         MethodNotAllowed,
         /// The machine is being migrated.
         Migrating,
         /// The name is in use.
         NameTaken,
-        /// The NIC has no working device: its driver has to reset it.
+        /// The NIC has no working device until its driver resets it.
         NicLost,
         /// The kernel or another process does not respond.
         NoAnswer,
@@ -112,9 +112,9 @@ described! {
         NoDestination,
         /// The kernel has no devlink.
         NoDevlink,
-        /// The machine has not been migrated.
+        /// The machine was never migrated.
         NoMigration,
-        /// No resources are left.
+        /// The resources are exhausted.
         NoRoom,
         /// The device has no SR-IOV.
         NoSriov,
@@ -122,21 +122,21 @@ described! {
         NoSuchDevice,
         /// The virtual machine has no log of this name.
         NoSuchLog,
-        /// The operation does not exist, or ended long ago.
+        /// The operation does not exist or is no longer stored.
         NoSuchOperation,
         /// The path does not exist.
         NoSuchPath,
-        /// The daemon keeps no snapshot of this name.
+        /// The daemon has no snapshot of this name.
         NoSuchSnapshot,
         /// The virtual machine does not exist.
         NoSuchVm,
         /// The request has no token.
         NoToken,
-        /// The kernel has no vDPA management here.
+        /// This kernel has no vDPA management.
         NoVdpa,
-        /// The device of this name is no disk.
+        /// The device of this name is not a disk.
         NotADisk,
-        /// The device of this name is no NIC.
+        /// The device of this name is not a NIC.
         NotANic,
         /// The machine has not arrived yet.
         NotArrived,
@@ -144,11 +144,11 @@ described! {
         NotFound,
         /// The virtual machine was not migrated and continues to run.
         NotMoved,
-        /// The driver has not negotiated what this needs.
+        /// The driver has not negotiated the required feature.
         NotNegotiated,
-        /// The daemon lacks the right to do it.
+        /// The daemon lacks the required permission.
         NotPermitted,
-        /// The virtual machine does not run.
+        /// The virtual machine is not running.
         NotRunning,
         /// The virtual machine keeps its program.
         NotUpgraded,
@@ -158,29 +158,29 @@ described! {
         OperationEnded,
         /// The process of the virtual machine has another API level.
         OtherApiLevel,
-        /// Another virtual machine of this name runs.
+        /// Another virtual machine of this name is running.
         OtherVmRuns,
-        /// The object is a part of a NIC.
+        /// The object belongs to a NIC.
         PartOfNic,
         /// The guest is paused and cannot power off.
         Paused,
         /// The kernel or another process refused the request.
         Refused,
-        /// The destination refused the virtual machine.
+        /// The destination rejected the virtual machine.
         RefusedThere,
         /// The role of the token is too low.
         RoleTooLow,
         /// The machine is being saved.
         Saving,
-        /// It is known where the guest is.
+        /// The location of the guest is known.
         Settled,
         /// Another request wants the virtual machine to run.
         StartedAgain,
         /// The virtual machine is starting.
         Starting,
-        /// The guest has not powered off in time and continues to run.
+        /// The guest did not power off in time and continues to run.
         StillRuns,
-        /// The records of the daemon cannot be read or written.
+        /// The daemon cannot read or write its records.
         StoreFailed,
         /// Too many clients read events or consoles.
         TooManyReaders,
@@ -188,7 +188,7 @@ described! {
         TooManyWatchers,
         /// The caller is unknown.
         UnknownCaller,
-        /// The operation has no query parameter of this name.
+        /// The operation has no such query parameter.
         UnknownParameter,
         /// The token is unknown.
         UnknownToken,
@@ -200,13 +200,13 @@ described! {
         Unusable,
         /// A virtual machine of this name exists.
         VmExists,
-        /// The virtual machine runs.
+        /// The virtual machine is running.
         VmRuns,
-        /// The request is no WebSocket handshake.
+        /// The request is not a WebSocket handshake.
         WebsocketRequired,
-        /// The authorization has another scheme than Bearer.
+        /// The authorization scheme is not Bearer.
         WrongScheme,
-        /// The state of the machine does not allow it.
+        /// The state of the machine does not allow the request.
         WrongState,
         /// A code of a later version.
         #[serde(other, skip_serializing)]
@@ -223,7 +223,7 @@ impl ErrorCode {
         Self::deserialize(text).unwrap_or(Self::Unknown)
     }
 
-    /// Its meaning, as a title.
+    /// The meaning of the code, as a title.
     #[must_use]
     pub fn title(self) -> String {
         let meaning = Self::MEANINGS.iter().find(|(code, _)| *code == self);
@@ -247,7 +247,7 @@ pub struct ErrorBody {
     #[serde(default)]
     #[schema(required, minimum = 400, maximum = 599)]
     pub status: u16,
-    /// What went wrong, as in `message`.
+    /// The cause, as in `message`.
     #[serde(default)]
     #[schema(required)]
     pub detail: String,
@@ -255,16 +255,16 @@ pub struct ErrorBody {
     #[serde(default)]
     #[schema(required, format = "uri")]
     pub instance: String,
-    /// A word for programs.
+    /// The kind of error, for programs.
     #[schema(value_type = ErrorCode)]
     pub code: String,
-    /// A sentence for people.
+    /// The error, for people.
     pub message: String,
-    /// Why, from the outermost cause to the innermost.
+    /// The causes, from the outermost to the innermost.
     #[serde(default)]
     #[schema(required)]
     pub causes: Vec<String>,
-    /// What can be done about it, if the message does not contain it.
+    /// The remedy, if the message does not contain it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Invalid members of the body.
@@ -295,10 +295,10 @@ impl ErrorBody {
 /// An invalid member of a body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FieldError {
-    /// Where it is, as a JSON pointer (RFC 6901): `/nics/0/mac`.
+    /// Its position, as a JSON pointer (RFC 6901): `/nics/0/mac`.
     #[schema(format = "json-pointer")]
     pub pointer: String,
-    /// What is wrong with it.
+    /// The reason.
     pub detail: String,
 }
 

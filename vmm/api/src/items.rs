@@ -1,4 +1,4 @@
-//! Lists in answers.
+//! Lists in responses.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

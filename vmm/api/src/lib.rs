@@ -1,11 +1,11 @@
 //! The types of Bellhop's APIs: those of one VM ([`machine`]) and of the node daemon ([`node`]).
 //!
-//! Each request and each answer is defined here once. Servers, the node daemon as a client of its
-//! VMs, the command line and tests use these types, and both OpenAPI documents are generated from
-//! them. Requests reject unknown fields. Answers ignore them, and map words of a later version to
+//! Each request and each response is defined here once. Servers, the node daemon as a client of its
+//! VMs, the command line and tests use these types. Both OpenAPI documents are generated from them.
+//! Requests reject unknown fields. Responses ignore them, and map words of a later version to
 //! `Unknown`, so a client understands a server of another version.
 //!
-//! Owns names and forms. It must not know how a request is carried out, nor how it is sent.
+//! Owns names and formats. It must not know how a request is executed or sent.
 
 /// Implements serde for a type whose text form is its `FromStr` and `Display`.
 macro_rules! text_form {

@@ -42,7 +42,7 @@ pub use vm::{
 pub struct Version {
     /// The version of Bellhop.
     pub version: String,
-    /// The level of this API: grows when clients have to know of a change.
+    /// The level of this API. It increases for changes that clients must know about.
     pub api: u32,
     /// The daemon's process.
     pub pid: u32,
@@ -66,21 +66,22 @@ pub struct EventQuery {
     #[serde(rename = "type")]
     #[param(value_type = Option<EventChange>)]
     pub kind: Option<String>,
-    /// Begin after this generation; 0: with the oldest event that is kept. The header Last-Event-ID
-    /// takes precedence. Without both the stream has new events only.
+    /// Begin after this generation; 0 means the oldest stored event. The header Last-Event-ID takes
+    /// precedence. Without both the stream has new events only.
     pub since: Option<u64>,
     /// `false`: end after the events that have happened
     pub follow: Option<bool>,
 }
 
-/// Which virtual machines a list has: those that fit each member.
+/// Which virtual machines a list has: those that match all members.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct VmQuery {
     /// Only those with these labels: `KEY=VALUE`, or `KEY` with any value, with commas between
     #[param(
-        pattern = "^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}(=[A-Za-z0-9._/-]{0,63})?(,[A-Za-z0-9][A-Za-z0-9._/-]{0,62}(=[A-Za-z0-9._/-]{0,63})?){0,31}$",
+        pattern = "^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}(=[A-Za-z0-9._/-]{0,63})?\
+                   (,[A-Za-z0-9][A-Za-z0-9._/-]{0,62}(=[A-Za-z0-9._/-]{0,63})?){0,31}$",
         example = "tier=web"
     )]
     pub label: Option<String>,
@@ -121,10 +122,10 @@ pub const LOG_GAP: &str = "x-log-gap";
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct LogQuery {
-    /// The last lines, so many: 1000 where neither this nor `after` is given
+    /// Number of lines from the end: 1000 without this and `after`
     #[param(maximum = 100000)]
     pub tail: Option<u32>,
-    /// The text added behind this value of the header `x-log-position`; `tail` is unused then
+    /// The text after this value of the header `x-log-position`; `tail` is ignored then
     #[param(pattern = "^[0-9]{1,19}-[0-9]{1,19}-[0-9]{1,19}$")]
     pub after: Option<String>,
 }
@@ -134,27 +135,27 @@ pub struct LogQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ConsoleQuery {
-    /// `true`: only show the output, beside any number of other clients
+    /// `true`: only read the output, beside any number of other clients
     pub read_only: Option<bool>,
-    /// `true`: disconnect the client that writes, and write in its place
+    /// `true`: disconnect the client that writes, and write instead
     pub take: Option<bool>,
     /// `true`: send the last 64 KiB of earlier output first
     pub history: Option<bool>,
 }
 
 send_request! {
-    /// To which node a machine is sent, and how.
+    /// The destination node of a machine, and how to send it.
     SendToNode {
         /// The other node's daemon: `https://HOST:PORT`, or `node:/PATH` of its socket on this
-        /// host. For a process that waits (`unix:/PATH`, `tcp:HOST:PORT`) this is as the machine's
-        /// own API describes it.
+        /// host. `unix:/PATH` and `tcp:HOST:PORT` name a waiting process, as in the VM's own API.
         pub destination: String,
-        /// The machine's name there; its name here if none is given.
+        /// The machine's name at the destination; the same name by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<String>, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
         pub name: Option<String>,
-        /// What all of its NICs are made of there, as `from` of a NIC, also those on devices that
-        /// are there already; without it each is made of, or found under, the same name as here.
+        /// The source of all of its NICs at the destination, like `from` of a NIC. It also replaces
+        /// NICs on existing devices. By default each NIC is created from, or found under, the same
+        /// name as here.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub from: Option<String>,
     }
@@ -182,7 +183,7 @@ impl SendToNode {
     }
 }
 
-/// Where a machine is waited for.
+/// The address at which a node waits for a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Awaited {
     /// `unix:/PATH` or `tcp:HOST:PORT`.

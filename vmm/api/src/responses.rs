@@ -47,7 +47,7 @@ groups! {
         400 => "The body is not JSON",
         408 => "The body did not arrive in time",
         413 => "The body is too large",
-        422 => "Invalid body: an unknown member or an invalid value; or a named object cannot be used",
+        422 => "Invalid body: an unknown member or invalid value, or a named object is unusable",
     }
 
     /// Of a request with a name in its path.
@@ -77,12 +77,12 @@ groups! {
         409 => "The state of the machine, or of one of its devices, does not allow it",
     }
 
-    /// Of a request that a machine has to answer.
+    /// Of a request that a machine answers.
     BusyErrors: StateErrors {
         503 => "Too many requests wait, or this process is about to exit",
     }
 
-    /// Of a request that a machine and its host have to carry out.
+    /// Of a request that a machine and its host execute.
     HostErrors: BusyErrors {
         500 => "Internal error: the host failed",
     }
@@ -95,8 +95,8 @@ groups! {
 
     /// Of a request to the node daemon that the kernel answers.
     KernelErrors {
-        409 => "Conflict: the object is in use, a driver or right is missing, or the kernel refused",
-        500 => "Internal error: a response or file of the kernel makes no sense",
+        409 => "Conflict: in use, a driver or right is missing, or the kernel refused the request",
+        500 => "Internal error: the kernel sent an invalid response, or a file of it is invalid",
         503 => "The kernel does not respond, or too many requests wait",
     }
 

@@ -146,7 +146,7 @@ fn devices_are_there() {
 }
 
 #[test]
-fn the_generation_id_is_where_the_guest_is_told_and_no_table_is() {
+fn the_dsdt_has_the_address_of_the_generation_id_and_no_table_is_there() {
     let layout = Layout::new(256 * MIB, 40).unwrap();
     let area = build(&layout, 1);
     let dsdt = follow(&area).dsdt;
@@ -207,7 +207,11 @@ fn written_where_the_guest_looks_and_again_on_reboot() {
 
 proptest! {
     #[test]
-    fn every_machine_fits(cpus in 1u8..=255, pages in 4096u64..=RAM_MAX / PAGE_SIZE, bits in 42u8..=52) {
+    fn every_machine_fits(
+        cpus in 1u8..=255,
+        pages in 4096u64..=RAM_MAX / PAGE_SIZE,
+        bits in 42u8..=52,
+    ) {
         let layout = Layout::new(pages * PAGE_SIZE, bits).unwrap();
         let area = build(&layout, cpus);
         prop_assert!(area.len() as u64 <= ACPI_TABLES_LEN);

@@ -187,8 +187,8 @@ impl Controller {
         let mut phase = self.phase.lock();
         let Phase::BeforeBoot(before) = &mut *phase else {
             return Err(self.wrong_state(
-                "its configuration is given before it starts; NICs and disks of a running machine \
-                 come and go with PUT and DELETE of /v1/vm/nics/{id} and /v1/vm/disks/{id}",
+                "configure a machine before it starts; add and remove NICs and disks of a running \
+                 machine with PUT and DELETE of /v1/vm/nics/{id} and /v1/vm/disks/{id}",
             ));
         };
         if before.as_ref() != Some(&config) {
@@ -216,7 +216,7 @@ impl Controller {
         let migration = arriving.migration().clone();
         let mut phase = self.phase.lock();
         let Phase::BeforeBoot(_) = &*phase else {
-            return Err(self.wrong_state("a machine can come only where none is"));
+            return Err(self.wrong_state("a process with a machine cannot receive another one"));
         };
         self.request_start(&mut phase, Origin::Migration(Box::new(arriving)), None)?;
         Ok(migration)

@@ -43,13 +43,13 @@ pub(super) enum ApiError {
     #[error(transparent)]
     Failed(#[from] Error),
     /// There is no migration to show or to cancel.
-    #[error("the machine has not been migrated, nor is it")]
+    #[error("the machine was never migrated")]
     NoMigration,
     /// A migration is in progress already.
-    #[error("a migration of the machine is under way; DELETE /v1/vm/migration ends it")]
+    #[error("a migration of the machine is in progress; DELETE /v1/vm/migration cancels it")]
     MigrationRuns,
     /// The place of the guest is known.
-    #[error("it is settled where the machine's guest is, or not decided yet")]
+    #[error("the guest's location is known, or the migration has not ended")]
     Settled,
     /// The process cannot create a thread.
     #[error("cannot start a thread")]
@@ -83,7 +83,7 @@ impl Problem for ApiError {
     fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Http(error) => error.hint(),
-            Self::NoConfig => Some("PUT /v1/vm gives the machine its configuration"),
+            Self::NoConfig => Some("configure the machine with PUT /v1/vm"),
             Self::Start(_) => Some("PUT /v1/vm with another configuration, or try again"),
             Self::Request(RequestError::Busy) | Self::TooManyWatchers => Some("try again later"),
             _ => None,

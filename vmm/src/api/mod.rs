@@ -44,11 +44,10 @@ use std::time::Duration;
 
 /// The level of this API, in `GET /v1/vm`'s `api`.
 ///
-/// It is incremented for changes that clients must know about: a field that is removed or changes
-/// its meaning, or a request that is no longer supported. Additions (a field of an answer, an
-/// endpoint, an optional field of a request) do not change it. Clients ignore unknown fields. A
-/// node daemon adopts VMs of its own level and of the one before, so it can be updated while VMs
-/// run.
+/// It is incremented for changes that clients must know about. Such a change removes a field, gives
+/// it another meaning, or ends support for a request. Additions do not change it: a field of a
+/// response, an endpoint, an optional field of a request. Clients ignore unknown fields. A node
+/// daemon adopts VMs of its own level and of the one before, so it can be updated while VMs run.
 ///
 /// | level | since | change |
 /// |---|---|---|

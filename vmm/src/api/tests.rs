@@ -185,7 +185,8 @@ fn bodies_are_refused_by_the_field() {
             "unknown field `shared`",
         ),
         (
-            r#"{"kernel": "k", "vdpa": [{"path": "/a"}, {"path": "/b", "mac": "01:00:00:00:00:00"}]}"#,
+            r#"{"kernel": "k", "vdpa": [{"path": "/a"},
+               {"path": "/b", "mac": "01:00:00:00:00:00"}]}"#,
             (422, "invalid_body"),
             "at vdpa[1].mac",
         ),
@@ -458,7 +459,9 @@ fn garbage_is_survived() {
         (headers.as_bytes(), "431"),
         (long.as_bytes(), "431"),
         (
-            b"PUT /v1/vm HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
+            b"PUT /v1/vm HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+              content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n\
+              fffffffffffffffff\r\n",
             "400",
         ),
     ] {
@@ -529,7 +532,8 @@ fn more_connections_than_there_is_room_for_wait() {
 fn a_client_can_go_while_it_is_started_for() {
     let served = Served::new("gone");
     let put = format!(
-        "PUT /v1/vm HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{JSON}\r\ncontent-length: {}\r\n\r\n{CONFIG}",
+        "PUT /v1/vm HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{JSON}\r\n\
+         content-length: {}\r\n\r\n{CONFIG}",
         CONFIG.len()
     );
     assert!(served.raw(put.as_bytes()).starts_with("HTTP/1.1 204"));

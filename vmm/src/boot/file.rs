@@ -79,8 +79,8 @@ impl CopyError {
 }
 
 /// Reads exactly `len` bytes from `reader` to guest-physical `address`. The range must be inside
-/// one region of memory, like all of [`crate::layout::Layout::loadable`]: a short read would
-/// otherwise continue at the start of the next region.
+/// one region of memory, like all of [`crate::layout::Layout::loadable`]. Otherwise a short read
+/// would continue at the start of the next region.
 ///
 /// `read_exact_volatile_from` of `vm-memory` fails at the first short read, so this needs its own
 /// loop. Reads are short beyond 2 GiB and on network file systems.

@@ -90,9 +90,9 @@ pub struct BootRegisters {
 }
 
 impl BootRegisters {
-    /// Model-specific registers for *every* processor before it first runs: IA32_MISC_ENABLE with
-    /// fast strings; IA32_MTRR_DEF_TYPE with MTRRs on and write-back as the default, as firmware
-    /// leaves them.
+    /// Model-specific registers for *every* processor before it first runs, as firmware leaves
+    /// them. IA32_MISC_ENABLE enables fast strings. IA32_MTRR_DEF_TYPE enables MTRRs, with
+    /// write-back as the default.
     pub const MSRS: [kvm_msr_entry; 2] = [
         kvm_msr_entry {
             index: 0x1a0,
@@ -136,8 +136,8 @@ impl BootRegisters {
     /// * PVH: 32-bit protected mode, paging off.
     /// * Linux64: long mode on the page tables at [`BOOT_PAGE_TABLES`].
     ///
-    /// The interrupt descriptor table is empty: a fault before the kernel has set up its own ends
-    /// in a shutdown and not in a wild jump.
+    /// The interrupt descriptor table is empty. So a fault before the kernel has set up its own
+    /// table shuts the machine down instead of a wild jump.
     #[must_use]
     pub fn special(&self, initial: kvm_sregs) -> kvm_sregs {
         let data = DATA.load(DATA_SELECTOR);

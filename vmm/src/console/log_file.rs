@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotation_that_fails_loses_and_goes_on() {
+    fn a_failed_rotation_loses_bytes_and_writing_continues() {
         let directory = Directory::new("console-rotate");
         let path = directory.log();
         let mut log = LogFile::open(&path, 10).unwrap();

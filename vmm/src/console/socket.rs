@@ -84,8 +84,8 @@ pub struct ConsoleLoss {
 }
 
 impl ConsoleSocket {
-    /// Listens on `path`, and writes all output to `log` as well: a file of at most 16 MiB, and an
-    /// older one beside it whose name ends in `.1`. Both have mode 0600.
+    /// Listens on `path`, and writes all output to `log` as well. The log has at most 16 MiB; an
+    /// older one beside it has a name that ends in `.1`. Both have mode 0600.
     ///
     /// # Errors
     /// A socket that a process serves is left alone, and so is a file that is neither a socket nor

@@ -144,7 +144,7 @@ fn a_regular_file_is_read_as_room_comes() {
     file.seek(SeekFrom::Start(0)).unwrap();
     // A memfd can't be waited for, like any regular file.
     let mut pump = pump(Input(file), &events);
-    assert!(pump.waits_for_nobody());
+    assert!(pump.is_always_readable());
     let fifo = Fifo::default();
     for _ in 0..20 {
         assert_eq!(pump.room(&fifo, &events), Pumped::Stay);

@@ -196,7 +196,8 @@ mod tests {
 
     #[test]
     fn a_field_that_is_there_twice_is_named() {
-        let taken = r#"{"a": [{"b": null}, {"b": -1.5}], "c": {"b": true, "d": "b", "e": 18446744073709551615}}"#;
+        let taken = r#"{"a": [{"b": null}, {"b": -1.5}],
+            "c": {"b": true, "d": "b", "e": 18446744073709551615}}"#;
         assert!(parse::<Value>(taken.as_bytes()).is_ok());
         for twice in [
             r#"{"b": 1, "b": 1}"#,

@@ -2,9 +2,9 @@
 //!
 //! Owns the limits of clients ([`server`]), the socket's file ([`socket`]), bodies and URLs
 //! ([`body`], [`parameters`]) and passed open files ([`descriptors`]). Owns also the form of errors
-//! ([`problem`]), descriptions ([`description`]), metrics ([`metrics`]), the ID of each request
-//! ([`request_id`]), the rules for requests ([`request_rules`]) and the client ([`client`]). It
-//! must not know the content of requests, nor VMs.
+//! ([`problem`]), descriptions ([`description`]), metrics ([`metrics`]) and the ID of each request
+//! ([`request_id`]). The rules for requests ([`request_rules`]) and the client ([`client`]) are
+//! here too. It must not know the content of requests, nor VMs.
 //!
 //! ```text
 //!   Transport ──> server: slots, times, sizes ──> request_id ──> the API's router ─┐

@@ -9,7 +9,7 @@ use super::problem::HttpError;
 /// The longest name of a device.
 const NAME_MAX: usize = 64;
 
-/// The name of a device in the path: 1 to 64 letters, digits, `.`, `_`, `:` or `-`; not `.` or `..`.
+/// The name of a device in the path: 1 to 64 letters, digits, `.`, `_`, `:` or `-`; not `.` or `..`
 #[derive(Debug)]
 pub struct DeviceName(
     /// The decoded name.
@@ -29,7 +29,8 @@ impl<S: Send + Sync> FromRequestParts<S> for DeviceName {
             Ok(Self(name))
         } else {
             Err(HttpError::Parameter(format!(
-                "a device's name has 1 to {NAME_MAX} letters, digits, dots, underscores, colons or hyphens"
+                "a device's name has 1 to {NAME_MAX} letters, digits, dots, underscores, colons \
+                 or hyphens"
             )))
         }
     }

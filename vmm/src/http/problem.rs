@@ -68,7 +68,7 @@ pub enum HttpError {
     #[error("there is no {0} here")]
     NoSuchPath(String),
     /// The route does not have this method.
-    #[error("{path} does not know the method {method}")]
+    #[error("{path} does not support the method {method}")]
     Method {
         /// The path.
         path: String,
@@ -79,7 +79,7 @@ pub enum HttpError {
     #[error("the body is not JSON")]
     Malformed(#[source] serde_json::Error),
     /// JSON with an invalid value.
-    #[error("the body is not what is wanted{}: {reason}", place(at))]
+    #[error("the body is invalid{}: {reason}", place(at))]
     Invalid {
         /// The position in the body as a JSON pointer: `/vdpa/0/mac`.
         at: String,
@@ -104,13 +104,13 @@ pub enum HttpError {
     #[error("this operation does not support the header {0}")]
     Condition(HeaderName),
     /// The request has an `Origin`, which only browsers send.
-    #[error("requests of browsers are refused: this one has the header origin")]
+    #[error("requests from browsers are rejected: this one has the header origin")]
     Browser,
     /// A body that is too large.
     #[error("the body has more than {BODY_MAX} bytes")]
     TooLarge,
     /// A body that did not arrive in time.
-    #[error("the body did not come within {} s", BODY_TIME.as_secs())]
+    #[error("the body did not arrive within {} s", BODY_TIME.as_secs())]
     TooSlow,
     /// A body that ended early.
     #[error("the body could not be received")]
@@ -153,13 +153,13 @@ impl Problem for HttpError {
     fn hint(&self) -> Option<&'static str> {
         match self {
             Self::NoSuchPath(_) | Self::Method { .. } | Self::Invalid { .. } => {
-                Some("GET /v1/openapi.json describes what there is")
+                Some("GET /v1/openapi.json describes all paths")
             }
             Self::ContentType => Some(
                 "send the header `content-type: application/json`; PATCH also takes \
                  `application/merge-patch+json`",
             ),
-            Self::Condition(_) => Some("send the request without it; it was not carried out"),
+            Self::Condition(_) => Some("send the request without it; nothing has changed"),
             Self::Browser => Some("send the request without it, from a client outside a browser"),
             _ => None,
         }

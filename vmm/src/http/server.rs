@@ -161,7 +161,7 @@ pub async fn serve<T: Transport>(transport: T, router: Router, ended: watch::Rec
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection to the API cannot be accepted");
+                tracing::warn!(%error, "cannot accept a connection to the API");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -191,7 +191,8 @@ async fn serve_incoming<T: Transport>(
 ) {
     let established = tokio::select! {
         _ = ended.wait_for(|ended| *ended) => return,
-        established = tokio::time::timeout(ESTABLISH_TIME, transport.establish(incoming)) => established,
+        established =
+            tokio::time::timeout(ESTABLISH_TIME, transport.establish(incoming)) => established,
     };
     match established.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         Ok((stream, peer)) => {

@@ -31,7 +31,7 @@ pub enum SocketError {
     #[error("another process serves {0} already; give another path, or stop that process")]
     InUse(PathBuf),
     /// The file is not a socket, so it is not treated as a stale one.
-    #[error("{0} is there and is no socket; give another path")]
+    #[error("{0} exists and is not a socket; give another path")]
     NotASocket(PathBuf),
     /// The name is too long for a Unix socket (107 bytes), or has a zero byte.
     #[error("{path} cannot be a socket's name: at most 107 bytes")]
@@ -43,7 +43,7 @@ pub enum SocketError {
         source: io::Error,
     },
     /// The socket cannot be created.
-    #[error("cannot make the socket {path}")]
+    #[error("cannot create the socket {path}")]
     Make {
         /// The path.
         path: PathBuf,
@@ -68,7 +68,7 @@ impl Drop for SocketFile {
         if identity(&self.path).is_ok_and(|there| there == self.identity)
             && let Err(error) = fs::remove_file(&self.path)
         {
-            tracing::warn!(path = %self.path.display(), %error, "a socket stays behind");
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove a socket's file");
         }
     }
 }
@@ -130,7 +130,7 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
     }
     match UnixStream::connect(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            tracing::info!(path = %path.display(), "a stale socket is replaced");
+            tracing::info!(path = %path.display(), "replacing a stale socket");
             fs::remove_file(path).map_err(make)
         }
         // A datagram socket (EPROTOTYPE) is in use, too.

@@ -1,8 +1,8 @@
 //! The guest's results of the CPUID instruction.
 //!
 //! Pure functions from the leaves that the host supports to the leaves of one vCPU. They own the
-//! topology that the guest sees: one package with as many cores as the VM has vCPUs, one thread per
-//! core, one last-level cache, APIC ids from 0. Everything else passes as KVM or a baseline
+//! topology that the guest sees. It has one package with one core per vCPU, one thread per core,
+//! one last-level cache, and APIC ids from 0. Everything else passes as KVM or a baseline
 //! (`baseline.rs`) offers it, except nested virtualization, which is hidden. Its state would have
 //! to be reset and migrated too. This module must not call the kernel.
 //!

@@ -6,7 +6,7 @@
 //! of an address.
 //!
 //! A doorbell's slot has no flags: it is never logged as dirty, because it is not guest memory. The
-//! kernel maps its page for writes only, so a guest's first access to it must be a write: a read
+//! kernel maps its page for writes only, so a guest's first access to it must be a write. A read
 //! makes KVM_RUN return EFAULT (see [`crate::vcpu::FaultHandler`]).
 //!
 //! The ioeventfds have no data match and length 0. For KVM that is any write of any width and, on

@@ -129,9 +129,9 @@ impl MemorySlots {
     /// Adds a slot and returns its number; the lowest free one.
     ///
     /// # Safety
-    /// `range.host_address .. + range.len` must be memory that is mapped for as long as `owner`
-    /// lives, and that nothing in this process holds as a Rust reference: the guest reads and
-    /// writes it at any time.
+    /// The memory at `range.host_address .. + range.len` must stay mapped for as long as `owner`
+    /// lives. Nothing in this process may hold it as a Rust reference: the guest reads and writes
+    /// it at any time.
     ///
     /// # Errors
     /// The range is invalid or overlaps another one; no slot is left; the ioctl failed. Nothing has

@@ -217,7 +217,7 @@ mod tests {
     };
 
     #[test]
-    fn the_clock_goes_on_as_asked() {
+    fn the_clock_continues_by_its_policy() {
         assert_eq!(SAVED.at(ClockPolicy::StandStill, u64::MAX), 5_000);
         assert_eq!(SAVED.at(ClockPolicy::Advance, 1_000_300), 5_300);
         // The destination's clock is behind.

@@ -1,5 +1,5 @@
-//! Structures of the KVM uapi in a saved state: exactly the structure's bytes, in the layout of
-//! `include/uapi/asm/kvm.h` for x86-64 (little-endian; the kernel never changes it).
+//! Structures of the KVM uapi in a saved state. They are exactly the structure's bytes, in the
+//! layout of `include/uapi/asm/kvm.h` for x86-64 (little-endian; the kernel never changes it).
 //!
 //! For `#[serde(with = "...")]`. The implementations in `kvm-bindings` accept any number of bytes,
 //! and pad with zeros or truncate. A saved state comes from a file or a peer, and one that is too

@@ -28,7 +28,7 @@ pub enum Exit {
     Unsettled,
 }
 
-/// The end of a machine that was asked to stop, as `detail` states.
+/// The end of a machine after a request to stop, as `detail` states.
 pub(crate) fn stopped(detail: &str) -> End {
     End {
         reason: EndReason::Stopped,

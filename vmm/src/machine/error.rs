@@ -73,7 +73,8 @@ pub enum RequestError {
     /// A snapshot is being written: changes to guest memory have to wait.
     #[error("a snapshot of the machine is being written; try again when it is done")]
     Saving,
-    /// It is being sent: no device may come or go, and no other operation may save it.
+    /// The machine is being sent: devices cannot be added or removed, and no other operation may
+    /// save it.
     #[error(
         "the machine is migrating to another host; try again when the migration is over (DELETE \
          /v1/vm/migration cancels it)"
@@ -199,7 +200,7 @@ pub enum SnapshotError {
 }
 
 impl SnapshotError {
-    /// Tells an unusable snapshot from a failure of the host.
+    /// Distinguishes an unusable snapshot from a failure of the host.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::SaveMemory(_) | Self::Write(_) => ErrorKind::Host,

@@ -258,10 +258,12 @@ impl Handle {
     /// continue the machine: see [`check_program`](super::check_program).
     ///
     /// # Errors
-    /// [`RequestError`], with the machine as before: a device cannot be saved, or the state cannot
-    /// be written; a snapshot is being written ([`RequestError::Saving`]); the machine is being
-    /// sent ([`RequestError::Migrating`], [`RequestError::StandsStill`]); a vCPU has failed
-    /// ([`RequestError::Crashed`]).
+    /// [`RequestError`], with the machine as before.
+    ///
+    /// * A device cannot be saved, or the state cannot be written.
+    /// * A snapshot is being written ([`RequestError::Saving`]).
+    /// * The machine is being sent ([`RequestError::Migrating`], [`RequestError::StandsStill`]).
+    /// * A vCPU has failed ([`RequestError::Crashed`]).
     pub fn hand_over(&self, program: &Path) -> Result<(), RequestError> {
         self.act(Action::HandOver(program.to_owned()))
     }

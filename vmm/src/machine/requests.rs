@@ -95,7 +95,7 @@ impl Machine {
             }
             Action::Pause => {
                 self.unless_on_the_way()?;
-                self.pause_when_it_goes_on();
+                self.pause_when_resumed();
                 self.pause();
             }
             Action::Resume => {

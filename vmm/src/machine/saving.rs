@@ -4,7 +4,7 @@
 //! the destination or the origin of the state.
 //!
 //! ```text
-//!   Running ──┐    vCPUs parked, devices stopped      go on: devices restored in place
+//!   Running ──┐    vCPUs parked, devices stopped      resume: devices restored in place
 //!             +── save ───────────────────────> held ─────────────────────────────────> as before
 //!   Paused ───┘    (if one cannot be saved,
 //!                   those before it are restored)
@@ -178,8 +178,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Makes a saved machine paused when it resumes.
-    pub(super) fn pause_when_it_goes_on(&mut self) {
+    /// Makes a saved machine resume paused.
+    pub(super) fn pause_when_resumed(&mut self) {
         if let Some(held) = &mut self.held {
             held.ran = false;
         }

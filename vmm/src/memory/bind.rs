@@ -49,8 +49,8 @@ pub(super) fn to_node(start: *mut u8, len: usize, node: u16) -> io::Result<()> {
     }
 }
 
-/// Allocates all pages now. `false` if there are too few: reservation counts the huge pages of all
-/// nodes, so a bound mapping could end in SIGBUS at its first touch.
+/// Allocates all pages now. `false` if there are too few. The reservation counts the huge pages of
+/// all nodes, so a bound mapping could end in SIGBUS at its first touch.
 ///
 /// # Errors
 /// The kernel's error; EINVAL before Linux 5.14.

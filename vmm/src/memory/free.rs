@@ -63,7 +63,7 @@ fn available(meminfo: &str) -> Option<u64> {
 }
 
 /// Estimates the same in bytes from a node's `meminfo`, whose lines begin with `Node 0 ` and have
-/// no MemAvailable: free memory, and file pages that can be read again.
+/// no MemAvailable. It counts free memory, and file pages that can be read again.
 fn available_of_node(meminfo: &str) -> Option<u64> {
     let field = |name: &str| {
         let mut lines = meminfo.lines();

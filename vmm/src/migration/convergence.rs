@@ -381,7 +381,9 @@ mod tests {
             for (index, (decision, expected)) in decisions.iter().enumerate() {
                 let fits = *expected <= limits.downtime;
                 prop_assert!(*decision != Decision::Stop || fits);
-                prop_assert!(!matches!(decision, Decision::GiveUp | Decision::Throttle(_)) || !fits);
+                prop_assert!(
+                    !matches!(decision, Decision::GiveUp | Decision::Throttle(_)) || !fits
+                );
                 if let Decision::Throttle(percent) = decision {
                     prop_assert!(*percent > throttle && *percent < 100);
                     throttle = *percent;
@@ -393,7 +395,10 @@ mod tests {
 
         #[test]
         fn no_number_is_too_large(
-            rounds in prop::collection::vec((any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>()), 1..8),
+            rounds in prop::collection::vec(
+                (any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>()),
+                1..8,
+            ),
         ) {
             let mut convergence = Convergence::new(limits(300, 1 << 40));
             for (elapsed, sent_bytes, nanoseconds, round_bytes, dirty_bytes) in rounds {

@@ -139,10 +139,10 @@ pub fn greet<C: Connection>(
 
 /// Receives the machine that arrives over `first`. `accept` returns the next connection to the same
 /// address. It waits briefly at most, then returns [`io::ErrorKind::WouldBlock`].
-/// Returns when it is settled which host owns the guest, or when this host cannot settle it; see
+///
+/// Returns when one host owns the guest, or when this host cannot determine the owner; see
 /// [`crate::migration`] for the cases. After [`Outcome::Unsettled`], `machine` holds the guest,
 /// complete and stopped. Blocks: use a dedicated thread.
-/// guest, complete and stopped. Blocks: use a dedicated thread.
 pub fn receive<C: Connection, M: DestinationMachine>(
     machine: &mut M,
     first: C,

@@ -10,9 +10,9 @@
 //!   transmit used rings > ranges that always count ──┘
 //! ```
 //!
-//! Each source is read *and* cleared before a page is read, and marks after it has written: a write
-//! too late for this round shows in the next. The last read counts only after all writers have
-//! stopped. Nothing here knows how pages are sent.
+//! Each source is read *and* cleared before a page is read, and marks after it has written. So a
+//! write too late for this round shows in the next. The last read counts only after all writers
+//! have stopped. Nothing here knows how pages are sent.
 
 mod tracker;
 

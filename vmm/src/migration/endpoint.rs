@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_is_an_error_that_says_where() {
+    fn a_failed_connection_names_its_address() {
         let nowhere: Endpoint = "unix:/nonexistent/socket".parse().unwrap();
         let error = connect(&nowhere, Duration::from_secs(1), None).unwrap_err();
         assert!(error.to_string().contains("unix:/nonexistent/socket"));

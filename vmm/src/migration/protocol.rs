@@ -106,8 +106,8 @@ pub struct Hello {
     /// Guest RAM, at most [`RANGES_MAX`] pieces.
     pub ram: Vec<RamRange>,
     /// The properties that must match at the destination: a JSON object of at most [`COMPAT_MAX`]
-    /// bytes with the CPU and the devices, their features, queues and config space. The machines
-    /// know its members.
+    /// bytes. It describes the CPU, and the devices with their features, queues and config space.
+    /// The machines know its members.
     pub compat: Value,
 }
 

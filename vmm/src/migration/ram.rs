@@ -1,6 +1,6 @@
 //! Guest RAM on its way from one file to another.
 //!
-//! [`RamImage`] owns how the file and the mapping of guest RAM are read and written; `send.rs` and
+//! [`RamImage`] owns how the file and the mapping of guest RAM are read and written. `send.rs` and
 //! `receive.rs` carry the pages of one round over one connection. Nothing here decides when a round
 //! begins.
 //!
@@ -9,7 +9,7 @@
 //! no connection waits for another between rounds.
 //!
 //! Pages are read with `pread` from the file behind the mapping, into one buffer per connection. A
-//! running guest changes them meanwhile, so the sender needs a copy: otherwise neither the CRC nor
+//! running guest changes them meanwhile, so the sender needs a copy. Otherwise neither the CRC nor
 //! the test for zeros would match the sent bytes. A `pread` also leaves holes of the file holes,
 //! which a read of the mapping would fill with pages. Pages are written through the mapping, since
 //! files of huge pages do not support `write`.

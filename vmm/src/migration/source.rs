@@ -105,7 +105,7 @@ pub struct SendOptions {
 /// Moves `machine`, whose memory is `ram`, to the peer at the other end of `first`. `connect` opens
 /// further connections to the same address.
 ///
-/// Returns when it is settled which host owns the guest, or when this host cannot settle it; see
+/// Returns when one host owns the guest, or when this host cannot determine the owner; see
 /// [`crate::migration`] for the cases. Blocks: use a dedicated thread.
 pub fn send<C: Connection, M: SourceMachine>(
     machine: &mut M,

@@ -398,7 +398,7 @@ fn memory_that_changes_meanwhile_arrives_as_it_was_at_the_stop() {
 }
 
 #[test]
-fn pages_that_nobody_has_touched_cost_neither_side_memory() {
+fn untouched_pages_cost_neither_side_memory() {
     let (mut source, mut destination) = (Guest::running(), Guest::new());
     let blocks = |guest: &Guest| {
         use std::os::unix::fs::MetadataExt as _;

@@ -35,7 +35,6 @@
 //! * A newer version, and a section with an unknown name, is rejected.
 //! * `golden/format-N.state` is a state in version N. A test reads it and writes the same bytes. It
 //!   changes only together with N: the new file then replaces the old one.
-//!   changes only together with N: the new file then replaces the old one.
 
 mod error;
 #[cfg(test)]

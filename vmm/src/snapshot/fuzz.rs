@@ -82,7 +82,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_is_decoded_without_a_panic(input in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn anything_is_decoded_without_a_panic(
+            input in prop::collection::vec(any::<u8>(), 0..600),
+        ) {
             decode_anything(&input);
         }
     }

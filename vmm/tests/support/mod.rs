@@ -1,5 +1,5 @@
-//! A VM without devices for tests that need `/dev/kvm`: 32 KiB of RAM, a
-//! recorder on a port and on an address, and real-mode programs of a few bytes.
+//! A VM without devices for tests that need `/dev/kvm`. It has 32 KiB of RAM, a recorder on a port
+//! and on an address, and real-mode programs of a few bytes.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::sync::Arc;

@@ -151,10 +151,7 @@ mod tests {
     fn requests_in_hints_become_commands() {
         let listed = hint("no_such_vm", "GET /v1/vms lists them").unwrap();
         assert_eq!(listed, "`bellhop vm list` lists them");
-        let schema = hint(
-            "invalid_body",
-            "GET /v1/openapi.json describes what there is",
-        );
+        let schema = hint("invalid_body", "GET /v1/openapi.json describes all paths");
         assert!(schema.unwrap().contains("vm create --help"));
         // A hint without a request suits every client.
         assert_eq!(hint("busy", "try again later").unwrap(), "try again later");

@@ -233,7 +233,11 @@ mod tests {
             ),
             (json!({ "restart": "Often" }), "/restart", "Often"),
             (json!({ "labels": { "tier": 1 } }), "/labels/tier", "string"),
-            (json!({ "labels": { "a b": "c" } }), "/labels", "is no key"),
+            (
+                json!({ "labels": { "a b": "c" } }),
+                "/labels",
+                "is not a key",
+            ),
             (json!({ "labels": many }), "/labels", "too many"),
             (json!({ "labels": "web" }), "/labels", "map"),
             (

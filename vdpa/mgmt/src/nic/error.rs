@@ -39,7 +39,7 @@ pub enum NicError {
     )]
     NotPci(String),
     /// The name is taken.
-    #[error("there is a vDPA device {0} already; `bellhop dev show {0}` shows what it is")]
+    #[error("there is a vDPA device {0} already; `bellhop dev show {0}` describes it")]
     NameTaken(String),
     /// There is a record with that name.
     #[error(
@@ -91,7 +91,7 @@ pub enum NicError {
     #[error("the device of the port {0} is in another network namespace")]
     Elsewhere(PortHandle),
     /// The management device does not support network devices.
-    #[error("{0} does not make network devices; `bellhop mgmtdev show` lists what each makes")]
+    #[error("{0} creates no network devices; `bellhop mgmtdev show` lists the classes of each")]
     NotNetwork(String),
     /// All virtual functions are used.
     #[error("no virtual function of {physical} is free{}", listed("", taken))]
@@ -106,7 +106,7 @@ pub enum NicError {
     NoCount,
     /// No vDPA driver is known for a function.
     #[error(
-        "{function} is not a virtio device, and its driver {} makes no vDPA devices of it: load \
+        "{function} is not a virtio device, and its driver {} creates no vDPA devices on it: load \
          the NIC's vDPA driver (such as `modprobe mlx5_vdpa`)",
         driver.as_deref().unwrap_or("(none)")
     )]
@@ -182,7 +182,7 @@ impl fmt::Display for NotUndone {
 /// Why a NIC was not created.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot make {name}: cannot {phase}{}",
+    "cannot create {name}: cannot {phase}{}",
     listed(". Not undone", not_undone)
 )]
 pub struct MakeError {
@@ -215,7 +215,7 @@ pub enum RemoveError {
         driver: String,
     },
     /// Some steps could not be undone. They are still in the record.
-    #[error("cannot remove {name} completely. Not undone: {}", joined(not_undone))]
+    #[error("cannot delete {name} completely. Not undone: {}", joined(not_undone))]
     Incomplete {
         /// The NIC.
         name: String,

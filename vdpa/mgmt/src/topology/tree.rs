@@ -14,20 +14,20 @@ use crate::error;
 use crate::name::MgmtDeviceName;
 use crate::pci::Address;
 
-/// Everything about vDPA on a machine.
+/// The vDPA topology of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Topology {
-    /// What the kernel's vDPA management said. Unless it is known, there are no management devices,
-    /// and vDPA devices hang where sysfs has them.
+    /// The state of the kernel's vDPA management. Unless it responds, there are no management
+    /// devices, and vDPA devices are at their position in sysfs.
     pub management: ManagementState,
-    /// Whether every process could be looked at. If not, a device without holders may have one.
+    /// Whether all processes could be inspected. If not, a device without holders may have one.
     pub all_processes_seen: bool,
-    /// NICs with SR-IOV, and functions that have something to do with vDPA; by address.
+    /// NICs with SR-IOV, and functions that are related to vDPA; by address.
     pub physical_functions: Vec<PhysicalFunction>,
-    /// Management devices that are on no PCI function: simulators, VDUSE, platform devices.
+    /// Management devices on no PCI function: simulators, VDUSE, platform devices.
     pub mgmtdevs: Vec<ManagementDevice>,
-    /// vDPA devices on no PCI function whose management device is not known.
+    /// vDPA devices on no PCI function, with an unknown management device.
     pub vdpa_devices: Vec<Device>,
 }
 
@@ -61,11 +61,11 @@ impl Topology {
     }
 }
 
-/// A function of the PCI bus with what is made on it. From sysfs.
+/// A function of the PCI bus with the devices on it. From sysfs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PciFunction {
-    /// Where it is, as `pci/0000:01:00.0`. A devlink instance of it has that name, too.
+    /// Its address, such as `pci/0000:01:00.0`. A devlink instance of it has the same name.
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     #[serde(rename = "function", serialize_with = "handle")]
     pub address: Address,
@@ -74,7 +74,7 @@ pub struct PciFunction {
     pub driver: Option<String>,
     /// Its network interfaces in this network namespace, without representors.
     pub netdevs: Vec<String>,
-    /// The NUMA node next to it, where that is known.
+    /// Its NUMA node, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numa_node: Option<u32>,
     /// Its IOMMU group; none without an IOMMU.
@@ -82,19 +82,19 @@ pub struct PciFunction {
     pub iommu_group: Option<u32>,
     /// The management devices on it (one, or none).
     pub mgmtdevs: Vec<ManagementDevice>,
-    /// vDPA devices on it whose management device is not known.
+    /// vDPA devices on it with an unknown management device.
     pub vdpa_devices: Vec<Device>,
 }
 
-/// A physical function with its virtual ones and its subfunctions.
+/// A physical function with its virtual functions and subfunctions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PhysicalFunction {
     /// The function itself.
     #[serde(flatten)]
     pub function: PciFunction,
-    /// How many virtual functions it can have; none without SR-IOV, and for a virtual function
-    /// whose physical one is not on this machine (it was given to this virtual machine).
+    /// The number of virtual functions it can have. Absent without SR-IOV, and for a virtual
+    /// function whose physical function is not visible (passed through to this virtual machine).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_vfs: Option<u32>,
     /// The switch in the NIC, if its driver names one (`phys_switch_id`).
@@ -104,7 +104,7 @@ pub struct PhysicalFunction {
     pub virtual_functions: Vec<VirtualFunction>,
     /// Its subfunctions, by name.
     pub subfunctions: Vec<Subfunction>,
-    /// Representors of what is not on this machine or not there yet.
+    /// Representors of functions that are not on this machine, or not there yet.
     pub representors: Vec<Representor>,
 }
 
@@ -123,14 +123,14 @@ pub struct VirtualFunction {
     pub representor: Option<Representor>,
 }
 
-/// A subfunction, or another device of the auxiliary bus on which vDPA devices are made.
+/// A subfunction, or another device of the auxiliary bus with vDPA devices on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Subfunction {
     /// Its name on the auxiliary bus, such as `mlx5_core.sf.2`.
     #[serde(rename = "auxiliary")]
     pub name: String,
-    /// The number that it was given when it was made, if its driver tells.
+    /// The number from its creation, if its driver reports it.
     #[serde(rename = "sf", skip_serializing_if = "Option::is_none")]
     pub number: Option<u32>,
     /// Its driver; none if unbound.
@@ -143,7 +143,7 @@ pub struct Subfunction {
     pub representor: Option<Representor>,
     /// The management devices on it (one, or none).
     pub mgmtdevs: Vec<ManagementDevice>,
-    /// vDPA devices on it whose management device is not known.
+    /// vDPA devices on it with an unknown management device.
     pub vdpa_devices: Vec<Device>,
 }
 
@@ -154,7 +154,7 @@ pub struct Subfunction {
 pub struct Representor {
     /// Its name.
     pub netdev: String,
-    /// The port's name as the driver has it: `pf0vf1`, `c1pf0sf88`.
+    /// The port's name in the driver: `pf0vf1`, `c1pf0sf88`.
     pub port_name: String,
     /// Its state (`operstate`): `up`, `down`, `lowerlayerdown`, …
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -172,9 +172,9 @@ pub struct ManagementDevice {
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     #[serde(serialize_with = "text")]
     pub name: MgmtDeviceName,
-    /// The classes of devices that can be made on it.
+    /// The classes of devices that it can create.
     pub supported_classes: Vec<Class>,
-    /// The most queues that one device can have. VDUSE says 0 and means no limit.
+    /// The most queues of one device. VDUSE reports 0, which means no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_supported_vqs: Option<u32>,
     /// Its devices, by name.
@@ -189,7 +189,7 @@ pub struct ManagementDevice {
 pub struct Device {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// Its class.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub class: Option<Class>,
     /// The number of its virtqueues.
@@ -198,7 +198,7 @@ pub struct Device {
     /// The largest ring, in entries.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_vq_size: Option<u16>,
-    /// A network device's address.
+    /// The MAC address of a network device.
     #[serde(
         skip_serializing_if = "Option::is_none",
         serialize_with = "mac_address"
@@ -208,7 +208,7 @@ pub struct Device {
         schema(value_type = Option<String>, pattern = "^[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
     )]
     pub mac: Option<[u8; 6]>,
-    /// A network device's largest payload, in bytes.
+    /// The MTU of a network device, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
     /// Its bus driver, `vhost_vdpa` or `virtio_vdpa`; none if unbound.
@@ -223,8 +223,7 @@ pub struct Device {
     /// The processes that have the character device open, by PID: one VMM, and any process with a
     /// copy of its descriptor.
     pub holders: Vec<DeviceHolder>,
-    /// What of this host makes posted interrupts impossible for it; none if nothing is known
-    /// to.
+    /// Why its interrupts cannot be posted on this host; absent if no obstacle is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub posting_obstacle: Option<PostingObstacle>,
     /// Its queues.
@@ -238,14 +237,14 @@ pub struct Device {
 pub struct Queue {
     /// Its index.
     pub index: u32,
-    /// Whether its holder has its doorbell.
+    /// Whether its holder has mapped its doorbell.
     pub doorbell: Doorbell,
-    /// Whether its interrupts go to a guest's processor without this host.
+    /// Whether its interrupts reach a guest's processor without the host.
     pub posted_interrupt: PostedInterrupt,
 }
 
-/// Whether a queue's holder has mapped its doorbell, the page in which a store is a kick. Seen in
-/// the holder's memory map.
+/// Whether a queue's holder has mapped its doorbell, the page in which a store is a kick. The
+/// holder's memory map shows it.
 ///
 /// * `mapped`: a holder has mapped it
 /// * `not_mapped`: no holder has mapped it
@@ -262,18 +261,18 @@ pub enum Doorbell {
     Unknown,
 }
 
-/// Whether a queue's interrupts are posted. Linux does not report that they are; only an obstacle
-/// is known ([`PostingObstacle`]).
+/// Whether a queue's interrupts are posted. Linux reports no posted interrupts; only obstacles are
+/// known ([`PostingObstacle`]).
 ///
-/// * `no`: they cannot be
+/// * `no`: they cannot be posted
 /// * `unknown`: no obstacle is known
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum PostedInterrupt {
-    /// They cannot be.
+    /// They cannot be posted.
     No,
-    /// Nothing is known that would prevent it.
+    /// No obstacle is known.
     Unknown,
 }
 
@@ -294,7 +293,7 @@ pub enum PostingObstacle {
     Kvm,
     /// An IOMMU of this machine cannot post (VT-d: capability PI; AMD: GAMSup).
     Iommu,
-    /// The kernel's command line says `intremap=off` or `intremap=nopost`.
+    /// The kernel's command line has `intremap=off` or `intremap=nopost`.
     CommandLine,
 }
 

@@ -1,8 +1,8 @@
 //! The host CPUs of each vCPU.
 //!
-//! Owns the notation: lists of numbers in files and the API (`[[0, 1], [2]]`), the kernel's list
-//! format with a colon between vCPUs on the command line (`0-1:2`). It must not know which CPUs the
-//! host has.
+//! Owns the notation. Files and the API use lists of numbers (`[[0, 1], [2]]`). The command line
+//! uses the kernel's list format with a colon between vCPUs (`0-1:2`). It must not know which CPUs
+//! the host has.
 
 use std::collections::BTreeSet;
 use std::fmt;

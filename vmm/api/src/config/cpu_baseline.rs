@@ -6,9 +6,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 described! {
-    /// Which processor the guest sees: the host's, or a level of the x86-64 psABI.
+    /// The guest's CPU model: the host's, or a level of the x86-64 psABI.
     ///
-    /// With a level the guest can migrate between different hosts that all reach it. The names are
+    /// With a level the guest can migrate between different hosts that support it. The names are
     /// those of compilers and of QEMU.
     #[derive(
         Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -32,7 +32,7 @@ described! {
 
 /// Not the name of a baseline.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is no processor: give host, x86-64-v2, x86-64-v3 or x86-64-v4")]
+#[error("{0:?} is not a CPU model: give host, x86-64-v2, x86-64-v3 or x86-64-v4")]
 pub struct CpuBaselineError(String);
 
 impl CpuBaseline {

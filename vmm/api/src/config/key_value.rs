@@ -28,7 +28,7 @@ pub fn from_key_value<T: DeserializeOwned>(text: &str) -> Result<T, KeyValueErro
     read(pairs(text)?)
 }
 
-/// The same for an object that has a path, which may come first without its key: `FILE,key=value`.
+/// The same for an object with a path, which may come first without its key: `FILE,key=value`.
 ///
 /// # Errors
 /// As [`from_key_value`].
@@ -98,7 +98,7 @@ fn split(text: &str) -> Vec<Cow<'_, str>> {
     options
 }
 
-/// One value as text; it becomes a number or a boolean if the type requests one.
+/// One value as text; the requested type decides whether it is a number or a boolean.
 struct Value {
     key: String,
     text: String,
@@ -150,7 +150,12 @@ impl<'de> de::Deserializer<'de> for Value {
         visitor.visit_bool(self.boolean()?)
     }
 
-    unsigned!(deserialize_u8 visit_u8, deserialize_u16 visit_u16, deserialize_u32 visit_u32, deserialize_u64 visit_u64);
+    unsigned!(
+        deserialize_u8 visit_u8,
+        deserialize_u16 visit_u16,
+        deserialize_u32 visit_u32,
+        deserialize_u64 visit_u64
+    );
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, KeyValueError> {
         visitor.visit_some(self)

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct MacAddress([u8; 6]);
 
-/// Why a text is not the MAC address of a NIC.
+/// Why a text is not a NIC's MAC address.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum MacAddressError {
     /// Not six pairs of hexadecimal digits.

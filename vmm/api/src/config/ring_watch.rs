@@ -9,13 +9,13 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 
-/// Whether the VMM watches the rings of devices: `"off"`, or the seconds after which a hanging
-/// queue raises an alarm, 1 to 3600; the default is 5.
+/// Whether the VMM detects stuck queues: `"off"`, or the seconds until a stuck queue raises an
+/// alarm. From 1 to 3600; the default is 5.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RingWatch {
-    /// No: nothing wakes an idle VM.
+    /// Off: nothing wakes an idle VM.
     Off,
-    /// Yes, once a second.
+    /// On: the VMM reads the rings once a second.
     On {
         /// Seconds, at most [`RingWatch::MAX`].
         alarm_after: NonZeroU16,
@@ -31,7 +31,7 @@ impl RingWatch {
     /// The longest time, in seconds.
     pub const MAX: u16 = 3600;
 
-    /// The time after which a hanging queue raises an alarm; `None`: the watch is off.
+    /// The time until a stuck queue raises an alarm; `None`: the watch is off.
     #[must_use]
     pub fn threshold(self) -> Option<Duration> {
         match self {

@@ -1,6 +1,6 @@
-//! Schemas of values that are texts with a form of their own, for the API's description.
+//! Schemas of values with their own text format, for the API's description.
 //!
-//! It must not know how they are parsed; a test compares both.
+//! It must not know the parsers; a test compares both.
 
 use utoipa::openapi::schema::{
     AdditionalProperties, Array, ArrayBuilder, Object, ObjectBuilder, OneOfBuilder, Schema,
@@ -9,7 +9,7 @@ use utoipa::openapi::schema::{
 
 use super::HostCpus;
 
-/// Six pairs of hexadecimal digits; of a multicast address the first byte is odd.
+/// Six pairs of hexadecimal digits; the first byte of a unicast address is even.
 const MAC_PATTERN: &str = "^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$";
 /// A number and its unit.
 const SIZE_PATTERN: &str = "^[0-9]+[KkMmGgTt](iB|B)?$";
@@ -63,8 +63,8 @@ pub fn memory_max() -> Object {
     size()
         .schema_type(SchemaType::Array(vec![Type::String, Type::Null]))
         .description(Some(
-            "The most memory that a guest may bring. By default, what is free when a source \
-             comes: of `host_numa_node` and of `hugepages`, if those are given",
+            "The most memory that a guest may have. By default the free memory of this host when \
+             the source connects, of `host_numa_node` and `hugepages` if given",
         ))
         .examples(["16G"])
         .build()
@@ -90,7 +90,8 @@ pub fn memory() -> Schema {
         )
         .property(
             "host_numa_node",
-            integer(0, u16::MAX).description(Some("Take it from this NUMA node of the host only")),
+            integer(0, u16::MAX)
+                .description(Some("Allocate it on this NUMA node of the host only")),
         )
         .additional_properties(Some(AdditionalProperties::<Schema>::FreeForm(false)));
     OneOfBuilder::new()
@@ -110,8 +111,7 @@ pub fn cpu_affinity() -> Array {
     ArrayBuilder::new()
         .items(cpus)
         .description(Some(
-            "Which CPUs of the host each vCPU may run on: one list for each vCPU, in their order; \
-             any by default",
+            "The host CPUs of each vCPU: one list per vCPU, in their order; all CPUs by default",
         ))
         .examples([serde_json::json!([[0, 1], [2]])])
         .build()
@@ -122,23 +122,23 @@ pub fn doorbell() -> Object {
     text()
         .enum_values(Some(["auto", "on", "off"]))
         .description(Some(doorbell_text(
-            "Whether the guest kicks by stores in the device's own doorbell pages",
+            "Whether the guest kicks by stores to the device's own doorbell pages",
         )))
         .build()
 }
 
 fn doorbell_text(about: &str) -> String {
     format!(
-        "{about}\n\n* `auto`: where queues have them\n* `on`: all data queues must have them\n\
+        "{about}\n\n* `auto`: on queues that have them\n* `on`: required for all data queues\n\
          * `off`: kicks go through eventfds"
     )
 }
 
-/// A change of it; null leaves it unchanged.
+/// A change of the mode; null keeps it.
 pub fn doorbell_change() -> Object {
     one_of_or_null(&["auto", "on", "off"])
         .description(Some(doorbell_text(
-            "Whether the guest gets the device's doorbells; null leaves it as it is",
+            "Whether the guest gets the device's doorbells; null keeps the setting",
         )))
         .build()
 }
@@ -156,8 +156,8 @@ pub fn ring_watch() -> Schema {
         .item(off.build())
         .item(seconds)
         .description(Some(
-            "Whether stuck queues are detected, and after how many seconds; 5 by default. The \
-             rings in guest memory are read once a second, which wakes an otherwise idle process",
+            "Whether the VMM detects stuck queues, and after how many seconds; 5 by default. It \
+             reads the rings in guest memory once a second, which wakes an otherwise idle process",
         ))
         .build()
         .into()

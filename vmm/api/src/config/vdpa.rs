@@ -7,7 +7,7 @@
 //!   {"path": P} ──> Path(P) ───────────────────────────────┐
 //!                                                          ├──> the VM opens or takes it
 //!   {"fd": N} ──> Number(N) ─ VdpaConfig::take_descriptor ─> Descriptor ┘        │
-//!                    │ not taken: the VM rejects it                              │ VdpaConfig::release
+//!                    │ not taken: the VM rejects it                              │ release()
 //!                                                          Path(as opened) <─────┘
 //! ```
 
@@ -54,9 +54,9 @@ pub struct VdpaConfig {
 pub enum VdpaSource {
     /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`.
     Path(PathBuf),
-    /// The number of a descriptor that is still to be taken. In a request it is the index among the
-    /// passed descriptors; on a command line or in a configuration file it is an inherited one. A
-    /// VM rejects it.
+    /// The number of a descriptor that has not been taken yet. In a request it is the index among
+    /// the passed descriptors. On a command line or in a configuration file it is an inherited
+    /// descriptor. A VM rejects it.
     Number(u32),
     /// An open vhost-vdpa device.
     Descriptor(VdpaDescriptor),
@@ -98,8 +98,8 @@ impl VdpaDescriptor {
         })
     }
 
-    /// The path at which it was opened, as the kernel reports it. The path may have another file by
-    /// now, or none.
+    /// The path at which the device was opened, as the kernel reports it. Since then the path may
+    /// have got another file, or none.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -114,11 +114,11 @@ impl VdpaDescriptor {
     }
 }
 
-/// Why a number in a configuration does not yield a descriptor.
+/// Why a number in a configuration yields no descriptor.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptorError {
     /// The device has no name, which a descriptor requires.
-    #[error("a NIC that is given as fd={0} needs an id")]
+    #[error("the NIC with fd={0} needs an id")]
     NoName(u32),
     /// There is no such descriptor, or another NIC has it.
     #[error("fd={number} of NIC {id} {reason}")]
@@ -130,7 +130,7 @@ pub enum DescriptorError {
         /// Why the descriptor is not available.
         reason: String,
     },
-    /// The descriptor is not a usable vhost-vdpa device.
+    /// The descriptor is no usable vhost-vdpa device.
     #[error("fd={number} of NIC {id} cannot be used")]
     Unusable {
         /// The NIC.
@@ -157,7 +157,7 @@ impl VdpaConfig {
         name.to_string_lossy().into_owned()
     }
 
-    /// The device's path, as far as known, for people.
+    /// The device's path as far as known, for messages.
     #[must_use]
     pub fn shown_path(&self) -> Cow<'_, str> {
         match &self.source {
@@ -177,8 +177,8 @@ impl VdpaConfig {
         }
     }
 
-    /// Replaces the number of a descriptor by the result of `take`, whose error is the reason if
-    /// there is none.
+    /// Replaces a descriptor's number by the result of `take`. The error of `take` is the reason if
+    /// there is no such descriptor.
     ///
     /// # Errors
     /// See [`DescriptorError`].
@@ -245,55 +245,54 @@ pub struct NoSuchNic {
     pub has: Vec<String>,
 }
 
-/// As it is written. A vDPA device to be given to the guest: by `path`, or by `fd`.
+/// The serialized form: a vDPA device for the guest, by `path` or by `fd`.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct VdpaFields {
-    /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`. Either this or `fd`. Of one
-    /// that came as a descriptor this shows where it was opened.
+    /// The vhost-vdpa character device, such as `/dev/vhost-vdpa-0`. Give either `path` or `fd`.
+    /// For a device that was passed as a descriptor this is the path at which it was opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     path: Option<PathBuf>,
-    /// The vhost-vdpa device as a descriptor, open for reading and writing: the index, from 0,
-    /// among those that came with the request (SCM_RIGHTS, at most 16). Its `id` is required.
+    /// The vhost-vdpa device as a descriptor, open for reading and writing. This is the index from
+    /// 0 among the descriptors of the request (SCM_RIGHTS, at most 16). It requires `id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fd: Option<u32>,
-    /// A name for messages; the file's name where none is given.
+    /// The NIC's name; the file's name by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     id: Option<String>,
     /// The MAC address that the guest sees; the device's own where none is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = schema::mac)]
     mac: Option<MacAddress>,
-    /// Number of virtqueues, control virtqueue included. The device knows it;
-    /// if given, it must agree.
+    /// Number of virtqueues, control virtqueue included. If given, it must match the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     num_queues: Option<u16>,
-    /// Whether the guest kicks by stores in the device's own doorbell pages
-    /// (`auto`: where queues have them; `on`: all data queues must; `off`: by eventfds).
+    /// Whether the guest kicks by stores to the device's own doorbell pages. `auto`: on queues that
+    /// have them; `on`: required for all data queues; `off`: by eventfds.
     #[serde(default)]
     #[schema(schema_with = schema::doorbell)]
     doorbell: DoorbellMode,
-    /// Kick the device and interrupt the driver, once, when a queue hangs (`ring_watch`): that
-    /// heals a kick or an interrupt that was lost.
+    /// When a queue is stuck (`ring_watch`), kick the device and interrupt the driver once. This
+    /// repairs a lost kick or interrupt.
     #[serde(default)]
     rescue: bool,
-    /// The vhost-vdpa character device that takes the place of this one if it says that it needs a
-    /// reset (DEVICE_NEEDS_RESET): the NIC moves there, once, as `PATCH /v1/vm/nics/{id}` moves it.
-    /// Opened only then.
+    /// The vhost-vdpa character device that replaces this one, once, if this one needs a reset
+    /// (DEVICE_NEEDS_RESET). The NIC moves as by `PATCH /v1/vm/nics/{id}`. The device is opened
+    /// only then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     failover: Option<PathBuf>,
 }
 
-/// Why fields are not the configuration of a device.
+/// Why fields do not describe a device.
 #[derive(Debug, thiserror::Error)]
 enum FieldsError {
-    #[error("missing field `path`, or `fd` for a device that is open already")]
+    #[error("missing field `path`, or `fd` for an open device")]
     Neither,
-    #[error("both `path` and `fd` are given: a device has one of them")]
+    #[error("both `path` and `fd` are given: give one of them")]
     Both,
-    #[error("`failover` is the device itself: name another one that can take its place")]
+    #[error("`failover` is the device itself: name another device")]
     OwnFailover,
 }
 

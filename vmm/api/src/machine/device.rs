@@ -7,11 +7,11 @@ described! {
     /// Whether a device is plugged.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     pub enum PlugPhase {
-        /// It is plugged when the machine starts.
+        /// It is added when the machine starts.
         Configured,
         /// It is on the guest's PCI bus.
         Plugged,
-        /// The guest is asked to release it and has not done so yet.
+        /// The guest has been asked to release it and has not done so yet.
         UnplugRequested,
         /// A word of a later version.
         #[serde(other, skip_serializing)]
@@ -90,19 +90,19 @@ described! {
     }
 }
 
-/// A queue that something is wrong with.
+/// A queue with an alarm.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AlarmInfo {
     /// The device.
     pub device: String,
     /// The queue's index.
     pub queue: u16,
-    /// What is wrong.
+    /// The kind of the alarm.
     pub alarm: AlarmKind,
 }
 
 described! {
-    /// State of a queue at the last look at its ring.
+    /// State of a queue when its ring was read last.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     pub enum WatchPhase {
         /// The queue does not run, or was not read yet.
@@ -113,7 +113,7 @@ described! {
         Unreadable,
         /// No buffers wait, and none moved.
         Idle,
-        /// Buffers were posted or used since the last look.
+        /// Buffers were posted or used since the last reading.
         Moving,
         /// Buffers wait, for less than the time in `ring_watch`.
         Waiting,
@@ -129,13 +129,13 @@ described! {
     }
 }
 
-/// The ring of a queue as its indices in guest memory show it, looked at once a second.
+/// The ring of a queue, from its indices in guest memory, which the VMM reads once a second.
 ///
-/// Indices have 16 bits: a queue that moves by 65,536 buffers or more within a second is counted
-/// without the multiples of that.
+/// Indices have 16 bits. A queue that moves 65,536 buffers or more within a second is counted
+/// modulo 65,536.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct WatchInfo {
-    /// What was seen last.
+    /// State at the last reading.
     pub state: WatchPhase,
     /// Buffers that the device has not used yet; null if unknown.
     #[schema(required)]
@@ -146,7 +146,7 @@ pub struct WatchInfo {
     pub completed_per_s: u32,
     /// For how long the queue has been stuck, in seconds.
     pub stuck_for_s: u64,
-    /// How often it was kicked and its driver interrupted because of that (`rescue`).
+    /// How often the VMM kicked the queue and interrupted its driver to repair it (`rescue`).
     pub rescues: u64,
     /// Buffers that the driver posted since the device was attached.
     #[serde(default)]

@@ -8,29 +8,29 @@ use utoipa::ToSchema;
 use super::{DeviceInfo, PlugPhase};
 use crate::config::DiskConfig;
 
-/// What of a disk can be changed before the machine starts; what is absent stays.
+/// Settings of a disk that can change before the machine starts. Absent members keep their value.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskChange {
     /// The image: a regular file or a block device.
     #[schema(value_type = Option<String>)]
     pub path: Option<PathBuf>,
-    /// Whether writes are refused.
+    /// Whether writes are rejected.
     pub readonly: Option<bool>,
 }
 
-/// A disk in short.
+/// A disk in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskSummary {
     /// Its name.
     pub id: String,
-    /// Where it is in its life.
+    /// Whether the guest has it.
     pub state: PlugPhase,
     /// Its image.
     pub path: String,
-    /// Whether writes are refused.
+    /// Whether writes are rejected.
     pub readonly: bool,
-    /// Whether a queue that hangs is kicked and its driver interrupted.
+    /// Whether a stuck queue is kicked and its driver interrupted.
     #[serde(default)]
     #[schema(required)]
     pub rescue: bool,
@@ -54,13 +54,13 @@ impl DiskSummary {
     }
 }
 
-/// A disk with all there is to say about it.
+/// A disk in detail.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct DiskInfo {
-    /// In short.
+    /// As in a list.
     #[serde(flatten)]
     pub summary: DiskSummary,
-    /// What the guest made of it, once the machine is built.
+    /// The device as the guest set it up; null before the machine is built.
     #[schema(required)]
     pub device: Option<DeviceInfo>,
 }

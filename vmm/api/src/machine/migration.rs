@@ -1,4 +1,4 @@
-//! Migration: a VM that leaves for another process, or arrives from one.
+//! Migration: a VM is sent to another process, or received from one.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ described! {
     pub enum Direction {
         /// The machine leaves this host.
         Send,
-        /// The machine comes to this host.
+        /// The machine arrives at this host.
         Receive,
     }
 }
@@ -42,29 +42,31 @@ pub(crate) const fn connections() -> u16 {
     CONNECTIONS
 }
 
-/// Defines a request to send a VM: its own fields, then those that all such requests have. With
-/// serde's `flatten` an error would name neither the path of a wrong field nor the known fields.
+/// Defines a request to send a VM: its own fields, then those of all such requests. With serde's
+/// `flatten` an error would name neither the path of a wrong field nor the known fields.
 macro_rules! send_request {
     ($(#[$meta:meta])* $name:ident { $($own:tt)* }) => {
         $(#[$meta])*
-        #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, utoipa::ToSchema)]
+        #[derive(
+            Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, utoipa::ToSchema,
+        )]
         #[serde(deny_unknown_fields)]
         pub struct $name {
             $($own)*
             /// The longest downtime of the guest, in milliseconds; 300 by default.
             #[serde(default = "crate::machine::migration::downtime_ms")]
             pub downtime_ms: u32,
-            /// After how many seconds it fails if the guest writes faster than memory is copied;
-            /// 600 by default.
+            /// Seconds after which the migration fails if the guest writes faster than memory is
+            /// copied; 600 by default.
             #[serde(default = "crate::machine::migration::timeout_s")]
             pub timeout_s: u32,
-            /// Connections that carry memory; 2 by default.
+            /// Number of connections that carry memory; 2 by default.
             #[serde(default = "crate::machine::migration::connections")]
             #[schema(minimum = 1, maximum = 16)]
             pub connections: u16,
             /// Compare checksums of all guest memory before the guest runs at the destination. If a
-            /// byte differs, it stays. The downtime is longer than `downtime_ms`, because the
-            /// source reads all memory meanwhile.
+            /// byte differs, the guest stays at the source. The downtime exceeds `downtime_ms`,
+            /// because the source reads all memory meanwhile.
             // Omitted unless requested: an older VM process knows neither this field nor the next.
             #[serde(default, skip_serializing_if = "std::ops::Not::not")]
             pub verify_memory: bool,
@@ -77,9 +79,9 @@ macro_rules! send_request {
 pub(crate) use send_request;
 
 send_request! {
-    /// How a machine is to leave.
+    /// How to send a machine.
     SendConfig {
-        /// Where the destination waits: `unix:/PATH` or `tcp:HOST:PORT`.
+        /// The address on which the destination waits: `unix:/PATH` or `tcp:HOST:PORT`.
         #[schema(value_type = String)]
         pub destination: Endpoint,
         /// The certificates, over TCP.
@@ -114,43 +116,41 @@ impl SendConfig {
     }
 }
 
-/// How a machine is to come.
+/// How to receive a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReceiveConfig {
-    /// Where to wait for the source: `unix:/PATH` or `tcp:HOST:PORT`.
+    /// The address on which to wait for the source: `unix:/PATH` or `tcp:HOST:PORT`.
     #[schema(value_type = String)]
     pub listen: Endpoint,
-    /// The vDPA devices here, each with the `id` of the NIC that it is to be: one for each NIC of
-    /// the machine.
+    /// This host's vDPA devices: one for each NIC of the machine, with the NIC's `id`.
     #[serde(default)]
     pub vdpa: Vec<VdpaConfig>,
-    /// The kernel that the guest boots from at its next reboot. No path that the source names is
-    /// opened for another host, so it is required over TCP; over a Unix socket, which only this
-    /// user's processes can use, it is the source's where none is given.
+    /// The kernel for the guest's next reboot. Over TCP it is required, because the destination
+    /// opens no path that another host names. Over a Unix socket, which only this user's processes
+    /// can use, the default is the source's path.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub kernel: Option<PathBuf>,
-    /// The initial RAM file system of that; required over TCP where the machine has one.
+    /// The initial RAM file system of that kernel. Over TCP it is required if the machine has one.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub initramfs: Option<PathBuf>,
-    /// The most guest memory that a source may bring; without it, what this host has free when one
-    /// comes (of the NUMA node and the huge pages, if those are named).
+    /// The most guest memory that a source may send. The default is the free memory of this host
+    /// when the source connects (of the NUMA node and huge pages, if given).
     #[serde(default)]
     #[schema(schema_with = schema::memory_max)]
     pub max_memory: Option<MemorySize>,
-    /// The guest's memory is made of these huge pages here, whatever it was made of at the source.
+    /// Back guest memory with these huge pages, whatever the source used.
     #[serde(default)]
     #[schema(schema_with = schema::hugepages)]
     pub hugepages: Option<HugePageSize>,
-    /// It comes from this NUMA node here; from any where none is given, whatever the source said of
-    /// its own.
+    /// Allocate guest memory on this NUMA node, whatever the source used. By default the kernel
+    /// chooses.
     #[serde(default)]
     #[schema(maximum = 65535)]
     pub host_numa_node: Option<u16>,
-    /// Which CPUs of this host each vCPU may run on; anywhere where none is given, whatever the
-    /// source said of its own.
+    /// The host CPUs of each vCPU, whatever the source used. By default vCPUs run on all CPUs.
     #[serde(default)]
     #[schema(schema_with = schema::cpu_affinity)]
     pub cpu_affinity: CpuAffinity,
@@ -162,41 +162,41 @@ pub struct ReceiveConfig {
     pub plaintext: bool,
 }
 
-/// The certificates of a migration over TCP. Both hosts have such files, with certificates of the
-/// same authority.
+/// The certificates of a migration over TCP. Both hosts have such files, with certificates of one
+/// authority.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
-    /// This host's certificate, then those between it and its authority (PEM). At the destination
-    /// it is for the name or IP address in `destination` of the source. Extended key usages, if
-    /// any, are for clients at the source and for servers at the destination.
+    /// This host's certificate, followed by its intermediate certificates (PEM). The destination's
+    /// certificate must be valid for the host in the source's `destination`. Extended key usages,
+    /// if any, must permit clients at the source and servers at the destination.
     #[schema(value_type = String)]
     pub certificate: PathBuf,
     /// Its private key (PEM), readable by its owner only.
     #[schema(value_type = String)]
     pub key: PathBuf,
-    /// The authorities whose certificate the other host may have (PEM).
+    /// The authorities that may have issued the other host's certificate (PEM).
     #[schema(value_type = String)]
     pub authority: PathBuf,
 }
 
-/// Which way the machine is to go.
+/// Direction and settings of a migration.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MigrationRequest {
-    /// Send it.
+    /// Send the machine.
     Send(SendConfig),
-    /// Wait for it.
+    /// Wait for a machine.
     Receive(ReceiveConfig),
 }
 
 described! {
-    /// Phase of a migration, or how it ended.
+    /// Phase of a migration, or its result.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     pub enum MigrationPhase {
-        /// Connects to the other host and asks it to take the machine.
+        /// The source connects and offers the machine.
         Offer,
-        /// The destination accepts; further connections are opened.
+        /// The destination has accepted; the source opens further connections.
         Join,
         /// Memory is copied while the guest runs.
         Copy,
@@ -204,7 +204,7 @@ described! {
         Stop,
         /// The destination restores the state.
         Ready,
-        /// The source hands the guest over.
+        /// The source hands over the guest.
         Go,
         /// The destination starts the guest.
         Done,
@@ -212,10 +212,10 @@ described! {
         Moved,
         /// Ended: the guest stayed at the source; `error` has the reason.
         Stayed,
-        /// Ended, and it is unknown which host has the guest. It is stopped here until
-        /// `PATCH /v1/vm/migration` resolves it.
+        /// Ended: it is unknown which host has the guest. The guest is stopped here until
+        /// `PATCH /v1/vm/migration` resolves this.
         Unsettled,
-        /// A word of a later version: it has not ended.
+        /// A word of a later version: the migration has not ended.
         #[serde(other, skip_serializing)]
         Unknown,
     }
@@ -230,59 +230,58 @@ impl fmt::Display for MigrationPhase {
     }
 }
 
-/// How far a migration is.
+/// The state of a migration.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct MigrationStatus {
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
-    /// Where the destination is, or where the source is waited for.
+    /// The address of the destination, or the one on which this host waits for the source.
     pub peer: String,
-    /// What it does.
+    /// Phase, or result.
     pub phase: MigrationPhase,
     /// Rounds over memory so far.
     pub rounds: u32,
-    /// Milliseconds since it began; at a destination since it began to wait for the source, which
-    /// may be long before one came.
+    /// Milliseconds since the migration began. At a destination the wait for the source counts too.
     pub elapsed_ms: u64,
     /// Bytes of guest memory.
     pub ram_bytes: u64,
-    /// Bytes on the wire; at the destination, of pages.
+    /// Bytes on the wire; at the destination only those of pages.
     pub sent_bytes: u64,
-    /// Pages that went over with their content, all rounds.
+    /// Pages sent with their content, in all rounds.
     pub pages: u64,
-    /// Pages of which only was said that they are zero.
+    /// Pages sent as zero, without content.
     pub zero_pages: u64,
-    /// Bytes of memory that this round has still to send.
+    /// Bytes of memory that remain in this round.
     pub left_bytes: u64,
     /// Bytes per second on the wire.
     pub bytes_per_second: u64,
-    /// Bytes of memory per second that guest and devices write, a page counting as a whole.
+    /// Bytes of memory per second that the guest and devices write. A written page counts
+    /// completely.
     pub dirty_bytes_per_second: u64,
-    /// Share of their time that vCPUs are held back, in per cent.
+    /// Share of time in which vCPUs are throttled, in per cent.
     #[schema(maximum = 100)]
     pub throttle_percent: u8,
-    /// Expected downtime if the guest were stopped now, in milliseconds; null in the first round.
+    /// Expected downtime if the guest stopped now, in milliseconds; null in the first round.
     #[schema(required)]
     pub forecast_downtime_ms: Option<u64>,
-    /// Rounds until it can be stopped; null if that is not known, or never.
+    /// Expected rounds until the guest can be stopped; null if unknown or if that never happens.
     #[schema(required)]
     pub forecast_rounds: Option<u32>,
     /// Downtime of the guest so far, in milliseconds; null before it was stopped.
     #[schema(required)]
     pub downtime_ms: Option<f64>,
-    /// What NICs had been given and had not used when the guest was stopped; null before, and at
-    /// the destination.
+    /// Buffers that NICs held when the guest was stopped. Null before that, and at the destination.
     #[schema(required)]
     pub in_flight: Option<InFlight>,
-    /// How long it took to have all writes logged, NICs' among them, in milliseconds; null before
-    /// that is done, and at the destination.
+    /// Time until all writes were logged, those of NICs included, in milliseconds. Null before
+    /// that, and at the destination.
     #[schema(required)]
     pub mediation_ms: Option<f64>,
-    /// What of `downtime_ms` took how long, as the source sees it.
+    /// Parts of `downtime_ms`, as the source measures them.
     #[serde(default)]
     #[schema(required)]
     pub downtime_parts_ms: DowntimeParts,
-    /// Why it did not move, or is not settled; null in all other cases.
+    /// Why the migration failed or is unresolved; null otherwise.
     #[schema(required)]
     pub error: Option<String>,
 }
@@ -290,83 +289,84 @@ pub struct MigrationStatus {
 /// Parts of the downtime, in milliseconds; null for a part that has not ended.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
 pub struct DowntimeParts {
-    /// vCPUs were parked, devices stopped.
+    /// Parking vCPUs and stopping devices.
     #[schema(required)]
     pub stop: Option<f64>,
-    /// The last pages went over.
+    /// Sending the last pages.
     #[schema(required)]
     pub memory: Option<f64>,
-    /// The state of vCPUs and devices went over.
+    /// Sending the state of vCPUs and devices.
     #[schema(required)]
     pub state: Option<f64>,
-    /// The destination restored it.
+    /// Restoring the state at the destination.
     #[schema(required)]
     pub ready: Option<f64>,
-    /// The destination started its devices and the guest.
+    /// Starting the devices and the guest at the destination.
     #[schema(required)]
     pub go: Option<f64>,
 }
 
-/// Buffers that NICs had been given and had not used when the guest was stopped, by what the queues
-/// are for. Packed rings do not tell it, and are not counted.
+/// Buffers that NICs held when the guest was stopped, by kind of queue. Packed rings do not show
+/// this and are not counted.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InFlight {
     /// Receive buffers that were not filled.
     pub rx: u32,
     /// Frames that were not sent.
     pub tx: u32,
-    /// Commands on control queues that were not answered.
+    /// Commands on control queues without a response.
     pub cvq: u32,
 }
 
-/// Whether the machine could be sent, and what that would cost. Nothing has changed, there or here.
+/// Whether the machine could be sent, and the expected cost. A dry run changes neither host.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct MigrationTrial {
-    /// Where it would go.
+    /// The address of the destination.
     pub destination: String,
-    /// Whether the destination would take it now.
+    /// Whether the destination would accept the machine now.
     pub movable: bool,
-    /// Why not: all that is in the way.
+    /// All reasons against the migration.
     pub obstacles: Vec<MigrationObstacle>,
-    /// What it would cost. The node daemon does not say it of a node that does not even wait for
+    /// The expected cost. Absent in a node daemon's response if the other node refused to wait for
     /// the machine.
     #[serde(flatten)]
     #[schema(value_type = Forecast)]
     pub forecast: Option<Forecast>,
 }
 
-/// What sending a machine would cost.
+/// The expected cost of a migration.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Forecast {
     /// Bytes of guest memory.
     pub ram_bytes: u64,
-    /// Bytes of it that hold data, of which at most all go over at first; those that the guest
-    /// writes meanwhile go once more.
+    /// Bytes of guest memory that hold data. The first round sends at most these. Pages that the
+    /// guest writes meanwhile are sent again.
     pub data_bytes: u64,
-    /// Bytes per second on the wire when the machine was last sent there; null if it never was, or
-    /// not for long enough.
+    /// Bytes per second on the wire in the last migration to this destination; null without one, or
+    /// if it was too short.
     #[schema(required)]
     pub bytes_per_second: Option<u64>,
-    /// How long `data_bytes` take at that rate, in milliseconds; null where it is not known.
+    /// Expected time to send `data_bytes` at that rate, in milliseconds; null if unknown.
     #[schema(required)]
     pub copy_ms: Option<u64>,
-    /// How long the destination took just now to open its devices and map all guest memory for
-    /// them, which most NICs pin, in milliseconds; null if it refused, did not answer, or was not
-    /// asked. It does that once more before memory is sent, while the guest runs.
+    /// Time in which the destination opened its devices and mapped all guest memory for them, in
+    /// milliseconds. Most NICs pin that memory. Null if the destination rejected the machine, did
+    /// not answer or was not asked. A migration repeats this before it sends memory, while the
+    /// guest runs.
     #[schema(required)]
     pub prepare_ms: Option<u64>,
-    /// Assumed downtime of a guest that writes nothing, in milliseconds, for devices and state.
+    /// Assumed downtime for devices and state, in milliseconds, of a guest that writes nothing.
     pub downtime_min_ms: u64,
-    /// The longest downtime, in milliseconds: the guest is stopped once the rest should fit.
+    /// The longest downtime, in milliseconds. The guest is stopped once the rest should fit.
     pub downtime_max_ms: u64,
 }
 
-/// What is in the way of a migration.
+/// A reason against a migration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MigrationObstacle {
-    /// What it is, with how it is here and there.
+    /// The reason, with the values of both hosts.
     pub reason: String,
-    /// What helps, a command where there is one; null if nothing is known.
+    /// A remedy, with a command if there is one; null if none is known.
     #[schema(required)]
     pub remedy: Option<String>,
 }
@@ -384,7 +384,7 @@ described! {
     }
 }
 
-/// What is to be settled.
+/// The resolution of an indeterminate migration.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SettleRequest {

@@ -13,7 +13,7 @@ use crate::config::{DoorbellMode, MacAddress, VdpaConfig, schema};
 pub struct NicSummary {
     /// Its name.
     pub id: String,
-    /// Where it is in its life.
+    /// Whether the guest has it.
     pub state: PlugPhase,
     /// Its vhost-vdpa character device.
     #[serde(default)]
@@ -35,10 +35,10 @@ impl From<&VdpaConfig> for NicSummary {
     }
 }
 
-/// A NIC with all there is to say about it.
+/// A NIC in detail.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct NicInfo {
-    /// In short.
+    /// As in a list.
     #[serde(flatten)]
     pub summary: NicSummary,
     /// The configured MAC address; null for the device's own.
@@ -47,10 +47,10 @@ pub struct NicInfo {
     /// The configured number of queues, control queue included; null for the device's own.
     #[schema(required)]
     pub num_queues: Option<u16>,
-    /// Whether doorbells were asked for.
+    /// The configured mode of doorbells.
     #[schema(schema_with = schema::doorbell)]
     pub doorbell: DoorbellMode,
-    /// Whether a queue that hangs is kicked and its driver interrupted.
+    /// Whether a stuck queue is kicked and its driver interrupted.
     #[serde(default)]
     #[schema(required)]
     pub rescue: bool,
@@ -66,7 +66,7 @@ pub struct NicInfo {
     /// A warning if guest memory is bound to another NUMA node.
     #[schema(required)]
     pub numa_warning: Option<String>,
-    /// What the guest made of it, once the machine is built.
+    /// The device as the guest set it up; null before the machine is built.
     #[schema(required)]
     pub device: Option<DeviceInfo>,
 }
@@ -90,14 +90,14 @@ described! {
 /// A failover of a NIC.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct FailoverInfo {
-    /// How far it is.
+    /// State of the failover.
     pub state: FailoverPhase,
     /// The device that has failed.
     pub from: String,
-    /// The device that was to take its place.
+    /// The device that was to replace it.
     pub to: String,
-    /// How long neither device worked, in microseconds, from the open of the backup. Null if no
-    /// driver used the NIC.
+    /// Time in which neither device worked, in microseconds, from the open of the backup. Null if
+    /// no driver used the NIC.
     #[schema(required)]
     pub gap_us: Option<u64>,
     /// Why it failed.
@@ -105,17 +105,17 @@ pub struct FailoverInfo {
     pub error: Option<String>,
 }
 
-/// What of a NIC can be changed; what is absent stays. While the machine runs it is its devices
-/// alone: `path` or `fd`, and `failover`.
+/// Settings of a NIC that can change; absent members keep their value. While the machine runs, only
+/// `path`, `fd` and `failover` can change.
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NicChange {
-    /// The vhost-vdpa character device. Either this or `fd`.
+    /// The vhost-vdpa character device. Give either `path` or `fd`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub path: Option<PathBuf>,
-    /// The vhost-vdpa device as a descriptor, open for reading and writing: the index, from 0,
-    /// among those that came with the request (SCM_RIGHTS).
+    /// The vhost-vdpa device as a descriptor, open for reading and writing. This is the index from
+    /// 0 among the descriptors of the request (SCM_RIGHTS).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fd: Option<u32>,
     /// The MAC address that the guest sees.
@@ -129,11 +129,11 @@ pub struct NicChange {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = schema::doorbell_change)]
     pub doorbell: Option<DoorbellMode>,
-    /// Whether a queue that hangs is kicked and its driver interrupted.
+    /// Whether a stuck queue is kicked and its driver interrupted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rescue: Option<bool>,
-    /// The vhost-vdpa character device to which the NIC moves, once, if its own says that it needs
-    /// a reset; null: none.
+    /// The backup: the vhost-vdpa character device to which the NIC moves, once, if its own needs a
+    /// reset. Null removes the backup.
     #[serde(
         default,
         deserialize_with = "given",

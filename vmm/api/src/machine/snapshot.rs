@@ -12,7 +12,7 @@ use crate::config::VdpaConfig;
 /// this long for a VMM, and a client a little longer for the daemon.
 pub const SNAPSHOT_TIME: Duration = Duration::from_secs(3600);
 
-/// Where a snapshot is to be.
+/// Where to write a snapshot.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotRequest {
@@ -21,27 +21,26 @@ pub struct SnapshotRequest {
     pub path: PathBuf,
 }
 
-/// A snapshot that was written.
+/// A complete snapshot.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct SnapshotInfo {
     /// Its directory.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// Bytes of guest memory that were written: what was not zero.
+    /// Bytes of guest memory that were written; pages of zeros are left out.
     pub memory_bytes: u64,
     /// Downtime of the guest, in milliseconds.
     pub paused_ms: u64,
 }
 
-/// Which snapshot, and what is different here.
+/// Which snapshot to restore, and the differences on this host.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RestoreRequest {
     /// The snapshot's directory.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// vDPA devices that go by other paths or descriptors here, each with the `id` of the NIC that
-    /// it is to be.
+    /// vDPA devices that have other paths or descriptors on this host, each with the NIC's `id`.
     #[serde(default)]
     pub vdpa: Vec<VdpaConfig>,
     /// Leave the vCPUs parked.
@@ -49,11 +48,11 @@ pub struct RestoreRequest {
     pub paused: bool,
 }
 
-/// Which program.
+/// The new program.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UpgradeRequest {
-    /// The `bellhop` that is to go on with the machine, as an absolute path.
+    /// The `bellhop` that continues to run the machine, as an absolute path.
     #[schema(value_type = String)]
     pub program: PathBuf,
 }

@@ -67,12 +67,12 @@ impl fmt::Display for EndReason {
     }
 }
 
-/// Why a machine is over.
+/// Why a machine ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct End {
-    /// For programs.
+    /// The reason, for programs.
     pub reason: EndReason,
-    /// A sentence for people, with the cause.
+    /// The cause, for people.
     #[serde(default)]
     #[schema(required)]
     pub detail: String,
@@ -89,12 +89,12 @@ impl End {
     }
 }
 
-/// The machine at one moment.
+/// The state of the machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmStatus {
-    /// What it does.
+    /// State of the machine.
     pub state: VmState,
-    /// Grows with each change: for `GET /v1/vm/watch`.
+    /// Increases with each change; used by `GET /v1/vm/watch`.
     pub generation: u64,
     /// How often it was powered on: 1 after the first boot, one more after each reset.
     pub boots: u64,
@@ -102,23 +102,22 @@ pub struct VmStatus {
     pub pid: u32,
     /// The version of Bellhop that runs it.
     pub version: String,
-    /// The level of this API: it grows when something changes that a client has to know of. What is
-    /// only added leaves it. A node daemon talks to machines of its own level and of the one
-    /// before.
+    /// The level of this API. It increases for changes that clients must know about, not for
+    /// additions. A node daemon supports VMs of its own level and of the one before.
     #[schema(minimum = 1)]
     pub api: u32,
     /// Its NICs, once it is built.
     #[serde(default)]
     #[schema(required)]
     pub nics: Vec<NicSummary>,
-    /// Why it is over: in the state Stopped, and then always; null in all others.
+    /// Why the machine ended; null in all states but Stopped.
     #[schema(required)]
     pub end: Option<End>,
     /// Its disks, once it is built.
     #[serde(default)]
     #[schema(required)]
     pub disks: Vec<DiskSummary>,
-    /// Queues of its devices that hang: what is wrong now, for `ring_watch`'s time already.
+    /// Queues that have been stuck for longer than the time in `ring_watch`.
     #[serde(default)]
     #[schema(required)]
     pub alarms: Vec<AlarmInfo>,
@@ -129,8 +128,8 @@ pub struct VmStatus {
     /// Why the last upgrade failed; null after a success or a new request.
     #[schema(required)]
     pub upgrade_error: Option<String>,
-    /// Downtime of the guest in the last upgrade, in milliseconds. Null without one, and if the
-    /// machine was paused.
+    /// Downtime of the guest in the last upgrade, in milliseconds. Null without an upgrade, and if
+    /// the machine was paused.
     #[schema(required)]
     pub upgrade_downtime_ms: Option<f64>,
 }
@@ -161,8 +160,8 @@ described! {
         /// Park its vCPUs. Devices finish their work; interrupts wait.
         #[serde(alias = "paused")]
         Paused,
-        /// End the machine and its process. The machine's own API does not ask the guest:
-        /// `POST …/power-button` does. The node daemon asks it, unless `mode` is `hard`.
+        /// End the machine and its process. The VM's own API does not ask the guest:
+        /// `POST …/power-button` does. The node daemon asks the guest, unless `mode` is `hard`.
         #[serde(alias = "stopped")]
         Stopped,
     }
@@ -172,18 +171,18 @@ described! {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmChange {
-    /// What it is to do.
+    /// The requested state.
     pub state: WantedState,
 }
 
-/// What is waited for.
+/// Which change to wait for.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Watch {
-    /// The generation that the client has seen; without, the answer comes at once.
+    /// The last generation that the client has seen. Without it the response is immediate.
     pub since: Option<u64>,
-    /// How long to wait, in seconds: 30 where it is not given, at most 60.
+    /// The longest wait, in seconds: 30 by default, at most 60.
     #[param(maximum = 60)]
     pub timeout_s: Option<u64>,
 }

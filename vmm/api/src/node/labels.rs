@@ -24,13 +24,13 @@ const VALUE_PATTERN: &str = "^[A-Za-z0-9._/-]{0,63}$";
 pub enum BadLabel {
     /// An invalid key.
     #[error(
-        "{0:?} is no key: it has 1 to {LABEL_MAX} letters, digits, dots, underscores, slashes or \
-         hyphens, and begins with a letter or digit"
+        "{0:?} is not a key: it has 1 to {LABEL_MAX} letters, digits, dots, underscores, \
+         slashes or hyphens, and begins with a letter or digit"
     )]
     Key(String),
     /// An invalid value of a label.
     #[error(
-        "{0:?} is no value of a label: it has up to {LABEL_MAX} letters, digits, dots, \
+        "{0:?} is not a label's value: it has up to {LABEL_MAX} letters, digits, dots, \
          underscores, slashes or hyphens"
     )]
     Value(String),
@@ -38,7 +38,7 @@ pub enum BadLabel {
     #[error("the annotation {0} has more than {ANNOTATION_MAX} characters")]
     LongAnnotation(String),
     /// Too many.
-    #[error("{0} are too many: at most {LABELS_MAX} are possible")]
+    #[error("too many labels or annotations ({0}): at most {LABELS_MAX} are possible")]
     TooMany(usize),
 }
 
@@ -122,7 +122,7 @@ pub fn labels_schema() -> Object {
 #[must_use]
 pub fn annotations_schema() -> Object {
     schema(
-        "Its annotations: texts for people and programs, which the daemon only keeps",
+        "Its annotations: texts for people and programs, which the daemon only stores",
         ObjectBuilder::new().max_length(Some(ANNOTATION_MAX)),
     )
 }

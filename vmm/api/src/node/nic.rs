@@ -17,7 +17,8 @@ described! {
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum NicKind {
-        /// A named management device; a subfunction in switchdev mode; else a virtual function.
+        /// Automatic: the named management device; in switchdev mode a subfunction; else a virtual
+        /// function.
         #[default]
         #[serde(alias = "Auto")]
         Auto,
@@ -39,13 +40,13 @@ macro_rules! created_nic {
         #[serde(deny_unknown_fields)]
         pub struct $name {
             $($own)*
-            /// What of the NIC it is made on.
+            /// The kind of function that backs the vDPA device.
             #[serde(default, skip_serializing_if = "is_default")]
             pub kind: NicKind,
-            /// The bridge that it is connected with.
+            /// The bridge to connect it to.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub bridge: Option<String>,
-            /// The VLAN that it is in, without seeing tags.
+            /// Its VLAN; the guest sees no tags.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(minimum = 1, maximum = 4094)]
             pub vlan: Option<u16>,
@@ -62,15 +63,15 @@ macro_rules! created_nic {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(minimum = 1, maximum = 32768)]
             pub queue_pairs: Option<u16>,
-            /// What it sends at most, in Mbit/s.
+            /// Its maximum transmit rate, in Mbit/s.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(minimum = 1)]
             pub max_tx_rate: Option<u32>,
-            /// What it can always send, in Mbit/s.
+            /// Its guaranteed transmit rate, in Mbit/s.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(minimum = 1)]
             pub min_tx_rate: Option<u32>,
-            /// How many virtual functions the host's NIC gets if it has none.
+            /// The number of virtual functions to create if the host's NIC has none.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(minimum = 1)]
             pub virtual_functions: Option<u32>,
@@ -80,31 +81,31 @@ macro_rules! created_nic {
 }
 
 created_nic! {
-    /// A NIC of a virtual machine: made from a NIC of the host (`from`), or a vDPA device that is
-    /// there already (`path` or `device`).
+    /// A NIC of a virtual machine: created from a NIC of the host (`from`), or an existing vDPA
+    /// device (`path` or `device`).
     #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
     NicSettings {
         /// Its name in this machine.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(required, value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
         pub id: Option<NicId>,
-        /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a
-        /// management device such as `vdpasim_net`. It is deleted with the machine.
+        /// The source of a created device: a network interface, `pci/ADDRESS`, a devlink handle, or
+        /// a management device such as `vdpasim_net`. The device is deleted with the machine.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub from: Option<String>,
-        /// A vhost-vdpa character device that is there already.
+        /// An existing vhost-vdpa character device.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<String>)]
         pub path: Option<PathBuf>,
-        /// A vDPA device that is there already, by its name.
+        /// An existing vDPA device, by its name.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub device: Option<String>,
     } {
-        /// Whether the guest kicks by stores in the device's own doorbell pages.
+        /// Whether the guest kicks by stores to the device's own doorbell pages.
         #[serde(default, skip_serializing_if = "is_default")]
         #[schema(schema_with = schema::doorbell)]
         pub doorbell: DoorbellMode,
-        /// Kick the device and interrupt the driver, once, when a queue hangs.
+        /// When a queue is stuck, kick the device and interrupt the driver once.
         #[serde(default, skip_serializing_if = "is_default")]
         pub rescue: bool,
         /// Its backup device.
@@ -114,17 +115,17 @@ created_nic! {
 }
 
 created_nic! {
-    /// A NIC of the host that is to be created: a vDPA device with all that it needs.
+    /// A NIC to create on the host: a vDPA device with its function and connection.
     #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
     HostNicSpec {
         /// Its name, and that of the vDPA device.
         #[schema(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,63}$")]
         pub name: NicId,
-        /// What the device is made of: a network interface, `pci/ADDRESS`, a devlink handle, or a
+        /// The source of the device: a network interface, `pci/ADDRESS`, a devlink handle, or a
         /// management device such as `vdpasim_net`.
         pub from: String,
     } {
-        /// Its virtio feature bits, all others off.
+        /// Its virtio feature bits; all others are off.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub device_features: Option<u64>,
     }
@@ -162,14 +163,14 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NicStandBy {
-    /// It is created from this with the NIC, as the NIC's own device, and deleted with it.
+    /// The source of a created device, which is created and deleted with the NIC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// A vhost-vdpa character device that is there already.
+    /// An existing vhost-vdpa character device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub path: Option<PathBuf>,
-    /// A vDPA device that is there already, by its name.
+    /// An existing vDPA device, by its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
 }
@@ -207,7 +208,7 @@ pub enum NicSettingsError {
     #[error(transparent)]
     KeyValue(#[from] KeyValueError),
     /// Not exactly one of the three sources is given.
-    #[error("say one of from=NIC, path=/dev/vhost-vdpa-N and device=NAME")]
+    #[error("give one of from=NIC, path=/dev/vhost-vdpa-N and device=NAME")]
     Source,
 }
 
@@ -225,15 +226,15 @@ impl FromStr for NicSettings {
     }
 }
 
-/// The vDPA device that a NIC is to be on: `path` or `device`.
+/// The new vDPA device of a NIC: `path` or `device`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NicMove {
-    /// A vhost-vdpa character device that is there already.
+    /// An existing vhost-vdpa character device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub path: Option<PathBuf>,
-    /// A vDPA device that is there already, by its name.
+    /// An existing vDPA device, by its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
 }

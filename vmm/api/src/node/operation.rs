@@ -1,4 +1,4 @@
-//! Operations: long work of the node daemon.
+//! Operations: requests to the node daemon that take long.
 
 use std::fmt;
 
@@ -69,24 +69,24 @@ impl OperationPhase {
     }
 }
 
-/// Work of the daemon that takes long. The daemon keeps the last 1000 that have ended.
+/// A request that takes long. The daemon keeps the last 1000 that have ended.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct Operation {
-    /// Its ID, for `/v1/operations/{id}`. IDs grow.
+    /// Its ID, for `/v1/operations/{id}`. IDs increase.
     pub id: String,
     /// What it does.
     pub kind: OperationKind,
     /// The name of its virtual machine.
     pub target: String,
-    /// Whether it runs, or how it ended.
+    /// Its phase, or its result.
     pub phase: OperationPhase,
-    /// How far it is; null where that is not known.
+    /// Its progress; null if unknown.
     #[schema(required)]
     pub progress: Option<OperationProgress>,
-    /// Why it failed; null in all other cases.
+    /// Why it failed; null otherwise.
     #[schema(required)]
     pub error: Option<ErrorBody>,
-    /// What it came to; null where there is nothing to report.
+    /// Its result; null without one.
     #[schema(required)]
     pub result: Option<OperationResult>,
     /// When it began, in milliseconds since 1970.
@@ -100,22 +100,21 @@ pub struct Operation {
     pub request_id: String,
 }
 
-/// How far an operation is.
+/// Progress of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OperationProgress {
-    /// So much is done. It shrinks when a guest writes to memory that was copied.
+    /// Completed part. It shrinks when a guest writes to memory that was copied.
     pub done: u64,
-    /// So much is to be done.
+    /// The whole.
     pub total: u64,
     /// The unit of both: `bytes`.
     pub unit: String,
-    /// Of a migration, the expected downtime of the guest in milliseconds; null where that is not
-    /// known.
+    /// The expected downtime of the guest in a migration, in milliseconds; null if unknown.
     #[schema(required)]
     pub forecast_downtime_ms: Option<u64>,
 }
 
-/// What an operation came to: the member of its kind, if it has one.
+/// The result of an operation, in the member of its kind.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 pub struct OperationResult {
     /// The state of the migration, also while it runs.
@@ -129,7 +128,7 @@ pub struct OperationResult {
     pub upgrade: Option<UpgradeInfo>,
 }
 
-/// An upgrade that was done.
+/// A completed upgrade.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct UpgradeInfo {
     /// The version of Bellhop before.
@@ -141,7 +140,7 @@ pub struct UpgradeInfo {
     pub downtime_ms: Option<f64>,
 }
 
-/// Which operations.
+/// Which operations a list has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -163,7 +162,7 @@ pub const OPERATION_WAIT_MAX_S: u64 = 60;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct OperationWait {
-    /// Wait for its end, at most so many seconds
+    /// Wait for the end for at most this many seconds
     #[param(maximum = 60)]
     pub wait: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! The steps of a request that changes nothing.
+//! The steps of a dry run.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,6 +6,6 @@ use utoipa::ToSchema;
 /// The steps that a request would take.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Plan {
-    /// In order, each for people.
+    /// The steps in order, as texts for people.
     pub steps: Vec<String>,
 }

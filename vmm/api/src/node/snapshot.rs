@@ -1,4 +1,4 @@
-//! Snapshots that the node daemon keeps.
+//! Snapshots in the node daemon's store.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,7 +17,7 @@ const SNAPSHOT_NAME_MAX: usize = 64;
 #[serde(try_from = "Cow<'_, str>")]
 pub struct SnapshotName(String);
 
-/// Not a name of a snapshot.
+/// A text that is not a snapshot's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a snapshot's name has 1 to {SNAPSHOT_NAME_MAX} letters, digits, dots, underscores or hyphens, \
@@ -61,28 +61,27 @@ impl fmt::Display for SnapshotName {
     }
 }
 
-/// Where a snapshot is to be: exactly one of `name` and `path`.
+/// Where to write a snapshot: exactly one of `name` and `path`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmSnapshotRequest {
-    /// Its name among the snapshots that the daemon keeps.
+    /// Its name in the daemon's store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     pub name: Option<SnapshotName>,
-    /// A directory elsewhere that does not exist yet, as an absolute path. The daemon neither lists
-    /// nor restores it.
+    /// A new directory elsewhere, as an absolute path. The daemon neither lists nor restores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub path: Option<PathBuf>,
 }
 
-/// A snapshot that the daemon keeps.
+/// A snapshot in the daemon's store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Snapshot {
     /// Its name.
     #[schema(value_type = String)]
     pub name: SnapshotName,
-    /// The virtual machine it was taken of; null if its description is damaged.
+    /// The virtual machine in the snapshot; null if its description is damaged.
     #[schema(required)]
     pub vm: Option<String>,
     /// When it began, in milliseconds since 1970; null if its description is damaged.

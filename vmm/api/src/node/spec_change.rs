@@ -1,4 +1,4 @@
-//! The answer to a change of a VM's spec.
+//! The response to a change of a VM's spec.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,10 +9,10 @@ described! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum Applied {
-        /// It has effect already.
+        /// Now: the change has taken effect.
         Now,
-        /// When the process of the virtual machine is started next. A reset of the guest is no
-        /// such start.
+        /// At the next start of the virtual machine's process. A reset of the guest is not such a
+        /// start.
         NextStart,
     }
 }
@@ -26,7 +26,7 @@ pub struct SpecChange {
     /// Its former value; null if it had none.
     #[schema(required)]
     pub from: Value,
-    /// Its value; null if it has none.
+    /// Its new value; null if it has none.
     #[schema(required)]
     pub to: Value,
     /// When the change takes effect.

@@ -17,24 +17,24 @@ described! {
     pub enum VmPhase {
         /// It is being created.
         Creating,
-        /// It should run, and does not yet.
+        /// It should run, and does not run yet.
         Starting,
-        /// Its process receives it from another node, or waits for it.
+        /// Its process waits for it or receives it from another node.
         Receiving,
         /// Its vCPUs run.
         Running,
         /// Its vCPUs are parked.
         Paused,
-        /// Its guest was asked to power off, and the grace period is not over.
+        /// Its guest was asked to power off; the grace period runs.
         Stopping,
-        /// It has no process, and should have none.
+        /// It has no process, as desired.
         Stopped,
-        /// Its process ended while the guest was being migrated, and the guest may run there.
-        /// It stays stopped until `PATCH …/migration` resolves it.
+        /// Its process ended during a migration, and the guest may run at the destination. It stays
+        /// stopped until `PATCH …/migration` resolves this.
         MayBeElsewhere,
-        /// It is being deleted, or its remains are.
+        /// It is being deleted.
         Deleting,
-        /// It has a process whose state is unknown, or of another version.
+        /// The state of its process is unknown, or a word of a later version.
         #[serde(other)]
         Unknown,
     }
@@ -62,7 +62,7 @@ impl fmt::Display for VmPhase {
     }
 }
 
-/// Not the name of a phase.
+/// A text that is not a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no such phase: give Running, Paused, Stopped or another one that `vm list` shows")]
 pub struct BadPhase;
@@ -101,22 +101,21 @@ impl fmt::Display for Desired {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmStateChange {
-    /// What it is to do.
+    /// The requested state.
     pub state: WantedState,
-    /// How it is stopped: `graceful` where it is not given.
+    /// How to stop it; `graceful` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<StopMode>,
-    /// How long its guest may take to power off, in seconds: 60 where it is not given. Only for
-    /// `graceful`.
+    /// The time for the guest to power off, in seconds: 60 by default. Only for `graceful`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 86400)]
     pub grace_period_s: Option<u32>,
-    /// What happens to a guest that has not powered off by then: `fail` where it is not given. Only
-    /// for `graceful`.
+    /// What to do with a guest that has not powered off by then; `fail` by default. Only for
+    /// `graceful`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub then: Option<AfterGrace>,
-    /// It stays stopped until the host's next boot only, for a shutdown of the host: a VM that was
-    /// to run starts again then.
+    /// Stop it only until the host's next boot, for a shutdown of the host. A VM that should run
+    /// starts again then.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub until_reboot: bool,
 }
@@ -147,7 +146,7 @@ described! {
         #[default]
         #[serde(alias = "Graceful")]
         Graceful,
-        /// It ends at once, as if its power was cut.
+        /// It ends at once, like a power failure.
         #[serde(alias = "Hard")]
         Hard,
     }
@@ -158,11 +157,12 @@ described! {
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum AfterGrace {
-        /// The request fails and the guest continues to run. If it powers off later, it stays stopped.
+        /// The request fails and the guest continues to run. If it powers off later, it stays
+        /// stopped.
         #[default]
         #[serde(alias = "Fail")]
         Fail,
-        /// It ends, as if its power was cut.
+        /// It ends, like a power failure.
         #[serde(alias = "Hard")]
         Hard,
     }
@@ -191,20 +191,20 @@ impl fmt::Display for Restart {
     }
 }
 
-/// A virtual machine at one moment.
+/// The state of a virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VmInfo {
     /// Its name.
     pub name: String,
-    /// Grows with each change of its spec, and of whether it should run.
+    /// Increases with each change of its spec or its desired state.
     #[serde(default)]
     #[schema(required)]
     pub generation: u64,
-    /// What it does.
+    /// Its phase.
     pub phase: VmPhase,
-    /// What it is to do.
+    /// Its desired state.
     pub state: Desired,
-    /// What happens when it ends by itself.
+    /// What the daemon does when it ends by itself.
     pub restart: Restart,
     /// Its labels, for selectors.
     #[serde(default)]
@@ -214,8 +214,8 @@ pub struct VmInfo {
     #[serde(default)]
     #[schema(required, schema_with = super::annotations_schema)]
     pub annotations: Labels,
-    /// Members of its spec, as JSON pointers, whose changes take effect when its process is
-    /// started next.
+    /// Members of its spec, as JSON pointers, with changes that take effect at the next start of
+    /// its process.
     #[serde(default)]
     #[schema(required)]
     pub pending: Vec<String>,
@@ -231,7 +231,7 @@ pub struct VmInfo {
     /// The level of its API; null if unknown.
     #[schema(required)]
     pub api: Option<u32>,
-    /// Whether an earlier daemon has started its process.
+    /// Whether an earlier daemon started its process.
     #[serde(default)]
     #[schema(required)]
     pub adopted: bool,
@@ -243,25 +243,25 @@ pub struct VmInfo {
     #[serde(default)]
     #[schema(required, value_type = String)]
     pub memory: MemorySize,
-    /// How often it was started again by its restart policy.
+    /// How often its restart policy started it again.
     #[serde(default)]
     #[schema(required)]
     pub restarts: u64,
-    /// How it ended the last time; null if it never did.
+    /// How it last ended; null if it never did.
     #[schema(required)]
     pub last_end: Option<End>,
-    /// Why it is not started, in the phase MayBeElsewhere; null in all others.
+    /// Why it is not started, in the phase MayBeElsewhere; null otherwise.
     #[schema(required)]
     pub may_be_elsewhere: Option<MayBeElsewhere>,
     /// Its NICs.
     pub nics: Vec<VmNic>,
-    /// Queues of its devices that hang, as its process reported last.
+    /// Its stuck queues, as its process last reported them.
     #[serde(default)]
     #[schema(required)]
     pub alarms: Vec<AlarmInfo>,
     /// Its serial console.
     pub console: ConsolePaths,
-    /// What its process has to say.
+    /// The log of its process.
     #[schema(value_type = String)]
     pub log: PathBuf,
 }
@@ -280,35 +280,35 @@ pub struct VmNic {
     /// The character device that is its backup; null without one.
     #[schema(required, value_type = Option<String>)]
     pub failover: Option<PathBuf>,
-    /// The address that it was given; null for its device's own.
+    /// Its configured MAC address; null for the device's own.
     #[schema(required, value_type = Option<String>)]
     pub mac: Option<MacAddress>,
-    /// Whether it is on its backup: until it is moved back, or the machine is stopped.
+    /// Whether it runs on its backup. This ends when the NIC is moved back or the machine stops.
     #[serde(default)]
     #[schema(required)]
     pub failed_over: bool,
 }
 
-/// Where a virtual machine's console is.
+/// The files of a virtual machine's console.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConsolePaths {
-    /// The Unix socket on which one client at a time reads and writes; it is there while the
-    /// machine has a process. The daemon uses it while it has clients of this console.
+    /// The Unix socket on which one client at a time reads and writes. It exists while the machine
+    /// has a process. The daemon uses it while it has clients of this console.
     #[schema(value_type = String)]
     pub socket: PathBuf,
-    /// What the guest has written.
+    /// The guest's output.
     #[schema(value_type = String)]
     pub log: PathBuf,
 }
 
-/// Why a virtual machine may be elsewhere.
+/// Why the location of a virtual machine is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MayBeElsewhere {
-    /// Where it was being sent.
+    /// The destination of its migration.
     pub destination: String,
-    /// What is known, in a sentence.
+    /// The known facts, for people.
     pub reason: String,
-    /// What to do about it, in a sentence.
+    /// The remedy, for people.
     pub remedy: String,
 }
 

@@ -10,8 +10,8 @@ use crate::http::parameters::DeviceName;
 
 /// Announce a NIC
 ///
-/// Asks the guest to announce itself, as after a migration (virtio 1.3, 5.1.6.5.4). The guest does
-/// so later, by itself.
+/// Asks the guest to announce its address on this NIC, as after a migration (virtio 1.3,
+/// 5.1.6.5.4). The guest does so later, by itself.
 #[utoipa::path(post, path = "/v1/vm/nics/{id}/announce", operation_id = "announce_nic",
     params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The NIC's name")), responses(

@@ -10,7 +10,7 @@ use crate::config::VmConfig;
 
 /// Read the configuration
 ///
-/// As it was given, with the devices that were plugged, changed or unplugged since.
+/// The given configuration, updated with devices that were plugged, changed or unplugged since.
 #[utoipa::path(get, path = "/v1/vm/config", operation_id = "get_vm_config", responses(
     (status = 200, description = "The configuration", body = VmConfig),
     StateErrors,

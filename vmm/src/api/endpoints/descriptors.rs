@@ -28,9 +28,9 @@ fn take(all: &mut [Option<OwnedFd>], number: u32) -> Result<OwnedFd, String> {
     let index = usize::try_from(number).unwrap_or(usize::MAX);
     match all.get_mut(index).map(Option::take) {
         Some(Some(descriptor)) => Ok(descriptor),
-        Some(None) => Err("is another NIC's already".to_owned()),
+        Some(None) => Err("belongs to another NIC".to_owned()),
         None => Err(format!(
-            "did not come with the request: {came} came, counted from 0"
+            "did not come with the request: {came} came, numbered from 0"
         )),
     }
 }

@@ -43,8 +43,8 @@ pub(super) async fn show(
     params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The disk's name")),
     request_body = DiskConfig, responses(
-    (status = 200, description = "There was one of this name: before the machine starts it is \
-        replaced, later it is the same", body = DiskInfo),
+    (status = 200, description = "A disk of this name existed: a disk that is not plugged yet is \
+        replaced, a plugged one is identical", body = DiskInfo),
     (status = 201, description = "Created", body = DiskInfo),
     NamedBodyErrors, HostErrors,
 ))]
@@ -63,7 +63,7 @@ pub(super) async fn put(
     params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The disk's name")),
     request_body = DiskChange, responses(
-    (status = 200, description = "The disk as it is now", body = DiskInfo),
+    (status = 200, description = "The changed disk", body = DiskInfo),
     NamedChangeErrors, StateErrors,
 ))]
 pub(super) async fn change(

@@ -16,7 +16,7 @@ use crate::machine::{DeviceStatus, Handle, RequestError, Resources, WatchState, 
 
 /// Read metrics
 ///
-/// All figures at this moment, in the text format of Prometheus (version 0.0.4). Before the machine
+/// Returns the current values in the text format of Prometheus (version 0.0.4). Before the machine
 /// is built there are only its state and its number of boots.
 #[utoipa::path(get, path = "/v1/metrics", operation_id = "get_metrics", responses(
     (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),
@@ -55,7 +55,7 @@ fn view(text: &mut Text, view: &VmStatus) {
     let mut nics = text.family(
         "bellhop_nic_plugged",
         "gauge",
-        "1; 0: the guest is asked to eject it",
+        "1; 0 while the guest is asked to eject it",
     );
     for nic in &view.nics {
         nics.sample(
@@ -66,7 +66,7 @@ fn view(text: &mut Text, view: &VmStatus) {
     let mut disks = text.family(
         "bellhop_disk_plugged",
         "gauge",
-        "1; 0: the guest is asked to eject it",
+        "1; 0 while the guest is asked to eject it",
     );
     for disk in &view.disks {
         disks.sample(
@@ -98,7 +98,7 @@ impl Counted {
         let mut kvm = text.family(
             "bellhop_kvm_total",
             "counter",
-            "What KVM has counted of all vCPUs, by the kernel's own names",
+            "KVM's counters by their names in the kernel, summed over all vCPUs",
         );
         for (name, value) in &self.kvm {
             kvm.sample(&[("counter", name)], *value);
@@ -106,12 +106,12 @@ impl Counted {
         text.family(
             "bellhop_console_lost_bytes_total",
             "counter",
-            "Output of the guest that a console on a socket lost: the log could not be written, \
-             or a client did not read",
+            "Output of the guest that a console on a socket lost, because the log could not be \
+             written or a client did not read",
         )
         .sample(&[("to", "log")], self.console.log)
         .sample(&[("to", "client")], self.console.clients);
-        let mut held = text.family("bellhop_kvm_held", "gauge", "What the machine holds of KVM");
+        let mut held = text.family("bellhop_kvm_held", "gauge", "KVM resources of the machine");
         let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         for (what, value) in [
             ("memory_slots", self.resources.memory_slots),
@@ -135,7 +135,7 @@ impl Counted {
         let mut broken = text.family(
             "bellhop_device_broken",
             "gauge",
-            "Whether the device or its driver gave up",
+            "Whether the device or its driver failed",
         );
         for device in &self.devices {
             let broken_now = device.description.is_broken();
@@ -144,7 +144,7 @@ impl Counted {
         let mut queues = text.family(
             "bellhop_device_queues",
             "gauge",
-            "Enabled queues by the way in which they are kicked",
+            "Enabled queues by the way they are kicked",
         );
         for device in &self.devices {
             for (way, kick) in [
@@ -170,7 +170,7 @@ impl Counted {
             (
                 "bellhop_queue_in_flight",
                 "gauge",
-                "Buffers that the device has and has not used",
+                "Buffers that the device has not used yet",
                 |watch| watch.in_flight.map(u64::from),
             ),
             (
@@ -188,19 +188,19 @@ impl Counted {
             (
                 "bellhop_queue_stuck_seconds",
                 "gauge",
-                "How long the queue has hung",
+                "Seconds for which the queue has been stuck",
                 |watch| Some(watch.stuck_for.as_secs()),
             ),
             (
                 "bellhop_queue_alarm",
                 "gauge",
-                "1 while something is wrong with the queue",
+                "1 while the queue has an alarm",
                 |watch| Some(u64::from(matches!(watch.state, WatchState::Alarm(_)))),
             ),
             (
                 "bellhop_queue_rescues_total",
                 "counter",
-                "How often the queue was kicked and its driver interrupted because it hung",
+                "How often the stuck queue was kicked and its driver interrupted",
                 |watch| Some(watch.rescues),
             ),
         ];

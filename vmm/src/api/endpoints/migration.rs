@@ -77,7 +77,7 @@ fn status(migration: &Migration, end: Option<MigrationEnd>) -> MigrationStatus {
 /// The migration in progress, or the last one. A source whose guest has moved exits after this
 /// response, or after 10 s.
 #[utoipa::path(get, path = "/v1/vm/migration", operation_id = "get_migration", responses(
-    (status = 200, description = "How far it is", body = MigrationStatus),
+    (status = 200, description = "The state of the migration", body = MigrationStatus),
     (status = 404, description = "Not found: there was no migration", body = ErrorBody),
 ))]
 pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiError> {
@@ -88,9 +88,9 @@ pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiEr
 
 /// Start a migration
 ///
-/// Sends the machine to another process (`send`) or receives one (`receive`). The response comes at
-/// once; `GET` reports progress. The guest runs until the last pages are copied. A failure before
-/// the phase Go leaves it as it was.
+/// Sends the machine to another process (`send`) or receives one (`receive`). The response is
+/// immediate; `GET` reports progress. The guest runs until the last pages are copied. After a
+/// failure before the phase Go, the guest runs at the source as before.
 ///
 /// Only a process without a machine (NotStarted) receives one. It takes the configuration of the
 /// source, except for the devices of NICs and the boot files.
@@ -99,8 +99,8 @@ pub(super) async fn show(State(api): Api) -> Result<Json<MigrationStatus>, ApiEr
 /// as long as opening the devices there.
 #[utoipa::path(post, path = "/v1/vm/migration", operation_id = "start_migration",
     request_body = MigrationRequest, responses(
-    (status = 200, description = "With `dry_run`: whether it could be sent", body = MigrationTrial),
-    (status = 202, description = "It is in progress", body = MigrationStatus),
+    (status = 200, description = "With `dry_run`: acceptance and forecast", body = MigrationTrial),
+    (status = 202, description = "The migration is in progress", body = MigrationStatus),
     BodyErrors, HostErrors,
 ))]
 pub(super) async fn begin(
@@ -113,7 +113,7 @@ pub(super) async fn begin(
             if !config.is_possible() {
                 return Err(HttpError::Invalid {
                     at: "/send/connections".to_owned(),
-                    reason: format!("1 to {CONNECTIONS_MAX} are possible"),
+                    reason: format!("must be 1 to {CONNECTIONS_MAX}"),
                 }
                 .into());
             }
@@ -132,7 +132,7 @@ pub(super) async fn begin(
         }
         MigrationRequest::Receive(mut config) => {
             descriptors::give(&received, &mut config.vdpa)?;
-            api.before_boot("a machine can come only where none is")?;
+            api.before_boot("a process with a machine cannot receive another one")?;
             let arriving = on_worker(move || Arriving::new(config)).await??;
             api.receive(arriving)?
         }
@@ -143,9 +143,9 @@ pub(super) async fn begin(
 
 /// Resolve an indeterminate migration
 ///
-/// Only in the phase Unsettled, after the connection broke while the guest was handed over. Look at
-/// the other host first. If its state is Moved or Running, answer There here; otherwise Here. Here
-/// on both hosts runs the guest twice.
+/// Only in the phase Unsettled, after the connection broke while the source handed over the guest.
+/// Look at the other host first. If its state is Moved or Running, answer There here; otherwise
+/// Here. Here on both hosts runs the guest twice.
 #[utoipa::path(patch, path = "/v1/vm/migration", operation_id = "resolve_migration",
     request_body = SettleRequest, responses(
     (status = 204, description = "The guest resumes here, or the machine ends"),
@@ -171,7 +171,7 @@ pub(super) async fn settle(
 /// Possible until the guest is handed over; later the phase shows that it moved. The guest of a
 /// source continues to run. A destination stops waiting.
 #[utoipa::path(delete, path = "/v1/vm/migration", operation_id = "cancel_migration", responses(
-    (status = 202, description = "It is being cancelled: GET reports the result"),
+    (status = 202, description = "The migration is being cancelled: `GET` reports the result"),
     MigrationErrors,
 ))]
 pub(super) async fn cancel(State(api): Api) -> Result<StatusCode, ApiError> {

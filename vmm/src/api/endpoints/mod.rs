@@ -35,14 +35,14 @@ use super::controller::Controller;
 use crate::http::descriptors::discard;
 use crate::http::{self, ErrorBody, description};
 
-/// What the description has beside the endpoints.
+/// The description, except for the endpoints.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Bellhop, the API of one machine",
         description = "The API of the process of one machine: HTTP/1.1 on a Unix socket, whose \
-                       mode says who may connect. Clients must ignore unknown members of \
-                       responses: a later version may add some."
+                       mode controls access. Clients must ignore unknown members of responses: a \
+                       later version may add some."
     ),
     // The mode of the socket controls access.
     security(()),

@@ -85,7 +85,7 @@ fn source(change: &NicChange) -> Result<Option<VdpaSource>, HttpError> {
         (None, Some(number)) => Ok(Some(VdpaSource::Number(number))),
         (Some(_), Some(_)) => Err(HttpError::Invalid {
             at: String::new(),
-            reason: "both `path` and `fd` are given: a device has one of them".to_owned(),
+            reason: "both `path` and `fd` are given: give one of them".to_owned(),
         }),
     }
 }
@@ -131,8 +131,8 @@ pub(super) async fn show(
     params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The NIC's name")),
     request_body = VdpaConfig, responses(
-    (status = 200, description = "There was one of this name: before the machine starts it is \
-        replaced, later it is the same", body = NicInfo),
+    (status = 200, description = "A NIC of this name existed: a NIC that is not plugged yet is \
+        replaced, a plugged one is identical", body = NicInfo),
     (status = 201, description = "Created", body = NicInfo),
     NamedBodyErrors, HostErrors,
 ))]
@@ -160,12 +160,12 @@ pub(super) async fn put(
 ///
 /// With `failover` a device is the backup. When the present device reports DEVICE_NEEDS_RESET, the
 /// NIC moves to the backup once, in the same way. `last_failover` has the result, and the
-/// generation of the machine grows. If the move fails, the driver sees the report of its device.
+/// generation of the machine increases. If the move fails, the driver receives its device's report.
 #[utoipa::path(patch, path = "/v1/vm/nics/{id}", operation_id = "patch_nic",
     params(("id" = String, Path, pattern = "^[A-Za-z0-9._:-]{1,64}$",
         description = "The NIC's name")),
     request_body = NicChange, responses(
-    (status = 200, description = "The NIC as it is now", body = NicInfo),
+    (status = 200, description = "The changed NIC", body = NicInfo),
     NamedChangeErrors, HostErrors,
     (status = 500, description = "The host cannot do it; or the new device did not start and \
         the old one not again: the guest's driver has to reset the NIC", body = ErrorBody),
@@ -212,7 +212,7 @@ fn check_failover(nic: &VdpaConfig, failover: Option<&Path>) -> Result<(), Reque
     }
 }
 
-/// A NIC of which only the device is known.
+/// A NIC with this device and default settings.
 fn on_device(id: &str, source: VdpaSource) -> VdpaConfig {
     VdpaConfig {
         source,

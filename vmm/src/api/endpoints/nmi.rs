@@ -9,8 +9,8 @@ use crate::api::error::ApiError;
 
 /// Send a non-maskable interrupt
 ///
-/// To the first vCPU. Linux logs it, or panics with `unknown_nmi_panic`, which helps with a hung
-/// guest. A paused vCPU gets it when it resumes.
+/// Sends it to the first vCPU. Linux logs it, or panics with `unknown_nmi_panic`, which helps with
+/// a hung guest. A paused vCPU receives it when it resumes.
 #[utoipa::path(post, path = "/v1/vm/nmi", operation_id = "send_nmi", responses(
     (status = 204, description = "It is sent"),
     HostErrors,

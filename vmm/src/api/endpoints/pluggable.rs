@@ -124,7 +124,7 @@ fn no_such(id: &str) -> ApiError {
 }
 
 /// Gives each device its effective name, so that it keeps the name when others are added or
-/// removed: a disk without a name is named by its place in the list.
+/// removed. A disk without a name gets one from its position in the list (`disk0`).
 fn name_all(config: &mut VmConfig) {
     for nic in &mut config.vdpa {
         nic.id = Some(nic.name());
@@ -168,7 +168,7 @@ pub(super) async fn put<C: Kind>(
     {
         return Err(HttpError::Invalid {
             at: "/id".to_owned(),
-            reason: format!("the path says {id}, the body {other}; leave the body's away"),
+            reason: format!("the path has {id}, the body {other}; omit the body's"),
         }
         .into());
     }
@@ -224,8 +224,8 @@ fn plug<C: Kind>(
 }
 
 /// Why a plugged device cannot change.
-pub(super) const UNCHANGING: &str = "a plugged device stays as it is, but for the path of a NIC and of the device that stands by \
-     for it (failover), which change alone; take it away with DELETE and give another one with PUT";
+pub(super) const UNCHANGING: &str = "of a plugged device only the path of a NIC and its backup \
+     (failover) can change, in a request of their own; DELETE it and PUT another device";
 
 /// Changes the device `id` before the VM starts. If `change` fails, the device is unchanged.
 pub(super) fn change<C: Kind>(

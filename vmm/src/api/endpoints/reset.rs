@@ -9,8 +9,8 @@ use crate::api::error::ApiError;
 
 /// Reset the machine
 ///
-/// Without asking the guest. The machine boots again in place; `boots` grows. A paused machine
-/// stays paused at its first instruction.
+/// Resets the machine without asking the guest. It boots again in place; `boots` increases. A
+/// paused machine stays paused at its first instruction.
 #[utoipa::path(post, path = "/v1/vm/reset", operation_id = "reset_vm", responses(
     (status = 204, description = "The machine resets"),
     HostErrors,

@@ -16,14 +16,14 @@ use crate::machine::Snapshot;
 
 /// Restore the machine from a snapshot
 ///
-/// Instead of a start, and only in the state NotStarted. It replaces a configuration that was given
-/// before. The guest continues where it was saved, with its clock as of then.
+/// Possible only in the state NotStarted, instead of a start. The snapshot replaces an earlier
+/// configuration. The guest resumes from the saved state, with its clock at that time.
 ///
 /// A snapshot that cannot run here is refused: another CPU, or a vDPA device without a negotiated
 /// feature. Another attempt may follow.
 #[utoipa::path(put, path = "/v1/vm/restore", operation_id = "restore_vm",
     request_body = RestoreRequest, responses(
-    (status = 204, description = "It continues, or is paused"),
+    (status = 204, description = "The machine runs, or is paused"),
     BodyErrors, HostErrors,
 ))]
 pub(super) async fn restore(
@@ -37,7 +37,7 @@ pub(super) async fn restore(
         paused,
     } = wanted;
     descriptors::give(&received, &mut vdpa)?;
-    api.before_boot("it is restored before it starts")?;
+    api.before_boot("restore a machine before it starts")?;
     let opened = on_worker(move || {
         let mut snapshot = Snapshot::open(&path)?;
         snapshot.set_paused(paused);

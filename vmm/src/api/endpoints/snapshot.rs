@@ -13,13 +13,12 @@ use crate::machine::milliseconds;
 
 /// Create a snapshot
 ///
-/// From the states Running and Paused, to which the machine returns. Meanwhile its vCPUs are
+/// Possible in the states Running and Paused, which the machine keeps. Meanwhile its vCPUs are
 /// parked, its devices are stopped, and frames for it are lost. The directory is complete and on
-/// the disk before the response. A failed snapshot leaves nothing behind, and the machine
-/// continues.
+/// the disk before the response. A failed snapshot leaves no files, and the machine continues.
 ///
-/// The snapshot holds the memory of the guest: protect it. `bellhop run --restore` and the operation
-/// `restore_vm` restore it.
+/// The snapshot holds the memory of the guest: protect it. `bellhop run --restore` and the
+/// operation `restore_vm` restore it.
 #[utoipa::path(post, path = "/v1/vm/snapshot", operation_id = "create_snapshot",
     request_body = SnapshotRequest, responses(
     (status = 201, description = "The snapshot is complete", body = SnapshotInfo),

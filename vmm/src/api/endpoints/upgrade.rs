@@ -21,7 +21,7 @@ const ANSWER: Duration = Duration::from_millis(100);
 /// for a moment and its memory stays in place. vDPA devices are closed and opened again by their
 /// paths. Meanwhile this API does not respond.
 ///
-/// `GET /v1/vm` has the result: `upgrades` grows, or `upgrade_error` has the reason and the old
+/// `GET /v1/vm` has the result: `upgrades` increases, or `upgrade_error` has the reason and the old
 /// program continues.
 #[utoipa::path(post, path = "/v1/vm/upgrade", operation_id = "upgrade_vm",
     request_body = UpgradeRequest, responses(

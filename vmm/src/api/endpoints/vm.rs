@@ -15,8 +15,8 @@ use crate::http::descriptors::Received;
 
 /// Read the state of the machine
 ///
-/// In every state, also before the machine has a configuration. `GET /v1/vm/watch` waits for a
-/// change.
+/// Works in every state, also before the machine has a configuration. `GET /v1/vm/watch` waits for
+/// a change.
 #[utoipa::path(get, path = "/v1/vm", operation_id = "get_vm",
     responses((status = 200, description = "The state", body = VmStatus)))]
 pub(super) async fn show(State(api): Api) -> Json<VmStatus> {
@@ -27,9 +27,9 @@ pub(super) async fn show(State(api): Api) -> Json<VmStatus> {
 ///
 /// Replaces the whole configuration. Nothing is opened yet.
 ///
-/// vDPA devices given as `fd` are descriptors that come with the request (SCM_RIGHTS). The process
-/// keeps them until the machine starts or its configuration is replaced. A start uses them up:
-/// after a failed one, send them again. A device opens once, so the client closes its own
+/// A vDPA device given as `fd` is a descriptor in the request (SCM_RIGHTS). The process keeps the
+/// descriptors until the machine starts or its configuration is replaced. A start consumes them:
+/// after a failed start, send them again. A device opens once, so the client closes its own
 /// descriptor after the response.
 #[utoipa::path(put, path = "/v1/vm", operation_id = "put_vm", request_body = VmConfig, responses(
     (status = 204, description = "The machine has this configuration"),

@@ -96,7 +96,15 @@ proptest! {
             for (method, path, body) in &requests {
                 let (status, answer) = inside.ask(method, path, body);
                 let ending = status == 503 && answer["code"] == "ending";
-                prop_assert!(status < 500 || ending, "{} {} {}: {} {}", method, path, body, status, answer);
+                prop_assert!(
+                    status < 500 || ending,
+                    "{} {} {}: {} {}",
+                    method,
+                    path,
+                    body,
+                    status,
+                    answer
+                );
             }
         }
     }

@@ -71,7 +71,8 @@ fn the_copy_in_the_repository_is_what_is_served() {
     let copy = std::fs::read_to_string(COPY).unwrap();
     assert!(
         copy == *GENERATED,
-        "vmm/openapi.json is not what is served: BELLHOP_WRITE_OPENAPI=1 cargo test -p vmm writes it"
+        "vmm/openapi.json is not what is served: \
+         BELLHOP_WRITE_OPENAPI=1 cargo test -p vmm writes it"
     );
 }
 

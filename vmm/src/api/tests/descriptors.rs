@@ -210,7 +210,7 @@ fn more_than_fit_are_closed_and_said() {
 }
 
 #[test]
-fn nothing_stays_of_descriptors_that_nobody_wants() {
+fn unclaimed_descriptors_are_closed() {
     let served = Served::new("unwanted");
     let mut stream = served.connect();
     for (method, path) in [

@@ -366,7 +366,7 @@ fn a_machine_that_has_ended_says_so() {
 }
 
 #[test]
-fn a_watcher_is_told_why_a_machine_ended() {
+fn a_watcher_receives_the_reason_of_the_end() {
     for (reason, word) in [
         (EndReason::PoweredOff, "PoweredOff"),
         (EndReason::Unsettled, "Unsettled"),

@@ -197,13 +197,18 @@ fn an_entry_outside_of_the_kernel_is_refused() {
 
 proptest! {
     #[test]
-    fn arbitrary_notes_do_no_harm(notes in proptest::collection::vec(any::<u8>(), 0..256), alignment: u64) {
+    fn arbitrary_notes_do_no_harm(
+        notes in proptest::collection::vec(any::<u8>(), 0..256),
+        alignment: u64,
+    ) {
         let _ = find_pvh_note(&notes, alignment);
     }
 
     /// After any change of the headers: no panic, and an accepted kernel stays inside its memory.
     #[test]
-    fn changed_headers_do_no_harm(changes in proptest::collection::vec((0usize..256, any::<u8>()), 1..8)) {
+    fn changed_headers_do_no_harm(
+        changes in proptest::collection::vec((0usize..256, any::<u8>()), 1..8),
+    ) {
         let mut elf = sample_elf();
         for (at, byte) in changes {
             let len = elf.len();

@@ -149,7 +149,7 @@ fn both_directions_pass_and_all_is_logged() {
 }
 
 #[test]
-fn a_second_client_is_told_and_a_later_one_is_served() {
+fn a_second_client_receives_a_notice_and_a_later_one_is_served() {
     let mut rig = Rig::new("second", 1 << 20);
     rig.say(b"x");
     let mut first = rig.connect();
@@ -188,7 +188,7 @@ fn a_new_client_gets_the_last_64_kib() {
 }
 
 #[test]
-fn a_client_that_never_reads_stalls_nobody() {
+fn a_client_that_never_reads_stalls_neither_guest_nor_vmm() {
     let mut rig = Rig::new("deaf", 64 << 20);
     let mut client = rig.connect();
     for _ in 0..100 {
@@ -321,7 +321,7 @@ fn descriptors_and_clients_come_and_go() {
 }
 
 #[test]
-fn the_end_reaches_log_and_client_but_waits_for_nobody() {
+fn the_end_reaches_log_and_client_without_a_wait() {
     let mut rig = Rig::new("end", 1 << 20);
     let mut client = rig.connect();
     // The vmm thread has not seen this output when the machine ends.

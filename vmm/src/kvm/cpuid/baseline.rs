@@ -7,8 +7,8 @@
 //! A level is exact. A host that lacks one of its bits is rejected with the bit's name, and a guest
 //! gets no bit beyond it. So two hosts of one vendor that reach a level show the same features,
 //! sizes and XCR0, and [`super::compatible::check`] passes in both directions. Leaves that do not
-//! affect which instructions are usable come from the host that created the guest, and stay so when
-//! it moves: vendor, family, model, stepping, brand, caches.
+//! affect which instructions are usable come from the host that created the guest. They stay the
+//! same when it moves: vendor, family, model, stepping, brand, caches.
 //!
 //! | included | reason |
 //! |---|---|
@@ -30,7 +30,7 @@
 //! programs distrust each other are better served by `host`.
 //!
 //! Sources: System V ABI, AMD64 supplement 1.0, table 3.1 (levels); Intel SDM volume 2A, CPUID, and
-//! volume 1, 13.2 (XSAVE); AMD APM volume 3, appendix E; `Documentation/virt/kvm/x86/cpuid.rst`.
+//! volume 1, 13.2 (XSAVE). AMD APM volume 3, appendix E; `Documentation/virt/kvm/x86/cpuid.rst`.
 
 use std::fmt;
 

@@ -200,7 +200,7 @@ fn a_nic_that_cannot_be_opened_does_not_trouble_the_machine() {
 }
 
 #[test]
-fn a_failover_without_a_device_is_told_to_the_machine() {
+fn a_failover_without_a_device_reaches_the_machine() {
     let memory = memory();
     let requests = requests(&memory);
     let handle = requests.handle();

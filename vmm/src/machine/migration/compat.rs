@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_of_this_user_on_this_host_may_name_them_and_nobody_opens_them_yet() {
+    fn a_source_of_this_user_on_this_host_may_name_them_and_they_stay_closed() {
         let nics = nics();
         let mut document = machine(&["/theirs/vdpa"]);
         let here = Here {

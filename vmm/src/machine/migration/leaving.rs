@@ -21,7 +21,7 @@ pub(in crate::machine) enum Leaving {
     /// known.
     #[default]
     No,
-    /// No device may come or go, and no other operation may save the machine.
+    /// No device may be added or removed, and no other operation may save the machine.
     Sending,
     /// GO may have been sent: the guest may run elsewhere.
     Committed,
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_source_itself_may_resume_before_go_and_only_somebody_may_settle_after_it() {
+    fn only_the_source_itself_may_resume_before_go_and_only_a_user_may_settle_after_it() {
         let resume = ALL.map(|leaving| leaving.may_resume(true));
         let stay = ALL.map(|leaving| leaving.may_stay(true));
         assert_eq!(resume, [false, true, false, false, false]);

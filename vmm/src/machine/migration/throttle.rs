@@ -23,7 +23,7 @@ pub(in crate::machine) enum Turn {
     Run,
 }
 
-/// A timer that tells when to hold vCPUs and when to run them.
+/// A timer that determines when to hold vCPUs and when to run them.
 #[derive(Debug)]
 pub(in crate::machine) struct Throttle {
     timer: Timer,

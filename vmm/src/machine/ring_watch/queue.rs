@@ -70,7 +70,7 @@ pub enum WatchState {
 pub struct WatchStatus {
     /// The observation.
     pub state: WatchState,
-    /// Buffers that the device has and has not used; `None` if unknown.
+    /// Buffers that the device has not used yet; `None` if unknown.
     pub in_flight: Option<u16>,
     /// Buffers per second that the driver posted, between the last two samples.
     pub posted_per_s: u32,
@@ -157,7 +157,7 @@ impl QueueWatch {
         self.status.rescues = self.status.rescues.saturating_add(1);
     }
 
-    /// The queue does not run or cannot be read, as `state` says.
+    /// The queue does not run or cannot be read; `state` has the reason.
     pub(super) fn stop(&mut self, now: Instant, state: WatchState) -> Option<Event> {
         self.last = None;
         self.had_buffers = false;

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_keeps_nobody_waiting_and_is_sent_away_when_the_door_closes() {
+    fn a_silent_peer_delays_no_other_and_is_disconnected_when_the_door_closes() {
         let (mut mine, mut theirs): (Vec<_>, Vec<_>) =
             (0..ASKED_MAX).map(|_| UnixStream::pair().unwrap()).unzip();
         // The connection that sends a byte is the last one with room.

@@ -40,7 +40,10 @@ proptest! {
     fn a_set_of_pages_is_a_set_of_numbers(
         size in 1_u64..400,
         marks in prop::collection::vec((0_u64..2_000_000, 0_u64..200_000), 0..6),
-        merges in prop::collection::vec((0_u64..400, prop::collection::vec(any::<u64>(), 0..4)), 0..3),
+        merges in prop::collection::vec(
+            (0_u64..400, prop::collection::vec(any::<u64>(), 0..4)),
+            0..3,
+        ),
         within in (0_u64..400, 0_u64..400),
     ) {
         let mut pages = DirtyPages::none(size * PAGE_SIZE);
@@ -54,7 +57,8 @@ proptest! {
         for (first, bitmap) in merges {
             pages.merge(first, &bitmap);
             for (index, word) in (0_u64..).zip(bitmap) {
-                model.extend((0..64).filter(|bit| word >> bit & 1 == 1).map(|bit| first + index * 64 + bit));
+                let bits = (0..64).filter(|bit| word >> bit & 1 == 1);
+                model.extend(bits.map(|bit| first + index * 64 + bit));
             }
         }
         model.retain(|&page| page < size);
@@ -64,7 +68,8 @@ proptest! {
             .runs(within.0..within.1)
             .flat_map(|run| run.first..run.first + run.count)
             .collect();
-        let wanted: Vec<u64> = model.iter().copied().filter(|page| (within.0..within.1).contains(page)).collect();
+        let inside = |page: &u64| (within.0..within.1).contains(page);
+        let wanted: Vec<u64> = model.iter().copied().filter(inside).collect();
         prop_assert_eq!(part, wanted);
     }
 }

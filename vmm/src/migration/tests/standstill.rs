@@ -132,7 +132,7 @@ fn a_silent_destination_does_not_hold_a_stopped_guest() {
     let ended = send_to(&options(), 10, |peer| {
         accept(peer);
         while peer.hear() != Some("STATE_END") {}
-        assert_eq!(peer.hear(), Some("FAILED"), "it is told in the end");
+        assert_eq!(peer.hear(), Some("FAILED"), "the reason arrives in the end");
     });
     let Ended {
         outcome,
@@ -148,7 +148,7 @@ fn a_silent_destination_does_not_hold_a_stopped_guest() {
         } => assert_eq!((*phase, *connection, *limit), (Phase::Ready, 0, STANDSTILL)),
         other => panic!("{other:?}"),
     }
-    assert_eq!(told, [true], "the guest goes on first");
+    assert_eq!(told, [true], "the guest resumes first");
     let text = error(&outcome).to_string();
     assert!(
         text.contains("the guest was stopped") && text.contains("0.4 s"),

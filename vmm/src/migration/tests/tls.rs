@@ -1,5 +1,5 @@
-//! The whole protocol in TLS over the loopback device: between two hosts that know each other, with
-//! strangers that connect, and with a man in the middle.
+//! The whole protocol in TLS over the loopback device. The peers are two hosts with certificates of
+//! one authority, unknown peers, and a man in the middle.
 
 use std::error::Error as _;
 use std::io::{Read as _, Write as _};
@@ -22,7 +22,7 @@ fn first(listener: &Listener) -> Stream {
             Ok(stream) => return stream,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                assert!(Instant::now() < end, "nobody came");
+                assert!(Instant::now() < end, "no connection arrived");
             }
         }
     }
@@ -288,7 +288,7 @@ fn a_source_is_heard_among_those_who_came_first_and_say_nothing() {
 }
 
 #[test]
-fn nobody_is_greeted_any_more_once_it_is_cancelled() {
+fn no_peer_is_greeted_after_a_cancellation() {
     let (_, far) = both_hosts();
     let (listener, endpoint) = listen(Some(far));
     let _silent = connect(&endpoint, PATIENCE, None).unwrap();
@@ -362,7 +362,7 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, at: Option<usize>) {
 }
 
 #[test]
-fn a_byte_that_somebody_changes_on_the_way_is_noticed() {
+fn a_byte_that_changes_on_the_way_is_noticed() {
     let (near, far) = both_hosts();
     // In the handshake, in the first messages, in the middle of memory.
     for (at, to_source) in [

@@ -530,7 +530,7 @@ fn calls_that_would_block_lose_and_double_nothing() {
 }
 
 #[test]
-fn an_end_that_nobody_has_announced_is_another_end() {
+fn an_unannounced_end_differs_from_a_close() {
     let (source, destination) = both_hosts();
     let (mut near, mut far) = connected(&source, &destination);
     let there = thread::spawn(move || {

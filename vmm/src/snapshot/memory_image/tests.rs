@@ -102,7 +102,10 @@ fn a_digest_is_the_one_of_a_save_and_finds_each_byte_that_differs() {
         fill(&after, &[(address, vec![0xa5])]);
         let error = digest.verify(&after).unwrap_err();
         assert!(
-            matches!(error, DigestError::Differs { differing: 1, blocks: 17, first } if first == offset),
+            matches!(
+                error,
+                DigestError::Differs { differing: 1, blocks: 17, first } if first == offset
+            ),
             "{error}"
         );
     }
@@ -251,7 +254,10 @@ proptest! {
 
     #[test]
     fn any_memory_comes_back(
-        pieces in prop::collection::vec((0..SIZE - 9000, prop::collection::vec(any::<u8>(), 1..9000)), 0..20),
+        pieces in prop::collection::vec(
+            (0..SIZE - 9000, prop::collection::vec(any::<u8>(), 1..9000)),
+            0..20,
+        ),
     ) {
         let before = ram(SIZE);
         fill(&before, &pieces);

@@ -184,7 +184,9 @@ proptest! {
         let gone = all[index.index(all.len())];
         // Only the features of the level, so that no other bit is missing.
         let mut host = host(CpuBaseline::V4, &more);
-        for leaf in host.iter_mut().filter(|leaf| (leaf.function, leaf.index) == (gone.leaf, gone.index)) {
+        let at_gone =
+            |leaf: &&mut kvm_cpuid_entry2| (leaf.function, leaf.index) == (gone.leaf, gone.index);
+        for leaf in host.iter_mut().filter(at_gone) {
             let register = match gone.register {
                 Register::Eax => &mut leaf.eax,
                 Register::Ebx => &mut leaf.ebx,
@@ -304,7 +306,10 @@ fn hosts_that_are_too_old_are_told_what_they_lack() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.starts_with("cpu x86-64-v3: this host's processor or KVM lacks tsc_adjust (CPUID leaf 0x7.0x0 EBX bit 1)"),
+        error.starts_with(
+            "cpu x86-64-v3: this host's processor or KVM lacks tsc_adjust \
+             (CPUID leaf 0x7.0x0 EBX bit 1)"
+        ),
         "{error}"
     );
     assert!(
