@@ -15,8 +15,6 @@ Applied = Literal["now", "next_start"]
 
 CpuBaseline = Literal["x86-64-v2", "x86-64-v3", "x86-64-v4", "host"]
 
-Desired = Literal["Running", "Stopped"]
-
 DeviceClass = Union["str", "int"]
 
 Direction = Literal["Send", "Receive"]
@@ -205,8 +203,6 @@ PlugPhase = Literal["Configured", "Plugged", "UnplugRequested"]
 PostedInterrupt = Literal["no", "unknown"]
 
 PostingObstacle = Literal["software", "kvm", "iommu", "command_line"]
-
-Restart = Literal["Never", "OnFailure", "Always"]
 
 StopMode = Literal["graceful", "hard"]
 
@@ -539,10 +535,10 @@ class ItemsSnapshot(TypedDict):
     items: list[Snapshot]
 
 
-class ItemsVmInfo(TypedDict):
+class ItemsVm(TypedDict):
     """A list, in an object so that a later version can add members beside it."""
 
-    items: list[VmInfo]
+    items: list[Vm]
 
 
 class ManagementDevice(TypedDict):
@@ -783,7 +779,7 @@ class ReceiveFromNode(TypedDict):
     """The machine as it is to be here."""
 
     running: NotRequired[VmConfig | None]
-    spec: VmSpec
+    vm: VmBody
 
 
 class Representor(TypedDict):
@@ -845,13 +841,6 @@ SpecChange = TypedDict(
         "to": "Any",
     },
 )
-
-
-class SpecChanges(TypedDict):
-    """The result of a change of a spec."""
-
-    changes: list[SpecChange]
-    generation: int
 
 
 class Subfunction(TypedDict):
@@ -1010,6 +999,36 @@ class Version(TypedDict):
     version: str
 
 
+class Vm(TypedDict):
+    """A virtual machine: its desired configuration (`labels`, `annotations`, `spec`) and its
+    observed state (`status`)."""
+
+    annotations: dict[str, str]
+    generation: int
+    labels: dict[str, str]
+    name: str
+    spec: VmSpec
+    status: VmObserved
+
+
+class VmBody(TypedDict):
+    """A virtual machine in a request."""
+
+    annotations: NotRequired[dict[str, str]]
+    generation: NotRequired[int | None]
+    labels: NotRequired[dict[str, str]]
+    name: NotRequired[str | None]
+    spec: VmSpec
+    status: NotRequired[dict[str, Any] | None]
+
+
+class VmChanges(TypedDict):
+    """The result of a merge patch."""
+
+    changes: list[SpecChange]
+    vm: Vm
+
+
 class VmConfigMemory(TypedDict):
     """One of several forms."""
 
@@ -1033,42 +1052,69 @@ class VmConfig(TypedDict):
     vdpa: NotRequired[list[VdpaConfig]]
 
 
-class VmInfo(TypedDict):
-    """A virtual machine at one moment."""
+class VmNicDevice(TypedDict):
+    """The devices of a virtual machine's NIC."""
+
+    backup: str | None
+    character_device: str | None
+    failed_over: bool
+    id: str
+    vdpa_device: str | None
+
+
+class VmObserved(TypedDict):
+    """The observed state of a virtual machine."""
 
     adopted: bool
     alarms: list[AlarmInfo]
-    annotations: dict[str, str]
     api: int | None
     console: ConsolePaths
-    generation: int
-    labels: dict[str, str]
     last_end: End | None
     log: str
     may_be_elsewhere: MayBeElsewhere | None
-    memory: str
-    name: str
-    nics: list[VmNic]
+    nic_devices: list[VmNicDevice]
     pending: list[str]
     phase: VmPhase
     pid: int | None
-    restart: Restart
     restarts: int
-    state: Desired
     uptime_s: int | None
-    vcpus: int
     version: str | None
 
 
-class VmNic(TypedDict):
-    """A NIC of a virtual machine."""
+class VmPatchSpecMemory(TypedDict):
+    """One of several forms."""
 
-    device: str | None
-    failed_over: bool
-    failover: str | None
-    id: str
-    mac: str | None
-    path: str | None
+    host_numa_node: NotRequired[int]
+    hugepages: NotRequired[Literal["2M", "1G"]]
+    size: NotRequired[str]
+
+
+class VmPatchSpec(TypedDict):
+    """Its desired configuration: null restores a default."""
+
+    cmdline: NotRequired[str | None]
+    cpu: NotRequired[CpuBaseline | None]
+    cpu_affinity: NotRequired[list[list[int]] | None]
+    cpus: NotRequired[int | None]
+    disks: NotRequired[list[DiskConfig] | None]
+    initramfs: NotRequired[str | None | None]
+    kernel: NotRequired[str]
+    memory: NotRequired[str | VmPatchSpecMemory | None]
+    nics: NotRequired[list[NicSpec] | None]
+    restart: NotRequired[Literal["Never", "OnFailure", "Always"] | None]
+    ring_watch: NotRequired[Literal["off"] | int | None]
+    state: NotRequired[Literal["Running", "Stopped"] | None]
+
+
+class VmPatch(TypedDict):
+    """A merge patch (RFC 7396) for a `VmBody`."""
+
+    annotations: NotRequired[dict[str, str | None] | None]
+    generation: NotRequired[int | None]
+    labels: NotRequired[dict[str, str | None] | None]
+    name: NotRequired[str | None]
+    spec: NotRequired[VmPatchSpec]
+    status: NotRequired[dict[str, Any] | None]
 
 
 class VmSnapshotRequest(TypedDict):
@@ -1089,7 +1135,6 @@ class VmSpecMemory(TypedDict):
 class VmSpec(TypedDict):
     """A virtual machine as it is to be."""
 
-    annotations: NotRequired[dict[str, str]]
     cmdline: NotRequired[str]
     cpu: NotRequired[CpuBaseline]
     cpu_affinity: NotRequired[list[list[int]]]
@@ -1097,42 +1142,15 @@ class VmSpec(TypedDict):
     disks: NotRequired[list[DiskConfig]]
     initramfs: NotRequired[str | None]
     kernel: str
-    labels: NotRequired[dict[str, str]]
     memory: NotRequired[str | VmSpecMemory]
     nics: NotRequired[list[NicSpec]]
-    restart: NotRequired[Restart]
+    restart: NotRequired[Literal["Never", "OnFailure", "Always"]]
     ring_watch: NotRequired[Literal["off"] | int]
-    state: NotRequired[Desired]
-
-
-class VmSpecPatchMemory(TypedDict):
-    """One of several forms."""
-
-    host_numa_node: NotRequired[int]
-    hugepages: NotRequired[Literal["2M", "1G"]]
-    size: NotRequired[str]
-
-
-class VmSpecPatch(TypedDict):
-    """A merge patch (RFC 7396) for a `VmSpec`: null restores the default."""
-
-    annotations: NotRequired[dict[str, str | None] | None]
-    cmdline: NotRequired[str | None]
-    cpu: NotRequired[CpuBaseline | None]
-    cpu_affinity: NotRequired[list[list[int]] | None]
-    cpus: NotRequired[int | None]
-    disks: NotRequired[list[DiskConfig] | None]
-    initramfs: NotRequired[str | None | None]
-    kernel: NotRequired[str]
-    labels: NotRequired[dict[str, str | None] | None]
-    memory: NotRequired[str | VmSpecPatchMemory | None]
-    nics: NotRequired[list[NicSpec] | None]
-    restart: NotRequired[Restart | None]
-    ring_watch: NotRequired[Literal["off"] | int | None]
+    state: NotRequired[Literal["Running", "Stopped"]]
 
 
 class VmStateChange(TypedDict):
-    """A change of a virtual machine's state."""
+    """A state for a virtual machine."""
 
     grace_period_s: NotRequired[int | None]
     mode: NotRequired[StopMode | None]

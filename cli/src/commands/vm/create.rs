@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use super::arguments::{absolute, free_id, nic_body};
 use super::watch::Watch;
 use super::{of_vm, read, say, vm};
-use crate::commands::machine_arguments::{MachineArguments, put_devices};
+use crate::commands::machine_arguments::{MachineArguments, put_devices, resource};
 use crate::plan;
 
 /// Create a VM with its NICs and start it: all of it, or nothing
@@ -108,7 +108,8 @@ Keys of --nic, and of [[nics]] in a file:
 
 In a file, keys are the options' names with _ for -; --nic and --disk are [[nics]] and [[disks]].
 There are also name, state = \"Running\" or \"Stopped\", restart, [labels] and [annotations]. Paths
-are this machine's. `bellhop run` reads the same file, `bellhop config check` checks it.
+are this machine's. `bellhop run` reads the same file, `bellhop config check` checks it. A file may
+also have the form of the API: name, labels, annotations and spec.
 
 Examples:
   bellhop vm create web --kernel /boot/vmlinuz --initramfs /boot/initrd.img --cpus 2 --memory 1G \\
@@ -190,7 +191,7 @@ impl VmArguments {
         }
         Ok(Wanted {
             name: name(self.name.as_deref(), description.name)?,
-            body: description.fields.into(),
+            body: resource(description.fields),
         })
     }
 

@@ -59,8 +59,8 @@ fn another_program_goes_on_with_a_machine() {
 
 fn elsewhere() -> Value {
     made_up::vm(
-        &json!({"phase": "MayBeElsewhere", "pid": null, "may_be_elsewhere":
-        {"destination": "unix:/b", "reason": "its guest may run there", "remedy": "say `migration settle web there`"}}),
+        &json!({"status": {"phase": "MayBeElsewhere", "pid": null, "may_be_elsewhere":
+        {"destination": "unix:/b", "reason": "its guest may run there", "remedy": "say `migration settle web there`"}}}),
     )
 }
 
@@ -90,7 +90,6 @@ fn how_a_machine_moved_is_said_by_its_operation() {
 
     let made_up = MadeUp::default()
         .answer(200, &elsewhere())
-        .answer(200, &json!({"kernel": "/k"}))
         .answer(200, &json!({"items": []}));
     let text = show::text(&made_up.node(), "web").unwrap();
     assert!(
@@ -187,7 +186,7 @@ fn a_snapshot_has_a_name_or_a_path() {
 
 #[test]
 fn a_vm_is_restored_with_the_spec_of_its_snapshot() {
-    let spec = json!({"kernel": "/k"});
+    let spec = json!({"spec": {"kernel": "/k"}});
     for (more, condition) in [(None, "if-none-match: * "), (Some("--replace"), "")] {
         let words: Vec<&str> = ["web", "before"].into_iter().chain(more).collect();
         let arguments = parse::<restore::Arguments>(&words).unwrap();
