@@ -224,7 +224,7 @@ fn vm_nics(node: &Node, line: &[String]) -> Option<Vec<String>> {
     let vms = items(node)?;
     let is_named = |vm: &&Value| text(vm, "name").is_some_and(|name| line.contains(&name));
     let nics = |vm: &Value| {
-        let nics = vm.get("nics").and_then(Value::as_array);
+        let nics = vm.pointer("/spec/nics").and_then(Value::as_array);
         let nics = nics.into_iter().flatten();
         nics.filter_map(|nic| text(nic, "id")).collect::<Vec<_>>()
     };
@@ -327,8 +327,8 @@ mod tests {
     #[test]
     fn names_come_from_the_daemon() {
         let vms_there = json!({"items": [
-            made_up::vm(&json!({"nics": [{"id": "net0"}]})),
-            made_up::vm(&json!({"name": "db", "nics": [{"id": "net7"}]})),
+            made_up::vm(&json!({"spec": {"nics": [{"id": "net0"}]}})),
+            made_up::vm(&json!({"name": "db", "spec": {"nics": [{"id": "net7"}]}})),
         ]});
         let made_up = MadeUp::default().answer(200, &vms_there);
         assert_eq!(vms(&made_up.node()).unwrap(), ["web", "db"]);

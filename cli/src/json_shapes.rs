@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use bellhop_api::machine::{DiskInfo, MigrationStatus, MigrationTrial, NicInfo};
-use bellhop_api::node::{Event, Operation, Plan, Snapshot, SpecChanges, Version, VmInfo};
+use bellhop_api::node::{Event, Operation, Plan, Snapshot, Version, Vm, VmChanges};
 use bellhop_common::client::made_up;
 use bellhop_common::listing::captured;
 use bellhop_common::management::{dev, mgmtdev, port};
@@ -150,12 +150,18 @@ fn record<T: Serialize + DeserializeOwned>(value: Value) -> Value {
 }
 
 fn vm() -> Value {
-    record::<VmInfo>(made_up::vm(&json!({
+    record::<Vm>(made_up::vm(&json!({
         "generation": 7, "labels": {"tier": "web"}, "annotations": {"note": "a VM"},
-        "pending": ["/memory/size"], "uptime_s": 11_520, "version": "0.1.0", "api": 1, "vcpus": 2,
-        "memory": "1G", "restarts": 1, "last_end": {"reason": "Crashed", "detail": "triple fault"},
-        "nics": [{"id": "net0", "device": "web.net0", "path": "/dev/vhost-vdpa-0",
-                  "failover": "/dev/vhost-vdpa-1", "mac": "52:54:00:12:34:56"}],
+        "spec": {
+            "cmdline": "console=ttyS0", "disks": [], "ring_watch": 5,
+            "nics": [{"id": "net0", "from": "eth0", "mac": "52:54:00:12:34:56"}],
+        },
+        "status": {
+            "pending": ["/spec/memory/size"], "uptime_s": 11_520, "version": "0.1.0", "api": 1,
+            "restarts": 1, "last_end": {"reason": "Crashed", "detail": "triple fault"},
+            "nic_devices": [{"id": "net0", "vdpa_device": "web.net0",
+                "character_device": "/dev/vhost-vdpa-0", "backup": "/dev/vhost-vdpa-1"}],
+        },
     })))
 }
 
@@ -230,16 +236,16 @@ fn answer(request: &str, body: &str) -> (u16, Value) {
         "GET /v1/vms" => json!({"items": [vm()]}),
         "GET /v1/vms/web"
         | "PUT /v1/vms/web"
-        | "PATCH /v1/vms/web"
+        | "PUT /v1/vms/web/state"
         | "PUT /v1/vms/web/nics/net1"
         | "PATCH /v1/vms/web/nics/net0" => vm(),
         "GET /v1/snapshots" => json!({"items": [record::<Snapshot>(json!({"name": "before",
             "vm": "web", "created_ms": 1, "bytes": 4096, "format": 3, "path": "/s/before"}))]}),
-        "GET /v1/vms/web/spec" | "GET /v1/snapshots/before/spec" => {
-            json!({"kernel": "/boot/vmlinuz", "cpus": 2})
+        "GET /v1/snapshots/before/spec" => {
+            json!({"labels": {}, "annotations": {}, "spec": {"kernel": "/boot/vmlinuz"}})
         }
-        "PATCH /v1/vms/web/spec" => record::<SpecChanges>(json!({"generation": 8, "changes": [
-            {"field": "/memory/size", "from": "1G", "to": "2G", "applied": "next_start"}]})),
+        "PATCH /v1/vms/web" => record::<VmChanges>(json!({"vm": vm(), "changes": [
+            {"field": "/spec/memory/size", "from": "1G", "to": "2G", "applied": "next_start"}]})),
         "GET /v1/vms/web/nics/net0" => nic(),
         "GET /v1/vms/web/disks" => json!({"items": [disk("disk0")]}),
         "PUT /v1/vms/web/disks/disk1" => disk("disk1"),

@@ -142,6 +142,16 @@ fn each_request_by_tcp_needs_a_token_whose_role_is_enough() {
         "role_too_low",
     );
     is(status("PATCH", "/v1/vms/none", viewer), 403, "role_too_low");
+    is(
+        status("PATCH", "/v1/vms/none", operator),
+        403,
+        "role_too_low",
+    );
+    is(
+        status("PUT", "/v1/vms/none/state", viewer),
+        403,
+        "role_too_low",
+    );
     let console = "/v1/vms/none/console";
     is(status("GET", console, viewer), 403, "role_too_low");
     is(status("GET", console, operator), 404, "no_such_vm");

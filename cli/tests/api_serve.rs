@@ -20,29 +20,30 @@ use serde_json::{Value, json};
 const NOTHING: &Value = &Value::Null;
 
 fn pid(vm: &Value) -> u32 {
-    u32::try_from(vm["pid"].as_u64().unwrap()).unwrap()
+    u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap()
 }
 
 #[test]
 fn a_machine_comes_and_goes_by_one_request_each() {
     let daemon = Daemon::start("life");
     let api = &daemon.api;
-    let spec = daemon.machine(asm::IDLE);
-    let made = api.expect(201, "PUT", "/v1/vms/web", &spec);
+    let body = daemon.machine(asm::IDLE);
+    let made = api.expect(201, "PUT", "/v1/vms/web", &body);
     let vm = daemon.await_phase("web", "Running");
-    assert_eq!(made["pid"], vm["pid"]);
-    let log = vm["console"]["log"].as_str().unwrap().to_owned();
+    assert_eq!(made["status"]["pid"], vm["status"]["pid"]);
+    let log = vm["status"]["console"]["log"].as_str().unwrap().to_owned();
     until("it speaks", || {
         std::fs::read(&log).is_ok_and(|text| text.contains(&b'!'))
     });
     // The same spec changes nothing; another one is rejected while the VM runs.
-    let same = api.expect(200, "PUT", "/v1/vms/web", &spec);
-    assert_eq!(same["pid"], vm["pid"]);
-    let mut other = spec.clone();
-    other["cpus"] = json!(2);
+    let same = api.expect(200, "PUT", "/v1/vms/web", &body);
+    assert_eq!(same["status"]["pid"], vm["status"]["pid"]);
+    let mut other = body.clone();
+    other["spec"]["cpus"] = json!(2);
     let refused = api.expect(409, "PUT", "/v1/vms/web", &other);
     assert_eq!(refused["code"], "other_vm_runs");
-    assert_eq!(api.get("/v1/vms/web/spec")["kernel"], spec["kernel"]);
+    let read = api.get("/v1/vms/web");
+    assert_eq!(read["spec"]["kernel"], body["spec"]["kernel"]);
 
     let change = |state: &str, phase: &str| {
         let mut body = json!({ "state": state });
@@ -50,13 +51,20 @@ fn a_machine_comes_and_goes_by_one_request_each() {
             // Its guest ignores the power button.
             body["mode"] = json!("hard");
         }
-        api.expect(200, "PATCH", "/v1/vms/web", &body);
+        api.expect(200, "PUT", "/v1/vms/web/state", &body);
         daemon.await_phase("web", phase)
     };
-    assert_eq!(change("Paused", "Paused")["pid"], vm["pid"]);
-    assert_eq!(change("Running", "Running")["pid"], vm["pid"]);
+    assert_eq!(
+        change("Paused", "Paused")["status"]["pid"],
+        vm["status"]["pid"]
+    );
+    assert_eq!(
+        change("Running", "Running")["status"]["pid"],
+        vm["status"]["pid"]
+    );
     // The VM's own API, below its path.
-    assert_eq!(api.get("/v1/vms/web/config")["kernel"], spec["kernel"]);
+    let config = api.get("/v1/vms/web/config");
+    assert_eq!(config["kernel"], body["spec"]["kernel"]);
     assert!(
         api.get("/v1/vms/web/metrics")
             .to_string()
@@ -65,9 +73,10 @@ fn a_machine_comes_and_goes_by_one_request_each() {
     api.expect(204, "POST", "/v1/vms/web/nmi", NOTHING);
     api.expect(404, "GET", "/v1/vms/web/nothing", NOTHING);
     let stopped = change("Stopped", "Stopped");
-    assert_eq!(stopped["pid"], Value::Null);
-    assert_eq!(stopped["last_end"]["reason"], "Stopped");
-    api.expect(409, "PATCH", "/v1/vms/web", &json!({ "state": "Paused" }));
+    assert_eq!(stopped["status"]["pid"], Value::Null);
+    assert_eq!(stopped["status"]["last_end"]["reason"], "Stopped");
+    let paused = json!({ "state": "Paused" });
+    api.expect(409, "PUT", "/v1/vms/web/state", &paused);
     api.expect(409, "GET", "/v1/vms/web/metrics", NOTHING);
     // After the stop it can be replaced.
     api.expect(200, "PUT", "/v1/vms/web", &other);
@@ -81,8 +90,8 @@ fn a_machine_comes_and_goes_by_one_request_each() {
 #[test]
 fn the_next_daemon_adopts_what_runs() {
     let mut daemon = Daemon::start("adopt");
-    let spec = daemon.machine(asm::IDLE);
-    daemon.api.expect(201, "PUT", "/v1/vms/web", &spec);
+    let body = daemon.machine(asm::IDLE);
+    daemon.api.expect(201, "PUT", "/v1/vms/web", &body);
     let vm = daemon.await_phase("web", "Running");
     for kill in [true, false, true] {
         if kill {
@@ -92,16 +101,19 @@ fn the_next_daemon_adopts_what_runs() {
         }
         daemon.start_again();
         let found = daemon.await_phase("web", "Running");
-        assert_eq!(found["pid"], vm["pid"], "{found}");
-        assert_eq!(found["adopted"], true, "{found}");
-        assert_eq!(found["version"], vm["version"], "{found}");
+        assert_eq!(found["status"]["pid"], vm["status"]["pid"], "{found}");
+        assert_eq!(found["status"]["adopted"], true, "{found}");
+        assert_eq!(
+            found["status"]["version"], vm["status"]["version"],
+            "{found}"
+        );
     }
     // The state of a paused VM is known, too, and a process that does not answer is left alone.
     signal(pid(&vm), Signal::STOP);
     daemon.kill();
     daemon.start_again();
     let silent = daemon.api.get("/v1/vms/web");
-    assert_eq!(silent["pid"], vm["pid"], "{silent}");
+    assert_eq!(silent["status"]["pid"], vm["status"]["pid"], "{silent}");
     signal(pid(&vm), Signal::CONT);
     daemon.await_phase("web", "Running");
     // The VM ends without a daemon.
@@ -109,8 +121,8 @@ fn the_next_daemon_adopts_what_runs() {
     daemon.kill_machines();
     daemon.start_again();
     let back = daemon.await_phase("web", "Running");
-    assert_ne!(back["pid"], vm["pid"]);
-    assert_eq!(back["last_end"]["reason"], "Killed", "{back}");
+    assert_ne!(back["status"]["pid"], vm["status"]["pid"]);
+    assert_eq!(back["status"]["last_end"]["reason"], "Killed", "{back}");
     daemon
         .api
         .expect(204, "DELETE", "/v1/vms/web?force=true", NOTHING);
@@ -127,17 +139,17 @@ fn the_policy_decides_who_comes_back() {
         ("OnFailure", asm::CRASH, "Crashed", true),
         ("Always", asm::POWER_OFF, "PoweredOff", true),
     ] {
-        let mut spec = daemon.machine(code);
-        spec["restart"] = json!(restart);
-        api.expect(201, "PUT", "/v1/vms/web", &spec);
+        let mut body = daemon.machine(code);
+        body["spec"]["restart"] = json!(restart);
+        api.expect(201, "PUT", "/v1/vms/web", &body);
         until(reason, || {
             let vm = api.get("/v1/vms/web");
-            let came_back = vm["restarts"].as_u64().unwrap() >= 2;
-            vm["last_end"]["reason"] == reason
+            let came_back = vm["status"]["restarts"].as_u64().unwrap() >= 2;
+            vm["status"]["last_end"]["reason"] == reason
                 && (if back {
                     came_back
                 } else {
-                    vm["phase"] == "Stopped"
+                    vm["status"]["phase"] == "Stopped"
                 })
         });
         api.expect(204, "DELETE", "/v1/vms/web?force=true", NOTHING);
@@ -165,11 +177,11 @@ fn what_cannot_be_leaves_nothing() {
     let api = &daemon.api;
     let good = daemon.machine(asm::IDLE);
     let with = |key: &str, value: Value| {
-        let mut spec = good.clone();
-        spec[key] = value;
-        spec
+        let mut body = good.clone();
+        body["spec"][key] = value;
+        body
     };
-    for (status, spec) in [
+    for (status, body) in [
         (422, with("kernel", json!("/nonexistent"))),
         (422, with("kernel", json!("relative"))),
         (422, with("kernels", json!(1))),
@@ -187,10 +199,11 @@ fn what_cannot_be_leaves_nothing() {
             with("nics", json!([{ "id": "a", "from": "nowhere0" }])),
         ),
         (422, with("disks", json!([{ "path": "/nonexistent" }]))),
+        (422, good["spec"].clone()),
         (400, Value::Null),
     ] {
-        api.expect(status, "PUT", "/v1/vms/web", &spec);
-        assert_eq!(api.get("/v1/vms")["items"], json!([]), "{spec}");
+        api.expect(status, "PUT", "/v1/vms/web", &body);
+        assert_eq!(api.get("/v1/vms")["items"], json!([]), "{body}");
         Traces::none(&daemon);
     }
     for name in ["Web", "-a", "a.b", "%2e%2e", "a%2fb", "a%00"] {
@@ -202,15 +215,15 @@ fn what_cannot_be_leaves_nothing() {
 #[test]
 fn many_at_once_are_none_lost_and_none_doubled() {
     let daemon = Daemon::start("many");
-    let spec = daemon.machine(asm::IDLE);
+    let body = daemon.machine(asm::IDLE);
     std::thread::scope(|scope| {
         for client in 0..4 {
-            let (api, spec) = (&daemon.api, &spec);
+            let (api, body) = (&daemon.api, &body);
             scope.spawn(move || {
                 // Two clients share each name.
                 let path = format!("/v1/vms/vm-{}", client % 2);
                 for _ in 0..3 {
-                    let (status, body) = api.ask("PUT", &path, spec);
+                    let (status, body) = api.ask("PUT", &path, body);
                     assert!([200, 201].contains(&status), "{status} {body}");
                     let (status, body) = api.ask("DELETE", &format!("{path}?force=true"), NOTHING);
                     assert!([204, 404].contains(&status), "{status} {body}");
@@ -279,14 +292,14 @@ fn kill_at(
 #[test]
 fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
     let mut daemon = Daemon::start("steps");
-    let spec = daemon.machine(asm::IDLE);
+    let body = daemon.machine(asm::IDLE);
     let mut seen = Vec::new();
     // Every second time the VM is killed, too; `api_node` also kills at each line of the daemon's
     // log.
     let also_machine = |number: usize| !number.is_multiple_of(2);
     for number in 0.. {
         daemon.kill();
-        let at = kill_at(&mut daemon, number, "PUT", &spec);
+        let at = kill_at(&mut daemon, number, "PUT", &body);
         if also_machine(number) && at.is_some() {
             daemon.kill_machines();
         }
@@ -315,7 +328,7 @@ fn a_daemon_killed_at_any_step_leaves_a_machine_or_nothing() {
             break;
         };
         seen.push(at);
-        daemon.api.expect(201, "PUT", "/v1/vms/web", &spec);
+        daemon.api.expect(201, "PUT", "/v1/vms/web", &body);
     }
     for step in [
         "web do directories",

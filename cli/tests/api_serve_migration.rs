@@ -94,11 +94,11 @@ impl Drop for Destination {
 #[track_caller]
 fn made(test: &str, restart: &str) -> (Daemon, Value) {
     let daemon = Daemon::start(test);
-    let mut spec = daemon.machine(asm::IDLE);
-    spec["restart"] = json!(restart);
-    daemon.api.expect(201, "PUT", WEB, &spec);
+    let mut body = daemon.machine(asm::IDLE);
+    body["spec"]["restart"] = json!(restart);
+    daemon.api.expect(201, "PUT", WEB, &body);
     daemon.await_phase("web", "Running");
-    (daemon, spec)
+    (daemon, body)
 }
 
 /// Returns when the policy has restarted a VM that ended just now. A VM that ended before and has
@@ -106,51 +106,51 @@ fn made(test: &str, restart: &str) -> (Daemon, Value) {
 #[track_caller]
 fn policies_act(daemon: &Daemon) {
     let api = &daemon.api;
-    let mut spec = daemon.machine(asm::IDLE);
-    spec["restart"] = json!("Always");
-    api.expect(201, "PUT", WITNESS, &spec);
+    let mut body = daemon.machine(asm::IDLE);
+    body["spec"]["restart"] = json!("Always");
+    api.expect(201, "PUT", WITNESS, &body);
     let vm = daemon.await_phase("witness", "Running");
-    let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
+    let pid = u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap();
     signal(pid, Signal::KILL);
     until("the witness is started again", || {
-        api.get(WITNESS)["restarts"] == 1
+        api.get(WITNESS)["status"]["restarts"] == 1
     });
     api.expect(204, "DELETE", "/v1/vms/witness?force=true", &Value::Null);
 }
 
 /// Asserts that the VM is away, and that only a client's report starts it.
 #[track_caller]
-fn stays_away(daemon: &mut Daemon, spec: &Value) {
+fn stays_away(daemon: &mut Daemon, body: &Value) {
     for restarted in [false, true] {
         if restarted {
             daemon.kill();
             daemon.start_again();
         }
         let vm = daemon.await_phase("web", "MayBeElsewhere");
-        assert_eq!(vm["pid"], Value::Null, "{vm:#}");
-        let why = &vm["may_be_elsewhere"];
+        assert_eq!(vm["status"]["pid"], Value::Null, "{vm:#}");
+        let why = &vm["status"]["may_be_elsewhere"];
         assert!(
             why["remedy"].to_string().contains("migration settle"),
             "{vm:#}"
         );
         policies_act(daemon);
         assert_eq!(daemon.machines(), 0);
-        for (method, body) in [
-            ("PATCH", json!({ "state": "Running" })),
-            ("PUT", spec.clone()),
+        for (path, body) in [
+            ("/v1/vms/web/state", json!({ "state": "Running" })),
+            (WEB, body.clone()),
         ] {
-            let refused = daemon.api.expect(409, method, WEB, &body);
+            let refused = daemon.api.expect(409, "PUT", path, &body);
             assert_eq!(refused["code"], "may_be_elsewhere", "{refused:#}");
         }
-        let mut other = spec.clone();
-        other["cpus"] = json!(2);
+        let mut other = body.clone();
+        other["spec"]["cpus"] = json!(2);
         daemon.api.expect(409, "PUT", WEB, &other);
     }
 }
 
 #[test]
 fn a_daemon_that_is_killed_while_its_machine_moves_does_not_start_it_again() {
-    let (mut daemon, spec) = made("leave-killed", "Always");
+    let (mut daemon, body) = made("leave-killed", "Always");
     let destination = Destination::wait("killed");
     daemon
         .api
@@ -159,26 +159,26 @@ fn a_daemon_that_is_killed_while_its_machine_moves_does_not_start_it_again() {
     until("the guest runs there", || destination.has_guest());
     until("its process here is gone", || daemon.machines() == 0);
     daemon.start_again();
-    stays_away(&mut daemon, &spec);
+    stays_away(&mut daemon, &body);
     assert!(destination.has_guest());
     let there = json!({ "settle": "There" });
     daemon.api.expect(204, "PATCH", MIGRATION, &there);
     let vm = daemon.await_phase("web", "Stopped");
-    assert_eq!(vm["last_end"]["reason"], "Moved", "{vm:#}");
-    assert_eq!(vm["state"], "Stopped", "{vm:#}");
+    assert_eq!(vm["status"]["last_end"]["reason"], "Moved", "{vm:#}");
+    assert_eq!(vm["spec"]["state"], "Stopped", "{vm:#}");
     daemon.api.expect(409, "PATCH", MIGRATION, &there);
     daemon.api.expect(204, "DELETE", WEB, &Value::Null);
 }
 
 #[test]
 fn a_vm_killed_during_its_migration_returns_at_a_clients_request() {
-    let (mut daemon, spec) = made("leave-crash", "OnFailure");
+    let (mut daemon, body) = made("leave-crash", "OnFailure");
     // A destination that never answers: the migration is in progress until the source times out.
     let at = place("silent.move");
     let _silent = UnixListener::bind(&at).unwrap();
     daemon.api.expect(202, "POST", MIGRATION, &send(&at));
     daemon.kill_machines();
-    stays_away(&mut daemon, &spec);
+    stays_away(&mut daemon, &body);
     daemon
         .api
         .expect(422, "PATCH", MIGRATION, &json!({ "settle": "Nowhere" }));
@@ -187,7 +187,7 @@ fn a_vm_killed_during_its_migration_returns_at_a_clients_request() {
         .expect(204, "PATCH", MIGRATION, &json!({ "settle": "Here" }));
     // Its desired state was running.
     let vm = daemon.await_phase("web", "Running");
-    assert_eq!(vm["may_be_elsewhere"], Value::Null, "{vm:#}");
+    assert_eq!(vm["status"]["may_be_elsewhere"], Value::Null, "{vm:#}");
     // A deleted VM is gone, even if it may run elsewhere.
     daemon.api.expect(202, "POST", MIGRATION, &send(&at));
     daemon.kill_machines();
@@ -218,7 +218,7 @@ fn a_machine_that_stayed_is_started_again_by_its_policy() {
         restarts += 1;
         until("it is back", || {
             let vm = daemon.api.get(WEB);
-            vm["phase"] == "Running" && vm["restarts"] == restarts
+            vm["status"]["phase"] == "Running" && vm["status"]["restarts"] == restarts
         });
     }
     // A request that the VM rejects leaves no mark.
@@ -227,7 +227,7 @@ fn a_machine_that_stayed_is_started_again_by_its_policy() {
         .expect(422, "POST", MIGRATION, &json!({ "send": {} }));
     daemon.kill_machines();
     until("it is back", || {
-        daemon.api.get(WEB)["restarts"] == restarts + 1
+        daemon.api.get(WEB)["status"]["restarts"] == restarts + 1
     });
 }
 
@@ -254,11 +254,11 @@ fn a_daemon_that_is_killed_before_the_machine_is_asked_finds_its_guest_here() {
         daemon.await_phase("web", "Running");
         // No process listens at the destination: the guest stays once the source has found that.
         std::thread::sleep(OWN_LOOK);
-        let before = daemon.api.get(WEB)["restarts"].as_u64().unwrap();
+        let before = daemon.api.get(WEB)["status"]["restarts"].as_u64().unwrap();
         daemon.kill_machines();
         until("it is back", || {
             let vm = daemon.api.get(WEB);
-            vm["phase"] == "Running" && vm["restarts"] == before + 1
+            vm["status"]["phase"] == "Running" && vm["status"]["restarts"] == before + 1
         });
     }
 }
@@ -277,11 +277,14 @@ fn a_move_that_the_daemon_sees_is_known_and_needs_no_word() {
             .expect(202, "POST", MIGRATION, &send(&destination.at));
         // Its phase is Stopped a moment before its process is gone.
         until("its process is gone", || {
-            daemon.api.get(WEB)["pid"] == Value::Null
+            daemon.api.get(WEB)["status"]["pid"] == Value::Null
         });
         let vm = daemon.await_phase("web", "Stopped");
-        assert_eq!(vm["last_end"]["reason"], "Moved", "{adopted} {vm:#}");
-        assert_eq!(vm["may_be_elsewhere"], Value::Null, "{vm:#}");
+        assert_eq!(
+            vm["status"]["last_end"]["reason"], "Moved",
+            "{adopted} {vm:#}"
+        );
+        assert_eq!(vm["status"]["may_be_elsewhere"], Value::Null, "{vm:#}");
         policies_act(&daemon);
         assert_eq!(daemon.machines(), 0);
         assert!(destination.has_guest());

@@ -18,14 +18,15 @@ use serde_json::{Value, json};
 
 const NOTHING: &Value = &Value::Null;
 const WEB: &str = "/v1/vms/web";
+const STATE: &str = "/v1/vms/web/state";
 
 /// Creates a VM with this code, and with the policy that always restarts it.
 fn made(daemon: &Daemon, name: &str, code: &[u8]) -> Value {
-    let mut spec = daemon.machine(code);
-    spec["restart"] = json!("Always");
+    let mut body = daemon.machine(code);
+    body["spec"]["restart"] = json!("Always");
     daemon
         .api
-        .expect(201, "PUT", &format!("/v1/vms/{name}"), &spec);
+        .expect(201, "PUT", &format!("/v1/vms/{name}"), &body);
     daemon.await_phase(name, "Running")
 }
 
@@ -45,25 +46,25 @@ fn stop(more: &Value) -> Value {
 fn a_guest_is_asked_to_power_off_and_stays_off() {
     let mut daemon = Daemon::start("stop");
     made(&daemon, "web", asm::BUTTON);
-    let stopped = daemon.api.expect(200, "PATCH", WEB, &stop(&json!({})));
-    assert_eq!(stopped["phase"], "Stopped", "{stopped}");
-    assert_eq!(stopped["state"], "Stopped");
-    assert_eq!(stopped["last_end"]["reason"], "PoweredOff");
+    let stopped = daemon.api.expect(200, "PUT", STATE, &stop(&json!({})));
+    assert_eq!(stopped["status"]["phase"], "Stopped", "{stopped}");
+    assert_eq!(stopped["spec"]["state"], "Stopped");
+    assert_eq!(stopped["status"]["last_end"]["reason"], "PoweredOff");
     restart_time();
-    assert_eq!(daemon.api.get(WEB)["pid"], NOTHING.clone());
+    assert_eq!(daemon.api.get(WEB)["status"]["pid"], NOTHING.clone());
     // A second stop changes nothing, and a start starts the VM again.
-    daemon.api.expect(200, "PATCH", WEB, &stop(&json!({})));
+    daemon.api.expect(200, "PUT", STATE, &stop(&json!({})));
     let run = json!({ "state": "Running" });
-    daemon.api.expect(200, "PATCH", WEB, &run);
+    daemon.api.expect(200, "PUT", STATE, &run);
     daemon.await_phase("web", "Running");
     // Without a wait, and visible to the next daemon.
     let asked = daemon.api.expect(
         202,
-        "PATCH",
-        &format!("{WEB}?wait=false"),
+        "PUT",
+        &format!("{STATE}?wait=false"),
         &stop(&json!({})),
     );
-    assert_eq!(asked["state"], "Stopped", "{asked}");
+    assert_eq!(asked["spec"]["state"], "Stopped", "{asked}");
     daemon.kill();
     daemon.start_again();
     daemon.await_phase("web", "Stopped");
@@ -76,12 +77,13 @@ fn a_guest_that_does_not_power_off_continues_to_run() {
     let mut daemon = Daemon::start("stays");
     let vm = made(&daemon, "web", asm::IDLE);
     let soon = stop(&json!({ "grace_period_s": 1 }));
-    let refused = daemon.api.expect(409, "PATCH", WEB, &soon);
+    let refused = daemon.api.expect(409, "PUT", STATE, &soon);
     assert_eq!(refused["code"], "still_runs", "{refused}");
     assert!(refused["hint"].as_str().unwrap().contains("mode: hard"));
     let runs = |daemon: &Daemon, state: &str| {
         let now = daemon.await_phase("web", "Running");
-        assert_eq!((&now["pid"], &now["state"]), (&vm["pid"], &json!(state)));
+        assert_eq!(now["status"]["pid"], vm["status"]["pid"]);
+        assert_eq!(now["spec"]["state"], state);
     };
     runs(&daemon, "Stopped");
     // Another daemon leaves it running; `Running` cancels the stop.
@@ -89,12 +91,12 @@ fn a_guest_that_does_not_power_off_continues_to_run() {
     daemon.start_again();
     runs(&daemon, "Stopped");
     let run = json!({ "state": "Running" });
-    daemon.api.expect(200, "PATCH", WEB, &run);
+    daemon.api.expect(200, "PUT", STATE, &run);
     runs(&daemon, "Running");
     // With the stop on record, the guest's end is final.
-    daemon.api.expect(409, "PATCH", WEB, &soon);
+    daemon.api.expect(409, "PUT", STATE, &soon);
     daemon::signal(
-        u32::try_from(vm["pid"].as_u64().unwrap()).unwrap(),
+        u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap(),
         rustix::process::Signal::KILL,
     );
     daemon.await_phase("web", "Stopped");
@@ -111,16 +113,16 @@ fn other_requests_come_in_while_a_guest_is_waited_for() {
         made(&daemon, "web", asm::IDLE);
         let start = Instant::now();
         let waits = std::thread::scope(|scope| {
-            let waits = scope.spawn(|| daemon.api.ask("PATCH", WEB, &stop(&json!({}))));
+            let waits = scope.spawn(|| daemon.api.ask("PUT", STATE, &stop(&json!({}))));
             daemon.await_phase("web", "Stopping");
             match request {
                 "hard" => {
                     let hard = stop(&json!({ "mode": "hard" }));
-                    daemon.api.expect(200, "PATCH", WEB, &hard);
+                    daemon.api.expect(200, "PUT", STATE, &hard);
                 }
                 "start" => {
                     let run = json!({ "state": "Running" });
-                    daemon.api.expect(200, "PATCH", WEB, &run);
+                    daemon.api.expect(200, "PUT", STATE, &run);
                     daemon.await_phase("web", "Running");
                 }
                 _ => {
@@ -147,30 +149,31 @@ fn one_that_runs_is_ended_only_if_that_is_said() {
     let refused = api.expect(409, "DELETE", WEB, NOTHING);
     assert_eq!(refused["code"], "vm_runs", "{refused}");
     api.expect(400, "DELETE", &format!("{WEB}?force=maybe"), NOTHING);
-    let mut off = api.get(&format!("{WEB}/spec"));
-    off["state"] = json!("Stopped");
+    // As read, with another desired state.
+    let mut off = api.get(WEB);
+    off["spec"]["state"] = json!("Stopped");
     let refused = api.expect(409, "PUT", WEB, &off);
     assert_eq!(refused["code"], "vm_runs", "{refused}");
     // A paused guest cannot power off.
-    api.expect(200, "PATCH", WEB, &json!({ "state": "Paused" }));
-    let refused = api.expect(409, "PATCH", WEB, &stop(&json!({})));
+    api.expect(200, "PUT", STATE, &json!({ "state": "Paused" }));
+    let refused = api.expect(409, "PUT", STATE, &stop(&json!({})));
     assert_eq!(refused["code"], "paused", "{refused}");
-    assert_eq!(api.get(WEB)["state"], "Running");
-    let ended = api.expect(200, "PATCH", WEB, &stop(&json!({ "then": "hard" })));
-    assert_eq!(ended["last_end"]["reason"], "Stopped", "{ended}");
+    assert_eq!(api.get(WEB)["spec"]["state"], "Running");
+    let ended = api.expect(200, "PUT", STATE, &stop(&json!({ "then": "hard" })));
+    assert_eq!(ended["status"]["last_end"]["reason"], "Stopped", "{ended}");
 
-    api.expect(200, "PATCH", WEB, &json!({ "state": "Running" }));
+    api.expect(200, "PUT", STATE, &json!({ "state": "Running" }));
     daemon.await_phase("web", "Running");
     let then_hard = stop(&json!({ "grace_period_s": 1, "then": "hard" }));
-    let ended = api.expect(200, "PATCH", WEB, &then_hard);
-    assert_eq!(ended["phase"], "Stopped", "{ended}");
+    let ended = api.expect(200, "PUT", STATE, &then_hard);
+    assert_eq!(ended["status"]["phase"], "Stopped", "{ended}");
     for wrong in [
         json!({ "mode": "soft" }),
         json!({ "mode": "hard", "then": "hard" }),
         json!({ "grace_period_s": 0 }),
         json!({ "grace": 1 }),
     ] {
-        api.expect(422, "PATCH", WEB, &stop(&wrong));
+        api.expect(422, "PUT", STATE, &stop(&wrong));
     }
     api.expect(204, "DELETE", WEB, NOTHING);
     Traces::none(&daemon);
@@ -183,7 +186,7 @@ fn the_hosts_shutdown_asks_all_guests_and_forgets_none() {
     made(&daemon, "answers", asm::BUTTON);
     made(&daemon, "ignores", asm::IDLE);
     let mut off = daemon.machine(asm::IDLE);
-    off["state"] = json!("Stopped");
+    off["spec"]["state"] = json!("Stopped");
     daemon.api.expect(201, "PUT", "/v1/vms/off", &off);
     let version = daemon.api.get("/v1/version");
     let done = Command::new(program())
@@ -211,14 +214,14 @@ fn the_hosts_shutdown_asks_all_guests_and_forgets_none() {
             ("off", "Stopped"),
         ] {
             let vm = daemon.api.get(&format!("/v1/vms/{name}"));
-            assert_eq!(vm["phase"], "Stopped", "{vm}");
-            assert_eq!(vm["state"], state, "{vm}");
+            assert_eq!(vm["status"]["phase"], "Stopped", "{vm}");
+            assert_eq!(vm["spec"]["state"], state, "{vm}");
         }
         daemon.kill();
         daemon.start_again();
     }
     let run = json!({ "state": "Running" });
-    daemon.api.expect(200, "PATCH", "/v1/vms/answers", &run);
+    daemon.api.expect(200, "PUT", "/v1/vms/answers/state", &run);
     daemon.await_phase("answers", "Running");
     for name in ["answers", "ignores", "off"] {
         let path = format!("/v1/vms/{name}?force=true");

@@ -341,7 +341,7 @@ impl Node {
         loop {
             let last = self.vm(name)?;
             match last {
-                Some(vm) if vm["phase"] == phase => return Ok(vm),
+                Some(vm) if vm["status"]["phase"] == phase => return Ok(vm),
                 last if start.elapsed() > PATIENCE => {
                     let what = format!("it is {last:?}\n{}", self.said());
                     return Err(Error::invalid(
@@ -354,13 +354,14 @@ impl Node {
         }
     }
 
-    /// The configuration of a VM whose guest does nothing ([`tiny`]), with these NICs.
+    /// A VM whose guest does nothing ([`tiny`]), with these NICs, as the body of a request.
     ///
     /// # Errors
     /// [`Error::File`].
     pub fn tiny(&self, nics: &Value) -> Result<Value> {
         let kernel = tiny::write_kernel(&std::env::temp_dir())?;
-        Ok(json!({ "kernel": kernel, "memory": "32M", "nics": nics }))
+        let spec = json!({ "kernel": kernel, "memory": "32M", "nics": nics });
+        Ok(json!({ "spec": spec }))
     }
 
     /// The processes that are marked as VMMs of this node, including zombies: VM name and process

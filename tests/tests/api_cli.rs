@@ -355,14 +355,14 @@ fn a_machine_is_saved_upgraded_and_moved_in_the_words_of_the_command_line() {
     let said = done(&["upgrade", "web"]);
     assert!(said.contains("runs it now"), "{said}");
     let now = here.await_phase("web", "Running").unwrap();
-    assert_eq!(now["pid"], vm["pid"], "{now:#}");
+    assert_eq!(now["status"]["pid"], vm["status"]["pid"], "{now:#}");
 
     // No destination waits there: the VM stays.
     let (code, said) = vm_command(&["migrate", "web", "--to", "unix:/nonexistent/socket"]);
     assert_ne!(code, Some(0), "{said}");
     assert_eq!(
-        here.await_phase("web", "Running").unwrap()["pid"],
-        vm["pid"]
+        here.await_phase("web", "Running").unwrap()["status"]["pid"],
+        vm["status"]["pid"]
     );
     // With another name there: both daemons would call the device the same.
     let to = format!("node:{}", there.api.socket().display());
@@ -500,7 +500,7 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     });
     let vms: Value = serde_json::from_str(&node.done(&["vm", "list", "-o", "json"])).unwrap();
     assert_eq!(
-        (&vms[0]["name"], &vms[0]["vcpus"]),
+        (&vms[0]["name"], &vms[0]["spec"]["cpus"]),
         (&"web".into(), &1.into()),
         "{vms}"
     );
@@ -516,7 +516,7 @@ fn a_machines_life_in_the_words_of_the_command_line() {
     ];
     assert_eq!(node.done(&words), "web,Running\n");
     let yaml = node.done(&["vm", "list", "-o", "yaml"]);
-    assert!(yaml.contains("  phase: Running\n"), "{yaml}");
+    assert!(yaml.contains("    phase: Running\n"), "{yaml}");
     // The name is taken, also for the same VM; and one that runs is not replaced.
     let (_, errors) = node.says(&create, 10);
     assert!(

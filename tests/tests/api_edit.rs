@@ -17,7 +17,7 @@ use std::process::{Command, Output, Stdio};
 /// No zero bytes: the simulator compares addresses as if they were strings.
 const MAC: &str = "52:54:5e:11:5f:01";
 const OTHER_MAC: &str = "52:54:5e:11:5f:02";
-const SPEC: &str = "/v1/vms/web/spec";
+const WEB: &str = "/v1/vms/web";
 
 /// A merge patch to `path`, with these headers.
 fn patch(node: &Node, path: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
@@ -64,7 +64,7 @@ fn refused(answer: &Answer, status: u16, code: &str) {
 
 /// The entity tag of the VM `web`.
 fn tag(node: &Node) -> String {
-    let answer = exchange::ask(node.api.socket(), &Request::new("GET", SPEC));
+    let answer = exchange::ask(node.api.socket(), &Request::new("GET", WEB));
     let answer = answer.unwrap().unwrap();
     answer.header("etag").unwrap().to_owned()
 }
@@ -77,9 +77,13 @@ fn memory_now(node: &Node, name: &str) -> Value {
 
 fn start_again(node: &Node) {
     let stop = json!({ "state": "Stopped", "mode": "hard" });
-    node.api.done("PATCH", "/v1/vms/web", Some(&stop)).unwrap();
+    node.api
+        .done("PUT", "/v1/vms/web/state", Some(&stop))
+        .unwrap();
     let run = json!({ "state": "Running" });
-    node.api.done("PATCH", "/v1/vms/web", Some(&run)).unwrap();
+    node.api
+        .done("PUT", "/v1/vms/web/state", Some(&run))
+        .unwrap();
     node.await_phase("web", "Running").unwrap();
 }
 
@@ -111,69 +115,82 @@ fn a_vm_that_runs_is_changed_now_or_at_its_next_start() {
     let mut node = Node::start("edit").unwrap();
     let before = node.traces().unwrap();
     let mut spec = node.tiny(&json!([])).unwrap();
-    spec["restart"] = json!("Never");
+    spec["spec"]["restart"] = json!("Never");
     node.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
     let vm = node.await_phase("web", "Running").unwrap();
     let created = tag(&node);
 
     // Now: its process crashes, and the new policy holds.
-    let found = changed(&node, SPEC, &json!({ "restart": "Always" }));
-    assert_eq!(found, pairs(&[("/restart", "now")]));
+    let found = changed(&node, WEB, &json!({ "spec": { "restart": "Always" } }));
+    assert_eq!(found, pairs(&[("/spec/restart", "now")]));
     assert_ne!(tag(&node), created);
     let now = node.vm("web").unwrap().unwrap();
-    assert_eq!(
-        (&now["restart"], &now["pid"]),
-        (&json!("Always"), &vm["pid"])
-    );
-    assert_eq!(now["pending"], json!([]), "{now:#}");
-    let pid = i32::try_from(vm["pid"].as_i64().unwrap()).unwrap();
+    assert_eq!(now["spec"]["restart"], "Always");
+    assert_eq!(now["status"]["pid"], vm["status"]["pid"]);
+    assert_eq!(now["status"]["pending"], json!([]), "{now:#}");
+    let pid = i32::try_from(vm["status"]["pid"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     until("it is started again", || {
         let vm = node.vm("web").unwrap().unwrap();
-        vm["restarts"] == 1 && vm["phase"] == "Running"
+        vm["status"]["restarts"] == 1 && vm["status"]["phase"] == "Running"
     })
     .unwrap();
 
     // A writer that has not seen that, and a trial.
-    let larger = json!({ "memory": { "size": "64M" }, "cpus": null });
+    let larger = json!({ "spec": { "memory": { "size": "64M" }, "cpus": null } });
     let seen = tag(&node);
-    let stale = patch(&node, SPEC, &[("if-match", &created)], &larger);
+    let stale = patch(&node, WEB, &[("if-match", &created)], &larger);
     refused(&stale, 412, "generation_conflict");
-    let trial = patch(&node, &format!("{SPEC}?dry_run=true"), &[], &larger).json();
+    let trial = patch(&node, &format!("{WEB}?dry_run=true"), &[], &larger).json();
     let wanted = json!([
-        { "field": "/memory/size", "from": "32M", "to": "64M", "applied": "next_start" },
+        { "field": "/spec/memory/size", "from": "32M", "to": "64M", "applied": "next_start" },
     ]);
     assert_eq!(trial["changes"], wanted);
     assert_eq!(tag(&node), seen);
 
     // At the next start, also of the daemon.
-    let taken = patch(&node, SPEC, &[("if-match", &seen)], &larger);
+    let taken = patch(&node, WEB, &[("if-match", &seen)], &larger);
     assert_eq!(taken.status, 200, "{}", taken.json());
     assert_eq!(taken.header("etag"), Some(tag(&node).as_str()));
     assert_eq!(taken.json()["changes"], wanted);
+    assert_eq!(taken.json()["vm"]["spec"]["memory"]["size"], "64M");
     node.kill();
     node.start_again().unwrap();
     let vm = node.await_phase("web", "Running").unwrap();
-    assert_eq!(vm["pending"], json!(["/memory/size"]), "{vm:#}");
+    assert_eq!(
+        vm["status"]["pending"],
+        json!(["/spec/memory/size"]),
+        "{vm:#}"
+    );
     assert_eq!(memory_now(&node, "web"), "32M");
     let shown = done(&node, &["show", "web"]);
     assert!(shown.contains("at the next start: memory.size"), "{shown}");
     start_again(&node);
     let vm = node.vm("web").unwrap().unwrap();
-    assert_eq!(vm["pending"], json!([]), "{vm:#}");
+    assert_eq!(vm["status"]["pending"], json!([]), "{vm:#}");
     assert_eq!(memory_now(&node, "web"), "64M");
 
     // What cannot be is refused, and changes nothing.
-    let (seen, spec) = (tag(&node), node.api.get(SPEC).unwrap());
-    let disk = json!({ "disks": [{ "path": "/dev/null" }] });
+    let seen = (tag(&node), node.api.get(WEB).unwrap()["spec"].take());
+    let of_spec = |member: &str, value: Value| json!({ "spec": { member: value } });
+    let disk = of_spec("disks", json!([{ "path": "/dev/null" }]));
     for (body, status, code) in [
         (json!([]), 422, "invalid_body"),
-        (json!({ "vcpus": 2 }), 422, "invalid_body"),
-        (json!({ "cpus": 0 }), 422, "invalid_body"),
-        (json!({ "kernel": null }), 422, "invalid_body"),
-        (json!({ "kernel": "relative" }), 422, "invalid_body"),
-        (json!({ "kernel": "/nonexistent" }), 422, "unusable"),
-        (json!({ "state": "Stopped" }), 422, "invalid_body"),
+        (json!({ "cpus": 2 }), 422, "invalid_body"),
+        (json!({ "name": "db" }), 422, "invalid_body"),
+        (of_spec("vcpus", json!(2)), 422, "invalid_body"),
+        (of_spec("vcpus", Value::Null), 422, "invalid_body"),
+        (
+            of_spec("memory", json!({ "pages": null })),
+            422,
+            "invalid_body",
+        ),
+        (of_spec("cpus", json!(0)), 422, "invalid_body"),
+        (of_spec("kernel", Value::Null), 422, "invalid_body"),
+        (of_spec("kernel", json!("relative")), 422, "invalid_body"),
+        (of_spec("kernel", json!("/nonexistent")), 422, "unusable"),
+        (of_spec("state", json!("Stopped")), 422, "invalid_body"),
+        (json!({ "generation": 1 }), 412, "generation_conflict"),
         (json!({ "labels": { "a b": "c" } }), 422, "invalid_body"),
         (json!({ "labels": { "a": 1 } }), 422, "invalid_body"),
         (
@@ -182,23 +199,27 @@ fn a_vm_that_runs_is_changed_now_or_at_its_next_start() {
             "invalid_body",
         ),
         (
-            json!({ "nics": [{ "id": "a", "from": "vdpasim_net" }] }),
+            of_spec("nics", json!([{ "id": "a", "from": "vdpasim_net" }])),
             409,
             "vm_runs",
         ),
         (disk, 409, "vm_runs"),
     ] {
-        refused(&patch(&node, SPEC, &[], &body), status, code);
+        refused(&patch(&node, WEB, &[], &body), status, code);
     }
-    let (any, none) = (json!({ "cpus": 2 }), "/v1/vms/none/spec");
+    let (any, none) = (of_spec("cpus", json!(2)), "/v1/vms/none");
     refused(&patch(&node, none, &[], &any), 404, "no_such_vm");
-    let typed = patch(&node, SPEC, &[("content-type", "text/plain")], &any);
+    let typed = patch(&node, WEB, &[("content-type", "text/plain")], &any);
     refused(&typed, 415, "unsupported_content_type");
-    let misspelled = patch(&node, &format!("{SPEC}?dryrun=true"), &[], &any);
+    let misspelled = patch(&node, &format!("{WEB}?dryrun=true"), &[], &any);
     refused(&misspelled, 400, "unknown_parameter");
-    let absent = patch(&node, SPEC, &[("if-none-match", "*")], &any);
+    let absent = patch(&node, WEB, &[("if-none-match", "*")], &any);
     refused(&absent, 412, "vm_exists");
-    assert_eq!((tag(&node), node.api.get(SPEC).unwrap()), (seen, spec));
+    let now = (tag(&node), node.api.get(WEB).unwrap()["spec"].take());
+    assert_eq!(now, seen);
+    // All that was read may come back.
+    let whole = node.api.get(WEB).unwrap();
+    assert_eq!(changed(&node, WEB, &whole), pairs(&[]));
 
     let delete = "/v1/vms/web?force=true";
     node.api.done("DELETE", delete, None).unwrap();
@@ -211,24 +232,26 @@ fn a_stopped_vm_gets_other_nics_or_keeps_its_own() {
     let before = node.traces().unwrap();
     let nic = |id: &str, mac: &str| json!({ "id": id, "from": "vdpasim_net", "mac": mac });
     let mut spec = node.tiny(&json!([nic("net0", MAC)])).unwrap();
-    spec["state"] = json!("Stopped");
+    spec["spec"]["state"] = json!("Stopped");
     node.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
     let is_device = |name: &str| Path::new("/sys/bus/vdpa/devices").join(name).exists();
 
-    let bad = json!({ "nics": [{ "id": "net1", "from": "nowhere0" }] });
-    refused(&patch(&node, SPEC, &[], &bad), 422, "unusable");
+    let bad = json!({ "spec": { "nics": [{ "id": "net1", "from": "nowhere0" }] } });
+    refused(&patch(&node, WEB, &[], &bad), 422, "unusable");
     assert!(is_device("web.net0"));
-    let other = json!({ "nics": [nic("net1", OTHER_MAC)] });
-    let found = changed(&node, SPEC, &other);
-    assert_eq!(found, pairs(&[("/nics", "next_start")]));
+    let other = json!({ "spec": { "nics": [nic("net1", OTHER_MAC)] } });
+    let found = changed(&node, WEB, &other);
+    assert_eq!(found, pairs(&[("/spec/nics", "next_start")]));
     assert!(is_device("web.net1") && !is_device("web.net0"));
     let image = node.directory().join("data.img");
     fs::write(&image, vec![0; 1 << 20]).unwrap();
-    let disks = json!({ "disks": [{ "path": image, "id": "data" }] });
-    let found = changed(&node, SPEC, &disks);
-    assert_eq!(found, pairs(&[("/disks", "next_start")]));
+    let disks = json!({ "spec": { "disks": [{ "path": image, "id": "data" }] } });
+    let found = changed(&node, WEB, &disks);
+    assert_eq!(found, pairs(&[("/spec/disks", "next_start")]));
     let run = json!({ "state": "Running" });
-    node.api.done("PATCH", "/v1/vms/web", Some(&run)).unwrap();
+    node.api
+        .done("PUT", "/v1/vms/web/state", Some(&run))
+        .unwrap();
     node.await_phase("web", "Running").unwrap();
     let shown = node.api.get("/v1/vms/web/disks/data").unwrap();
     assert_eq!(shown["id"], "data", "{shown:#}");
@@ -243,7 +266,7 @@ fn vms_are_found_and_changed_in_the_words_of_the_command_line() {
     let before = node.traces().unwrap();
     for (name, tier) in [("web1", "web"), ("web2", "web"), ("db", "db")] {
         let mut spec = node.tiny(&json!([])).unwrap();
-        spec["state"] = json!("Stopped");
+        spec["spec"]["state"] = json!("Stopped");
         spec["labels"] = json!({ "tier": tier, "example.org/env": "test" });
         let path = format!("/v1/vms/{name}");
         node.api.done("PUT", &path, Some(&spec)).unwrap();
@@ -313,7 +336,7 @@ fn vms_are_found_and_changed_in_the_words_of_the_command_line() {
     done(&node, &["apply", "-f", path]);
     node.await_phase("new", "Running").unwrap();
     assert_eq!(done(&node, &["apply", "-f", path]), "new: no changes\n");
-    file["restart"] = json!("never");
+    file["spec"]["restart"] = json!("never");
     fs::write(path, file.to_string()).unwrap();
     let expected = "new: restart: OnFailure -> Never (now)\n";
     assert_eq!(done(&node, &["diff", "-f", path]), expected);
@@ -335,15 +358,21 @@ fn what_waits_for_the_next_start_moves_with_the_vm() {
     here.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
     here.await_phase("web", "Running").unwrap();
     // Less than the guest brings.
-    let smaller = json!({ "memory": { "size": "16M" }, "labels": { "tier": "web" } });
-    changed(&here, SPEC, &smaller);
+    let smaller = json!({
+        "spec": { "memory": { "size": "16M" } }, "labels": { "tier": "web" },
+    });
+    changed(&here, WEB, &smaller);
     let socket = there.api.socket().display();
     let send = json!({ "send": { "destination": format!("node:{socket}"), "name": "web2" } });
     let migration = "/v1/vms/web/migration";
     let sent = here.api.ask("POST", migration, Some(&send)).unwrap();
     assert_eq!(sent.status, 202, "{}", sent.body);
     let vm = there.await_phase("web2", "Running").unwrap();
-    assert_eq!(vm["pending"], json!(["/memory/size"]), "{vm:#}");
+    assert_eq!(
+        vm["status"]["pending"],
+        json!(["/spec/memory/size"]),
+        "{vm:#}"
+    );
     assert_eq!(vm["labels"]["tier"], "web", "{vm:#}");
     assert_eq!(memory_now(&there, "web2"), "32M");
     until("nothing is left of it here", || {

@@ -68,8 +68,12 @@ fn a_daemon_is_killed_while_frames_are_under_way() {
         node.start_again().unwrap();
         let now = node.await_phase("web", "Running").unwrap();
         assert_eq!(
-            (&now["pid"], &now["adopted"], &now["restarts"]),
-            (&vm["pid"], &json!(true), &json!(0)),
+            (
+                &now["status"]["pid"],
+                &now["status"]["adopted"],
+                &now["status"]["restarts"]
+            ),
+            (&vm["status"]["pid"], &json!(true), &json!(0)),
             "{now:#}"
         );
     }
@@ -125,7 +129,7 @@ fn a_machine_continues_from_a_snapshot_after_its_deletion() {
     assert!(one["bytes"].as_u64() > written["memory_bytes"].as_u64());
     assert!(one["format"].as_u64().is_some(), "{one:#}");
     let spec = node.api.get(&format!("{SNAPSHOT}/spec")).unwrap();
-    assert_eq!(spec["nics"][0]["mac"], MAC, "{spec:#}");
+    assert_eq!(spec["spec"]["nics"][0]["mac"], MAC, "{spec:#}");
 
     // A refused restore leaves nothing, before its first step and after the NIC was created.
     let traces = node.traces().unwrap();
@@ -138,7 +142,7 @@ fn a_machine_continues_from_a_snapshot_after_its_deletion() {
         node.same(&traces, "after a refusal").unwrap();
     };
     let mut without = spec.clone();
-    without["nics"] = json!([]);
+    without["spec"]["nics"] = json!([]);
     refused(&without, "the snapshot has the NICs");
     for file in ["state", "memory"] {
         let name = path.join(file);
@@ -154,10 +158,10 @@ fn a_machine_continues_from_a_snapshot_after_its_deletion() {
     let answer = node.api.ask("PUT", RESTORE, Some(&spec)).unwrap();
     assert_eq!(answer.status, 201, "{}\n{}", answer.body, node.said());
     let vm = node.await_phase("again", "Running").unwrap();
-    let pending = vm["pending"].as_array();
+    let pending = vm["status"]["pending"].as_array();
     assert!(pending.is_none_or(Vec::is_empty), "{vm:#}");
-    let console = vm["console"]["socket"].as_str().unwrap();
-    let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
+    let console = vm["status"]["console"]["socket"].as_str().unwrap();
+    let pid = u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap();
     let mut guest = Guest::attach_arrived(Path::new(console), pid, ANSWER).unwrap();
     let now = guest.command("info").unwrap();
     assert_eq!(now["nics"][0]["mac"], MAC, "{now}");

@@ -30,16 +30,19 @@ fn a_machine_with_a_nic_from_one_request_and_nothing_left_after_another() {
     let made = daemon.api.ask("PUT", "/v1/vms/web", Some(&spec)).unwrap();
     assert_eq!(made.status, 201, "{}", made.body);
     let vm = daemon.await_phase("web", "Running");
-    assert_eq!(vm["nics"][0]["device"], "web.net0", "{vm}");
-    assert_eq!(vm["adopted"], false, "{vm}");
+    assert_eq!(
+        vm["status"]["nic_devices"][0]["vdpa_device"], "web.net0",
+        "{vm}"
+    );
+    assert_eq!(vm["status"]["adopted"], false, "{vm}");
     daemon.await_console("web", "@lab ready");
     // The same again changes nothing.
     let again = daemon.api.ask("PUT", "/v1/vms/web", Some(&spec)).unwrap();
     assert_eq!(again.status, 200, "{}", again.body);
-    assert_eq!(again.body["pid"], vm["pid"]);
+    assert_eq!(again.body["status"]["pid"], vm["status"]["pid"]);
     // Another one is refused while it runs.
     let mut other = spec.clone();
-    other["cpus"] = json!(2);
+    other["spec"]["cpus"] = json!(2);
     let refused = daemon.api.ask("PUT", "/v1/vms/web", Some(&other)).unwrap();
     assert_eq!(refused.status, 409, "{}", refused.body);
     assert_eq!(refused.body["code"], "other_vm_runs");
@@ -66,8 +69,8 @@ fn a_killed_daemons_machine_is_adopted() {
     for kill in [true, false, true] {
         daemon.restart(kill);
         let found = daemon.await_phase("web", "Running");
-        assert_eq!(found["pid"], vm["pid"], "{found}");
-        assert_eq!(found["adopted"], true, "{found}");
+        assert_eq!(found["status"]["pid"], vm["status"]["pid"], "{found}");
+        assert_eq!(found["status"]["adopted"], true, "{found}");
     }
     // The machine is killed while no daemon runs: its policy restarts it.
     daemon.kill();
@@ -75,10 +78,10 @@ fn a_killed_daemons_machine_is_adopted() {
     daemon.start_again();
     until("it is started again", || {
         let found: Value = daemon.api.get("/v1/vms/web").unwrap();
-        found["phase"] == "Running" && found["pid"] != vm["pid"]
+        found["status"]["phase"] == "Running" && found["status"]["pid"] != vm["status"]["pid"]
     });
     let found = daemon.api.get("/v1/vms/web").unwrap();
-    assert_eq!(found["last_end"]["reason"], "Killed", "{found}");
+    assert_eq!(found["status"]["last_end"]["reason"], "Killed", "{found}");
     daemon
         .api
         .done("DELETE", "/v1/vms/web?force=true", None)
@@ -97,29 +100,35 @@ fn a_machine_that_is_killed_is_started_again_and_one_that_is_stopped_is_not() {
     node::kill_vm(&vm);
     until("it is started again", || {
         let found = daemon.api.get("/v1/vms/web").unwrap();
-        found["phase"] == "Running" && found["pid"] != vm["pid"]
+        found["status"]["phase"] == "Running" && found["status"]["pid"] != vm["status"]["pid"]
     });
     let found = daemon.api.get("/v1/vms/web").unwrap();
-    assert_eq!(found["restarts"], 1, "{found}");
+    assert_eq!(found["status"]["restarts"], 1, "{found}");
 
     let pause = json!({ "state": "Paused" });
     daemon
         .api
-        .done("PATCH", "/v1/vms/web", Some(&pause))
+        .done("PUT", "/v1/vms/web/state", Some(&pause))
         .unwrap();
     daemon.await_phase("web", "Paused");
     // A paused guest cannot power off.
     let stop = json!({ "state": "Stopped", "mode": "hard" });
     let stopped = daemon
         .api
-        .done("PATCH", "/v1/vms/web", Some(&stop))
+        .done("PUT", "/v1/vms/web/state", Some(&stop))
         .unwrap();
-    assert_eq!(stopped["phase"], "Stopped", "{stopped}");
-    assert_eq!(stopped["pid"], Value::Null, "{stopped}");
+    assert_eq!(stopped["status"]["phase"], "Stopped", "{stopped}");
+    assert_eq!(stopped["status"]["pid"], Value::Null, "{stopped}");
     // Its NIC is still its own.
-    assert_eq!(stopped["nics"][0]["device"], "web.net0", "{stopped}");
+    assert_eq!(
+        stopped["status"]["nic_devices"][0]["vdpa_device"], "web.net0",
+        "{stopped}"
+    );
     let run = json!({ "state": "Running" });
-    daemon.api.done("PATCH", "/v1/vms/web", Some(&run)).unwrap();
+    daemon
+        .api
+        .done("PUT", "/v1/vms/web/state", Some(&run))
+        .unwrap();
     daemon.await_phase("web", "Running");
     daemon
         .api
@@ -135,32 +144,38 @@ fn a_linux_guest_is_asked_to_power_off_and_stays_off() {
     let daemon = Daemon::start("stop");
     let before = Traces::now(&daemon);
     let mut spec = daemon.small(&json!([nic("net0", MAC)]));
-    spec["restart"] = json!("Always");
+    spec["spec"]["restart"] = json!("Always");
     daemon.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
     let vm = daemon.await_phase("web", "Running");
     let refused = daemon.api.ask("DELETE", "/v1/vms/web", None).unwrap();
     assert_eq!(refused.status, 409, "{}", refused.body);
     assert_eq!(refused.body["code"], "vm_runs");
 
-    let console = std::path::Path::new(vm["console"]["socket"].as_str().unwrap());
-    let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
+    let console = std::path::Path::new(vm["status"]["console"]["socket"].as_str().unwrap());
+    let pid = u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap();
     let mut guest = Guest::attach(console, pid, NOTICE).unwrap();
     guest.listen("button 30").unwrap();
     let stop = json!({ "state": "Stopped" });
     let stopped = std::thread::scope(|scope| {
-        let client = scope.spawn(|| daemon.api.done("PATCH", "/v1/vms/web", Some(&stop)));
+        let client = scope.spawn(|| daemon.api.done("PUT", "/v1/vms/web/state", Some(&stop)));
         let pressed = guest.answer("button", NOTICE).unwrap();
         assert_eq!(pressed["pressed"], true, "{pressed}");
         daemon.await_phase("web", "Stopping");
         guest.command("poweroff").unwrap();
         client.join().unwrap().unwrap()
     });
-    assert_eq!(stopped["phase"], "Stopped", "{stopped}");
-    assert_eq!(stopped["last_end"]["reason"], "PoweredOff", "{stopped}");
+    assert_eq!(stopped["status"]["phase"], "Stopped", "{stopped}");
+    assert_eq!(
+        stopped["status"]["last_end"]["reason"], "PoweredOff",
+        "{stopped}"
+    );
     drop(guest);
     // Longer than its policy takes.
     std::thread::sleep(std::time::Duration::from_secs(2));
-    assert_eq!(daemon.await_phase("web", "Stopped")["restarts"], 0);
+    assert_eq!(
+        daemon.await_phase("web", "Stopped")["status"]["restarts"],
+        0
+    );
     daemon.api.done("DELETE", "/v1/vms/web", None).unwrap();
     before.same(&daemon);
 }
@@ -178,7 +193,7 @@ fn what_cannot_be_made_leaves_nothing() {
         answer.body
     };
     let mut no_kernel = daemon.small(&json!([nic("net0", MAC)]));
-    no_kernel["kernel"] = json!("/nonexistent");
+    no_kernel["spec"]["kernel"] = json!("/nonexistent");
     let body = refused("web", &no_kernel, 422);
     assert!(body.to_string().contains("No such file"), "{body}");
     let nowhere = json!([nic("net0", MAC), { "id": "net1", "from": "nowhere0" }]);
@@ -316,7 +331,8 @@ fn nics_come_and_go_while_it_runs_and_a_device_is_for_one_machine() {
     let path = "/v1/vms/web/nics/net1";
     let added = daemon.api.ask("PUT", path, Some(&second)).unwrap();
     assert_eq!(added.status, 201, "{}", added.body);
-    assert_eq!(added.body["nics"][1]["device"], "web.net1");
+    let device = &added.body["status"]["nic_devices"][1];
+    assert_eq!(device["vdpa_device"], "web.net1");
     let again = daemon.api.ask("PUT", path, Some(&second)).unwrap();
     assert_eq!(again.status, 200, "{}", again.body);
     // The machine's own account, passed on.
@@ -325,13 +341,12 @@ fn nics_come_and_go_while_it_runs_and_a_device_is_for_one_machine() {
     let metrics = daemon.api.get("/v1/vms/web/metrics").unwrap();
     assert!(metrics.as_str().unwrap().contains("bellhop_vm_state"));
     // Another machine cannot have it, by whatever name.
-    let device = &added.body["nics"][1];
     for other in [
-        json!([{ "id": "a", "path": device["path"] }]),
-        json!([{ "id": "a", "device": device["device"] }]),
+        json!([{ "id": "a", "path": device["character_device"] }]),
+        json!([{ "id": "a", "device": device["vdpa_device"] }]),
     ] {
         let mut other = daemon.small(&other);
-        other["state"] = json!("Stopped");
+        other["spec"]["state"] = json!("Stopped");
         let refused = daemon
             .api
             .ask("PUT", "/v1/vms/other", Some(&other))
@@ -342,7 +357,10 @@ fn nics_come_and_go_while_it_runs_and_a_device_is_for_one_machine() {
     }
     // It is still its own after the daemon's and the machine's end.
     daemon.restart(true);
-    assert_eq!(daemon.await_phase("web", "Running")["pid"], vm["pid"]);
+    assert_eq!(
+        daemon.await_phase("web", "Running")["status"]["pid"],
+        vm["status"]["pid"]
+    );
     let gone = daemon.api.ask("DELETE", path, None).unwrap();
     assert!([202, 204].contains(&gone.status), "{}", gone.body);
     until("the device is deleted", || {
@@ -387,19 +405,23 @@ fn a_nic_that_was_moved_is_on_its_new_device_for_every_daemon_and_after_a_restar
     let moved = daemon.api.ask("PATCH", own, Some(&body)).unwrap();
     assert_eq!(moved.status, 200, "{}", moved.body);
     // It is none that was made for it.
-    assert_eq!(moved.body["nics"][0]["device"], Value::Null);
-    assert_eq!(moved.body["nics"][0]["path"], json!(spare.path()));
+    let device = &moved.body["status"]["nic_devices"][0];
+    assert_eq!(device["vdpa_device"], Value::Null);
+    assert_eq!(device["character_device"], json!(spare.path()));
     is_there(&daemon);
     // It is this machine's now.
     let mut other = daemon.small(&json!([{ "id": "a", "path": spare.path() }]));
-    other["state"] = json!("Stopped");
+    other["spec"]["state"] = json!("Stopped");
     let refused = daemon
         .api
         .ask("PUT", "/v1/vms/other", Some(&other))
         .unwrap();
     assert_eq!(refused.body["code"], "device_taken", "{}", refused.body);
     daemon.restart(true);
-    assert_eq!(daemon.await_phase("web", "Running")["pid"], vm["pid"]);
+    assert_eq!(
+        daemon.await_phase("web", "Running")["status"]["pid"],
+        vm["status"]["pid"]
+    );
     is_there(&daemon);
     for (state, wanted) in [
         ("Stopped", json!({ "state": "Stopped", "mode": "hard" })),
@@ -407,7 +429,7 @@ fn a_nic_that_was_moved_is_on_its_new_device_for_every_daemon_and_after_a_restar
     ] {
         daemon
             .api
-            .done("PATCH", "/v1/vms/web", Some(&wanted))
+            .done("PUT", "/v1/vms/web/state", Some(&wanted))
             .unwrap();
         daemon.await_phase("web", state);
     }
@@ -469,7 +491,7 @@ fn disks_come_and_go_and_each_start_has_those_of_the_record() {
         if state == "Stopped" {
             wanted["mode"] = json!("hard");
         }
-        is(daemon, "PATCH", "/v1/vms/web", Some(&wanted), 200);
+        is(daemon, "PUT", "/v1/vms/web/state", Some(&wanted), 200);
         daemon.await_phase("web", state);
     };
     let spec = daemon.small(&json!([]));
@@ -492,11 +514,15 @@ fn disks_come_and_go_and_each_start_has_those_of_the_record() {
     let nowhere = json!({ "path": "/nonexistent/x.img" });
     is(&daemon, "PUT", more, Some(&nowhere), 422);
     is(&daemon, "PATCH", data, Some(&other), 405);
-    let recorded = daemon.api.get("/v1/vms/web/spec").unwrap();
-    assert_eq!(recorded["disks"][0]["path"], first["path"], "{recorded}");
-    assert_eq!(recorded["disks"].as_array().unwrap().len(), 1, "{recorded}");
+    let recorded = daemon.api.get("/v1/vms/web").unwrap();
+    let disks = recorded["spec"]["disks"].as_array().unwrap();
+    assert_eq!(disks[0]["path"], first["path"], "{recorded}");
+    assert_eq!(disks.len(), 1, "{recorded}");
     daemon.restart(true);
-    assert_eq!(daemon.await_phase("web", "Running")["pid"], vm["pid"]);
+    assert_eq!(
+        daemon.await_phase("web", "Running")["status"]["pid"],
+        vm["status"]["pid"]
+    );
     assert_eq!(states(&daemon), json!([["data", "Plugged"]]));
     let mut events = follow(&daemon);
 

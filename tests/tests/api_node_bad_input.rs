@@ -42,7 +42,7 @@ fn nic(mac: &str) -> Value {
 fn known(node: &Node, spare: &SimDevice) -> Known {
     let tiny = node.tiny(&json!([])).unwrap();
     Known::default()
-        .with("VmSpec.kernel", tiny["kernel"].clone())
+        .with("VmSpec.kernel", tiny["spec"]["kernel"].clone())
         .with("VmSpec.kernel", "/nonexistent")
         .with("VmSpec.initramfs", "/nonexistent")
         .with("VmSpec.memory", "32M")
@@ -54,6 +54,8 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
             json!([{ "id": "n", "device": spare.name() }]),
         )
         .with("VmSpec.nics", nic(OTHER_MAC))
+        // Otherwise no machine would be made.
+        .with("VmBody.generation", Value::Null)
         .with("NicSpec.*", json!({ "id": "any", "from": "vdpasim_net" }))
         .with("NicSpec.*", json!({ "id": "any", "device": spare.name() }))
         .with(
@@ -82,7 +84,10 @@ fn known(node: &Node, spare: &SimDevice) -> Known {
             }),
         )
         // One that is never made: its kernel is not there.
-        .with("ReceiveFromNode.spec", json!({ "kernel": "/nonexistent" }))
+        .with(
+            "ReceiveFromNode.vm",
+            json!({ "spec": { "kernel": "/nonexistent" } }),
+        )
         .with("DiskConfig.path", "/nonexistent")
         .with("mgmtdev", "vdpasim_net")
         .with("VdpaDeviceSpec.mgmtdev", "vdpasim_net")
@@ -130,11 +135,12 @@ fn any_requests() {
     trial.run(|_| true, clean);
     let now = node.vm("kept").unwrap().unwrap();
     assert_eq!(
-        (&now["pid"], &now["phase"]),
-        (&kept["pid"], &kept["phase"]),
+        (&now["status"]["pid"], &now["status"]["phase"]),
+        (&kept["status"]["pid"], &kept["status"]["phase"]),
         "{now:#}"
     );
-    assert_eq!(now["nics"], kept["nics"]);
+    assert_eq!(now["status"]["nic_devices"], kept["status"]["nic_devices"]);
+    assert_eq!(now["spec"], kept["spec"]);
     assert!(spare.path().exists());
     node.api
         .done("DELETE", "/v1/vms/kept?force=true", None)
@@ -156,7 +162,7 @@ fn one_device_is_not_given_to_two_machines() {
     for nics in [&by_path, &by_name, &by_link] {
         for state in ["Running", "Stopped"] {
             let mut spec = node.tiny(nics).unwrap();
-            spec["state"] = json!(state);
+            spec["spec"]["state"] = json!(state);
             let answer = node.api.ask("PUT", "/v1/vms/second", Some(&spec)).unwrap();
             assert_eq!(answer.status, 409, "{nics}: {}", answer.body);
             assert!(answer.body.to_string().contains("first"), "{}", answer.body);
@@ -230,7 +236,7 @@ fn names_that_are_paths_reach_no_file() {
         "*",
     ] {
         for (method, body) in [("PUT", Some(&spec)), ("GET", None), ("DELETE", None)] {
-            for rest in ["", "/spec", "/nics/n", "/power-button"] {
+            for rest in ["", "/state", "/nics/n", "/power-button"] {
                 let mut request = Request::new(method, format!("/v1/vms/{name}{rest}"));
                 if let Some(body) = body {
                     request = request.with_body(body.to_string());
@@ -289,7 +295,10 @@ fn what_is_not_supported_is_refused_and_changes_nothing() {
     let watch = Request::new("GET", "/v1/vms/kept/watch?since=0&timeout_s=0");
     assert_eq!(ask(&watch), refusal(200, ""));
     let now = node.vm("kept").unwrap().unwrap();
-    assert_eq!((&now["pid"], &now["phase"]), (&kept["pid"], &kept["phase"]));
+    assert_eq!(
+        (&now["status"]["pid"], &now["status"]["phase"]),
+        (&kept["status"]["pid"], &kept["status"]["phase"])
+    );
 }
 
 /// Clients that send a byte now and then, in the head and in the body. They are fewer than the

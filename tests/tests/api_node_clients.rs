@@ -86,8 +86,8 @@ impl Client<'_> {
             high + 1,
             low.max(1)
         );
-        spec["nics"] = json!([{ "id": "n", "from": "vdpasim_net", "mac": mac }]);
-        spec["state"] = json!(if runs { "Running" } else { "Stopped" });
+        spec["spec"]["nics"] = json!([{ "id": "n", "from": "vdpasim_net", "mac": mac }]);
+        spec["spec"]["state"] = json!(if runs { "Running" } else { "Stopped" });
         spec
     }
 
@@ -124,7 +124,8 @@ impl Client<'_> {
                 ];
                 let body = changes[self.random.below(2)].to_string();
                 if runs {
-                    let request = Request::new("PATCH", format!("/v1/vms/{own}")).with_body(body);
+                    let request = Request::new("PUT", format!("/v1/vms/{own}/state"));
+                    let request = request.with_body(body);
                     self.ask("change", &request);
                 }
             }
@@ -216,7 +217,9 @@ fn fifty_clients_lose_nothing_and_double_nothing() {
     let devices: BTreeSet<_> = now.devices.difference(&before.devices).collect();
     assert_eq!(devices.len(), names.len(), "{devices:?}\n{names:?}");
     for vm in listed {
-        let device = vm["nics"][0]["device"].as_str().unwrap();
+        let device = vm["status"]["nic_devices"][0]["vdpa_device"]
+            .as_str()
+            .unwrap();
         assert!(
             Path::new("/sys/bus/vdpa/devices").join(device).exists(),
             "{vm}"
@@ -229,7 +232,7 @@ fn fifty_clients_lose_nothing_and_double_nothing() {
             "{name} runs twice, also as {pid}"
         );
     }
-    let shown = listed.iter().filter(|vm| !vm["pid"].is_null());
+    let shown = listed.iter().filter(|vm| !vm["status"]["pid"].is_null());
     assert_eq!(shown.count(), running.len(), "{running:?}\n{listed:#?}");
     println!(
         "{} machines at the end, {} of them running",

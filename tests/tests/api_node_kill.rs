@@ -126,7 +126,7 @@ fn whole_or_gone(node: &Node, before: &Traces, when: &str) -> bool {
     let vm = loop {
         match node.vm(NAME).unwrap() {
             None => break None,
-            Some(vm) if vm["phase"] == "Running" && lives(&vm) => break Some(vm),
+            Some(vm) if vm["status"]["phase"] == "Running" && lives(&vm) => break Some(vm),
             Some(vm) => assert!(
                 start.elapsed() < PATIENCE,
                 "{when}: {vm:#}\n{}",
@@ -140,15 +140,19 @@ fn whole_or_gone(node: &Node, before: &Traces, when: &str) -> bool {
         return false;
     };
     let processes: Vec<(String, u32)> = node.processes().into_iter().collect();
-    let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
+    let pid = u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap();
     assert_eq!(processes, [(NAME.to_owned(), pid)], "{when}");
-    let device = Path::new("/sys/bus/vdpa/devices").join(vm["nics"][0]["device"].as_str().unwrap());
+    let device = Path::new("/sys/bus/vdpa/devices").join(
+        vm["status"]["nic_devices"][0]["vdpa_device"]
+            .as_str()
+            .unwrap(),
+    );
     assert!(device.exists(), "{when}: {vm:#}");
     true
 }
 
 fn lives(vm: &Value) -> bool {
-    vm["pid"].as_u64().is_some_and(|pid| {
+    vm["status"]["pid"].as_u64().is_some_and(|pid| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit(") ")
             .next()
@@ -291,8 +295,8 @@ fn at_each_line_of_taking_away() {
                 // The killed daemon did not touch it.
                 let now = node.vm(NAME).unwrap().unwrap();
                 assert_eq!(
-                    (&now["pid"], &now["adopted"]),
-                    (&vm["pid"], &json!(true)),
+                    (&now["status"]["pid"], &now["status"]["adopted"]),
+                    (&vm["status"]["pid"], &json!(true)),
                     "{when}"
                 );
             }
@@ -343,7 +347,11 @@ fn at_each_line_of_a_daemons_start() {
         node.start_again().unwrap();
         assert!(whole_or_gone(&node, &before, &when), "{when}: it is gone");
         let now = node.vm(NAME).unwrap().unwrap();
-        assert_eq!(now["pid"] != vm["pid"], dies, "{when}: {now:#}");
+        assert_eq!(
+            now["status"]["pid"] != vm["status"]["pid"],
+            dies,
+            "{when}: {now:#}"
+        );
         // Half of a taking away, and half of its end.
         if line % 3 == 2 {
             killed(&mut node, &delete(), line, Victim::Daemon);

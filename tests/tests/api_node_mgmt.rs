@@ -310,8 +310,8 @@ fn a_nic_of_the_host_is_created_and_deleted_but_not_one_of_a_vm() {
     assert_eq!((status, &body["code"]), (409, &taken), "{body}");
 
     let kernel = lab::tiny::write_kernel(&std::env::temp_dir()).unwrap();
-    let vm = json!({"kernel": kernel, "memory": "32M", "state": "Stopped",
-        "nics": [{"id": "net0", "from": "vdpasim_net", "mac": OTHER_MAC}]});
+    let vm = json!({"spec": {"kernel": kernel, "memory": "32M", "state": "Stopped",
+        "nics": [{"id": "net0", "from": "vdpasim_net", "mac": OTHER_MAC}]}});
     daemon.api.done("PUT", "/v1/vms/web", Some(&vm)).unwrap();
     let (status, body) = daemon.status("DELETE", "/v1/nics/web.net0", None);
     assert_eq!((status, &body["code"]), (409, &json!("in_use")), "{body}");

@@ -25,25 +25,26 @@ fn start(test: &str) -> Node {
 /// The lab's small guest with these NICs.
 fn small(nics: &Value) -> Value {
     let arguments = BellhopArguments::small().unwrap();
-    json!({
+    let spec = json!({
         "kernel": arguments.kernel_image(),
         "initramfs": arguments.ramdisk(),
         "cmdline": arguments.kernel_words(),
         "memory": "128M",
         "nics": nics,
-    })
+    });
+    json!({ "spec": spec })
 }
 
 fn stopped(daemon: &Node) -> Value {
     let mut spec = daemon.tiny(&json!([])).unwrap();
-    spec["state"] = json!("Stopped");
+    spec["spec"]["state"] = json!("Stopped");
     spec
 }
 
 /// Waits until the guest has written this.
 fn await_console(daemon: &Node, vm: &str, words: &str) {
     let vm = daemon.vm(vm).unwrap().unwrap();
-    let log = PathBuf::from(vm["console"]["log"].as_str().unwrap());
+    let log = PathBuf::from(vm["status"]["console"]["log"].as_str().unwrap());
     until(words, || {
         let text = fs::read(&log).unwrap_or_default();
         String::from_utf8_lossy(&text).contains(words)
@@ -95,7 +96,7 @@ fn has(metrics: &str, line: &str) {
 }
 
 fn signal(vm: &Value, signal: Signal) {
-    let pid = i32::try_from(vm["pid"].as_i64().unwrap()).unwrap();
+    let pid = i32::try_from(vm["status"]["pid"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
@@ -211,7 +212,7 @@ fn events_are_printed_followed_and_waited_for() {
     let run_it = json!({ "state": "Running" });
     daemon
         .api
-        .done("PATCH", "/v1/vms/web", Some(&run_it))
+        .done("PUT", "/v1/vms/web/state", Some(&run_it))
         .unwrap();
     let waited = waiting.wait_with_output().unwrap();
     assert!(waited.status.success(), "{waited:?}");
@@ -285,7 +286,7 @@ fn logs_have_times_and_are_read_and_followed_by_the_api() {
             let change = json!({ "state": state });
             daemon
                 .api
-                .done("PATCH", "/v1/vms/web", Some(&change))
+                .done("PUT", "/v1/vms/web/state", Some(&change))
                 .unwrap();
         }
         fs::read_to_string(&file).unwrap().contains("Z ")

@@ -60,7 +60,7 @@ fn refused(status: u16, code: &str) -> (u16, String) {
 /// A guest of a few instructions, which does not run.
 fn stopped(node: &Node, nics: &Value) -> Value {
     let mut spec = node.tiny(nics).unwrap();
-    spec["state"] = json!("Stopped");
+    spec["spec"]["state"] = json!("Stopped");
     spec
 }
 
@@ -103,8 +103,8 @@ fn a_request_that_creates_leaves_the_stopped_vm_that_has_the_name() {
     assert_eq!(made.header("etag"), Some("\"g1\""));
     let vm = node.api.get("/v1/vms/web").unwrap();
     let (mut larger, mut broken) = (spec.clone(), spec.clone());
-    larger["memory"] = json!("64M");
-    broken["kernel"] = json!("/nonexistent");
+    larger["spec"]["memory"] = json!("64M");
+    broken["spec"]["kernel"] = json!("/nonexistent");
     for other in [&spec, &larger, &broken] {
         let answer = ask(&node, "PUT", create, Some(other));
         assert_eq!(refusal(&answer), refused(412, "vm_exists"));
@@ -128,13 +128,12 @@ fn a_replacement_that_fails_leaves_the_stopped_vm_with_its_nics() {
     let spec = stopped(&node, &json!([nic("net0", MAC)]));
     node.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
     let vm = node.api.get("/v1/vms/web").unwrap();
-    let asked_for = node.api.get("/v1/vms/web/spec").unwrap();
 
     // What shows before anything is touched.
     let other = stopped(&node, &json!([nic("net0", OTHER_MAC)]));
     let with = |field: &str, value: Value| {
         let mut other = other.clone();
-        other[field] = value;
+        other["spec"][field] = value;
         other
     };
     let no_kernel = std::env::temp_dir().join("lab-no-kernel");
@@ -173,21 +172,24 @@ fn a_replacement_that_fails_leaves_the_stopped_vm_with_its_nics() {
     let held = File::options().read(true).write(true).open(spare.path());
     let held = held.unwrap();
     let mut late = other.clone();
-    late["state"] = json!("Running");
-    late["nics"] = json!([own, { "id": "b", "path": spare.path() }]);
+    late["spec"]["state"] = json!("Running");
+    late["spec"]["nics"] = json!([own, { "id": "b", "path": spare.path() }]);
     let answer = ask(&node, "PUT", &[], Some(&late));
     assert_eq!(answer.status, 422, "{}", answer.json());
     let now = node.api.get("/v1/vms/web").unwrap();
-    for field in ["phase", "state", "last_end", "pid"] {
-        assert_eq!(now[field], vm[field], "{now:#}");
+    for field in ["phase", "last_end", "pid"] {
+        assert_eq!(now["status"][field], vm["status"][field], "{now:#}");
     }
-    assert_eq!(now["nics"][0]["device"], "web.net0", "{now:#}");
-    assert_eq!(now["nics"][1], Value::Null, "{now:#}");
+    let devices = &now["status"]["nic_devices"];
+    assert_eq!(devices[0]["vdpa_device"], "web.net0", "{now:#}");
+    assert_eq!(devices[1], Value::Null, "{now:#}");
     assert_eq!(mac_of_nic(&node), MAC);
-    assert_eq!(node.api.get("/v1/vms/web/spec").unwrap(), asked_for);
+    assert_eq!(now["spec"], vm["spec"]);
     drop(held);
     let run = json!({ "state": "Running" });
-    node.api.done("PATCH", "/v1/vms/web", Some(&run)).unwrap();
+    node.api
+        .done("PUT", "/v1/vms/web/state", Some(&run))
+        .unwrap();
     node.await_phase("web", "Running").unwrap();
     node.api
         .done("DELETE", "/v1/vms/web?force=true", None)
@@ -202,7 +204,7 @@ fn a_writer_that_has_not_seen_the_newest_spec_is_refused() {
     let mut events = follow(&node);
     let spec = stopped(&node, &json!([nic("net0", MAC)]));
     let mut larger = spec.clone();
-    larger["memory"] = json!("64M");
+    larger["spec"]["memory"] = json!("64M");
 
     // To be replaced there must be one.
     for condition in ["*", "\"g1\""] {
@@ -218,12 +220,13 @@ fn a_writer_that_has_not_seen_the_newest_spec_is_refused() {
     assert_eq!(replaced.json()["generation"], 2);
     read_until(&mut events, "\"change\":\"replaced\"");
     drop(events);
-    let newest = node.api.get("/v1/vms/web/spec").unwrap();
+    let newest = replaced.json()["spec"].clone();
 
     let run = json!({ "state": "Running" });
+    let always = json!({ "spec": { "restart": "Always" } });
     let writes = [
         ("PUT", Some(&spec)),
-        ("PATCH", Some(&run)),
+        ("PATCH", Some(&always)),
         ("DELETE", None),
     ];
     let refuses = |node: &Node, header: (&str, &str), expected: (u16, &str)| {
@@ -237,7 +240,7 @@ fn a_writer_that_has_not_seen_the_newest_spec_is_refused() {
             );
             let now = ask(node, "GET", &[], None);
             assert_eq!(now.header("etag"), Some("\"g2\""), "{method} {header:?}");
-            assert_eq!(now.json()["phase"], "Stopped", "{}", now.json());
+            assert_eq!(now.json()["status"]["phase"], "Stopped", "{}", now.json());
         }
     };
     let stale = ask(&node, "PUT", &[("if-match", "\"g1\"")], Some(&spec)).json();
@@ -262,18 +265,29 @@ fn a_writer_that_has_not_seen_the_newest_spec_is_refused() {
     }
     refuses(&node, ("if-none-match", "*"), (412, "vm_exists"));
     refuses(&node, ("if-none-match", "\"g2\""), (400, "bad_parameter"));
-    let kept = exchange::ask(node.api.socket(), &Request::new("GET", "/v1/vms/web/spec"));
-    let kept = kept.unwrap().unwrap();
+    let kept = ask(&node, "GET", &[], None);
     assert_eq!(kept.header("etag"), Some("\"g2\""));
-    assert_eq!(kept.json(), newest);
+    assert_eq!(kept.json()["spec"], newest);
+
+    // The generation in the body is a condition, too. What was read can be sent back.
+    let mut stale = kept.json();
+    stale["generation"] = json!(1);
+    let stale = ask(&node, "PUT", &[], Some(&stale));
+    assert_eq!(refusal(&stale), refused(412, "generation_conflict"));
+    let same = ask(&node, "PUT", &[], Some(&kept.json()));
+    assert_eq!((same.status, same.header("etag")), (200, Some("\"g2\"")));
+    let mut renamed = kept.json();
+    renamed["name"] = json!("db");
+    let renamed = ask(&node, "PUT", &[], Some(&renamed));
+    assert_eq!(refusal(&renamed), refused(422, "invalid_body"));
 
     // One that has seen it writes, and a NIC more is a change, too.
-    let started = ask(
-        &node,
-        "PATCH",
-        &[("if-match", "\"g1\", \"g2\"")],
-        Some(&run),
-    );
+    let start = Request::new("PUT", "/v1/vms/web/state")
+        .with_header("content-type", "application/json")
+        .with_header("if-match", "\"g1\", \"g2\"")
+        .with_body(run.to_string());
+    let started = exchange::ask(node.api.socket(), &start);
+    let started = started.unwrap().unwrap();
     assert_eq!(started.status, 200, "{}", started.json());
     assert_eq!(started.header("etag"), Some("\"g3\""));
     node.await_phase("web", "Running").unwrap();
@@ -284,7 +298,9 @@ fn a_writer_that_has_not_seen_the_newest_spec_is_refused() {
         .unwrap();
     assert_eq!(added["generation"], 4, "{added:#}");
     let stop = json!({ "state": "Stopped", "mode": "hard" });
-    node.api.done("PATCH", "/v1/vms/web", Some(&stop)).unwrap();
+    node.api
+        .done("PUT", "/v1/vms/web/state", Some(&stop))
+        .unwrap();
     let deleted = ask(&node, "DELETE", &[("if-match", "*")], None);
     assert_eq!(deleted.status, 204, "{}", deleted.json());
     node.same_but_descriptors(&before, "it is deleted").unwrap();
@@ -339,9 +355,9 @@ fn a_daemon_killed_at_each_line_of_a_replacement_leaves_one_of_the_two() {
             node.start_again().unwrap();
         }
         let vm = node.vm("web").unwrap().unwrap();
-        if vm["state"] == "Stopped" {
+        if vm["spec"]["state"] == "Stopped" {
             former += 1;
-            assert_eq!(vm["phase"], "Stopped", "{lines}: {vm:#}");
+            assert_eq!(vm["status"]["phase"], "Stopped", "{lines}: {vm:#}");
             assert_eq!(mac_of_nic(&node), MAC, "{lines}: {vm:#}");
         } else {
             node.await_phase("web", "Running").unwrap();

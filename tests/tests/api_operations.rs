@@ -218,7 +218,7 @@ fn a_vm_is_created_as_an_operation_and_bad_input_begins_none() {
     );
     node.await_phase("web", "Running").unwrap();
     let mut other = spec.clone();
-    other["memory"] = json!("64M");
+    other["spec"]["memory"] = json!("64M");
     let operation = begun(&node, "PUT", "/v1/vms/web?wait=false", &other);
     let failed = ended(&node, &operation);
     assert_eq!(failed["error"]["code"], "other_vm_runs", "{failed:#}");
@@ -308,7 +308,7 @@ fn a_node_is_drained_and_takes_no_vm_until_it_is_uncordoned() {
     );
     let spec = here.tiny(&json!([])).unwrap();
     let mut stopped = spec.clone();
-    stopped["state"] = json!("Stopped");
+    stopped["spec"]["state"] = json!("Stopped");
     for (name, spec) in [("a", &spec), ("b", &spec), ("off", &stopped)] {
         let path = format!("/v1/vms/{name}");
         here.api.done("PUT", &path, Some(spec)).unwrap();

@@ -122,9 +122,11 @@ fn an_upgrade_keeps_vms_and_a_purge_leaves_nothing() {
         let mut shown: Value = serde_json::from_str(&shown).unwrap();
         shown["vm"].take()
     };
-    until("the VM runs", || show()["phase"] == "Running").unwrap();
+    until("the VM runs", || show()["status"]["phase"] == "Running").unwrap();
     let vm = show();
-    let device = vm["nics"][0]["path"].as_str().unwrap();
+    let device = vm["status"]["nic_devices"][0]["character_device"]
+        .as_str()
+        .unwrap();
     until("udev applies the rule", || access(device) == (gid, 0o660)).unwrap();
 
     host.done(&["systemctl", "reload", UNIT]);
@@ -138,17 +140,20 @@ fn an_upgrade_keeps_vms_and_a_purge_leaves_nothing() {
     assert_eq!(host.property(UNIT, "ActiveState"), "active");
     assert_ne!(host.property(UNIT, "MainPID"), daemon);
     assert_eq!(fs::read_to_string(OPTIONS).unwrap(), options);
-    until("the VM is adopted", || show()["phase"] == "Running").unwrap();
+    until("the VM is adopted", || {
+        show()["status"]["phase"] == "Running"
+    })
+    .unwrap();
     let adopted = show();
-    assert_eq!(adopted["pid"], vm["pid"], "{adopted:#}");
-    assert_eq!(adopted["adopted"], true, "{adopted:#}");
+    assert_eq!(adopted["status"]["pid"], vm["status"]["pid"], "{adopted:#}");
+    assert_eq!(adopted["status"]["adopted"], true, "{adopted:#}");
 
     // A removal would leave a running VM without its daemon.
     let remove = host.run(&["dpkg", "--remove", "bellhop"]);
     let said = String::from_utf8(remove.stderr).unwrap();
     assert!(said.contains("virtual machines are running"), "{said}");
     assert!(!remove.status.success());
-    assert_eq!(show()["pid"], vm["pid"]);
+    assert_eq!(show()["status"]["pid"], vm["status"]["pid"]);
     member(&["vm", "delete", "web", "--force"]);
 
     host.done(&["dpkg", "--remove", "bellhop"]);

@@ -48,7 +48,10 @@ fn machines_with_virtual_functions_come_and_go() {
     drop((one, other));
     // The first VM was created first and is deleted first.
     deleted(&node, "one");
-    assert_eq!(node.vm("other").unwrap().unwrap()["pid"], vm["pid"]);
+    assert_eq!(
+        node.vm("other").unwrap().unwrap()["status"]["pid"],
+        vm["status"]["pid"]
+    );
     deleted(&node, "other");
     before.assert_same(&node, "after removal");
 }

@@ -45,10 +45,11 @@ fn made(node: &Node, device: &SimDevice) -> Guest {
         "restart": "Always",
         "nics": [{ "id": "nic", "path": device.path() }],
     });
-    node.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let body = json!({ "spec": spec });
+    node.api.done("PUT", "/v1/vms/web", Some(&body)).unwrap();
     let vm = node.await_phase("web", "Running").unwrap();
-    let console = vm["console"]["socket"].as_str().unwrap();
-    let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
+    let console = vm["status"]["console"]["socket"].as_str().unwrap();
+    let pid = u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap();
     Guest::attach(Path::new(console), pid, SILENCE).unwrap()
 }
 
@@ -61,12 +62,15 @@ fn send(to: &Host) -> Value {
 fn settle_there(node: &Node) {
     let vm = || node.vm("web").unwrap().unwrap();
     until("it is known that the process is gone", || {
-        ["MayBeElsewhere", "Stopped"].contains(&vm()["phase"].as_str().unwrap())
+        ["MayBeElsewhere", "Stopped"].contains(&vm()["status"]["phase"].as_str().unwrap())
     })
     .unwrap();
-    if vm()["phase"] == "MayBeElsewhere" {
+    if vm()["status"]["phase"] == "MayBeElsewhere" {
         let start = json!({ "state": "Running" });
-        let refused = node.api.ask("PATCH", "/v1/vms/web", Some(&start)).unwrap();
+        let refused = node
+            .api
+            .ask("PUT", "/v1/vms/web/state", Some(&start))
+            .unwrap();
         assert_eq!(refused.status, 409, "{}", refused.body);
         let remedy = refused.body["message"].as_str().unwrap();
         assert!(remedy.contains("settle web there"), "{remedy}");
@@ -75,8 +79,8 @@ fn settle_there(node: &Node) {
             .done("PATCH", "/v1/vms/web/migration", Some(&there))
             .unwrap();
     }
-    assert_eq!(vm()["phase"], "Stopped", "{:#}", vm());
-    assert_eq!(vm()["last_end"]["reason"], "Moved", "{:#}", vm());
+    assert_eq!(vm()["status"]["phase"], "Stopped", "{:#}", vm());
+    assert_eq!(vm()["status"]["last_end"]["reason"], "Moved", "{:#}", vm());
 }
 
 #[test]
@@ -151,7 +155,7 @@ fn a_daemon_that_comes_back_while_its_machine_stays_starts_it_again_if_it_crashe
     }
     until("it is back", || {
         let vm = node.vm("web").unwrap().unwrap();
-        vm["phase"] == "Running" && vm["pid"] != before["pid"]
+        vm["status"]["phase"] == "Running" && vm["status"]["pid"] != before["status"]["pid"]
     })
     .unwrap();
     node.api

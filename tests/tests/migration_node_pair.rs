@@ -55,9 +55,9 @@ fn the_daemons_pair_a_move_and_leave_nothing_behind() {
     there.same(&empty, "after it was only asked").unwrap();
 
     // The waiting VM outlives its daemon, and is deleted when the migration is cancelled.
-    let mut wanted = here.api.get("/v1/vms/web/spec").unwrap();
-    wanted["nics"][0]["id"] = "net1".into();
-    let receive = json!({ "receive": { "spec": wanted } });
+    let mut wanted = here.tiny(&nics).unwrap();
+    wanted["spec"]["nics"][0]["id"] = "net1".into();
+    let receive = json!({ "receive": { "vm": wanted } });
     let answer = there
         .api
         .ask("POST", "/v1/vms/web3/migration", Some(&receive));
@@ -84,8 +84,8 @@ fn the_daemons_pair_a_move_and_leave_nothing_behind() {
     })
     .unwrap();
     assert!(!is_device("web.net0") && is_device("web2.net0"));
-    let nic = there.api.get("/v1/vms/web2/spec").unwrap();
-    assert_eq!(nic["nics"][0]["mac"], MAC, "{nic:#}");
+    let vm = there.vm("web2").unwrap().unwrap();
+    assert_eq!(vm["spec"]["nics"][0]["mac"], MAC, "{vm:#}");
     there
         .api
         .done("DELETE", "/v1/vms/web2?force=true", None)

@@ -119,10 +119,10 @@ fn free_port() -> u16 {
 #[track_caller]
 fn running(node: &Node, name: &str) -> (PathBuf, u32) {
     let vm = node.await_phase(name, "Running").unwrap();
-    let console = vm["console"]["socket"].as_str().unwrap();
+    let console = vm["status"]["console"]["socket"].as_str().unwrap();
     (
         console.into(),
-        u32::try_from(vm["pid"].as_u64().unwrap()).unwrap(),
+        u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap(),
     )
 }
 
@@ -187,7 +187,8 @@ fn a_linux_guest_moves_between_two_daemons_over_tls_and_back() {
         "memory": "128M",
         "nics": [{ "id": "nic", "from": "vdpasim_net", "mac": MAC, "mtu": MTU }],
     });
-    here.api.done("PUT", "/v1/vms/web", Some(&spec)).unwrap();
+    let body = json!({ "spec": spec });
+    here.api.done("PUT", "/v1/vms/web", Some(&body)).unwrap();
     let (console, pid) = running(&here, "web");
     let mut guest = Guest::attach(&console, pid, SILENCE).unwrap();
     check(&mut guest);

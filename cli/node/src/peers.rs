@@ -13,7 +13,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bellhop_api::node::{Awaited, VmInfo, VmPhase};
+use bellhop_api::node::{Awaited, Vm, VmPhase};
 use bellhop_common::client::{self, Address, Credentials, Http, MAKING, Refusal, STRANGE};
 use bellhop_common::error::{Error as ClientError, ErrorKind as ClientErrorKind};
 use hyper::{Method, StatusCode};
@@ -163,8 +163,8 @@ impl Peers {
         let path = client::path(["v1", "vms", &peer.name]);
         let start = Instant::now();
         loop {
-            match node.get::<VmInfo>(&path) {
-                Ok(vm) if vm.phase != VmPhase::Receiving => return Ok(true),
+            match node.get::<Vm>(&path) {
+                Ok(vm) if vm.status.phase != VmPhase::Receiving => return Ok(true),
                 Ok(_) if start.elapsed() < ARRIVAL => std::thread::sleep(ARRIVAL_POLL),
                 Ok(_) => return Ok(false),
                 Err(error) if error.refusal().is_some_and(Refusal::is_not_there) => {
@@ -299,11 +299,8 @@ mod tests {
         assert!(matches!(peers.place(Some(socket)), Ok(Endpoint::Unix(_))));
         let refused = peers.place(None).unwrap_err();
         assert!(matches!(refused.kind(), ErrorKind::NoCertificates));
-        let spec = serde_json::from_value(serde_json::json!({ "kernel": "/k" })).unwrap();
-        let wanted = ReceiveFromNode {
-            spec,
-            running: None,
-        };
+        let body = serde_json::json!({ "vm": { "spec": { "kernel": "/k" } } });
+        let wanted: ReceiveFromNode = serde_json::from_value(body).unwrap();
         let refused = peers.receive(&peer(), wanted).unwrap_err();
         assert!(matches!(refused.kind(), ErrorKind::NoCertificates));
     }

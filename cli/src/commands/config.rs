@@ -49,7 +49,8 @@ Examples:
     },
     /// Print the JSON Schema of a file, for editors and validators
     #[command(after_long_help = "\
-It is the schema `VmSpec` of the daemon's API, with `name`.
+It is the schema `VmSpec` of the daemon's API, with `name`, `labels` and
+`annotations`.
 
 Examples:
   bellhop config schema > bellhop-vm.schema.json

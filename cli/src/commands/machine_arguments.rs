@@ -107,7 +107,7 @@ impl MachineArguments {
     /// The VM without the NICs of options; none without a kernel and a file.
     pub(crate) fn description(&self) -> Result<Option<Description>, Error> {
         let fields = match &self.file {
-            Some(file) => config_file::read(file)?,
+            Some(file) => flat(config_file::read(file)?),
             None if self.kernel.is_none() => return Ok(None),
             None => Map::new(),
         };
@@ -126,7 +126,7 @@ impl MachineArguments {
 impl Description {
     /// Reads a file, and changes values.
     pub(crate) fn read(file: &Path, settings: &[Setting]) -> Result<Self, Error> {
-        Self::new(config_file::read(file)?, settings)
+        Self::new(flat(config_file::read(file)?), settings)
     }
 
     fn new(fields: Map<String, Value>, settings: &[Setting]) -> Result<Self, Error> {
@@ -141,6 +141,31 @@ impl Description {
         };
         Ok(Self { name, fields })
     }
+}
+
+/// The VM of the API with these fields of a file; also a merge patch of it.
+pub(crate) fn resource(mut fields: Map<String, Value>) -> Value {
+    let mut vm = Map::new();
+    for name in ["labels", "annotations"] {
+        if let Some(value) = fields.remove(name) {
+            vm.insert(name.to_owned(), value);
+        }
+    }
+    vm.insert("spec".to_owned(), fields.into());
+    vm.into()
+}
+
+/// The fields of a file that has the VM as the API does. Those of another file stay as they are.
+pub(crate) fn flat(mut file: Map<String, Value>) -> Map<String, Value> {
+    if file.get("spec").is_some_and(Value::is_object) {
+        // The daemon has these.
+        file.remove("generation");
+        file.remove("status");
+        if let Some(Value::Object(spec)) = file.remove("spec") {
+            file.extend(spec);
+        }
+    }
+    file
 }
 
 fn patched(fields: Map<String, Value>, patch: Map<String, Value>) -> Map<String, Value> {
@@ -245,6 +270,20 @@ mod tests {
         let name = Description::read(&file, &[]).unwrap().name;
         assert_eq!(name.as_deref(), Some("web"));
         std::fs::remove_file(&file).unwrap();
+    }
+
+    #[test]
+    fn a_file_may_have_the_form_of_the_api() {
+        let vm = json!({"name": "web", "labels": {"tier": "web"}, "generation": 7,
+            "spec": {"kernel": "/k", "cpus": 2}, "status": {"phase": "Running"}});
+        let fields = json!({"name": "web", "labels": {"tier": "web"}, "kernel": "/k", "cpus": 2});
+        let object = |value: &Value| value.as_object().unwrap().clone();
+        assert_eq!(Value::from(flat(object(&vm))), fields);
+        assert_eq!(Value::from(flat(object(&fields))), fields);
+        let mut fields = object(&fields);
+        fields.remove("name");
+        let body = json!({"labels": {"tier": "web"}, "spec": {"kernel": "/k", "cpus": 2}});
+        assert_eq!(resource(fields), body);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use bellhop_api::Items;
 use bellhop_api::machine::WantedState;
-use bellhop_api::node::{AfterGrace, GRACE_PERIOD_MAX_S, VmInfo, VmPhase, VmStateChange};
+use bellhop_api::node::{AfterGrace, GRACE_PERIOD_MAX_S, Vm, VmPhase, VmStateChange};
 use bellhop_common::client::{MAKING, Node, NodeArguments, path};
 use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::Code;
@@ -142,7 +142,7 @@ fn shut_down(node: &Node, limit: u32, format: Format) -> Result<Code, Error> {
     let limit = Duration::from_secs(limit.into());
     let mut is_over = false;
     until(limit.saturating_add(ENDING), || {
-        let all: Items<VmInfo> = node.get("/v1/vms")?;
+        let all: Items<Vm> = node.get("/v1/vms")?;
         let elapsed = start.elapsed();
         if elapsed >= limit && !is_over {
             is_over = true;
@@ -152,7 +152,7 @@ fn shut_down(node: &Node, limit: u32, format: Format) -> Result<Code, Error> {
         }
         waiting.retain(|name| {
             let now = all.items.iter().find(|vm| vm.name == *name);
-            let runs = now.is_some_and(|vm| vm.pid.is_some());
+            let runs = now.is_some_and(|vm| vm.status.pid.is_some());
             if !runs {
                 say(name, &format!("off ({} s)", elapsed.as_secs()));
                 off.insert(name.clone(), true);
@@ -183,7 +183,7 @@ type Asked = (String, Result<bool, Error>);
 /// Requests the guests of all running VMs to power off, at once: one that does not answer delays no
 /// other.
 fn ask(node: &Node, limit: u32) -> Result<Vec<Asked>, Error> {
-    let all: Items<VmInfo> = node.get("/v1/vms")?;
+    let all: Items<Vm> = node.get("/v1/vms")?;
     let change = VmStateChange {
         grace_period_s: Some(limit),
         then: Some(AfterGrace::Hard),
@@ -191,11 +191,11 @@ fn ask(node: &Node, limit: u32) -> Result<Vec<Asked>, Error> {
         ..WantedState::Stopped.into()
     };
     let stop = |name: &str| {
-        let at = format!("{}?wait=false", path(["v1", "vms", name]));
-        let answer = node.send(Method::PATCH, &at, &change, MAKING);
+        let at = format!("{}?wait=false", path(["v1", "vms", name, "state"]));
+        let answer = node.send(Method::PUT, &at, &change, MAKING);
         answer.map(|(status, _)| status == StatusCode::ACCEPTED)
     };
-    let is_up = |vm: &VmInfo| vm.pid.is_some() || vm.phase == VmPhase::Starting;
+    let is_up = |vm: &Vm| vm.status.pid.is_some() || vm.status.phase == VmPhase::Starting;
     Ok(thread::scope(|scope| {
         let up = all.items.into_iter().filter(is_up);
         let asked: Vec<_> = up
@@ -226,7 +226,7 @@ mod tests {
         r#"{"state":"Stopped","grace_period_s":1,"then":"hard","until_reboot":true}"#;
 
     fn vm(name: &str, pid: Option<u32>, phase: &str) -> Value {
-        made_up::vm(&json!({"name": name, "pid": pid, "phase": phase}))
+        made_up::vm(&json!({"name": name, "status": {"pid": pid, "phase": phase}}))
     }
 
     #[test]
@@ -249,7 +249,7 @@ mod tests {
         let asked = made_up.asked();
         assert_eq!(asked.len(), 6);
         for name in ["a", "b", "c"] {
-            let request = format!("PATCH /v1/vms/{name}?wait=false {REQUEST}");
+            let request = format!("PUT /v1/vms/{name}/state?wait=false {REQUEST}");
             assert!(asked[1..4].contains(&request), "{asked:?}");
         }
     }

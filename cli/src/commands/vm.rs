@@ -36,7 +36,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bellhop_api::machine::WantedState;
-use bellhop_api::node::{VmInfo, VmStateChange};
+use bellhop_api::node::{Vm, VmStateChange};
 use bellhop_common::client::{MAKING, Node, NodeArguments, STRANGE, path};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -228,8 +228,13 @@ fn of_vm(name: &str) -> String {
     path(["v1", "vms", name])
 }
 
+/// The path of a VM's state in the API.
+fn of_state(name: &str) -> String {
+    path(["v1", "vms", name, "state"])
+}
+
 /// The daemon's current view of a VM.
-fn vm(node: &Node, name: &str) -> Result<(VmInfo, Value), Error> {
+fn vm(node: &Node, name: &str) -> Result<(Vm, Value), Error> {
     let answer: Value = node.get(&of_vm(name))?;
     Ok((read(&answer)?, answer))
 }
@@ -247,15 +252,15 @@ fn change_state(
     format: Format,
 ) -> Result<Code, Error> {
     let wanted = VmStateChange::from(state);
-    let (_, answer) = node.send(Method::PATCH, &of_vm(name), &wanted, MAKING)?;
+    let (_, answer) = node.send(Method::PUT, &of_state(name), &wanted, MAKING)?;
     say(&answer, format)
 }
 
 /// Resumes a paused VM.
 fn resume(node: &Node, name: &str, format: Format) -> Result<Code, Error> {
     let (view, _) = vm(node, name)?;
-    if view.pid.is_none() {
-        let phase = view.phase;
+    if view.status.pid.is_none() {
+        let phase = view.status.phase;
         return Err(Error::conflict(format!(
             "the VM {name} is not paused, it is {phase}: `bellhop vm start {name}` starts it"
         )));
@@ -283,7 +288,7 @@ fn say(answer: &Value, format: Format) -> Result<Code, Error> {
     if answer.is_null() {
         return Ok(Code::Success);
     }
-    let vm: VmInfo = read(answer)?;
+    let vm: Vm = read(answer)?;
     format.print(answer, || format!("{}\n", view::line(&vm)))
 }
 

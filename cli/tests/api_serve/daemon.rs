@@ -168,11 +168,11 @@ impl Daemon {
         daemon
     }
 
-    /// The spec of a VM that runs this code.
+    /// A VM that runs this code, for the body of a request.
     pub(crate) fn machine(&self, code: &[u8]) -> Value {
         let path = self.directory.join(format!("kernel-{}", code.len()));
         fs::write(&path, kernel(code)).unwrap();
-        json!({ "kernel": path, "memory": "64M" })
+        json!({ "spec": { "kernel": path, "memory": "64M" } })
     }
 
     fn spawn(&mut self, more: &[&Path]) {
@@ -249,7 +249,7 @@ impl Daemon {
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
             last = self.api.get(&path);
-            if last["phase"] == phase {
+            if last["status"]["phase"] == phase {
                 return last;
             }
             std::thread::sleep(Duration::from_millis(10));

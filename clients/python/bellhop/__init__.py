@@ -4,7 +4,7 @@
 
     node = Node()  # /run/bellhop/node.socket
     for vm in node.list_vms()["items"]:
-        print(vm["name"], vm["phase"])
+        print(vm["name"], vm["status"]["phase"])
     try:
         node.delete_vm("web", force=True)
     except Problem as problem:

@@ -1,7 +1,4 @@
-"""Operations of the node's API. Generated from its description.
-
-Do not edit.
-"""
+"""Each operation of the node's API. Generated from its description: do not edit."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -17,11 +14,11 @@ class Operations(Transport):
     """A method for each operation. A refusal raises `Problem`."""
 
     def delete_cordon(self) -> None:
-        """Accept new virtual machines again."""
+        """Take new virtual machines again."""
         return self._call("DELETE", ["v1", "cordon"])
 
     def put_cordon(self) -> None:
-        """Stop accepting new virtual machines."""
+        """Take no new virtual machines."""
         return self._call("PUT", ["v1", "cordon"])
 
     def get_doctor(self) -> DoctorReport:
@@ -131,7 +128,7 @@ class Operations(Transport):
         """Read a snapshot."""
         return self._call("GET", ["v1", "snapshots", name])
 
-    def get_snapshot_spec(self, name: str) -> VmSpec:
+    def get_snapshot_spec(self, name: str) -> VmBody:
         """Read the configuration of the virtual machine of a snapshot."""
         return self._call("GET", ["v1", "snapshots", name, "spec"])
 
@@ -163,7 +160,7 @@ class Operations(Transport):
         """Read the version of the daemon."""
         return self._call("GET", ["v1", "version"])
 
-    def list_vms(self, *, label: str | None = None, phase: VmPhase | None = None) -> ItemsVmInfo:
+    def list_vms(self, *, label: str | None = None, phase: VmPhase | None = None) -> ItemsVm:
         """List virtual machines."""
         return self._call("GET", ["v1", "vms"], query={"label": label, "phase": phase})
 
@@ -183,39 +180,40 @@ class Operations(Transport):
             headers={"If-Match": if_match, "If-None-Match": if_none_match},
         )
 
-    def get_vm(self, name: str) -> VmInfo:
-        """Read the state of a virtual machine."""
+    def get_vm(self, name: str) -> Vm:
+        """Read a virtual machine."""
         return self._call("GET", ["v1", "vms", name])
 
     def patch_vm(
         self,
         name: str,
-        body: VmStateChange,
+        body: VmPatch,
         *,
-        wait: bool | None = None,
+        dry_run: bool | None = None,
         if_match: str | None = None,
         if_none_match: str | None = None,
-    ) -> VmInfo:
-        """Start, pause, resume or stop a virtual machine."""
+    ) -> VmChanges:
+        """Change a virtual machine."""
         return self._call(
             "PATCH",
             ["v1", "vms", name],
-            query={"wait": wait},
+            query={"dry_run": dry_run},
             headers={"If-Match": if_match, "If-None-Match": if_none_match},
             body=body,
+            media_type="application/merge-patch+json",
         )
 
     def put_vm(
         self,
         name: str,
-        body: VmSpec,
+        body: VmBody,
         *,
         wait: bool | None = None,
         restore_from: str | None = None,
         if_match: str | None = None,
         if_none_match: str | None = None,
-    ) -> Operation | VmInfo:
-        """Create or replace a virtual machine with its NICs."""
+    ) -> Operation | Vm:
+        """Make a virtual machine, with its NICs."""
         return self._call(
             "PUT",
             ["v1", "vms", name],
@@ -302,7 +300,7 @@ class Operations(Transport):
         """List NICs."""
         return self._call("GET", ["v1", "vms", name, "nics"])
 
-    def delete_vm_nic(self, name: str, id: str) -> None | VmInfo:
+    def delete_vm_nic(self, name: str, id: str) -> None | Vm:
         """Remove a NIC from a virtual machine."""
         return self._call("DELETE", ["v1", "vms", name, "nics", id])
 
@@ -310,11 +308,11 @@ class Operations(Transport):
         """Read a NIC of a virtual machine."""
         return self._call("GET", ["v1", "vms", name, "nics", id])
 
-    def patch_vm_nic(self, name: str, id: str, body: NicMove) -> VmInfo:
+    def patch_vm_nic(self, name: str, id: str, body: NicMove) -> Vm:
         """Move a NIC to another vDPA device."""
         return self._call("PATCH", ["v1", "vms", name, "nics", id], body=body)
 
-    def put_vm_nic(self, name: str, id: str, body: NicSpec) -> VmInfo:
+    def put_vm_nic(self, name: str, id: str, body: NicSpec) -> Vm:
         """Add a NIC to a virtual machine."""
         return self._call("PUT", ["v1", "vms", name, "nics", id], body=body)
 
@@ -330,7 +328,7 @@ class Operations(Transport):
         """Read this description."""
         return self._call("GET", ["v1", "vms", name, "openapi.json"])
 
-    def create_vm_plan(self, name: str, body: VmSpec) -> Plan:
+    def create_vm_plan(self, name: str, body: VmBody) -> Plan:
         """Plan a virtual machine."""
         return self._call("POST", ["v1", "vms", name, "plan"], body=body)
 
@@ -352,27 +350,22 @@ class Operations(Transport):
         """Create a snapshot."""
         return self._call("POST", ["v1", "vms", name, "snapshot"], query={"wait": wait}, body=body)
 
-    def get_vm_spec(self, name: str) -> VmSpec:
-        """Read the configuration of a virtual machine."""
-        return self._call("GET", ["v1", "vms", name, "spec"])
-
-    def patch_vm_spec(
+    def put_vm_state(
         self,
         name: str,
-        body: VmSpecPatch,
+        body: VmStateChange,
         *,
-        dry_run: bool | None = None,
+        wait: bool | None = None,
         if_match: str | None = None,
         if_none_match: str | None = None,
-    ) -> SpecChanges:
-        """Change the configuration of a virtual machine."""
+    ) -> Vm:
+        """Start, pause, resume or stop a virtual machine."""
         return self._call(
-            "PATCH",
-            ["v1", "vms", name, "spec"],
-            query={"dry_run": dry_run},
+            "PUT",
+            ["v1", "vms", name, "state"],
+            query={"wait": wait},
             headers={"If-Match": if_match, "If-None-Match": if_none_match},
             body=body,
-            media_type="application/merge-patch+json",
         )
 
     def upgrade_vm(self, name: str, body: UpgradeRequest) -> Operation:

@@ -1,7 +1,4 @@
-"""Records of the node's API. Generated from its description.
-
-Do not edit.
-"""
+"""The records of the node's API. Generated from its description: do not edit."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ AlarmKind = Literal["Stuck", "DriverStalled", "Inconsistent"]
 Applied = Literal["now", "next_start"]
 
 CpuBaseline = Literal["x86-64-v2", "x86-64-v3", "x86-64-v4", "host"]
-
-Desired = Literal["Running", "Stopped"]
 
 DeviceClass = Union["str", "int"]
 
@@ -118,7 +113,6 @@ ErrorCode = Literal[
     "saving",
     "settled",
     "started_again",
-    "starting",
     "still_runs",
     "store_failed",
     "too_many_readers",
@@ -210,8 +204,6 @@ PostedInterrupt = Literal["no", "unknown"]
 
 PostingObstacle = Literal["software", "kvm", "iommu", "command_line"]
 
-Restart = Literal["Never", "OnFailure", "Always"]
-
 StopMode = Literal["graceful", "hard"]
 
 VmPhase = Literal[
@@ -245,7 +237,7 @@ WatchPhase = Literal[
 
 
 class AlarmInfo(TypedDict):
-    """A queue with an alarm."""
+    """A queue that something is wrong with."""
 
     alarm: AlarmKind
     device: str
@@ -253,7 +245,7 @@ class AlarmInfo(TypedDict):
 
 
 class Awaited(TypedDict):
-    """The address at which a node waits for a machine."""
+    """Where a machine is waited for."""
 
     listen: str
 
@@ -267,7 +259,7 @@ class BellhopRun(TypedDict):
 
 
 class ConsolePaths(TypedDict):
-    """The files of a virtual machine's console."""
+    """Where a virtual machine's console is."""
 
     log: str
     socket: str
@@ -294,7 +286,7 @@ class DeviceInfo(TypedDict):
 
 
 class DiskConfig(TypedDict):
-    """A raw image that the guest sees as a virtio-blk disk."""
+    """A raw image to be given to the guest as a virtio-blk disk."""
 
     id: NotRequired[str | None]
     path: str
@@ -303,7 +295,7 @@ class DiskConfig(TypedDict):
 
 
 class DiskSummary(TypedDict):
-    """A disk in a list."""
+    """A disk in short."""
 
     address: str | None
     id: str
@@ -342,7 +334,7 @@ class DowntimeParts(TypedDict):
 
 
 class End(TypedDict):
-    """Why a machine ended."""
+    """Why a machine is over."""
 
     detail: str
     reason: EndReason
@@ -410,7 +402,7 @@ class FieldError(TypedDict):
 
 
 class Forecast(TypedDict):
-    """The expected cost of a migration."""
+    """What sending a machine would cost."""
 
     bytes_per_second: int | None
     copy_ms: int | None
@@ -511,7 +503,8 @@ HostNicSpec = TypedDict(
 
 
 class InFlight(TypedDict):
-    """Buffers that NICs held when the guest was stopped, by kind of queue."""
+    """Buffers that NICs had been given and had not used when the guest was stopped, by what the
+    queues are for."""
 
     cvq: int
     rx: int
@@ -542,10 +535,10 @@ class ItemsSnapshot(TypedDict):
     items: list[Snapshot]
 
 
-class ItemsVmInfo(TypedDict):
+class ItemsVm(TypedDict):
     """A list, in an object so that a later version can add members beside it."""
 
-    items: list[VmInfo]
+    items: list[Vm]
 
 
 class ManagementDevice(TypedDict):
@@ -558,7 +551,7 @@ class ManagementDevice(TypedDict):
 
 
 class MayBeElsewhere(TypedDict):
-    """Why the location of a virtual machine is unknown."""
+    """Why a virtual machine may be elsewhere."""
 
     destination: str
     reason: str
@@ -581,14 +574,14 @@ class MgmtdevListing(TypedDict):
 
 
 class MigrationObstacle(TypedDict):
-    """A reason against a migration."""
+    """What is in the way of a migration."""
 
     reason: str
     remedy: str | None
 
 
 class MigrationStatus(TypedDict):
-    """The state of a migration."""
+    """How far a migration is."""
 
     bytes_per_second: int
     direction: Direction
@@ -619,7 +612,7 @@ class NestedDevlinkInfo(TypedDict):
 
 
 class NicMove(TypedDict):
-    """The new vDPA device of a NIC: `path` or `device`."""
+    """The vDPA device that a NIC is to be on: `path` or `device`."""
 
     device: NotRequired[str | None]
     path: NotRequired[str | None]
@@ -674,13 +667,13 @@ class NodeMigrationRequestSend(TypedDict):
 
 
 class NodeMigrationRequestReceive(TypedDict):
-    """Wait for it: the request of another node's daemon."""
+    """Wait for it: what another node's daemon asks for."""
 
     receive: ReceiveFromNode
 
 
 class Operation(TypedDict):
-    """A request that takes long."""
+    """Work of the daemon that takes long."""
 
     created_ms: int
     ended_ms: int | None
@@ -696,7 +689,7 @@ class Operation(TypedDict):
 
 
 class OperationProgress(TypedDict):
-    """Progress of an operation."""
+    """How far an operation is."""
 
     done: int
     forecast_downtime_ms: int | None
@@ -705,7 +698,7 @@ class OperationProgress(TypedDict):
 
 
 class OperationResult(TypedDict):
-    """The result of an operation, in the member of its kind."""
+    """What an operation came to: the member of its kind, if it has one."""
 
     migration: NotRequired[MigrationStatus | None]
     snapshot: NotRequired[SnapshotInfo | None]
@@ -713,7 +706,7 @@ class OperationResult(TypedDict):
 
 
 class PciFunction(TypedDict):
-    """A function of the PCI bus with the devices on it."""
+    """A function of the PCI bus with what is made on it."""
 
     driver: NotRequired[str | None]
     function: str
@@ -783,10 +776,10 @@ class QueueInfo(TypedDict):
 
 
 class ReceiveFromNode(TypedDict):
-    """The VM for this node."""
+    """The machine as it is to be here."""
 
     running: NotRequired[VmConfig | None]
-    spec: VmSpec
+    vm: VmBody
 
 
 class Representor(TypedDict):
@@ -815,13 +808,13 @@ SendToNode = TypedDict(
 
 
 class SettleRequest(TypedDict):
-    """The resolution of an indeterminate migration."""
+    """What is to be settled."""
 
     settle: Place
 
 
 class Snapshot(TypedDict):
-    """A snapshot in the daemon's store."""
+    """A snapshot that the daemon keeps."""
 
     bytes: int
     created_ms: int | None
@@ -832,7 +825,7 @@ class Snapshot(TypedDict):
 
 
 class SnapshotInfo(TypedDict):
-    """A complete snapshot."""
+    """A snapshot that was written."""
 
     memory_bytes: int
     path: str
@@ -850,15 +843,8 @@ SpecChange = TypedDict(
 )
 
 
-class SpecChanges(TypedDict):
-    """The result of a change of a spec."""
-
-    changes: list[SpecChange]
-    generation: int
-
-
 class Subfunction(TypedDict):
-    """A subfunction, or another device of the auxiliary bus with vDPA devices on it."""
+    """A subfunction, or another device of the auxiliary bus on which vDPA devices are made."""
 
     auxiliary: str
     driver: NotRequired[str | None]
@@ -870,7 +856,7 @@ class Subfunction(TypedDict):
 
 
 class Topology(TypedDict):
-    """The vDPA topology of a machine."""
+    """Everything about vDPA on a machine."""
 
     all_processes_seen: bool
     management: ManagementState
@@ -911,7 +897,7 @@ class TopologyQueue(TypedDict):
 
 
 class UpgradeInfo(TypedDict):
-    """A completed upgrade."""
+    """An upgrade that was done."""
 
     after: str
     before: str
@@ -919,13 +905,13 @@ class UpgradeInfo(TypedDict):
 
 
 class UpgradeRequest(TypedDict):
-    """The new program."""
+    """Which program."""
 
     program: str
 
 
 class VdpaConfig(TypedDict):
-    """The serialized form: a vDPA device for the guest, by `path` or by `fd`."""
+    """As it is written."""
 
     doorbell: NotRequired[Literal["auto", "on", "off"]]
     failover: NotRequired[str | None]
@@ -938,7 +924,7 @@ class VdpaConfig(TypedDict):
 
 
 class VdpaDeviceChange(TypedDict):
-    """A change of a vDPA device."""
+    """What of a device is to change."""
 
     mac: str
 
@@ -994,7 +980,7 @@ class VdpaDeviceListing(TypedDict):
 
 
 class VdpaDeviceSpec(TypedDict):
-    """The settings of a vDPA device."""
+    """What a device is to be like."""
 
     device_features: NotRequired[int | None]
     mac: NotRequired[str | None]
@@ -1013,6 +999,36 @@ class Version(TypedDict):
     version: str
 
 
+class Vm(TypedDict):
+    """A virtual machine: its desired configuration (`labels`, `annotations`, `spec`) and its
+    observed state (`status`)."""
+
+    annotations: dict[str, str]
+    generation: int
+    labels: dict[str, str]
+    name: str
+    spec: VmSpec
+    status: VmObserved
+
+
+class VmBody(TypedDict):
+    """A virtual machine in a request."""
+
+    annotations: NotRequired[dict[str, str]]
+    generation: NotRequired[int | None]
+    labels: NotRequired[dict[str, str]]
+    name: NotRequired[str | None]
+    spec: VmSpec
+    status: NotRequired[dict[str, Any] | None]
+
+
+class VmChanges(TypedDict):
+    """The result of a merge patch."""
+
+    changes: list[SpecChange]
+    vm: Vm
+
+
 class VmConfigMemory(TypedDict):
     """One of several forms."""
 
@@ -1022,7 +1038,7 @@ class VmConfigMemory(TypedDict):
 
 
 class VmConfig(TypedDict):
-    """The complete configuration of a VM."""
+    """Everything there is to say about a virtual machine before it starts."""
 
     cmdline: NotRequired[str]
     cpu: NotRequired[CpuBaseline]
@@ -1036,46 +1052,73 @@ class VmConfig(TypedDict):
     vdpa: NotRequired[list[VdpaConfig]]
 
 
-class VmInfo(TypedDict):
-    """The state of a virtual machine."""
+class VmNicDevice(TypedDict):
+    """The devices of a virtual machine's NIC."""
+
+    backup: str | None
+    character_device: str | None
+    failed_over: bool
+    id: str
+    vdpa_device: str | None
+
+
+class VmObserved(TypedDict):
+    """The observed state of a virtual machine."""
 
     adopted: bool
     alarms: list[AlarmInfo]
-    annotations: dict[str, str]
     api: int | None
     console: ConsolePaths
-    generation: int
-    labels: dict[str, str]
     last_end: End | None
     log: str
     may_be_elsewhere: MayBeElsewhere | None
-    memory: str
-    name: str
-    nics: list[VmNic]
+    nic_devices: list[VmNicDevice]
     pending: list[str]
     phase: VmPhase
     pid: int | None
-    restart: Restart
     restarts: int
-    state: Desired
     uptime_s: int | None
-    vcpus: int
     version: str | None
 
 
-class VmNic(TypedDict):
-    """A NIC of a virtual machine."""
+class VmPatchSpecMemory(TypedDict):
+    """One of several forms."""
 
-    device: str | None
-    failed_over: bool
-    failover: str | None
-    id: str
-    mac: str | None
-    path: str | None
+    host_numa_node: NotRequired[int]
+    hugepages: NotRequired[Literal["2M", "1G"]]
+    size: NotRequired[str]
+
+
+class VmPatchSpec(TypedDict):
+    """Its desired configuration: null restores a default."""
+
+    cmdline: NotRequired[str | None]
+    cpu: NotRequired[CpuBaseline | None]
+    cpu_affinity: NotRequired[list[list[int]] | None]
+    cpus: NotRequired[int | None]
+    disks: NotRequired[list[DiskConfig] | None]
+    initramfs: NotRequired[str | None | None]
+    kernel: NotRequired[str]
+    memory: NotRequired[str | VmPatchSpecMemory | None]
+    nics: NotRequired[list[NicSpec] | None]
+    restart: NotRequired[Literal["Never", "OnFailure", "Always"] | None]
+    ring_watch: NotRequired[Literal["off"] | int | None]
+    state: NotRequired[Literal["Running", "Stopped"] | None]
+
+
+class VmPatch(TypedDict):
+    """A merge patch (RFC 7396) for a `VmBody`."""
+
+    annotations: NotRequired[dict[str, str | None] | None]
+    generation: NotRequired[int | None]
+    labels: NotRequired[dict[str, str | None] | None]
+    name: NotRequired[str | None]
+    spec: NotRequired[VmPatchSpec]
+    status: NotRequired[dict[str, Any] | None]
 
 
 class VmSnapshotRequest(TypedDict):
-    """Where to write a snapshot: exactly one of `name` and `path`."""
+    """Where a snapshot is to be: exactly one of `name` and `path`."""
 
     name: NotRequired[str | None]
     path: NotRequired[str | None]
@@ -1090,9 +1133,8 @@ class VmSpecMemory(TypedDict):
 
 
 class VmSpec(TypedDict):
-    """The configuration of a virtual machine."""
+    """A virtual machine as it is to be."""
 
-    annotations: NotRequired[dict[str, str]]
     cmdline: NotRequired[str]
     cpu: NotRequired[CpuBaseline]
     cpu_affinity: NotRequired[list[list[int]]]
@@ -1100,42 +1142,15 @@ class VmSpec(TypedDict):
     disks: NotRequired[list[DiskConfig]]
     initramfs: NotRequired[str | None]
     kernel: str
-    labels: NotRequired[dict[str, str]]
     memory: NotRequired[str | VmSpecMemory]
     nics: NotRequired[list[NicSpec]]
-    restart: NotRequired[Restart]
+    restart: NotRequired[Literal["Never", "OnFailure", "Always"]]
     ring_watch: NotRequired[Literal["off"] | int]
-    state: NotRequired[Desired]
-
-
-class VmSpecPatchMemory(TypedDict):
-    """One of several forms."""
-
-    host_numa_node: NotRequired[int]
-    hugepages: NotRequired[Literal["2M", "1G"]]
-    size: NotRequired[str]
-
-
-class VmSpecPatch(TypedDict):
-    """A merge patch (RFC 7396) for a `VmSpec`: null restores the default."""
-
-    annotations: NotRequired[dict[str, str | None] | None]
-    cmdline: NotRequired[str | None]
-    cpu: NotRequired[CpuBaseline | None]
-    cpu_affinity: NotRequired[list[list[int]] | None]
-    cpus: NotRequired[int | None]
-    disks: NotRequired[list[DiskConfig] | None]
-    initramfs: NotRequired[str | None | None]
-    kernel: NotRequired[str]
-    labels: NotRequired[dict[str, str | None] | None]
-    memory: NotRequired[str | VmSpecPatchMemory | None]
-    nics: NotRequired[list[NicSpec] | None]
-    restart: NotRequired[Restart | None]
-    ring_watch: NotRequired[Literal["off"] | int | None]
+    state: NotRequired[Literal["Running", "Stopped"]]
 
 
 class VmStateChange(TypedDict):
-    """A change of a virtual machine's state."""
+    """A state for a virtual machine."""
 
     grace_period_s: NotRequired[int | None]
     mode: NotRequired[StopMode | None]
@@ -1145,7 +1160,7 @@ class VmStateChange(TypedDict):
 
 
 class VmStatus(TypedDict):
-    """The state of the machine."""
+    """The machine at one moment."""
 
     alarms: list[AlarmInfo]
     api: int
@@ -1163,7 +1178,7 @@ class VmStatus(TypedDict):
 
 
 class WatchInfo(TypedDict):
-    """The ring of a queue, from its indices in guest memory, which the VMM reads once a second."""
+    """The ring of a queue as its indices in guest memory show it, looked at once a second."""
 
     completed: int
     completed_per_s: int
@@ -1176,13 +1191,13 @@ class WatchInfo(TypedDict):
 
 
 class DiskInfo(DiskSummary):
-    """A disk in detail."""
+    """A disk with all there is to say about it."""
 
     device: DeviceInfo | None
 
 
 class MigrationTrial(Forecast):
-    """Whether the machine could be sent, and the expected cost."""
+    """Whether the machine could be sent, and what that would cost."""
 
     destination: str
     movable: bool
@@ -1190,7 +1205,7 @@ class MigrationTrial(Forecast):
 
 
 class NicInfo(NicSummary):
-    """A NIC in detail."""
+    """A NIC with all there is to say about it."""
 
     device: DeviceInfo | None
     doorbell: Literal["auto", "on", "off"]
@@ -1204,7 +1219,7 @@ class NicInfo(NicSummary):
 
 
 class PhysicalFunction(PciFunction):
-    """A physical function with its virtual functions and subfunctions."""
+    """A physical function with its virtual ones and its subfunctions."""
 
     representors: list[Representor]
     subfunctions: list[Subfunction]

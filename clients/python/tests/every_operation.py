@@ -1,6 +1,6 @@
-"""Calls every operation of a daemon: every_operation.py SOCKET SPEC
+"""Calls every operation of a daemon: every_operation.py SOCKET BODY
 
-SPEC is the JSON of a VM that can run here. Each answer must be described: a success, or a problem
+BODY is the JSON of a VM that can run here. Each answer must be described: a success, or a problem
 with a documented status and code. Prints each call, and fails if an operation was not called.
 """
 
@@ -61,11 +61,11 @@ class Caller:
         return self(name, **arguments)
 
 
-def main(socket: str, spec: dict) -> None:
+def main(socket: str, body: dict) -> None:
     call = Caller(Node(socket))
     assert call("get_version")["api"] >= 1
-    assert call("put_vm", VM, spec, if_none_match="*") is not None
-    assert call("put_vm", VM, spec, if_none_match="*") is None, "it exists"
+    assert call("put_vm", VM, body, if_none_match="*") is not None
+    assert call("put_vm", VM, body, if_none_match="*") is None, "it exists"
     assert [vm["name"] for vm in call("list_vms")["items"]] == [VM]
     # All reads, while it runs; then all changes, of objects that do not exist.
     for method in ["get", "put", "patch", "post", "delete"]:
@@ -74,8 +74,8 @@ def main(socket: str, spec: dict) -> None:
                 call.harmlessly(name)
     events = call("watch_events", vm=VM, since=0, follow=False)
     assert "created" in [event["change"] for event in events], events
-    stopped = call("patch_vm", VM, {"state": "Stopped", "mode": "hard"})
-    assert stopped["phase"] == "Stopped", stopped
+    stopped = call("put_vm_state", VM, {"state": "Stopped", "mode": "hard"})
+    assert stopped["status"]["phase"] == "Stopped", stopped
     call("delete_vm", VM)
     assert call("get_vm", VM) is None
     methods = {name for name in vars(Operations) if not name.startswith("_")}

@@ -55,16 +55,17 @@ impl Before {
     }
 }
 
-/// The lab's small guest with these NICs.
+/// A VM with the lab's small guest and these NICs.
 pub(crate) fn spec(nics: &Value) -> Value {
     let arguments = BellhopArguments::small().unwrap();
-    json!({
+    let spec = json!({
         "kernel": arguments.kernel_image(),
         "initramfs": arguments.ramdisk(),
         "cmdline": arguments.kernel_words(),
         "memory": "128M",
         "nics": nics,
-    })
+    });
+    json!({ "spec": spec })
 }
 
 /// Creates a machine with one request, and waits until its guest is ready.
@@ -74,8 +75,8 @@ pub(crate) fn made(node: &Node, name: &str, nics: &Value) -> (Value, Guest) {
     let answer = node.api.ask("PUT", &path, Some(&spec(nics))).unwrap();
     assert_eq!(answer.status, 201, "{}\n{}", answer.body, node.said());
     let vm = node.await_phase(name, "Running").unwrap();
-    let console = vm["console"]["socket"].as_str().unwrap();
-    let pid = u32::try_from(vm["pid"].as_u64().unwrap()).unwrap();
+    let console = vm["status"]["console"]["socket"].as_str().unwrap();
+    let pid = u32::try_from(vm["status"]["pid"].as_u64().unwrap()).unwrap();
     let guest = Guest::attach(Path::new(console), pid, SILENCE).unwrap();
     (vm, guest)
 }

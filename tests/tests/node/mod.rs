@@ -129,22 +129,24 @@ impl Daemon {
         self.start_again();
     }
 
-    /// The configuration of a guest that does nothing, with these NICs, which it ignores.
+    /// A VM whose guest does nothing, with these NICs, which it ignores.
     pub(crate) fn tiny(&self, nics: &Value) -> Value {
         let kernel = lab::tiny::write_kernel(&std::env::temp_dir()).unwrap();
-        json!({ "kernel": kernel, "memory": "32M", "nics": nics })
+        let spec = json!({ "kernel": kernel, "memory": "32M", "nics": nics });
+        json!({ "spec": spec })
     }
 
-    /// The configuration of the lab's small guest with these NICs.
+    /// A VM with the lab's small guest and these NICs.
     pub(crate) fn small(&self, nics: &Value) -> Value {
         let arguments = BellhopArguments::small().unwrap();
-        json!({
+        let spec = json!({
             "kernel": arguments.kernel_image(),
             "initramfs": arguments.ramdisk(),
             "cmdline": arguments.kernel_words(),
             "memory": "128M",
             "nics": nics,
-        })
+        });
+        json!({ "spec": spec })
     }
 
     /// Waits until a VM is in this phase.
@@ -154,7 +156,7 @@ impl Daemon {
         let start = Instant::now();
         while start.elapsed() < NOTICE {
             last = self.api.get(&format!("/v1/vms/{vm}")).unwrap();
-            if last["phase"] == phase {
+            if last["status"]["phase"] == phase {
                 return last;
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -166,7 +168,7 @@ impl Daemon {
     #[track_caller]
     pub(crate) fn await_console(&self, vm: &str, words: &str) {
         let info = self.api.get(&format!("/v1/vms/{vm}")).unwrap();
-        let log = PathBuf::from(info["console"]["log"].as_str().unwrap());
+        let log = PathBuf::from(info["status"]["console"]["log"].as_str().unwrap());
         until(words, || {
             let text = fs::read(&log).unwrap_or_default();
             String::from_utf8_lossy(&text).contains(words)
@@ -193,7 +195,7 @@ impl Drop for Daemon {
 
 /// Kills a machine's process.
 pub(crate) fn kill_vm(vm: &Value) {
-    let pid = i32::try_from(vm["pid"].as_i64().unwrap()).unwrap();
+    let pid = i32::try_from(vm["status"]["pid"].as_i64().unwrap()).unwrap();
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }

@@ -31,10 +31,10 @@ pub use operation::{
 };
 pub use plan::Plan;
 pub use snapshot::{BadSnapshotName, Snapshot, SnapshotName, VmSnapshotRequest};
-pub use spec_change::{Applied, SpecChange, SpecChanges};
+pub use spec_change::{Applied, SpecChange, VmChanges};
 pub use vm::{
     AfterGrace, BadPhase, ConsolePaths, Desired, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S,
-    MayBeElsewhere, Restart, StopMode, VmInfo, VmNic, VmPhase, VmStateChange,
+    MayBeElsewhere, Restart, StopMode, Vm, VmNicDevice, VmObserved, VmPhase, VmStateChange,
 };
 
 /// The daemon.

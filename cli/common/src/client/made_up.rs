@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bellhop_api::merge_patch;
 use hyper::StatusCode;
 use hyper::header::{HeaderName, HeaderValue};
 use parking_lot::Mutex;
@@ -140,16 +141,20 @@ impl Stream for Whole {
     }
 }
 
-/// A running VM, as a daemon describes it; the fields of `other` replace its own.
+/// A running VM, as a daemon describes it, with a merge patch.
 #[must_use]
-pub fn vm(other: &Value) -> Value {
+pub fn vm(patch: &Value) -> Value {
     let mut vm = serde_json::json!({
-        "name": "web", "phase": "Running", "state": "Running", "restart": "OnFailure",
-        "pid": 7, "nics": [],
-        "console": {"socket": "/run/c.socket", "log": "/var/c.log"}, "log": "/var/vmm.log",
+        "name": "web",
+        "spec": {
+            "kernel": "/boot/vmlinuz", "cpus": 1, "memory": {"size": "512M"}, "nics": [],
+            "state": "Running", "restart": "OnFailure",
+        },
+        "status": {
+            "phase": "Running", "pid": 7, "nic_devices": [],
+            "console": {"socket": "/run/c.socket", "log": "/var/c.log"}, "log": "/var/vmm.log",
+        },
     });
-    for (field, value) in other.as_object().unwrap() {
-        vm[field] = value.clone();
-    }
+    merge_patch::apply(&mut vm, patch);
     vm
 }

@@ -2,8 +2,8 @@
 //!
 //! ```no_run
 //! # use bellhop_common::client::Node;
-//! # fn show(node: &Node, spec: &serde_json::Value) -> Result<(), bellhop_common::error::Error> {
-//! let vm = node.put_vm("web", spec).only_if_absent().send()?;
+//! # fn show(node: &Node, vm: &serde_json::Value) -> Result<(), bellhop_common::error::Error> {
+//! let vm = node.put_vm("web", vm).only_if_absent().send()?;
 //! let log = node.get_vm_log("web", "console").query("tail", 20).send()?;
 //! node.delete_vm("web").query("force", true).send()?;
 //! # Ok(()) }
@@ -156,8 +156,8 @@ mod tests {
             .answer(204, &json!(null))
             .answer(404, &json!({ "code": "no_such_vm", "message": "no" }));
         let node = made_up.node();
-        let spec = json!({ "kernel": "/k" });
-        let call = node.put_vm("web", &spec).only_if_absent();
+        let body = json!({ "spec": { "kernel": "/k" } });
+        let call = node.put_vm("web", &body).only_if_absent();
         call.ignoring().send().unwrap();
         let log = node.get_vm_log("a/b", "console").query("after", "1&2");
         assert_eq!(log.query("tail", 5).send().unwrap(), "booted");
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(
             made_up.asked(),
             [
-                r#"PUT /v1/vms/web if-none-match: * {"kernel":"/k"}"#,
+                r#"PUT /v1/vms/web if-none-match: * {"spec":{"kernel":"/k"}}"#,
                 "GET /v1/vms/a%2Fb/logs/console?after=1%262&tail=5",
                 "DELETE /v1/vms/web?force=true",
                 "GET /v1/vms/web",

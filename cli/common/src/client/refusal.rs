@@ -110,6 +110,7 @@ impl Refusal {
                 Some("--read-only shows the output; --take disconnects the other client")
             }
             "arriving" => Some("`bellhop vm migration cancel NAME` cancels it"),
+            "vm_runs" => Some("`bellhop vm stop NAME` stops it"),
             "part_of_nic" => Some(
                 "`bellhop nic delete NAME` undoes all steps; for a VM, use `bellhop vm nic remove \
                  VM ID`",

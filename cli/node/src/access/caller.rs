@@ -270,7 +270,8 @@ mod tests {
         use Role::{Admin, Operate, Read};
         for (method, path, least) in [
             (Method::GET, "/v1/vms/a", Read),
-            (Method::PATCH, "/v1/vms/a", Operate),
+            (Method::PATCH, "/v1/vms/a", Admin),
+            (Method::PUT, "/v1/vms/a/state", Operate),
             (Method::POST, "/v1/vms/a/reset", Operate),
             (Method::PUT, "/v1/vms/a", Admin),
             (Method::DELETE, "/v1/vms/a", Admin),

@@ -88,13 +88,13 @@ mod tests {
         #[derive(utoipa::OpenApi)]
         #[openapi(paths(one))]
         struct Api;
-        #[utoipa::path(patch, path = "/v1/vms/{name}", responses((status = 200)))]
+        #[utoipa::path(put, path = "/v1/vms/{name}/state", responses((status = 200)))]
         #[expect(dead_code, reason = "only described")]
         fn one() {}
         let mut document = Api::openapi();
         describe(&mut document);
         let written = serde_json::to_value(&document).unwrap();
-        let operation = &written["paths"]["/v1/vms/{name}"]["patch"];
+        let operation = &written["paths"]["/v1/vms/{name}/state"]["put"];
         assert_eq!(operation["security"][0][TOKEN][0], "operate");
         for status in ["200", "401", "403"] {
             assert!(operation["responses"][status].is_object(), "{status}");

@@ -95,9 +95,9 @@ pub(super) const TABLE: &[Row] = &[
     (Method::GET, "/v1/vms", Role::Read),
     (Method::GET, "/v1/vms/{name}", Role::Read),
     (Method::PUT, "/v1/vms/{name}", Role::Admin),
-    (Method::PATCH, "/v1/vms/{name}", Role::Operate),
+    (Method::PATCH, "/v1/vms/{name}", Role::Admin),
     (Method::DELETE, "/v1/vms/{name}", Role::Admin),
-    (Method::GET, "/v1/vms/{name}/spec", Role::Read),
+    (Method::PUT, "/v1/vms/{name}/state", Role::Operate),
     (Method::PUT, "/v1/vms/{name}/nics/{id}", Role::Admin),
     (Method::PATCH, "/v1/vms/{name}/nics/{id}", Role::Admin),
     (Method::DELETE, "/v1/vms/{name}/nics/{id}", Role::Admin),
@@ -214,6 +214,8 @@ mod tests {
             (Method::TRACE, "/v1/vms/a"),
             (Method::POST, "/v1/vms/a"),
             (Method::PATCH, "/v1/vms"),
+            (Method::PATCH, "/v1/vms/a"),
+            (Method::PATCH, "/v1/vms/a/state"),
             (Method::PATCH, "/v1/vms/a/nics/b"),
             (Method::POST, "/v1/vms/a/reset/"),
             (Method::POST, "/v1/vms//reset"),
@@ -229,7 +231,7 @@ mod tests {
     #[test]
     fn operators_change_what_machines_do() {
         for (method, path) in [
-            (Method::PATCH, "/v1/vms/a"),
+            (Method::PUT, "/v1/vms/a/state"),
             (Method::POST, "/v1/vms/a/reset"),
             (Method::POST, "/v1/vms/a/nmi"),
             (Method::POST, "/v1/vms/a/power-button"),

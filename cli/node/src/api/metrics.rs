@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use bellhop_api::machine::{Kick, NicInfo, PlugPhase, QueueInfo, WatchInfo};
-use bellhop_api::node::{Desired, VmInfo, VmPhase};
+use bellhop_api::node::{Desired, Vm, VmPhase};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -38,7 +38,7 @@ const QUEUES_MAX: usize = 256;
 
 /// The daemon's data of a VM.
 struct Sample {
-    info: VmInfo,
+    info: Vm,
     boots: Option<u64>,
     memory: Option<Memory>,
     /// The NICs that it reports; none without a process that answers.
@@ -93,7 +93,7 @@ pub(super) async fn show(State(node): Api) -> Text {
         let Some(info) = vms::info(&node, &name, view) else {
             continue;
         };
-        if matches!(info.phase, VmPhase::Running | VmPhase::Paused)
+        if matches!(info.status.phase, VmPhase::Running | VmPhase::Paused)
             && let Ok(vmm) = node.machines.vmm(&name)
         {
             asked.push((info.name.clone(), vmm, nics));
@@ -167,7 +167,7 @@ fn write_node(text: &mut Text, samples: &[Sample]) {
     .sample(&[("version", env!("CARGO_PKG_VERSION")), ("api", &api)], 1);
     let mut phases = text.family("bellhop_node_vms", "gauge", "VMs of the node, by phase");
     for phase in VmPhase::ALL {
-        let of_phase = samples.iter().filter(|vm| vm.info.phase == phase);
+        let of_phase = samples.iter().filter(|vm| vm.info.status.phase == phase);
         let count = u64::try_from(of_phase.count()).unwrap_or(u64::MAX);
         phases.sample(&[("phase", &phase.to_string())], count);
     }
@@ -190,7 +190,7 @@ fn write_vms(text: &mut Text, samples: &[Sample]) {
         for phase in VmPhase::ALL {
             let name = phase.to_string();
             let labels = [("vm", vm.info.name.as_str()), ("phase", name.as_str())];
-            phases.sample(&labels, u64::from(vm.info.phase == phase));
+            phases.sample(&labels, u64::from(vm.info.status.phase == phase));
         }
     }
     type Value = fn(&Sample) -> Option<u64>;
@@ -199,13 +199,13 @@ fn write_vms(text: &mut Text, samples: &[Sample]) {
             "bellhop_vm_wanted",
             "gauge",
             "1: the VM should run; 0: it should be stopped",
-            |vm| Some((vm.info.state == Desired::Running).into()),
+            |vm| Some((vm.info.desired("state") == Some(Desired::Running)).into()),
         ),
         (
             "bellhop_vm_answers",
             "gauge",
             "Whether the VM's process answered this scrape; absent without a running VM",
-            |vm| match vm.info.phase {
+            |vm| match vm.info.status.phase {
                 VmPhase::Running | VmPhase::Paused => Some(vm.nics.is_some().into()),
                 VmPhase::Unknown => Some(0),
                 _ => None,
@@ -215,7 +215,7 @@ fn write_vms(text: &mut Text, samples: &[Sample]) {
             "bellhop_vm_uptime_seconds",
             "gauge",
             "Age of the VM's process",
-            |vm| vm.info.uptime_s,
+            |vm| vm.info.status.uptime_s,
         ),
         (
             "bellhop_vm_boots_total",
@@ -227,13 +227,13 @@ fn write_vms(text: &mut Text, samples: &[Sample]) {
             "bellhop_vm_restarts_total",
             "counter",
             "Number of restarts of the VM by its restart policy",
-            |vm| Some(vm.info.restarts),
+            |vm| Some(vm.info.status.restarts),
         ),
         (
             "bellhop_vm_alarms",
             "gauge",
             "Hanging queues of the VM",
-            |vm| u64::try_from(vm.info.alarms.len()).ok(),
+            |vm| u64::try_from(vm.info.status.alarms.len()).ok(),
         ),
         (
             "bellhop_vm_resident_bytes",
@@ -265,7 +265,7 @@ fn write_nics(text: &mut Text, samples: &[Sample]) {
         "Whether the NIC is on its backup device because its own failed",
     );
     for vm in samples {
-        for nic in &vm.info.nics {
+        for nic in &vm.info.status.nic_devices {
             let labels = [("vm", vm.info.name.as_str()), ("nic", nic.id.as_str())];
             failed_over.sample(&labels, nic.failed_over.into());
         }
@@ -328,11 +328,16 @@ fn write_queues(text: &mut Text, samples: &[Sample]) {
     );
     for vm in samples {
         let mut once = BTreeMap::new();
-        for alarm in &vm.info.alarms {
+        for alarm in &vm.info.status.alarms {
             once.insert((&alarm.device, alarm.queue), alarm.alarm);
         }
         for ((device, queue), alarm) in once {
-            let is_nic = vm.info.nics.iter().any(|nic| nic.id == *device);
+            let is_nic = vm
+                .info
+                .status
+                .nic_devices
+                .iter()
+                .any(|nic| nic.id == *device);
             let label = if is_nic { "nic" } else { "disk" };
             let (queue, alarm) = (queue.to_string(), format!("{alarm:?}"));
             let labels = [

@@ -29,7 +29,7 @@ mod vm_logs;
 mod vm_nics;
 mod vm_path;
 mod vm_plan;
-mod vm_spec;
+mod vm_state;
 mod vms;
 
 use std::sync::Arc;
@@ -82,7 +82,7 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(cordon::put, cordon::remove))
         .routes(routes!(vms::list))
         .routes(routes!(vm::show, vm::put, vm::change, vm::remove))
-        .routes(routes!(vm_spec::show, vm_spec::change))
+        .routes(routes!(vm_state::put))
         .routes(routes!(vm_plan::plan))
         .routes(routes!(vm_console::open))
         .routes(routes!(vm_logs::show))

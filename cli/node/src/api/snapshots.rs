@@ -12,7 +12,7 @@ use vmm::http::{ErrorBody, on_worker};
 
 use super::state::Api;
 use crate::error::Error;
-use crate::machines::spec::VmSpec;
+use crate::machines::spec::VmBody;
 use crate::snapshots::Snapshots;
 
 /// The name of a snapshot in the path.
@@ -70,17 +70,17 @@ pub(super) async fn show(
 /// takes it, also with changes.
 #[utoipa::path(get, path = "/v1/snapshots/{name}/spec", operation_id = "get_snapshot_spec",
     params(SnapshotPath), responses(
-    (status = 200, description = "The configuration", body = VmSpec),
+    (status = 200, description = "The configuration", body = VmBody),
     NameErrors,
     (status = 422, description = "The snapshot is damaged", body = ErrorBody),
 ))]
 pub(super) async fn spec(
     State(node): Api,
     SnapshotPath { name }: SnapshotPath,
-) -> Result<Json<VmSpec>, Error> {
+) -> Result<Json<VmBody>, Error> {
     let snapshots = Snapshots::of(&node.paths);
     let about = on_worker(move || snapshots.about(&name)).await??;
-    Ok(Json(about.spec))
+    Ok(Json(about.spec.into()))
 }
 
 /// Delete a snapshot

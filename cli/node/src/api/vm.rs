@@ -1,18 +1,13 @@
 //! `/v1/vms/{name}`: one VM, from its creation to its end.
 
-use std::time::Duration;
-
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use bellhop_api::machine::WantedState;
-use bellhop_api::node::{
-    AfterGrace, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, Operation, SnapshotName, StopMode, VmInfo,
-    VmStateChange,
-};
+use bellhop_api::node::{Operation, SnapshotName, Vm, VmChanges};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors};
 use serde::Deserialize;
+use serde_json::{Map, Value};
 use utoipa::IntoParams;
 use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
@@ -28,27 +23,26 @@ use crate::error::Error;
 use crate::machines::Put;
 use crate::machines::error::no_vm;
 use crate::machines::operations::Requested;
-use crate::machines::spec::{VmName, VmSpec};
-use crate::machines::stop::Stop;
+use crate::machines::spec::{VmBody, VmName, VmPatch};
 
 /// The current state of a VM.
-pub(super) fn info(node: &Node, name: &VmName) -> Result<Json<VmInfo>, Error> {
+pub(super) fn info(node: &Node, name: &VmName) -> Result<Json<Vm>, Error> {
     let view = node.machines.show(name)?;
     let info = vms::info(node, name, view);
     Ok(Json(info.ok_or_else(|| no_vm(name))?))
 }
 
 /// The current state of a VM, with its generation.
-fn tagged(node: &Node, name: &VmName) -> Result<impl IntoResponse + use<>, Error> {
+pub(super) fn tagged(node: &Node, name: &VmName) -> Result<impl IntoResponse + use<>, Error> {
     let Json(vm) = info(node, name)?;
     Ok((etag(vm.generation), Json(vm)))
 }
 
-/// Read the state of a virtual machine
+/// Read a virtual machine
 ///
-/// `GET /v1/vms/{name}/spec` has its configuration.
+/// Its desired configuration, and its observed state.
 #[utoipa::path(get, path = "/v1/vms/{name}", operation_id = "get_vm", params(VmPath), responses(
-    (status = 200, description = "The virtual machine", body = VmInfo,
+    (status = 200, description = "The virtual machine", body = Vm,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
     NameErrors,
 ))]
@@ -67,14 +61,16 @@ pub(super) async fn show(State(node): Api, VmPath { name }: VmPath) -> Result<Re
 /// `no_such_vm` or `generation_conflict`. With `wait=false` it is an operation.
 ///
 /// With `restore_from` the machine continues from a snapshot instead of booting. Later starts boot.
-/// The spec has the NICs and disks of the snapshot; `GET /v1/snapshots/{name}/spec` returns one.
+/// The body has the NICs and disks of the snapshot; `GET /v1/snapshots/{name}/spec` returns one.
 /// Devices may differ. Other members apply at the next start, as with a patch.
+///
+/// The body may be a machine that was read, with changes. Its `status` is ignored, its `name` is
+/// that of the path, and its `generation` is a condition.
 #[utoipa::path(put, path = "/v1/vms/{name}", operation_id = "put_vm",
-    params(VmPath, Making, Precondition), request_body = VmSpec, responses(
-    (status = 200, description = "It existed already; or was stopped, and is replaced",
-        body = VmInfo,
+    params(VmPath, Making, Precondition), request_body = VmBody, responses(
+    (status = 200, description = "It existed already; or was stopped, and is replaced", body = Vm,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
-    (status = 201, description = "Created, and started if requested", body = VmInfo,
+    (status = 201, description = "Created, and started if requested", body = Vm,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
     (status = 202, description = "With `wait=false`: it is in progress", body = Operation,
         headers(("Location" = String, description = "The operation"))),
@@ -87,9 +83,9 @@ pub(super) async fn put(
     Parameters(Making { wait, restore_from }): Parameters<Making>,
     precondition: Precondition,
     by: Requested,
-    JsonBody(spec): JsonBody<VmSpec>,
+    JsonBody(body): JsonBody<VmBody>,
 ) -> Result<Response, Error> {
-    let condition = precondition.condition()?;
+    let (spec, condition) = body.for_vm(&name, precondition.condition()?)?;
     if wait == Some(false) {
         let begun = node
             .machines
@@ -116,15 +112,6 @@ pub(super) struct Making {
     restore_from: Option<SnapshotName>,
 }
 
-/// The time of an answer.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct Waiting {
-    /// Whether the answer waits for the result (default: `true`)
-    pub(super) wait: Option<bool>,
-}
-
 /// Whether a running virtual machine is deleted.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -134,82 +121,54 @@ pub(super) struct Deletion {
     force: Option<bool>,
 }
 
-/// Members that are valid separately, but not together.
-fn contradiction(message: &str) -> Error {
-    Error::answered(StatusCode::UNPROCESSABLE_ENTITY, "contradiction", message)
+/// Whether something is changed.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Trial {
+    /// `true`: check the patch and return its changes without making them
+    dry_run: Option<bool>,
 }
 
-/// The parameters of the stop, if the request stops the VM.
-fn stop_of(change: &VmStateChange) -> Result<Option<Stop>, Error> {
-    let graceful = change.mode.unwrap_or_default() == StopMode::Graceful;
-    let of_grace = change.grace_period_s.is_some() || change.then.is_some();
-    let of_stop = of_grace || change.mode.is_some() || change.until_reboot;
-    if change.state != WantedState::Stopped {
-        return if of_stop {
-            Err(contradiction("only `state: Stopped` takes more members"))
-        } else {
-            Ok(None)
-        };
-    }
-    if !graceful && of_grace {
-        let message = "`grace_period_s` and `then` need the mode `graceful`";
-        return Err(contradiction(message));
-    }
-    let seconds = change.grace_period_s.unwrap_or(GRACE_PERIOD_S);
-    if !(1..=GRACE_PERIOD_MAX_S).contains(&seconds) {
-        let message = format!("`grace_period_s` is from 1 to {GRACE_PERIOD_MAX_S}");
-        return Err(Error::invalid(message));
-    }
-    Ok(Some(Stop {
-        grace: graceful.then(|| Duration::from_secs(seconds.into())),
-        then_hard: change.then.unwrap_or_default() == AfterGrace::Hard,
-        until_reboot: change.until_reboot,
-    }))
-}
-
-/// Start, pause, resume or stop a virtual machine
+/// Change a virtual machine
 ///
-/// `Running` starts it, or resumes a paused one. `Stopped` asks the guest to power off and waits
-/// until it has. From then on no restart policy starts the machine, also if the client disconnects
-/// or the guest takes longer. `mode: hard` does not ask the guest, also while another request
-/// waits. A machine that is started meanwhile keeps running.
+/// With a JSON merge patch (RFC 7396), also while the machine runs. `labels`, `annotations` and
+/// `spec.restart` apply at once. All else applies at the next start of its process; a reset of the
+/// guest is not such a start. The response tells the time for each member. `status.pending` of the
+/// machine lists those that wait.
+///
+/// A patch replaces the lists of NICs and disks as a whole, and only while the machine is stopped.
+/// Other NICs replace the machine as PUT does; if that fails, the daemon restores the former one.
+/// A patch cannot change `spec.state`: `PUT /v1/vms/{name}/state` does.
 #[utoipa::path(patch, path = "/v1/vms/{name}", operation_id = "patch_vm",
-    params(VmPath, Waiting, Precondition), request_body = VmStateChange, responses(
-    (status = 200, description = "Done", body = VmInfo,
+    params(VmPath, Trial, Precondition),
+    request_body(content = VmPatch, content_type = "application/merge-patch+json"),
+    responses(
+    (status = 200, description = "It is recorded", body = VmChanges,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
-    (status = 202, description = "Its guest is asked to power off, and the request does not wait",
-        body = VmInfo),
-    NamedChangeErrors, ProcessErrors,
+    NamedChangeErrors,
+    (status = 409, description = "The patch changes NICs or disks of a running machine, or the \
+        machine is being migrated or may run elsewhere", body = ErrorBody),
     (status = 412, description = "The condition does not hold", body = ErrorBody),
-    (status = 409, description = "The state of the machine, or of one of its devices, does not \
-        allow it. `still_runs`: its guest has not powered off in time and continues to run. \
-        `paused`: its guest cannot power off. `started_again`: another request wants it to run",
-        body = ErrorBody),
+    (status = 500, description = "Internal error: the host failed", body = ErrorBody),
+    (status = 503, description = "This daemon is shutting down", body = ErrorBody),
 ))]
 pub(super) async fn change(
     State(node): Api,
     VmPath { name }: VmPath,
-    Parameters(Waiting { wait }): Parameters<Waiting>,
+    Parameters(Trial { dry_run }): Parameters<Trial>,
     precondition: Precondition,
-    JsonBody(change): JsonBody<VmStateChange>,
+    JsonBody(patch): JsonBody<Map<String, Value>>,
 ) -> Result<Response, Error> {
     let condition = precondition.condition()?;
-    let stopping = match stop_of(&change)? {
-        Some(stop) => node.machines.stop(&name, condition, stop).await?,
-        None => {
-            node.machines.change(&name, condition, change.state).await?;
-            None
-        }
-    };
-    let status = match stopping {
-        Some(stopping) if wait != Some(false) => {
-            stopping.end().await?;
-            StatusCode::OK
-        }
-        Some(_) => StatusCode::ACCEPTED,
-        None => StatusCode::OK,
-    };
-    Ok((status, tagged(&node, &name)?).into_response())
+    let dry_run = dry_run == Some(true);
+    let changes = node
+        .machines
+        .patch_spec(&name, condition, patch, dry_run)
+        .await?;
+    let Json(vm) = info(&node, &name)?;
+    let tag = etag(vm.generation);
+    Ok((tag, Json(VmChanges { vm, changes })).into_response())
 }
 
 /// Delete a virtual machine
@@ -237,47 +196,4 @@ pub(super) async fn remove(
         .delete(&name, condition, force == Some(true))
         .await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn stop(more: &Value) -> Result<Option<Stop>, Error> {
-        let mut body = json!({ "state": "Stopped" });
-        let fields = body.as_object_mut().unwrap();
-        fields.extend(more.as_object().unwrap().clone());
-        stop_of(&serde_json::from_value(body).unwrap())
-    }
-
-    #[test]
-    fn a_stop_asks_the_guest_unless_it_is_hard() {
-        let graceful = stop(&json!({})).unwrap().unwrap();
-        assert_eq!(graceful.grace, Some(Duration::from_secs(60)));
-        assert!(!graceful.then_hard && !graceful.until_reboot);
-        let hard = stop(&json!({ "mode": "hard" })).unwrap().unwrap();
-        assert_eq!(hard.grace, None);
-        let host = json!({ "grace_period_s": 5, "then": "hard", "until_reboot": true });
-        let host = stop(&host).unwrap().unwrap();
-        assert_eq!(host.grace, Some(Duration::from_secs(5)));
-        assert!(host.then_hard && host.until_reboot);
-    }
-
-    #[test]
-    fn members_that_say_nothing_are_refused() {
-        for wrong in [
-            json!({ "mode": "hard", "then": "hard" }),
-            json!({ "mode": "hard", "grace_period_s": 1 }),
-            json!({ "grace_period_s": 0 }),
-            json!({ "grace_period_s": 86_401 }),
-            json!({ "state": "Running", "mode": "graceful" }),
-            json!({ "state": "Paused", "until_reboot": true }),
-        ] {
-            let (status, _) = stop(&wrong).unwrap_err().answer();
-            assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
-        }
-        assert!(stop(&json!({ "state": "Paused" })).unwrap().is_none());
-    }
 }

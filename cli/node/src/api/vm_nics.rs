@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::NicInfo;
-use bellhop_api::node::{NicMove, VmInfo};
+use bellhop_api::node::{NicMove, Vm};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use serde_json::{Map, Value};
 use utoipa::IntoParams;
@@ -60,8 +60,8 @@ fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
 /// fails, the daemon undoes the earlier ones. An identical NIC changes nothing.
 #[utoipa::path(put, path = "/v1/vms/{name}/nics/{id}", operation_id = "put_vm_nic",
     params(NicPath), request_body = NicSpec, responses(
-    (status = 200, description = "It existed already", body = VmInfo),
-    (status = 201, description = "Created", body = VmInfo),
+    (status = 200, description = "It existed already", body = Vm),
+    (status = 201, description = "Created", body = Vm),
     NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn put(
@@ -85,7 +85,7 @@ pub(super) async fn put(
 /// nothing.
 #[utoipa::path(patch, path = "/v1/vms/{name}/nics/{id}", operation_id = "patch_vm_nic",
     params(NicPath), request_body = NicMove, responses(
-    (status = 200, description = "It is on that device now", body = VmInfo),
+    (status = 200, description = "It is on that device now", body = Vm),
     NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn change(
@@ -113,7 +113,7 @@ pub(super) async fn change(
 /// until the machine resets or ends.
 #[utoipa::path(delete, path = "/v1/vms/{name}/nics/{id}", operation_id = "delete_vm_nic",
     params(NicPath), responses(
-    (status = 202, description = "The guest is asked, and still has it", body = VmInfo),
+    (status = 202, description = "The guest is asked, and still has it", body = Vm),
     (status = 204, description = "Deleted"),
     NameErrors, ProcessErrors,
 ))]

@@ -6,7 +6,9 @@ use axum::Json;
 use axum::extract::State;
 use bellhop_api::Items;
 use bellhop_api::machine::VmState;
-use bellhop_api::node::{ConsolePaths, MayBeElsewhere, Selector, VmInfo, VmNic, VmPhase, VmQuery};
+use bellhop_api::node::{
+    ConsolePaths, MayBeElsewhere, Selector, Vm, VmNicDevice, VmObserved, VmPhase, VmQuery,
+};
 use vmm::http::parameters::Parameters;
 use vmm::http::{ErrorBody, HttpError};
 
@@ -18,27 +20,26 @@ use crate::machines::departure::remedy;
 use crate::machines::record::{Phase, Record};
 use crate::machines::spec::{NicSpec, VmName};
 
-fn nic_info(node: &Node, vm: &VmName, record: &Record, nic: &NicSpec) -> VmNic {
+fn nic_device(node: &Node, vm: &VmName, record: &Record, nic: &NicSpec) -> VmNicDevice {
     let failed_over = record.is_on_stand_by(nic.id());
     let now = record.nic_now(vm, nic);
     let stand_by = now.on_stand_by(vm);
     let device = |nic| node.machines.character_device_of(vm, nic).ok();
-    VmNic {
+    VmNicDevice {
         id: nic.id().to_string(),
-        device: record.made(nic.id(), failed_over).map(str::to_owned),
-        path: device(&now),
-        failover: stand_by.as_ref().and_then(device),
-        mac: nic.mac(),
+        vdpa_device: record.made(nic.id(), failed_over).map(str::to_owned),
+        character_device: device(&now),
+        backup: stand_by.as_ref().and_then(device),
         failed_over,
     }
 }
 
 /// Returns none if the VM no longer exists.
-pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
+pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<Vm> {
     let record = view.record?;
     let live = view.live;
     let nics = record.spec.nics().iter();
-    let nics = nics.map(|nic| nic_info(node, name, &record, nic));
+    let nics = nics.map(|nic| nic_device(node, name, &record, nic));
     let process = record.process();
     let phase = if live.as_ref().is_some_and(|live| live.is_stopping()) {
         VmPhase::Stopping
@@ -47,24 +48,16 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
     };
     let said = live.as_ref().and_then(|live| live.said.as_ref());
     let alarms = said.into_iter().flat_map(|said| &said.alarms);
-    Some(VmInfo {
-        name: name.to_string(),
-        generation: record.generation,
+    let status = VmObserved {
         phase,
-        state: record.spec.state,
-        restart: record.spec.restart,
-        labels: record.spec.labels.clone(),
-        annotations: record.spec.annotations.clone(),
         pending: record.pending(),
         pid: process.and_then(|(identity, _)| Some(identity?.pid)),
         uptime_s: process.and_then(|(identity, _)| Some(identity?.age_s())),
         version: live.as_ref().and_then(|live| live.version.clone()),
         api: live.as_ref().and_then(|live| live.api),
         adopted: live.as_ref().is_some_and(|live| live.adopted),
-        vcpus: record.spec.machine().cpus,
-        memory: record.spec.machine().memory.size,
         restarts: record.restarts,
-        nics: nics.collect(),
+        nic_devices: nics.collect(),
         alarms: alarms.cloned().collect(),
         console: ConsolePaths {
             socket: node.paths.console_socket(name),
@@ -77,6 +70,15 @@ pub(super) fn info(node: &Node, name: &VmName, view: View) -> Option<VmInfo> {
             remedy: remedy(name.as_str()),
         }),
         last_end: record.last_end,
+    };
+    Some(Vm {
+        name: name.to_string(),
+        // The texts of a spec came as JSON.
+        spec: record.spec.members().unwrap_or_default(),
+        labels: record.spec.labels,
+        annotations: record.spec.annotations,
+        generation: record.generation,
+        status,
     })
 }
 
@@ -105,13 +107,13 @@ fn phase(record: &Record, live: Option<(Option<u32>, Option<VmState>)>) -> VmPha
 ///
 /// By name, with their state. The parameters select some.
 #[utoipa::path(get, path = "/v1/vms", operation_id = "list_vms", params(VmQuery), responses(
-    (status = 200, description = "The virtual machines", body = Items<VmInfo>),
+    (status = 200, description = "The virtual machines", body = Items<Vm>),
     (status = 400, description = "Invalid parameter", body = ErrorBody),
 ))]
 pub(super) async fn list(
     State(node): Api,
     Parameters(query): Parameters<VmQuery>,
-) -> Result<Json<Items<VmInfo>>, Error> {
+) -> Result<Json<Items<Vm>>, Error> {
     let filter = Filter::of(&query)?;
     let all = node.machines.list().into_iter();
     let all = all.filter_map(|(name, view)| info(&node, &name, view));
@@ -138,10 +140,10 @@ impl Filter {
         })
     }
 
-    fn fits(&self, vm: &VmInfo) -> bool {
+    fn fits(&self, vm: &Vm) -> bool {
         let labels = self.labels.as_ref();
         labels.is_none_or(|labels| labels.selects(&vm.labels))
-            && self.phase.is_none_or(|phase| phase == vm.phase)
+            && self.phase.is_none_or(|phase| phase == vm.status.phase)
     }
 }
 
@@ -154,10 +156,11 @@ mod tests {
     #[test]
     fn a_list_has_what_fits_all_parameters() {
         let vm = json!({
-            "name": "web", "phase": "Running", "state": "Running", "restart": "Never", "nics": [],
-            "labels": { "tier": "web" }, "console": { "socket": "/s", "log": "/l" }, "log": "/v",
+            "name": "web", "labels": { "tier": "web" }, "spec": {}, "status": {
+                "phase": "Running", "console": { "socket": "/s", "log": "/l" }, "log": "/v",
+            },
         });
-        let vm: VmInfo = serde_json::from_value(vm).unwrap();
+        let vm: Vm = serde_json::from_value(vm).unwrap();
         let query = |label: Option<&str>, phase: Option<&str>| VmQuery {
             label: label.map(str::to_owned),
             phase: phase.map(str::to_owned),

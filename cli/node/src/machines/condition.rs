@@ -27,6 +27,20 @@ pub(crate) fn tag(generation: u64) -> String {
 }
 
 impl Condition {
+    /// This precondition, and this generation.
+    pub(crate) fn and_at(self, generation: u64) -> Self {
+        let wanted = tag(generation);
+        match self {
+            Self::None | Self::Present => Self::At(vec![wanted]),
+            Self::At(mut tags) => {
+                tags.retain(|tag| *tag == wanted);
+                Self::At(tags)
+            }
+            // Both never hold.
+            Self::Absent => Self::At(Vec::new()),
+        }
+    }
+
     /// Checks the precondition against this record. The caller holds the VM's lock.
     ///
     /// # Errors
@@ -78,6 +92,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_generation_narrows_a_condition() {
+        let at = |tags: &[&str]| Condition::At(tags.iter().map(|&tag| tag.to_owned()).collect());
+        for (condition, narrowed) in [
+            (Condition::None, at(&["g17"])),
+            (Condition::Present, at(&["g17"])),
+            (Condition::Absent, at(&[])),
+            (at(&["g3", "g17"]), at(&["g17"])),
+            (at(&["g3"]), at(&[])),
+        ] {
+            assert_eq!(condition.and_at(17), narrowed);
+        }
+    }
 
     #[test]
     fn a_condition_holds_or_names_both_values() {

@@ -13,11 +13,13 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
+use bellhop_api::config::VmConfig;
 use bellhop_api::machine::{EndReason, MigrationObstacle, MigrationRequest, MigrationTrial};
 use bellhop_api::node::{Awaited, SendToNode};
 use serde_json::Value;
 
 use super::arrival::{Arrival, Coming};
+use super::condition::Condition;
 use super::error::{arriving, has_come, no_vm, unfinished};
 use super::operations::{Requested, Sent};
 use super::record::{Phase, Record};
@@ -74,9 +76,11 @@ impl Machines {
         wanted: ReceiveFromNode,
         near: bool,
     ) -> Result<Awaited, Error> {
-        wanted.spec.check(vm)?;
-        if let Some(running) = &wanted.running {
-            wanted.spec.with_machine(running).check(vm)?;
+        let ReceiveFromNode { vm: body, running } = wanted;
+        let (spec, _) = body.for_vm(vm, Condition::None)?;
+        spec.check(vm)?;
+        if let Some(running) = &running {
+            spec.with_machine(running).check(vm)?;
         }
         let slot = self.place(vm);
         // Reported without the lock: the sender may hold it, here or, crosswise, at the other node.
@@ -86,7 +90,8 @@ impl Machines {
         // To its end even if the client disconnects: the waiting process must be watched.
         let machines = self.clone();
         let received = tokio::spawn(async move {
-            let work = move |machines: &Self, slot: &Slot| machines.receive_now(slot, wanted, near);
+            let work =
+                move |machines: &Self, slot: &Slot| machines.receive_now(slot, spec, running, near);
             machines.request(slot, work).await
         });
         received.await.map_err(unfinished)?
@@ -127,7 +132,7 @@ impl Machines {
             self.net_config(vm, &record.nic_now(vm, nic))
         })?;
         let wanted_there = ReceiveFromNode {
-            spec,
+            vm: spec.into(),
             running: record.running.as_deref().cloned(),
         };
         let endpoint = match self.peers.receive(&peer, wanted_there) {
@@ -177,12 +182,12 @@ impl Machines {
     fn receive_now(
         &self,
         slot: &Slot,
-        wanted: ReceiveFromNode,
+        mut spec: VmSpec,
+        running: Option<VmConfig>,
         near: bool,
     ) -> Result<Awaited, Error> {
         let vm = slot.name();
         let _admitted = self.admit()?;
-        let ReceiveFromNode { mut spec, running } = wanted;
         // Its guest runs at the source.
         spec.state = Desired::Running;
         let mut former = slot.record();

@@ -15,15 +15,20 @@ use super::steps::Host as _;
 use crate::error::Error;
 
 impl Machines {
-    /// The steps that [`Self::put`] would take for a VM that does not exist.
+    /// The steps that [`Self::put`] would take.
     ///
     /// # Errors
-    /// It exists, or cannot be created as far as that is known before the first step.
-    pub(crate) async fn plan(self: &Arc<Self>, vm: &VmName, spec: VmSpec) -> Result<Plan, Error> {
+    /// The condition does not hold, or the VM cannot be created as far as that is known before the
+    /// first step.
+    pub(crate) async fn plan(
+        self: &Arc<Self>,
+        vm: &VmName,
+        condition: Condition,
+        spec: VmSpec,
+    ) -> Result<Plan, Error> {
         spec.check(vm)?;
         let work = move |machines: &Self, slot: &Slot| machines.plan_now(slot, &spec);
-        self.request_if(self.place(vm), Condition::Absent, work)
-            .await
+        self.request_if(self.place(vm), condition, work).await
     }
 
     fn plan_now(&self, slot: &Slot, spec: &VmSpec) -> Result<Plan, Error> {
@@ -102,7 +107,8 @@ mod tests {
             (json!({"kernel": "/nonexistent"}), "unusable"),
             (json!({"kernel": "relative"}), "invalid_body"),
         ] {
-            let error = machines.plan(&vm, spec(wanted)).await.unwrap_err();
+            let plan = machines.plan(&vm, Condition::Absent, spec(wanted));
+            let error = plan.await.unwrap_err();
             assert_eq!(error.answer().1, code, "{error}");
         }
         assert!(machines.list().is_empty() && said.lock().is_empty());
@@ -111,7 +117,8 @@ mod tests {
             .put(&vm, Condition::Absent, stopped.clone(), None)
             .await
             .unwrap();
-        let error = machines.plan(&vm, stopped).await.unwrap_err();
+        let plan = machines.plan(&vm, Condition::Absent, stopped);
+        let error = plan.await.unwrap_err();
         assert_eq!(error.answer().1, "vm_exists");
         drop(node);
         std::fs::remove_dir_all(&directory).unwrap();

@@ -231,7 +231,7 @@ impl Record {
         self.running.as_deref().unwrap_or(self.spec.machine())
     }
 
-    /// Members of the spec, as JSON pointers, that take effect at the next start of its process.
+    /// Members of the VM, as JSON pointers, that take effect at the next start of its process.
     pub(crate) fn pending(&self) -> Vec<String> {
         let pending = self.running.as_ref().and_then(|running| {
             let running = serde_json::to_value(running).ok()?;
@@ -240,7 +240,8 @@ impl Record {
                 &running, &next,
             )))
         });
-        pending.unwrap_or_default()
+        let pending = pending.unwrap_or_default().into_iter();
+        pending.map(|member| format!("/spec{member}")).collect()
     }
 
     /// Increments the generation if the spec differs from the last stored record of this name.

@@ -68,7 +68,7 @@ impl Machines {
                 }
                 Desired::Running => WantedState::Running,
                 Desired::Stopped if record.process().is_some() => {
-                    let hint = "PATCH it with `state: Stopped`, which asks its guest";
+                    let hint = "PUT /v1/vms/{name}/state with `state: Stopped` asks its guest";
                     return Err(vm_runs(slot.name(), "stop", hint));
                 }
                 Desired::Stopped => WantedState::Stopped,
@@ -97,7 +97,8 @@ impl Machines {
         // An incoming VM, or a half deleted one, has no guest to ask.
         let has_guest = record.phase == Phase::Present && record.arrival.is_none();
         if has_guest && record.process().is_some() && !force {
-            let hint = "stop it first (PATCH it with `state: Stopped`), or add `?force=true`";
+            let hint = "PUT /v1/vms/{name}/state with `state: Stopped` stops it; `?force=true` \
+                        deletes it nevertheless";
             return Err(vm_runs(slot.name(), "delete", hint));
         }
         self.migration_deleted(slot.name());

@@ -138,7 +138,7 @@ mod tests {
             check_devices(&spec(&other), &saved).unwrap_err();
         }
         let record = Record::restored(same.clone(), "/s".into(), &saved);
-        assert_eq!(record.pending(), ["/kernel"]);
+        assert_eq!(record.pending(), ["/spec/kernel"]);
         let next = spec(&json!({ "kernel": "/k", "nics": nics, "disks": disks }));
         assert_eq!(Record::restored(next, "/s".into(), &saved).running, None);
     }

@@ -1,9 +1,10 @@
-//! The spec of a VM, as clients write it and the store keeps it.
+//! The spec of a VM, as clients write it ([`body`]) and the store keeps it.
 //!
 //! The VM's part is [`VmConfig`] unchanged, so the node accepts all that `bellhop run` accepts.
 //! NICs, the state and the restart policy are the node's own. The types cannot hold values that
 //! cannot work. It must not know the effects of a spec.
 
+mod body;
 pub mod file;
 mod name;
 mod nic;
@@ -15,22 +16,18 @@ use std::path::PathBuf;
 
 use bellhop_api::node::SendToNode;
 pub(crate) use bellhop_api::node::{Desired, DeviceId, NicId, Restart};
-use bellhop_api::node::{
-    Labels, annotations_schema, check_annotations, check_labels, labels_schema,
-};
+use bellhop_api::node::{Labels, check_annotations, check_labels};
 use serde::de::{self, DeserializeOwned, Deserializer};
 use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::openapi::RefOr;
-use utoipa::openapi::schema::{
-    AdditionalProperties, AnyOfBuilder, ArrayBuilder, Object, ObjectBuilder, Schema, SchemaType,
-    Type,
-};
+use utoipa::openapi::schema::{ArrayBuilder, Object, Schema};
 use utoipa::{PartialSchema, ToSchema};
 use vdpa_mgmt::NetConfig;
 use vmm::config::{DiskConfig, VmConfig};
 
+pub(crate) use self::body::{VmBody, VmPatch, refused};
 pub(crate) use self::name::{OWNER, VmName, bad_vm_name, owned_by};
 pub(crate) use self::nic::{ExistingDevice, NicSource, NicSpec, host_request};
 use crate::error::Error;
@@ -62,8 +59,8 @@ pub(crate) struct VmSpec {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReceiveFromNode {
     /// As for `PUT /v1/vms/{name}`. Its boot files are on this host, and its NICs are created here.
-    pub(crate) spec: VmSpec,
-    /// The machine as its process runs it, without devices, where that differs from `spec`: changes
+    pub(crate) vm: VmBody,
+    /// The machine as its process runs it, without devices, where that differs from `vm`: changes
     /// that wait for the next start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) running: Option<VmConfig>,
@@ -259,54 +256,76 @@ impl VmSpec {
 
 impl Serialize for VmSpec {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Flat<'a> {
-            #[serde(flatten)]
-            machine: &'a Value,
-            nics: &'a [NicSpec],
-            state: Desired,
-            restart: Restart,
-            #[serde(skip_serializing_if = "Labels::is_empty")]
-            labels: &'a Labels,
-            #[serde(skip_serializing_if = "Labels::is_empty")]
-            annotations: &'a Labels,
+        let mut fields = self.members().map_err(serde::ser::Error::custom)?;
+        for (name, labels) in [("labels", &self.labels), ("annotations", &self.annotations)] {
+            if !labels.is_empty() {
+                fields.insert(name.to_owned(), json!(labels));
+            }
         }
-        let machine = serde_json::to_value(&self.machine);
-        let mut machine = machine.map_err(serde::ser::Error::custom)?;
-        if let Some(fields) = machine.as_object_mut() {
-            fields.remove(VDPA);
-        }
-        Flat {
-            machine: &machine,
-            nics: &self.nics,
-            state: self.state,
-            restart: self.restart,
-            labels: &self.labels,
-            annotations: &self.annotations,
-        }
-        .serialize(serializer)
+        fields.serialize(serializer)
     }
 }
 
 impl VmSpec {
-    /// The names of the fields, as in the API description.
-    fn fields() -> Vec<String> {
-        match Self::schema() {
-            RefOr::T(Schema::Object(object)) => object.properties.into_keys().collect(),
-            _ => Vec::new(),
+    /// The members of `spec` in the API: all but labels and annotations.
+    pub(crate) fn members(&self) -> serde_json::Result<Map<String, Value>> {
+        let mut members = match serde_json::to_value(&self.machine)? {
+            Value::Object(machine) => machine,
+            _ => Map::new(),
+        };
+        members.remove(VDPA);
+        for (name, value) in [
+            ("nics", serde_json::to_value(&self.nics)?),
+            ("state", json!(self.state)),
+            ("restart", json!(self.restart)),
+        ] {
+            members.insert(name.to_owned(), value);
         }
+        Ok(members)
     }
 
-    /// Fails if one of these fields is unknown.
-    pub(crate) fn check_fields<E: de::Error>(fields: &Map<String, Value>) -> Result<(), E> {
-        if fields.contains_key(VDPA) {
+    /// The spec with these [`members`](Self::members).
+    fn of_members<E: de::Error>(
+        mut members: Map<String, Value>,
+        labels: Labels,
+        annotations: Labels,
+    ) -> Result<Self, E> {
+        Self::check_members(&members)?;
+        let nics: Vec<NicSpec> = take(&mut members, "nics")?;
+        let state = take(&mut members, "state")?;
+        let restart = take(&mut members, "restart")?;
+        let mut ids = BTreeSet::new();
+        if let Some(nic) = nics.iter().find(|nic| !ids.insert(nic.id())) {
+            return Err(de::Error::custom(two_nics(nic.id())));
+        }
+        let mut machine: VmConfig = place("", Value::Object(members))?;
+        // Disks keep their names when others are removed.
+        for (number, disk) in machine.disks.iter_mut().enumerate() {
+            disk.id = Some(disk.name(number));
+        }
+        Ok(Self {
+            machine,
+            nics,
+            state,
+            restart,
+            labels,
+            annotations,
+        })
+    }
+
+    /// Fails if one of these members is unknown.
+    fn check_members<E: de::Error>(members: &Map<String, Value>) -> Result<(), E> {
+        if members.contains_key(VDPA) {
             return Err(de::Error::custom("unknown field `vdpa`: give `nics`"));
         }
-        let known = Self::fields();
-        match fields.keys().find(|&field| !known.contains(field)) {
+        let known: Vec<String> = match Self::schema() {
+            RefOr::T(Schema::Object(object)) => object.properties.into_keys().collect(),
+            _ => Vec::new(),
+        };
+        match members.keys().find(|&member| !known.contains(member)) {
             None => Ok(()),
-            Some(field) => Err(de::Error::custom(format_args!(
-                "unknown field `{field}`, expected one of `{}`",
+            Some(member) => Err(de::Error::custom(format_args!(
+                "unknown field `{member}`, expected one of `{}`",
                 known.join("`, `")
             ))),
         }
@@ -321,31 +340,11 @@ impl<'de> Deserialize<'de> for VmSpec {
     // a wrong value.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut fields = Map::deserialize(deserializer)?;
-        Self::check_fields(&fields)?;
-        let nics: Vec<NicSpec> = take(&mut fields, "nics")?;
-        let state = take(&mut fields, "state")?;
-        let restart = take(&mut fields, "restart")?;
         let labels: Labels = take(&mut fields, "labels")?;
         check_labels(&labels).map_err(|error| wrong("labels", error))?;
         let annotations: Labels = take(&mut fields, "annotations")?;
         check_annotations(&annotations).map_err(|error| wrong("annotations", error))?;
-        let mut ids = BTreeSet::new();
-        if let Some(nic) = nics.iter().find(|nic| !ids.insert(nic.id())) {
-            return Err(de::Error::custom(two_nics(nic.id())));
-        }
-        let mut machine: VmConfig = place("", Value::Object(fields))?;
-        // Disks keep their names when others are removed.
-        for (number, disk) in machine.disks.iter_mut().enumerate() {
-            disk.id = Some(disk.name(number));
-        }
-        Ok(Self {
-            machine,
-            nics,
-            state,
-            restart,
-            labels,
-            annotations,
-        })
+        Self::of_members(fields, labels, annotations)
     }
 }
 
@@ -387,12 +386,10 @@ impl PartialSchema for VmSpec {
         let nics = ArrayBuilder::new()
             .items(NicSpec::schema())
             .description(Some("Its NICs, in the order of their PCI slots"));
-        let fields: [(&str, RefOr<Schema>); 5] = [
+        let fields: [(&str, RefOr<Schema>); 3] = [
             ("nics", RefOr::T(Schema::Array(nics.build()))),
             ("state", Desired::schema()),
             ("restart", Restart::schema()),
-            ("labels", RefOr::T(labels_schema().into())),
-            ("annotations", RefOr::T(annotations_schema().into())),
         ];
         for (name, schema) in fields {
             object.properties.insert(name.to_owned(), schema);
@@ -410,55 +407,6 @@ impl ToSchema for VmSpec {
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
         <VmConfig as ToSchema>::schemas(schemas);
         <NicSpec as ToSchema>::schemas(schemas);
-    }
-}
-
-/// Labels in a patch: null removes one.
-fn removable(mut labels: Object) -> RefOr<Schema> {
-    if let Some(AdditionalProperties::RefOr(RefOr::T(Schema::Object(value)))) =
-        labels.additional_properties.as_deref_mut()
-    {
-        value.schema_type = SchemaType::Array(vec![Type::String, Type::Null]);
-    }
-    labels.into()
-}
-
-/// The body of `PATCH /v1/vms/{name}/spec`, for the description.
-pub(crate) enum VmSpecPatch {}
-
-impl PartialSchema for VmSpecPatch {
-    fn schema() -> RefOr<Schema> {
-        let mut schema = VmSpec::schema();
-        if let RefOr::T(Schema::Object(object)) = &mut schema {
-            // It has requests of its own.
-            object.properties.remove("state");
-            for (name, labels) in [
-                ("labels", labels_schema()),
-                ("annotations", annotations_schema()),
-            ] {
-                object.properties.insert(name.to_owned(), removable(labels));
-            }
-            let required = std::mem::take(&mut object.required);
-            let optional = object.properties.iter_mut();
-            for (_, field) in optional.filter(|(name, _)| !required.contains(name)) {
-                let null = ObjectBuilder::new().schema_type(SchemaType::new(Type::Null));
-                let either = AnyOfBuilder::new().item(field.clone()).item(null);
-                *field = RefOr::T(Schema::AnyOf(either.build()));
-            }
-            let about = "A merge patch (RFC 7396) for a `VmSpec`: null restores the default";
-            object.description = Some(about.to_owned());
-        }
-        schema
-    }
-}
-
-impl ToSchema for VmSpecPatch {
-    fn name() -> Cow<'static, str> {
-        Cow::Borrowed("VmSpecPatch")
-    }
-
-    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
-        VmSpec::schemas(schemas);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Changes of a VM's spec, also while the VM runs.
 //!
 //! ```text
-//!   spec ─> JSON ─> merge patch ─> read and checked as a new one ─> recorded ─> [NICs made anew]
+//!   VM ─> JSON ─> merge patch ─> read and checked as a new one ─> recorded ─> [NICs made anew]
 //! ```
 //! The daemon reads restart policy, labels and annotations from the record on each use. The VM's
 //! process has all other members, and receives changes at its start. Until then the record keeps
@@ -12,10 +12,8 @@
 use std::sync::Arc;
 
 use bellhop_api::merge_patch;
-use bellhop_api::node::{Applied, SpecChange, SpecChanges};
+use bellhop_api::node::{Applied, SpecChange};
 use serde_json::{Map, Value};
-use vmm::http::HttpError;
-use vmm::http::body::invalid;
 
 use super::condition::Condition;
 use super::error::{migrating, vm_runs};
@@ -23,13 +21,13 @@ use super::host::check_files;
 use super::record::Record;
 use super::requests::check_whereabouts;
 use super::slot::Slot;
-use super::spec::{Desired, VmName, VmSpec};
+use super::spec::{Desired, VmBody, VmName, VmPatch, VmSpec, refused};
 use super::steps::Host as _;
 use super::{Change, Machines};
 use crate::error::Error;
 
 /// Members that the daemon reads from the record.
-const NOW: [&str; 3] = ["restart", "labels", "annotations"];
+const NOW: [&str; 3] = ["/spec/restart", "/labels", "/annotations"];
 
 impl Machines {
     /// Changes a VM's spec by a merge patch. With `dry_run` it only returns the changes.
@@ -42,7 +40,7 @@ impl Machines {
         condition: Condition,
         patch: Map<String, Value>,
         dry_run: bool,
-    ) -> Result<SpecChanges, Error> {
+    ) -> Result<Vec<SpecChange>, Error> {
         let work =
             move |machines: &Self, slot: &Slot| machines.patch_spec_now(slot, patch, dry_run);
         self.request_if(self.find(vm)?, condition, work).await
@@ -53,14 +51,15 @@ impl Machines {
         slot: &Slot,
         patch: Map<String, Value>,
         dry_run: bool,
-    ) -> Result<SpecChanges, Error> {
+    ) -> Result<Vec<SpecChange>, Error> {
         let vm = slot.name();
         let mut record = self.changeable(slot)?;
         check_whereabouts(vm, &record)?;
         if record.departure.is_some() {
             return Err(migrating(vm));
         }
-        let (spec, changes) = patched(&record.spec, patch)?;
+        let (spec, condition, changes) = patched(vm, &record.spec, patch)?;
+        condition.check(vm, Some(&record))?;
         spec.check(vm)?;
         let has_other_nics = spec.nics() != record.spec.nics();
         check_devices(vm, &record, &spec)?;
@@ -79,11 +78,7 @@ impl Machines {
             let fields = changes.iter().map(|change| change.field.clone()).collect();
             self.tell(vm, Change::SpecChanged(fields));
         }
-        let generation = slot.view().record.as_ref().map(|record| record.generation);
-        Ok(SpecChanges {
-            generation: generation.unwrap_or(record.generation),
-            changes,
-        })
+        Ok(changes)
     }
 }
 
@@ -100,28 +95,27 @@ fn check_devices(vm: &VmName, record: &Record, spec: &VmSpec) -> Result<(), Erro
     Err(vm_runs(vm, "change NICs or disks in the spec of", hint))
 }
 
-/// The patched spec, and its changes.
-fn patched(spec: &VmSpec, patch: Map<String, Value>) -> Result<(VmSpec, Vec<SpecChange>), Error> {
-    // A member with the value null must be known, too.
-    VmSpec::check_fields(&patch).map_err(|error: serde_json::Error| HttpError::Invalid {
-        at: String::new(),
-        reason: error.to_string(),
-    })?;
-    if patch.contains_key("state") {
-        let reason = "PATCH /v1/vms/{name} starts and stops it".to_owned();
-        let at = "/state".to_owned();
-        return Err(HttpError::Invalid { at, reason }.into());
-    }
-    let before = json(spec)?;
+/// The patched spec, the condition in the patch, and the changes.
+fn patched(
+    vm: &VmName,
+    spec: &VmSpec,
+    patch: Map<String, Value>,
+) -> Result<(VmSpec, Condition, Vec<SpecChange>), Error> {
+    let patch = Value::Object(patch);
+    VmPatch::check(&patch)?;
+    let before = json(spec.clone())?;
     let mut after = before.clone();
-    merge_patch::apply(&mut after, &Value::Object(patch));
-    let next = serde_path_to_error::deserialize::<_, VmSpec>(after).map_err(invalid)?;
-    let after = json(&next)?;
-    let fields = merge_patch::pointers(&merge_patch::between(&before, &after));
+    merge_patch::apply(&mut after, &patch);
+    let (next, condition) = VmBody::read(after)?.for_vm(vm, Condition::None)?;
+    if next.state != spec.state {
+        let reason = "PUT /v1/vms/{name}/state starts and stops it".to_owned();
+        return Err(refused("/spec/state", reason));
+    }
+    let after = json(next.clone())?;
+    let members = merge_patch::pointers(&merge_patch::between(&before, &after));
     let change = |field: String| {
         let value = |of: &Value| of.pointer(&field).cloned().unwrap_or_default();
-        let member = field.split('/').nth(1).unwrap_or_default();
-        let applied = if NOW.contains(&member) {
+        let applied = if NOW.iter().any(|member| field.starts_with(member)) {
             Applied::Now
         } else {
             Applied::NextStart
@@ -133,11 +127,12 @@ fn patched(spec: &VmSpec, patch: Map<String, Value>) -> Result<(VmSpec, Vec<Spec
             field,
         }
     };
-    Ok((next, fields.into_iter().map(change).collect()))
+    let changes = members.into_iter().map(change).collect();
+    Ok((next, condition, changes))
 }
 
-fn json(spec: &VmSpec) -> Result<Value, Error> {
-    serde_json::to_value(spec).map_err(Error::context("cannot encode the spec as JSON"))
+fn json(spec: VmSpec) -> Result<Value, Error> {
+    serde_json::to_value(VmBody::from(spec)).map_err(Error::context("cannot encode the VM as JSON"))
 }
 
 #[cfg(test)]
@@ -163,7 +158,8 @@ mod tests {
         let Value::Object(patch) = patch else {
             panic!("no object");
         };
-        patched(&spec(), patch)
+        let (spec, _, changes) = patched(&"web".parse().unwrap(), &spec(), patch)?;
+        Ok((spec, changes))
     }
 
     /// One line for each change.
@@ -181,36 +177,40 @@ mod tests {
     #[test]
     fn each_changed_member_is_named_with_its_time() {
         let wanted = json!({
-            "memory": { "size": "2G" }, "restart": "always", "initramfs": "/i",
+            "spec": { "memory": { "size": "2G" }, "restart": "always", "initramfs": "/i" },
             "labels": { "tier": null, "a/b": "c" }, "annotations": { "note": "x" },
         });
         let changes = [
             r#"/annotations/note null "x" Now"#,
-            r#"/initramfs null "/i" NextStart"#,
             r#"/labels/a~1b null "c" Now"#,
             r#"/labels/tier "web" null Now"#,
-            r#"/memory/size "1G" "2G" NextStart"#,
-            r#"/restart "Never" "Always" Now"#,
+            r#"/spec/initramfs null "/i" NextStart"#,
+            r#"/spec/memory/size "1G" "2G" NextStart"#,
+            r#"/spec/restart "Never" "Always" Now"#,
         ];
         let mut found = lines(wanted);
         found.sort();
         assert_eq!(found, changes);
-        // Removing the last label leaves the object of labels empty, so it is removed, too.
-        let gone = lines(json!({ "labels": { "tier": null } }));
-        assert_eq!(gone, [r#"/labels {"tier":"web"} null Now"#]);
+        for all in [json!({ "tier": null }), Value::Null] {
+            let gone = lines(json!({ "labels": all }));
+            assert_eq!(gone, [r#"/labels/tier "web" null Now"#]);
+        }
     }
 
     #[test]
     fn what_means_the_same_is_no_change() {
         for same in [
             json!({}),
-            json!({ "memory": { "size": "1024M" }, "cmdline": null, "cpus": 1 }),
-            json!({ "disks": [{ "path": "/d", "readonly": false }] }),
-            json!({ "nics": [{ "id": "net0", "from": "eth0" }], "labels": { "x": null } }),
+            json!({ "spec": { "memory": { "size": "1024M" }, "cmdline": null, "cpus": 1 } }),
+            json!({ "spec": { "disks": [{ "path": "/d", "readonly": false }] } }),
+            json!({
+                "spec": { "nics": [{ "id": "net0", "from": "eth0" }] }, "labels": { "x": null },
+            }),
+            json!({ "name": "web", "status": { "phase": "Running" }, "spec": { "state": "Running" } }),
         ] {
             assert_eq!(lines(same.clone()), Vec::<String>::new(), "{same}");
         }
-        let (size_alone, _) = patch(json!({ "memory": "2G" })).unwrap();
+        let (size_alone, _) = patch(json!({ "spec": { "memory": "2G" } })).unwrap();
         assert_eq!(size_alone.machine().memory.hugepages, None);
     }
 
@@ -219,19 +219,38 @@ mod tests {
         let many: Map<String, Value> = (0..33)
             .map(|number| (format!("a{number}"), json!("")))
             .collect();
+        let of_spec = |member: &str, value: Value| json!({ "spec": { member: value } });
         for (wrong, place, words) in [
-            (json!({ "vcpus": 2 }), "", "unknown field `vcpus`"),
-            (json!({ "vcpus": null }), "", "unknown field `vcpus`"),
-            (json!({ "vdpa": null }), "", "give `nics`"),
-            (json!({ "kernel": null }), "", "missing field `kernel`"),
-            (json!({ "cpus": 0 }), "/cpus", "0 vCPUs"),
-            (json!({ "memory": { "size": "x" } }), "/memory/size", ""),
+            (of_spec("vcpus", json!(2)), "/spec", "unknown field `vcpus`"),
             (
-                json!({ "state": "Stopped" }),
-                "/state",
-                "PATCH /v1/vms/{name}",
+                of_spec("vcpus", Value::Null),
+                "/spec",
+                "unknown field `vcpus`",
             ),
-            (json!({ "restart": "Often" }), "/restart", "Often"),
+            (
+                of_spec("kernel", Value::Null),
+                "/spec",
+                "missing field `kernel`",
+            ),
+            (json!({ "spec": null }), "", "missing field `spec`"),
+            (json!({ "name": "db" }), "/name", "web"),
+            (of_spec("cpus", json!(0)), "/spec/cpus", "0 vCPUs"),
+            (
+                of_spec("memory", json!({ "size": "x" })),
+                "/spec/memory/size",
+                "",
+            ),
+            (
+                of_spec("memory", json!({ "pages": null })),
+                "/spec/memory",
+                "unknown field `pages`",
+            ),
+            (
+                of_spec("state", json!("Stopped")),
+                "/spec/state",
+                "PUT /v1/vms/{name}/state",
+            ),
+            (of_spec("restart", json!("Often")), "/spec/restart", "Often"),
             (json!({ "labels": { "tier": 1 } }), "/labels/tier", "string"),
             (
                 json!({ "labels": { "a b": "c" } }),
@@ -258,7 +277,9 @@ mod tests {
     fn a_process_keeps_what_it_was_started_with() {
         let mut record = Record::new(spec());
         let next = |wanted: Value| patch(wanted).unwrap().0;
-        let larger = next(json!({ "memory": { "size": "2G" }, "labels": { "tier": "db" } }));
+        let larger = next(json!({
+            "spec": { "memory": { "size": "2G" } }, "labels": { "tier": "db" },
+        }));
         record.change_spec(larger.clone());
         assert_eq!(record.pending(), Vec::<String>::new(), "it does not run");
         let mut record = Record::new(spec());
@@ -267,8 +288,10 @@ mod tests {
             boot: "b".to_owned(),
         });
         record.change_spec(larger);
-        record.change_spec(next(json!({ "memory": { "size": "2G" }, "cpus": 2 })));
-        assert_eq!(record.pending(), ["/cpus", "/memory/size"]);
+        record.change_spec(next(
+            json!({ "spec": { "memory": { "size": "2G" }, "cpus": 2 } }),
+        ));
+        assert_eq!(record.pending(), ["/spec/cpus", "/spec/memory/size"]);
         assert_eq!(record.running(), &spec().fixed());
         // The change survives the daemon, and ends with the process.
         let kept = serde_json::to_value(&record).unwrap();
@@ -300,18 +323,21 @@ mod tests {
         };
         let at = |generation: u64| Condition::At(vec![tag(generation)]);
 
-        let always = json!({ "restart": "Always" });
+        let generation = || machines.show(&vm).unwrap().record.unwrap().generation;
+        let always = json!({ "generation": 1, "spec": { "restart": "Always" } });
         let trial = patch(at(1), always.clone(), true).await.unwrap();
-        assert_eq!((trial.generation, trial.changes.len()), (1, 1));
+        assert_eq!((generation(), trial.len()), (1, 1));
         let changed = patch(at(1), always.clone(), false).await.unwrap();
-        assert_eq!(changed.generation, 2);
-        assert_eq!(changed.changes, trial.changes);
-        let again = patch(Condition::None, always.clone(), false).await.unwrap();
-        assert_eq!((again.generation, again.changes.len()), (2, 0));
+        assert_eq!(generation(), 2);
+        assert_eq!(changed, trial);
+        let same = json!({ "spec": { "restart": "Always" } });
+        let again = patch(Condition::None, same.clone(), false).await.unwrap();
+        assert_eq!((generation(), again.len()), (2, 0));
         for (condition, wanted, code) in [
-            (at(1), always, "generation_conflict"),
-            (at(2), json!({ "cpus": 2 }), "unusable"),
-            (at(2), json!({ "kernel": "k" }), "invalid_body"),
+            (at(1), same, "generation_conflict"),
+            (Condition::None, always, "generation_conflict"),
+            (at(2), json!({ "spec": { "cpus": 2 } }), "unusable"),
+            (at(2), json!({ "spec": { "kernel": "k" } }), "invalid_body"),
         ] {
             let error = patch(condition, wanted.clone(), false).await.unwrap_err();
             assert_eq!(error.answer().1, code, "{wanted}: {error}");
@@ -319,7 +345,7 @@ mod tests {
         let record = machines.show(&vm).unwrap().record.unwrap();
         assert_eq!(record.generation, 2);
         assert_eq!(record.spec.restart, Restart::Always);
-        let fields = vec!["/restart".to_owned()];
+        let fields = vec!["/spec/restart".to_owned()];
         assert_eq!(*said.lock(), [Change::Created, Change::SpecChanged(fields)]);
         drop(node);
         std::fs::remove_dir_all(&directory).unwrap();
@@ -330,14 +356,14 @@ mod tests {
         let vm: VmName = "web".parse().unwrap();
         let mut record = Record::new(spec());
         let other = |wanted: Value| patch(wanted).unwrap().0;
-        let nics = other(json!({ "nics": [] }));
-        let disks = other(json!({ "disks": [] }));
+        let nics = other(json!({ "spec": { "nics": [] } }));
+        let disks = other(json!({ "spec": { "disks": [] } }));
         for spec in [&nics, &disks] {
             // Its desired state is running, although it does not run.
             let error = check_devices(&vm, &record, spec).unwrap_err();
             assert_eq!(error.answer().1, "vm_runs");
         }
-        check_devices(&vm, &record, &other(json!({ "cpus": 2 }))).unwrap();
+        check_devices(&vm, &record, &other(json!({ "spec": { "cpus": 2 } }))).unwrap();
         record.spec.state = Desired::Stopped;
         check_devices(&vm, &record, &nics).unwrap();
         check_devices(&vm, &record, &disks).unwrap();

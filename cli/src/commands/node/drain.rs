@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bellhop_api::Items;
 use bellhop_api::machine::{CONNECTIONS, DOWNTIME_MS, MigrationTrial, TIMEOUT_S};
-use bellhop_api::node::{Operation, Selector, SendToNode, VmInfo, VmPhase};
+use bellhop_api::node::{Operation, Selector, SendToNode, Vm, VmPhase};
 use bellhop_common::client::{Address, MAKING, Node, STRANGE, with_query};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -147,9 +147,9 @@ pub(super) fn execute(
         node.put_cordon().send()?;
     }
     let label = arguments.selector.as_ref().map(ToString::to_string);
-    let all: Items<VmInfo> = node.get(&with_query("/v1/vms", [("label", label)]))?;
+    let all: Items<Vm> = node.get(&with_query("/v1/vms", [("label", label)]))?;
     let all = all.items.into_iter();
-    let (stopped, up): (Vec<_>, Vec<_>) = all.partition(|vm| vm.phase == VmPhase::Stopped);
+    let (stopped, up): (Vec<_>, Vec<_>) = all.partition(|vm| vm.status.phase == VmPhase::Stopped);
     let stopped = stopped.into_iter();
     let stopped = stopped.map(|vm| Drained::new(vm.name, Outcome::Stopped));
     let done: Mutex<Vec<Drained>> = Mutex::new(stopped.collect());
@@ -262,7 +262,9 @@ mod tests {
     }
 
     fn vms() -> Value {
-        let vm = |name: &str, phase: &str| made_up::vm(&json!({ "name": name, "phase": phase }));
+        let vm = |name: &str, phase: &str| {
+            made_up::vm(&json!({ "name": name, "status": { "phase": phase } }))
+        };
         json!({ "items": [vm("a", "Running"), vm("b", "Stopped"), vm("c", "Paused")] })
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use bellhop_api::node::{Event, VmInfo, VmPhase};
+use bellhop_api::node::{Event, Vm, VmPhase};
 use bellhop_common::table::Table;
 use bellhop_common::text::printable;
 
@@ -76,7 +76,7 @@ impl View {
         Done::No
     }
 
-    fn select(&mut self, key: Key, vms: &[VmInfo]) {
+    fn select(&mut self, key: Key, vms: &[Vm]) {
         let last = vms.len().saturating_sub(1);
         let mut all = vms.iter();
         let at = all.position(|vm| Some(&vm.name) == self.selected.as_ref());
@@ -100,7 +100,13 @@ pub(super) fn lines(snapshot: &Snapshot, view: &View) -> Vec<Line> {
 }
 
 fn overview(snapshot: &Snapshot, view: &View) -> Vec<Line> {
-    let of_phase = |phase| snapshot.vms.iter().filter(|vm| vm.phase == phase).count();
+    let of_phase = |phase| {
+        snapshot
+            .vms
+            .iter()
+            .filter(|vm| vm.status.phase == phase)
+            .count()
+    };
     let running = of_phase(VmPhase::Running);
     let title = format!("VMs: {}, running: {running}", snapshot.vms.len());
     let mut lines = vec![Line::new(&title, Style::Heading)];
@@ -115,7 +121,7 @@ fn overview(snapshot: &Snapshot, view: &View) -> Vec<Line> {
     let all = snapshot
         .vms
         .iter()
-        .flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic)));
+        .flat_map(|vm| vm.status.nic_devices.iter().map(move |nic| (vm, nic)));
     let mut styles = Vec::new();
     let mut rows = Vec::new();
     for (vm, nic) in all {
@@ -129,12 +135,12 @@ fn overview(snapshot: &Snapshot, view: &View) -> Vec<Line> {
         });
         let is_good = findings.is_empty() && driver != Some("BROKEN");
         styles.push(if is_good { Style::Plain } else { Style::Alarm });
-        let device = nic.device.clone();
-        let path = || Some(nic.path.as_ref()?.display().to_string());
+        let device = nic.vdpa_device.clone();
+        let path = || Some(nic.character_device.as_ref()?.display().to_string());
         rows.push([
             vm.name.clone(),
             nic.id.clone(),
-            nic.mac.map_or_else(unknown, |mac| mac.to_string()),
+            view::mac(vm, &nic.id).unwrap_or_else(unknown),
             device.or_else(path).unwrap_or_else(unknown),
             driver.map_or_else(unknown, str::to_owned),
             rings.map_or_else(unknown, |rings| rings.queues.to_string()),
@@ -164,7 +170,7 @@ fn overview(snapshot: &Snapshot, view: &View) -> Vec<Line> {
     lines
 }
 
-fn is_healthy(vm: &VmInfo) -> bool {
+fn is_healthy(vm: &Vm) -> bool {
     view::health(vm).is_none_or(|health| health == "ok")
 }
 
@@ -175,7 +181,7 @@ fn details(snapshot: &Snapshot, name: &str) -> Vec<Line> {
     let mut lines = vec![Line::new(&title, Style::Heading)];
     for (vm, nic) in vm
         .iter()
-        .flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic)))
+        .flat_map(|vm| vm.status.nic_devices.iter().map(move |nic| (vm, nic)))
     {
         let findings = view::findings(vm, &nic.id).into_iter();
         lines.extend(findings.map(|finding| alarm(&format!("{} {finding}", nic.id))));

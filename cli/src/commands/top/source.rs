@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use bellhop_api::Items;
-use bellhop_api::node::{Event, EventQuery, Operation, OperationPhase, VmInfo};
+use bellhop_api::node::{Event, EventQuery, Operation, OperationPhase, Vm};
 use bellhop_common::client::{EventStream, Node, Notice};
 use bellhop_common::error::Error;
 use bellhop_common::table::Table;
@@ -42,7 +42,7 @@ pub(super) struct Rings {
 /// The state of a node at one moment.
 #[derive(Debug, Default)]
 pub(super) struct Snapshot {
-    pub(super) vms: Vec<VmInfo>,
+    pub(super) vms: Vec<Vm>,
     /// Of VMs that answer.
     pub(super) rings: BTreeMap<NicName, Rings>,
     /// Those that run.
@@ -127,7 +127,7 @@ impl<'a> Source<'a> {
     /// # Errors
     /// The daemon is unreachable, or refuses.
     pub(super) fn snapshot(&mut self, open: Option<&str>) -> Result<Snapshot, Error> {
-        let vms: Items<VmInfo> = self.node.list_vms().send()?;
+        let vms: Items<Vm> = self.node.list_vms().send()?;
         let operations: Items<Operation> = self.node.list_operations().send()?;
         let operations = operations.items.into_iter();
         let running = operations.filter(|one| one.phase == OperationPhase::Running);

@@ -14,13 +14,17 @@ bellhop_nic_queues{vm=\"web\",nic=\"net0\",kick=\"doorbell\"} 2
 ";
 
 fn vms() -> Value {
-    let nic = json!({"id": "net0", "device": "web.net0", "path": "/dev/vhost-vdpa-0",
-        "mac": "52:54:00:12:34:56"});
+    let nic = json!({"id": "net0", "from": "eth0", "mac": "52:54:00:12:34:56"});
+    let devices = json!({"id": "net0", "vdpa_device": "web.net0",
+        "character_device": "/dev/vhost-vdpa-0"});
     let alarm = json!({"device": "net0", "queue": 1, "alarm": "Stuck"});
     json!({"items": [
-        made_up::vm(&json!({"name": "db", "phase": "Stopped", "state": "Stopped", "pid": null})),
-        made_up::vm(&json!({"nics": [nic], "alarms": [alarm], "uptime_s": 65,
-            "vcpus": 2, "memory": "1G"})),
+        made_up::vm(&json!({"name": "db", "spec": {"state": "Stopped"},
+            "status": {"phase": "Stopped", "pid": null}})),
+        made_up::vm(&json!({
+            "spec": {"nics": [nic], "cpus": 2, "memory": {"size": "1G"}},
+            "status": {"nic_devices": [devices], "alarms": [alarm], "uptime_s": 65},
+        })),
     ]})
 }
 

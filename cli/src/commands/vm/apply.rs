@@ -12,7 +12,7 @@ use super::create::{make_paths_absolute, name};
 use super::spec_patch::{send, show};
 use super::watch::Watch;
 use super::{of_vm, say};
-use crate::commands::machine_arguments::Description;
+use crate::commands::machine_arguments::{Description, resource};
 use crate::setting::Setting;
 
 /// Create a VM, or change it, as a file describes
@@ -73,9 +73,9 @@ impl FileArguments {
 }
 
 /// The merge patch of a file for an existing VM.
-fn patch(mut spec: Map<String, Value>) -> Value {
-    spec.remove("state");
-    spec.into()
+fn patch(mut fields: Map<String, Value>) -> Value {
+    fields.remove("state");
+    resource(fields)
 }
 
 pub(super) fn apply(
@@ -84,13 +84,13 @@ pub(super) fn apply(
     node: &Node,
     format: Format,
 ) -> Result<Code, Error> {
-    let (name, spec) = arguments.file.read(which)?;
-    match send(node, &name, None, &patch(spec.clone()), false) {
+    let (name, fields) = arguments.file.read(which)?;
+    match send(node, &name, None, &patch(fields.clone()), false) {
         Err(error) if error.refusal().is_some_and(Refusal::is_not_there) => {}
         answer => return show(&name, &answer?, format),
     }
     let _watch = Watch::start(which, &name);
-    let made = node.put(&of_vm(&name), Condition::Absent, &spec, MAKING)?;
+    let made = node.put(&of_vm(&name), Condition::Absent, &resource(fields), MAKING)?;
     say(&made, format)
 }
 
@@ -100,6 +100,7 @@ pub(super) fn diff(
     node: &Node,
     format: Format,
 ) -> Result<Code, Error> {
-    let (name, spec) = arguments.file.read(which)?;
-    show(&name, &send(node, &name, None, &patch(spec), true)?, format)
+    let (name, fields) = arguments.file.read(which)?;
+    let changes = send(node, &name, None, &patch(fields), true)?;
+    show(&name, &changes, format)
 }

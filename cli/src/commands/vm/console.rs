@@ -111,7 +111,7 @@ fn ended(name: &str, closed: Option<Closed>, node: &Node) -> Result<Code, Error>
         Some(Closed { code: VM_ENDED, .. }) => {
             let phase = until(NOTICED, || {
                 let (view, _) = vm(node, name)?;
-                Ok(view.pid.is_none().then_some(view.phase))
+                Ok(view.status.pid.is_none().then_some(view.status.phase))
             });
             match phase {
                 Ok(Some(phase)) => eprintln!("The VM {name} ended: it is {phase}."),

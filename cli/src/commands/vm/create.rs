@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use super::arguments::{absolute, free_id, nic_body};
 use super::watch::Watch;
 use super::{of_vm, read, say, vm};
-use crate::commands::machine_arguments::{MachineArguments, put_devices};
+use crate::commands::machine_arguments::{MachineArguments, put_devices, resource};
 use crate::plan;
 
 /// Create a VM with its NICs and start it, all or nothing
@@ -110,7 +110,8 @@ Keys of --nic, and of [[nics]] in a file:
 
 In a file, keys are the options' names with _ for -; --nic and --disk are [[nics]] and [[disks]].
 A file also has name, state = \"Running\" or \"Stopped\", restart, [labels] and [annotations]. Paths
-are those of this host. `bellhop run` reads the same file, `bellhop config check` checks it.
+are those of this host. A file may also have the form of the API: name, labels, annotations and
+spec. `bellhop run` reads the same file, `bellhop config check` checks it.
 
 Examples:
   bellhop vm create web --kernel /boot/vmlinuz --initramfs /boot/initrd.img --cpus 2 --memory 1G \\
@@ -192,7 +193,7 @@ impl VmArguments {
         }
         Ok(Wanted {
             name: name(self.name.as_deref(), description.name)?,
-            body: description.fields.into(),
+            body: resource(description.fields),
         })
     }
 

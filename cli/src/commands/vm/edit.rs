@@ -14,10 +14,12 @@ use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use serde_json::{Map, Value};
 
-use super::spec_patch::{of_spec, send, show};
+use super::of_vm;
+use super::spec_patch::{send, show};
+use crate::commands::machine_arguments::{flat, resource};
 use crate::config_file;
 
-/// Change a VM's spec in an editor
+/// Change a VM's spec, labels and annotations in an editor
 ///
 /// The editor is $VISUAL or $EDITOR, else vi. A removed value gets its default.
 #[derive(Debug, clap::Args)]
@@ -45,7 +47,7 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
     edit(&arguments.name, &editor, &directory, node, format)
 }
 
-/// Edits the spec in a new file of a directory.
+/// Edits the VM in a new file of a directory.
 fn edit(
     name: &str,
     editor: &str,
@@ -53,17 +55,18 @@ fn edit(
     node: &Node,
     format: Format,
 ) -> Result<Code, Error> {
-    let answer = node.get_whole(&of_spec(name))?;
+    let answer = node.get_whole(&of_vm(name))?;
     let tag = answer.headers.get("etag");
     let tag = tag.and_then(|tag| tag.to_str().ok()).map(str::to_owned);
-    let mut before: Map<String, Value> =
-        serde_json::from_slice(&answer.body).map_err(Error::context(STRANGE))?;
-    // Start and stop change it.
+    let vm = serde_json::from_slice(&answer.body).map_err(Error::context(STRANGE))?;
+    let mut before = flat(vm);
+    // A name cannot be changed, and start and stop change the state.
+    before.remove("name");
     before.remove("state");
     let file = write(&before, directory)?;
-    let edited = run(editor, &file).and_then(|()| config_file::read::<Value>(&file));
+    let edited = run(editor, &file).and_then(|()| config_file::read(&file));
     let done = edited.and_then(|after| {
-        let patch = merge_patch::between(&before.into(), &after);
+        let patch = merge_patch::between(&resource(before), &resource(after));
         send(node, name, tag.map(Condition::At), &patch, false)
     });
     match done {
@@ -80,10 +83,10 @@ fn edit(
     }
 }
 
-/// Writes the spec to a new file that only this user can read.
-fn write(spec: &Map<String, Value>, directory: &Path) -> Result<PathBuf, Error> {
-    let text = toml::to_string_pretty(spec);
-    let text = text.map_err(Error::context("cannot write the spec as TOML"))?;
+/// Writes the fields to a new file that only this user can read.
+fn write(fields: &Map<String, Value>, directory: &Path) -> Result<PathBuf, Error> {
+    let text = toml::to_string_pretty(fields);
+    let text = text.map_err(Error::context("cannot write the VM as TOML"))?;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     let file = format!("bellhop-vm-{}-{}.toml", process::id(), now.as_nanos());
     let file = directory.join(file);
@@ -112,7 +115,7 @@ fn run(editor: &str, file: &Path) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use bellhop_common::client::made_up::MadeUp;
+    use bellhop_common::client::made_up::{self, MadeUp};
     use serde_json::json;
 
     use super::super::tests::format;
@@ -120,9 +123,11 @@ mod tests {
 
     fn daemon(status: u16, answer: &Value) -> MadeUp {
         let spec = json!({"kernel": "/k", "cpus": 2, "memory": {"size": "1G"}, "state": "Stopped",
-            "disks": [{"path": "/d", "id": "disk0"}], "labels": {"a/b": "c"}});
+            "disks": [{"path": "/d", "id": "disk0"}]});
+        let vm = json!({"name": "web", "generation": 7, "labels": {"a/b": "c"},
+            "annotations": {}, "spec": spec, "status": {"phase": "Stopped"}});
         MadeUp::default()
-            .answer_with(200, &[("etag", "\"g7\"")], &spec)
+            .answer_with(200, &[("etag", "\"g7\"")], &vm)
             .answer(status, answer)
     }
 
@@ -137,21 +142,22 @@ mod tests {
     #[test]
     fn the_edited_text_becomes_a_patch_for_the_generation_that_was_read() {
         let directory = directory("patch");
-        let none = json!({"generation": 8, "changes": []});
+        let none = json!({"vm": made_up::vm(&json!({})), "changes": []});
         for (editor, patch) in [
-            ("sed -i s/1G/2G/", r#"{"memory":{"size":"2G"}}"#),
-            ("sed -i /cpus/d", r#"{"cpus":null}"#),
+            ("sed -i s/1G/2G/", r#"{"spec":{"memory":{"size":"2G"}}}"#),
+            ("sed -i /cpus/d", r#"{"spec":{"cpus":null}}"#),
+            ("sed -i /a.b/d", r#"{"labels":{"a/b":null}}"#),
             (
                 "sed -i '1i restart = \"always\"'",
-                r#"{"restart":"always"}"#,
+                r#"{"spec":{"restart":"always"}}"#,
             ),
             ("true", "{}"),
         ] {
             let made_up = daemon(200, &none);
             let code = edit("web", editor, &directory, &made_up.node(), format(&["-j"]));
             assert_eq!(code.unwrap(), Code::Success);
-            let asked = format!("PATCH /v1/vms/web/spec if-match: \"g7\" {patch}");
-            assert_eq!(made_up.asked(), ["GET /v1/vms/web/spec", &asked]);
+            let asked = format!("PATCH /v1/vms/web if-match: \"g7\" {patch}");
+            assert_eq!(made_up.asked(), ["GET /v1/vms/web", &asked]);
         }
         // Fails if a file is left.
         fs::remove_dir(&directory).unwrap();

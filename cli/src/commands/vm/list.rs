@@ -1,7 +1,8 @@
 //! `bellhop vm list`.
 
 use bellhop_api::Items;
-use bellhop_api::node::{Selector, VmInfo, VmPhase};
+use bellhop_api::config::{CpuCount, MemoryConfig};
+use bellhop_api::node::{Restart, Selector, Vm, VmPhase};
 use bellhop_common::client::{Node, with_query};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -10,7 +11,7 @@ use bellhop_common::table::Table;
 use serde_json::Value;
 
 use super::read;
-use super::view::{health, uptime};
+use super::view::{health, mac, uptime};
 
 /// List this node's VMs
 #[derive(Debug, clap::Args)]
@@ -34,7 +35,7 @@ Columns:
 Examples:
   bellhop vm list
   bellhop vm list -l tier=web --phase running
-  bellhop vm list -o json | jq -r '.[] | select(.phase == \"Stopped\") | .name'"
+  bellhop vm list -o json | jq -r '.[] | select(.status.phase == \"Stopped\") | .name'"
 )]
 pub(crate) struct Arguments {
     /// Only those with these labels, such as tier=web,env
@@ -54,31 +55,32 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
     let at = with_query("/v1/vms", [("label", label), ("phase", phase)]);
     let answer: Items<Value> = node.get(&at)?;
     let vms = answer.items.iter().map(read);
-    let vms = vms.collect::<Result<Vec<VmInfo>, _>>()?;
+    let vms = vms.collect::<Result<Vec<Vm>, _>>()?;
     format.print_table(&answer.items, || table(&vms))
 }
 
 /// A row for each VM.
-pub(crate) fn table(vms: &[VmInfo]) -> Table {
+pub(crate) fn table(vms: &[Vm]) -> Table {
     let unknown = || "-".to_owned();
     let rows = vms.iter().map(|vm| {
-        let macs: Vec<String> = vm
-            .nics
-            .iter()
-            .filter_map(|nic| Some(nic.mac?.to_string()))
-            .collect();
+        let status = &vm.status;
+        let nics = status.nic_devices.iter();
+        let macs: Vec<String> = nics.filter_map(|nic| mac(vm, &nic.id)).collect();
+        let cpus = |cpus: CpuCount| cpus.get().to_string();
+        let memory = |memory: MemoryConfig| memory.size.to_string();
+        let restart = |restart: Restart| restart.to_string();
         [
             vm.name.clone(),
-            vm.phase.to_string(),
-            vm.pid.map_or_else(unknown, |pid| pid.to_string()),
-            vm.vcpus.get().to_string(),
-            vm.memory.to_string(),
-            vm.nics.len().to_string(),
+            status.phase.to_string(),
+            status.pid.map_or_else(unknown, |pid| pid.to_string()),
+            vm.desired("cpus").map_or_else(unknown, cpus),
+            vm.desired("memory").map_or_else(unknown, memory),
+            status.nic_devices.len().to_string(),
             health(vm).unwrap_or_else(unknown),
             uptime(vm).unwrap_or_else(unknown),
-            vm.restarts.to_string(),
-            vm.restart.to_string(),
-            vm.version.clone().unwrap_or_else(unknown),
+            status.restarts.to_string(),
+            vm.desired("restart").map_or_else(unknown, restart),
+            status.version.clone().unwrap_or_else(unknown),
             macs.join(" "),
         ]
     });

@@ -1,7 +1,7 @@
 //! The VMs that a command acts on: by name, by their labels, or all.
 
 use bellhop_api::Items;
-use bellhop_api::node::{Selector, VmInfo};
+use bellhop_api::node::{Selector, Vm};
 use bellhop_common::client::{Node, with_query};
 use bellhop_common::error::Error;
 
@@ -37,7 +37,7 @@ impl Selection {
             return Ok(self.names.clone());
         }
         let label = self.selector.as_ref().map(ToString::to_string);
-        let found: Items<VmInfo> = node.get(&with_query("/v1/vms", [("label", label)]))?;
+        let found: Items<Vm> = node.get(&with_query("/v1/vms", [("label", label)]))?;
         if let (Some(selector), true) = (&self.selector, found.items.is_empty()) {
             return Err(Error::not_there(format!("no VM has the labels {selector}")));
         }

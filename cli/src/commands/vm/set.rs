@@ -7,9 +7,10 @@ use bellhop_common::listing::Format;
 
 use super::create::make_paths_absolute;
 use super::spec_patch::{send, show};
+use crate::commands::machine_arguments::resource;
 use crate::setting::{self, Setting};
 
-/// Change single values of a VM's spec
+/// Change single values of a VM's spec, labels and annotations
 ///
 /// The VM may run. The command prints each changed value, and when it takes effect.
 #[derive(Debug, clap::Args)]
@@ -55,7 +56,7 @@ pub(super) fn execute(
     make_paths_absolute(&mut patch, which.address())?;
     show(
         name,
-        &send(node, name, None, &patch.into(), *dry_run)?,
+        &send(node, name, None, &resource(patch), *dry_run)?,
         format,
     )
 }

@@ -1,7 +1,7 @@
 //! `bellhop vm show`.
 
 use bellhop_api::machine::WatchPhase;
-use bellhop_api::node::{Desired, VmInfo, VmNic, VmPhase};
+use bellhop_api::node::{Desired, Restart, Vm, VmNicDevice, VmPhase};
 use bellhop_common::client::{Node, path};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -11,7 +11,7 @@ use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use super::spec_patch::dotted;
-use super::view::uptime;
+use super::view::{self, uptime};
 use super::{of_vm, vm};
 
 /// Show a VM: its process, NICs with queues, disks, console
@@ -32,8 +32,8 @@ For each queue of a NIC:
   Idle, Moving, Waiting; STUCK, DRIVERSTALLED, INCONSISTENT: the state that the ring watch reports
              (`ring_watch`)
 
-JSON (-o json) has the VM, its requested configuration (spec), and its NICs and disks as its process
-describes them. For a stopped VM it has the disks of the next start.
+JSON (-o json) has the VM as the API does, and its NICs and disks as its process describes them. For
+a stopped VM it has the disks of the next start.
 
 Examples:
   bellhop vm show web
@@ -47,9 +47,8 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
 
 /// A VM with its process's reports about its devices.
 struct All {
-    view: VmInfo,
-    spec: Value,
-    nics: Vec<(VmNic, Value)>,
+    view: Vm,
+    nics: Vec<(VmNicDevice, Value)>,
     disks: Value,
     json: Value,
 }
@@ -57,9 +56,8 @@ struct All {
 fn look(node: &Node, name: &str) -> Result<All, Error> {
     let (view, answer) = vm(node, name)?;
     let below = |segments: &[&str]| format!("{}{}", of_vm(name), path(segments.iter().copied()));
-    let spec: Value = node.get(&below(&["spec"]))?;
     let mut nics = Vec::new();
-    for nic in &view.nics {
+    for nic in &view.status.nic_devices {
         let details = if_it_says(node.get(&below(&["nics", &nic.id])))?;
         nics.push((nic.clone(), details));
     }
@@ -67,13 +65,11 @@ fn look(node: &Node, name: &str) -> Result<All, Error> {
     let disks = disks.get_mut("items").map(Value::take).unwrap_or(disks);
     let json = json!({
         "vm": answer,
-        "spec": spec,
         "nics": nics.iter().map(|(_, details)| details).collect::<Vec<_>>(),
         "disks": disks,
     });
     Ok(All {
         view,
-        spec,
         nics,
         disks,
         json,
@@ -89,19 +85,20 @@ fn if_it_says(answer: Result<Value, Error>) -> Result<Value, Error> {
 }
 
 fn tree(all: &All) -> Branch {
-    let (view, spec) = (&all.view, &all.spec);
+    let (view, status) = (&all.view, &all.view.status);
     let mut children = Vec::new();
     children.push(Branch::new(process(view)));
-    if let Some(departure) = &view.may_be_elsewhere {
+    if let Some(departure) = &status.may_be_elsewhere {
         let remedy = Branch::new(departure.remedy.clone());
         children.push(Branch::new(departure.reason.clone()).with(vec![remedy]));
     }
-    children.push(Branch::new(machine(spec)));
-    let mut policy = format!("restart {}", view.restart);
-    if view.restarts > 0 {
-        policy.push_str(&format!(", started again {} times", view.restarts));
+    children.push(Branch::new(machine(&view.spec)));
+    let restart: Restart = view.desired("restart").unwrap_or_default();
+    let mut policy = format!("restart {restart}");
+    if status.restarts > 0 {
+        policy.push_str(&format!(", started again {} times", status.restarts));
     }
-    if let Some(end) = &view.last_end {
+    if let Some(end) = &status.last_end {
         policy.push_str(&format!(", last end {}: {}", end.reason, end.detail));
     }
     children.push(Branch::new(policy));
@@ -112,13 +109,13 @@ fn tree(all: &All) -> Branch {
             children.push(Branch::new(format!("{what} {}", pairs.join(", "))));
         }
     }
-    let pending: Vec<_> = view.pending.iter().map(|field| dotted(field)).collect();
+    let pending: Vec<_> = status.pending.iter().map(|field| dotted(field)).collect();
     if !pending.is_empty() {
         let pending = pending.join(", ");
         children.push(Branch::new(format!("changed at the next start: {pending}")));
     }
     for (nic, details) in &all.nics {
-        children.push(nic_branch(nic, details, spec));
+        children.push(nic_branch(view, nic, details));
     }
     for disk in all.disks.as_array().into_iter().flatten() {
         let state = word(disk, "state").unwrap_or_default();
@@ -127,69 +124,72 @@ fn tree(all: &All) -> Branch {
         let devices = queues(disk);
         children.push(Branch::new(format!("disk {id}: {file} {state}")).with(devices));
     }
-    let (socket, log) = (view.console.socket.display(), view.console.log.display());
+    let console = &status.console;
+    let (socket, log) = (console.socket.display(), console.log.display());
     children.push(Branch::new(format!("console: socket {socket}, log {log}")));
-    children.push(Branch::new(format!("messages: log {}", view.log.display())));
-    let wanted = match (view.state, view.phase) {
+    children.push(Branch::new(format!(
+        "messages: log {}",
+        status.log.display()
+    )));
+    let state: Desired = view.desired("state").unwrap_or_default();
+    let wanted = match (state, status.phase) {
         (Desired::Running, VmPhase::Running) | (Desired::Stopped, VmPhase::Stopped) => {
             String::new()
         }
         (state, _) => format!(" (to be {state})"),
     };
-    Branch::new(format!("{}: {}{wanted}", view.name, view.phase)).with(children)
+    Branch::new(format!("{}: {}{wanted}", view.name, status.phase)).with(children)
 }
 
-fn process(view: &VmInfo) -> String {
-    let Some(pid) = view.pid else {
+fn process(view: &Vm) -> String {
+    let Some(pid) = view.status.pid else {
         return "no process".to_owned();
     };
     let mut text = format!("process {pid}");
-    if let Some(version) = &view.version {
+    if let Some(version) = &view.status.version {
         text.push_str(&format!(", bellhop {version}"));
     }
     if let Some(uptime) = uptime(view) {
         text.push_str(&format!(", up {uptime}"));
     }
-    if view.adopted {
+    if view.status.adopted {
         text.push_str(", started by an earlier daemon");
     }
     text
 }
 
-fn machine(spec: &Value) -> String {
+fn machine(spec: &Map<String, Value>) -> String {
     let cpus = spec.get("cpus").map(shown).unwrap_or_default();
     let memory = spec.get("memory").map(|memory| {
         let size = memory.get("size").unwrap_or(memory);
         let pages = word(memory, "hugepages").map(|size| format!(" in huge pages of {size}"));
         shown(size) + &pages.unwrap_or_default()
     });
-    let kernel = word(spec, "kernel").unwrap_or_default();
+    let kernel = spec.get("kernel").and_then(Value::as_str);
+    let kernel = kernel.unwrap_or_default();
     let vcpus = if cpus == "1" { "vCPU" } else { "vCPUs" };
     format!("{cpus} {vcpus}, {}, {kernel}", memory.unwrap_or_default())
 }
 
-fn nic_branch(nic: &VmNic, details: &Value, spec: &Value) -> Branch {
+fn nic_branch(vm: &Vm, nic: &VmNicDevice, details: &Value) -> Branch {
     let mut text = format!("nic {}:", nic.id);
-    match &nic.path {
+    match &nic.character_device {
         Some(path) => text.push_str(&format!(" {}", path.display())),
         None => text.push_str(" no device"),
     }
-    if let Some(device) = &nic.device {
+    if let Some(device) = &nic.vdpa_device {
         text.push_str(&format!(" vDPA device {device}"));
     }
     if nic.failed_over {
         text.push_str(", its backup: its own device has failed");
-    } else if let Some(failover) = &nic.failover {
-        text.push_str(&format!(", backup {}", failover.display()));
+    } else if let Some(backup) = &nic.backup {
+        text.push_str(&format!(", backup {}", backup.display()));
     }
     if let Some(address) = word(details, "address") {
         text.push_str(&format!(" at {address} in the guest"));
     }
-    let asked = spec.get("nics").and_then(Value::as_array);
-    let mut asked = asked.into_iter().flatten();
-    let asked = asked.find(|one| word(one, "id") == Some(&nic.id));
     let mut children = Vec::new();
-    if let Some(Value::Object(asked)) = asked {
+    if let Some(asked) = view::nic(vm, &nic.id) {
         children.push(Branch::new(as_asked(asked)));
     }
     let device = details.get("device").unwrap_or(&Value::Null);

@@ -1,7 +1,7 @@
-//! Changes of a VM's spec for `bellhop vm set`, `vm edit`, `vm apply` and `vm diff`.
+//! Changes of a VM by merge patches, for `bellhop vm set`, `vm edit`, `vm apply` and `vm diff`.
 
-use bellhop_api::node::{Applied, SpecChange, SpecChanges};
-use bellhop_common::client::{Condition, MAKING, Node, path};
+use bellhop_api::node::{Applied, SpecChange, VmChanges};
+use bellhop_common::client::{Condition, MAKING, Node};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
@@ -9,11 +9,6 @@ use bellhop_common::text::printable;
 use serde_json::Value;
 
 use super::{of_vm, read};
-
-/// The path of a VM's spec in the API.
-pub(super) fn of_spec(name: &str) -> String {
-    format!("{}{}", of_vm(name), path(["spec"]))
-}
 
 /// Sends a merge patch, and returns the answer; with `dry_run` nothing is changed.
 pub(super) fn send(
@@ -24,7 +19,7 @@ pub(super) fn send(
     dry_run: bool,
 ) -> Result<Value, Error> {
     let query = if dry_run { "?dry_run=true" } else { "" };
-    let at = format!("{}{query}", of_spec(name));
+    let at = format!("{}{query}", of_vm(name));
     let answer = node.merge_patch(&at, condition, patch, MAKING);
     answer.map_err(|error| {
         error
@@ -44,7 +39,7 @@ pub(super) fn send(
 
 /// Prints the changes.
 pub(super) fn show(name: &str, answer: &Value, format: Format) -> Result<Code, Error> {
-    let changes: SpecChanges = read(answer)?;
+    let changes: VmChanges = read(answer)?;
     format.print(answer, || text(name, &changes.changes))
 }
 
@@ -65,8 +60,9 @@ fn text(name: &str, changes: &[SpecChange]) -> String {
     lines.collect()
 }
 
-/// A JSON pointer for people: `memory.size`.
+/// A JSON pointer as a key of `vm set`: `memory.size`.
 pub(super) fn dotted(pointer: &str) -> String {
+    let pointer = pointer.strip_prefix("/spec").unwrap_or(pointer);
     let pointer = pointer.trim_start_matches('/').replace('/', ".");
     pointer.replace("~1", "/").replace("~0", "~")
 }
@@ -94,7 +90,12 @@ mod tests {
             applied,
         };
         let changes = [
-            change("/memory/size", json!("1G"), json!("2G"), Applied::NextStart),
+            change(
+                "/spec/memory/size",
+                json!("1G"),
+                json!("2G"),
+                Applied::NextStart,
+            ),
             change("/labels/a~1b", Value::Null, json!("c\u{1b}"), Applied::Now),
         ];
         let wanted = "web: memory.size: 1G -> 2G (at the next start)\n\

@@ -51,7 +51,7 @@ pub(crate) fn of_vm(name: &str, node: &Node) -> Result<Table, Error> {
 
 fn look(name: &str, node: &Node) -> Result<Vec<Queue>, Error> {
     let mut queues = Vec::new();
-    for nic in vm(node, name)?.0.nics {
+    for nic in vm(node, name)?.0.status.nic_devices {
         let info: NicInfo = node.get(&path(["v1", "vms", name, "nics", &nic.id]))?;
         let all = info.device.into_iter().flat_map(|device| device.queues);
         queues.extend(all.filter(|queue| queue.enabled).map(|info| Queue {
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn queues_in_use_have_a_line_each() {
-        let vm = made_up::vm(&json!({"nics": [{"id": "net0"}]}));
+        let vm = made_up::vm(&json!({"status": {"nic_devices": [{"id": "net0"}]}}));
         let watch = json!({"state": "Moving", "in_flight": 3, "posted_per_s": 10,
             "completed_per_s": 11, "stuck_for_s": 0, "rescues": 1, "posted": 100, "completed": 97});
         let queue = |index: u16, enabled: bool, watch| {

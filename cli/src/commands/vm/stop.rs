@@ -11,7 +11,7 @@ use bellhop_common::listing::Format;
 use hyper::Method;
 
 use super::selection::Selection;
-use super::{each, of_vm, say};
+use super::{each, of_state, say};
 use crate::confirm::Confirmation;
 use crate::units::seconds;
 
@@ -87,8 +87,8 @@ fn stop(arguments: &Arguments, name: &str, node: &Node, format: Format) -> Resul
     };
     let grace = Duration::from_secs(grace.unwrap_or_default().into());
     let asked = node.send(
-        Method::PATCH,
-        &of_vm(name),
+        Method::PUT,
+        &of_state(name),
         &change,
         MAKING.saturating_add(grace),
     );

@@ -29,16 +29,24 @@ fn parse<T: clap::Args>(words: &[&str]) -> Result<T, clap::Error> {
 
 fn running(pid: u32) -> Value {
     made_up::vm(&json!({
-        "pid": pid, "version": "0.1.0", "api": 1, "adopted": true, "restarts": 2,
-        "last_end": {"reason": "Crashed", "detail": "triple fault"},
-        "nics": [{"id": "net0", "device": "web.net0", "path": "/dev/vhost-vdpa-3",
-                  "mac": "52:54:00:12:34:56"}],
-        "vcpus": 2, "memory": "1G", "uptime_s": 11_520, "of a later version": [1],
+        "spec": {
+            "cpus": 2, "memory": {"size": "1G"},
+            "nics": [{"id": "net0", "from": "pci/0000:01:00.0", "mac": "52:54:00:12:34:56"}],
+        },
+        "status": {
+            "pid": pid, "version": "0.1.0", "api": 1, "adopted": true, "restarts": 2,
+            "last_end": {"reason": "Crashed", "detail": "triple fault"},
+            "nic_devices": [{"id": "net0", "vdpa_device": "web.net0",
+                "character_device": "/dev/vhost-vdpa-3"}],
+            "uptime_s": 11_520, "of a later version": [1],
+        },
     }))
 }
 
 fn stopped() -> Value {
-    made_up::vm(&json!({"phase": "Stopped", "state": "Stopped", "pid": null}))
+    made_up::vm(&json!({
+        "spec": {"state": "Stopped"}, "status": {"phase": "Stopped", "pid": null},
+    }))
 }
 
 fn body(words: &[&str], node: &str) -> Result<Value, Error> {
@@ -84,7 +92,7 @@ fn a_stop_is_one_request_which_waits_for_the_guest() {
         let code =
             stop::execute(&arguments, &web(), &made_up.node(), format(&["-o", "json"])).unwrap();
         assert_eq!(code, Code::Success);
-        assert_eq!(made_up.asked(), [format!("PATCH /v1/vms/web {body}")]);
+        assert_eq!(made_up.asked(), [format!("PUT /v1/vms/web/state {body}")]);
     }
     for wrong in ["--timeout=0", "--time-limit=86401"] {
         assert!(parse::<stop::Arguments>(&["web", wrong]).is_err());
@@ -109,7 +117,7 @@ fn a_guest_that_does_not_power_off_is_said_to_run_on() {
 
 #[test]
 fn a_state_is_waited_for_from_before_the_first_look_on() {
-    let starting = made_up::vm(&json!({"phase": "Starting", "pid": null}));
+    let starting = made_up::vm(&json!({"status": {"phase": "Starting", "pid": null}}));
     let event = json!("id: 8\ndata: {\"generation\":8}\n\n");
     let arguments = parse::<wait::Arguments>(&["web", "--for", "running"]).unwrap();
     let made_up = MadeUp::default()
@@ -223,7 +231,7 @@ fn several_machines_have_their_turns_also_if_one_fails() {
     assert_eq!(code, Code::NotThere);
     for (asked, vm) in made_up.asked().iter().zip(["a", "b", "c"]) {
         assert!(
-            asked.starts_with(&format!("PATCH /v1/vms/{vm} ")),
+            asked.starts_with(&format!("PUT /v1/vms/{vm}/state ")),
             "{asked}"
         );
     }
@@ -341,7 +349,7 @@ web   Running  7    2      1G      1     ok      3h12m   2         OnFailure  0.
 web   Stopped  -    1      512M    0     -       -       0         OnFailure  -
 ";
     assert_eq!(list::table(&vms).draw(true), wanted);
-    assert!(read::<VmInfo>(&json!({"name": "a"})).is_err());
+    assert!(read::<Vm>(&json!({"name": "a"})).is_err());
     for (seconds, text) in [(59, "59s"), (60, "1m0s"), (3600, "1h0m"), (90_000, "1d1h")] {
         assert_eq!(time(Duration::from_secs(seconds)), text);
     }
@@ -349,17 +357,20 @@ web   Stopped  -    1      512M    0     -       -       0         OnFailure  -
 
 #[test]
 fn health_names_the_first_finding() {
-    let of = |other: Value| view::health(&read(&made_up::vm(&other)).unwrap());
+    let of = |status: Value| {
+        let vm = made_up::vm(&json!({ "status": status }));
+        view::health(&read(&vm).unwrap())
+    };
     let stuck = json!({"device": "net0", "queue": 1, "alarm": "Stuck"});
     let stalled = json!({"device": "net0", "queue": 0, "alarm": "DriverStalled"});
     let failed_over = json!([{"id": "net0", "failed_over": true}]);
     assert_eq!(of(json!({})).unwrap(), "ok");
     assert_eq!(of(json!({"alarms": [stuck]})).unwrap(), "net0 q1 STUCK");
     assert_eq!(
-        of(json!({"nics": failed_over})).unwrap(),
+        of(json!({"nic_devices": failed_over})).unwrap(),
         "net0 failed over"
     );
-    let both = json!({"alarms": [stalled, stuck], "nics": failed_over, "phase": "Paused"});
+    let both = json!({"alarms": [stalled, stuck], "nic_devices": failed_over, "phase": "Paused"});
     assert_eq!(of(both).unwrap(), "net0 q0 DRIVERSTALLED (+2)");
     assert_eq!(of(json!({"phase": "Stopped", "alarms": [stuck]})), None);
     assert_eq!(of(json!({"phase": "Unknown"})), None);
@@ -367,8 +378,6 @@ fn health_names_the_first_finding() {
 
 #[test]
 fn a_machine_is_shown_as_a_tree() {
-    let spec = json!({"kernel": "/boot/vmlinuz", "cpus": 2, "memory": {"size": "1G"},
-        "nics": [{"id": "net0", "from": "pci/0000:01:00.0", "vlan": 100}]});
     let nic = json!({"id": "net0", "address": "00:03.0", "device": {"driver_ok": true, "queues": [
         {"index": 0, "size": 256, "enabled": true, "kick": "Doorbell",
          "watch": {"state": "Moving", "in_flight": 12, "posted_per_s": 5, "completed_per_s": 6,
@@ -382,7 +391,6 @@ fn a_machine_is_shown_as_a_tree() {
     let disks = json!({"items": [{"id": "disk0", "path": "/d\u{1b}[2J", "state": "Plugged"}]});
     let made_up = MadeUp::default()
         .answer(200, &running(7))
-        .answer(200, &spec)
         .answer(200, &nic)
         .answer(200, &disks);
     let text = show::text(&made_up.node(), "web").unwrap();
@@ -392,7 +400,7 @@ web: Running
 ├── 2 vCPUs, 1G, /boot/vmlinuz
 ├── restart OnFailure, started again 2 times, last end Crashed: triple fault
 ├── nic net0: /dev/vhost-vdpa-3 vDPA device web.net0 at 00:03.0 in the guest
-│   ├── from=pci/0000:01:00.0,vlan=100
+│   ├── from=pci/0000:01:00.0,mac=52:54:00:12:34:56
 │   ├── queue 0: 256 entries, kick doorbell, Moving, 12 in flight, 5 posted/s, 6 completed/s
 │   ├── queue 1: 256 entries, kick eventfd, STUCK, 3 in flight, 0 posted/s, 0 completed/s, \
 5 s without progress, 1 rescues
@@ -402,14 +410,14 @@ web: Running
 └── messages: log /var/vmm.log
 ";
     assert_eq!(text, wanted);
-    assert_eq!(made_up.asked()[2], "GET /v1/vms/web/nics/net0");
+    assert_eq!(made_up.asked()[1], "GET /v1/vms/web/nics/net0");
 
     // Labels, and changes that take effect at the next start.
     let changed = made_up::vm(&json!({"labels": {"a": "", "tier": "web"},
-        "annotations": {"note": "x"}, "pending": ["/memory/size", "/cpus"]}));
+        "annotations": {"note": "x"},
+        "status": {"pending": ["/spec/memory/size", "/spec/cpus"]}}));
     let made_up = MadeUp::default()
         .answer(200, &changed)
-        .answer(200, &spec)
         .answer(200, &json!({"items": []}));
     let text = show::text(&made_up.node(), "web").unwrap();
     for line in [
@@ -424,7 +432,6 @@ web: Running
     let disks = json!({"items": [{"id": "disk0", "path": "/d", "state": "Configured"}]});
     let made_up = MadeUp::default()
         .answer(200, &stopped())
-        .answer(200, &spec)
         .answer(200, &disks);
     let text = show::text(&made_up.node(), "web").unwrap();
     assert!(text.starts_with("web: Stopped\n├── no process\n"), "{text}");

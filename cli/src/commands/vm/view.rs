@@ -3,30 +3,44 @@
 use std::time::Duration;
 
 use bellhop_api::machine::AlarmInfo;
-use bellhop_api::node::{VmInfo, VmPhase};
+use bellhop_api::node::{Vm, VmPhase};
 use bellhop_common::text::printable;
+use serde_json::{Map, Value};
 
 /// The state in a few words.
-pub(crate) fn line(vm: &VmInfo) -> String {
-    let pid = vm.pid.map(|pid| format!(", pid {pid}"));
+pub(crate) fn line(vm: &Vm) -> String {
+    let pid = vm.status.pid.map(|pid| format!(", pid {pid}"));
     let name = printable(&vm.name);
-    format!("{name}: {}{}", vm.phase, pid.unwrap_or_default())
+    format!("{name}: {}{}", vm.status.phase, pid.unwrap_or_default())
 }
 
-pub(crate) fn uptime(vm: &VmInfo) -> Option<String> {
-    Some(time(Duration::from_secs(vm.uptime_s?)))
+pub(crate) fn uptime(vm: &Vm) -> Option<String> {
+    Some(time(Duration::from_secs(vm.status.uptime_s?)))
+}
+
+/// A NIC in a VM's spec.
+pub(crate) fn nic<'a>(vm: &'a Vm, id: &str) -> Option<&'a Map<String, Value>> {
+    let nics = vm.spec.get("nics")?.as_array()?.iter();
+    let mut nics = nics.filter_map(Value::as_object);
+    nics.find(|nic| nic.get("id").and_then(Value::as_str) == Some(id))
+}
+
+/// The address that a NIC was given; none for its device's own.
+pub(crate) fn mac(vm: &Vm, nic_id: &str) -> Option<String> {
+    Some(nic(vm, nic_id)?.get("mac")?.as_str()?.to_owned())
 }
 
 /// The health of a running VM: `ok`, or the first finding and the number of others, such as `net0
 /// q1 STUCK (+1)`.
-pub(crate) fn health(vm: &VmInfo) -> Option<String> {
-    if !matches!(vm.phase, VmPhase::Running | VmPhase::Paused) {
+pub(crate) fn health(vm: &Vm) -> Option<String> {
+    let status = &vm.status;
+    if !matches!(status.phase, VmPhase::Running | VmPhase::Paused) {
         return None;
     }
     let alarm = |alarm: &AlarmInfo| format!("{} {}", alarm.device, hanging(alarm));
-    let failed_over = vm.nics.iter().filter(|nic| nic.failed_over);
+    let failed_over = status.nic_devices.iter().filter(|nic| nic.failed_over);
     let failed_over = failed_over.map(|nic| format!("{} failed over", nic.id));
-    let mut all = vm.alarms.iter().map(alarm).chain(failed_over);
+    let mut all = status.alarms.iter().map(alarm).chain(failed_over);
     let first = all.next().unwrap_or_else(|| "ok".to_owned());
     Some(match all.count() {
         0 => first,
@@ -41,10 +55,11 @@ fn hanging(alarm: &AlarmInfo) -> String {
 }
 
 /// The findings of `health` for one NIC.
-pub(crate) fn findings(vm: &VmInfo, nic: &str) -> Vec<String> {
-    let alarms = vm.alarms.iter().filter(|alarm| alarm.device == nic);
+pub(crate) fn findings(vm: &Vm, nic: &str) -> Vec<String> {
+    let alarms = vm.status.alarms.iter().filter(|alarm| alarm.device == nic);
     let failed_over = vm
-        .nics
+        .status
+        .nic_devices
         .iter()
         .filter(|one| one.id == nic && one.failed_over);
     let failed_over = failed_over.map(|_| "failed over".to_owned());

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use bellhop_api::machine::NicInfo;
-use bellhop_api::node::{EventQuery, VmInfo, VmPhase};
+use bellhop_api::node::{EventQuery, Vm, VmPhase};
 use bellhop_common::client::{Node, path};
 use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::Code;
@@ -127,27 +127,27 @@ fn look(node: &Node, name: &str, condition: Condition) -> Result<Look, Error> {
         found => found?,
     };
     let is_so = match condition {
-        Condition::Running => view.phase == VmPhase::Running,
-        Condition::Stopped => view.phase == VmPhase::Stopped,
+        Condition::Running => view.status.phase == VmPhase::Running,
+        Condition::Stopped => view.status.phase == VmPhase::Stopped,
         Condition::Deleted => false,
         Condition::NicReady => {
-            if view.nics.is_empty() {
+            if view.status.nic_devices.is_empty() {
                 return Err(Error::failed(format!(
                     "the VM {name} has no NICs to wait for"
                 )));
             }
-            view.phase == VmPhase::Running && nics_are_ready(node, &view)?
+            view.status.phase == VmPhase::Running && nics_are_ready(node, &view)?
         }
     };
     Ok(if is_so {
         Look::Met(answer)
     } else {
-        Look::Not(view.phase)
+        Look::Not(view.status.phase)
     })
 }
 
-fn nics_are_ready(node: &Node, vm: &VmInfo) -> Result<bool, Error> {
-    for nic in &vm.nics {
+fn nics_are_ready(node: &Node, vm: &Vm) -> Result<bool, Error> {
+    for nic in &vm.status.nic_devices {
         let nic: NicInfo = match node.get(&path(["v1", "vms", &vm.name, "nics", &nic.id])) {
             Ok(nic) => nic,
             // The VM, or its NIC, is being created or deleted.

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bellhop_api::node::VmInfo;
+use bellhop_api::node::Vm;
 use bellhop_common::client::{Node, NodeArguments};
 use bellhop_common::text::printable;
 
@@ -64,7 +64,7 @@ impl Drop for Watch {
 /// The VM's progress, as far as the daemon reports it.
 fn line(node: &Node, name: &str, since: Duration) -> String {
     let seconds = since.as_secs();
-    let view = node.get::<VmInfo>(&of_vm(name));
-    let phase = view.map_or_else(|_| "waiting".to_owned(), |vm| vm.phase.to_string());
+    let view = node.get::<Vm>(&of_vm(name));
+    let phase = view.map_or_else(|_| "waiting".to_owned(), |vm| vm.status.phase.to_string());
     format!("{}: {phase} … {seconds} s", printable(name))
 }

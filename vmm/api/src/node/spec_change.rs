@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::Vm;
+
 described! {
     /// When a change of a member takes effect.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,10 +19,10 @@ described! {
     }
 }
 
-/// A member of a spec that was changed.
+/// A member of a virtual machine that was changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SpecChange {
-    /// The member, as a JSON pointer (RFC 6901): `/memory/size`.
+    /// The member, as a JSON pointer (RFC 6901): `/spec/memory/size`.
     #[schema(format = "json-pointer")]
     pub field: String,
     /// Its former value; null if it had none.
@@ -33,11 +35,11 @@ pub struct SpecChange {
     pub applied: Applied,
 }
 
-/// The result of a change of a spec.
+/// The result of a merge patch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct SpecChanges {
-    /// The generation of the virtual machine after the change.
-    pub generation: u64,
-    /// The members that were changed.
+pub struct VmChanges {
+    /// The virtual machine after the request.
+    pub vm: Vm,
+    /// The members that were changed, or with `dry_run` would be.
     pub changes: Vec<SpecChange>,
 }

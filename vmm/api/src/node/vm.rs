@@ -4,11 +4,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
+use utoipa::openapi::schema::Ref;
 
 use super::Labels;
-use crate::config::{CpuCount, MacAddress, MemorySize};
 use crate::machine::{AlarmInfo, End, WantedState};
 
 described! {
@@ -97,7 +99,7 @@ impl fmt::Display for Desired {
     }
 }
 
-/// A change of a virtual machine's state. All members but `state` belong to `Stopped`.
+/// A state for a virtual machine. All members but `state` belong to `Stopped`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmStateChange {
@@ -191,21 +193,12 @@ impl fmt::Display for Restart {
     }
 }
 
-/// The state of a virtual machine.
+/// A virtual machine: its desired configuration (`labels`, `annotations`, `spec`) and its observed
+/// state (`status`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct VmInfo {
+pub struct Vm {
     /// Its name.
     pub name: String,
-    /// Increases with each change of its spec or its desired state.
-    #[serde(default)]
-    #[schema(required)]
-    pub generation: u64,
-    /// Its phase.
-    pub phase: VmPhase,
-    /// Its desired state.
-    pub state: Desired,
-    /// What the daemon does when it ends by itself.
-    pub restart: Restart,
     /// Its labels, for selectors.
     #[serde(default)]
     #[schema(required, schema_with = super::labels_schema)]
@@ -214,7 +207,36 @@ pub struct VmInfo {
     #[serde(default)]
     #[schema(required, schema_with = super::annotations_schema)]
     pub annotations: Labels,
-    /// Members of its spec, as JSON pointers, with changes that take effect at the next start of
+    /// Increases with each change of its labels, annotations and spec.
+    #[serde(default)]
+    #[schema(required)]
+    pub generation: u64,
+    /// Its desired configuration.
+    #[schema(schema_with = spec_schema)]
+    pub spec: Map<String, Value>,
+    /// Its observed state.
+    pub status: VmObserved,
+}
+
+/// The node describes it: this crate does not know the sources of NICs.
+fn spec_schema() -> Ref {
+    Ref::from_schema_name("VmSpec")
+}
+
+impl Vm {
+    /// A member of its spec; none if it is absent or of another type.
+    #[must_use]
+    pub fn desired<T: DeserializeOwned>(&self, member: &str) -> Option<T> {
+        T::deserialize(self.spec.get(member)?).ok()
+    }
+}
+
+/// The observed state of a virtual machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmObserved {
+    /// Its phase.
+    pub phase: VmPhase,
+    /// Members of the machine, as JSON pointers, with changes that take effect at the next start of
     /// its process.
     #[serde(default)]
     #[schema(required)]
@@ -235,14 +257,6 @@ pub struct VmInfo {
     #[serde(default)]
     #[schema(required)]
     pub adopted: bool,
-    /// How many vCPUs it has.
-    #[serde(default)]
-    #[schema(required, value_type = u8, minimum = 1, maximum = 32)]
-    pub vcpus: CpuCount,
-    /// Its memory, such as 512M or 4G.
-    #[serde(default)]
-    #[schema(required, value_type = String)]
-    pub memory: MemorySize,
     /// How often its restart policy started it again.
     #[serde(default)]
     #[schema(required)]
@@ -253,8 +267,10 @@ pub struct VmInfo {
     /// Why it is not started, in the phase MayBeElsewhere; null otherwise.
     #[schema(required)]
     pub may_be_elsewhere: Option<MayBeElsewhere>,
-    /// Its NICs.
-    pub nics: Vec<VmNic>,
+    /// The devices of its NICs.
+    #[serde(default)]
+    #[schema(required)]
+    pub nic_devices: Vec<VmNicDevice>,
     /// Its stuck queues, as its process last reported them.
     #[serde(default)]
     #[schema(required)]
@@ -266,23 +282,20 @@ pub struct VmInfo {
     pub log: PathBuf,
 }
 
-/// A NIC of a virtual machine.
+/// The devices of a virtual machine's NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct VmNic {
-    /// Its name.
+pub struct VmNicDevice {
+    /// The NIC's name in the spec.
     pub id: String,
     /// The vDPA device that was created for it; null for an existing device.
     #[schema(required)]
-    pub device: Option<String>,
+    pub vdpa_device: Option<String>,
     /// Its character device; null while there is none.
     #[schema(required, value_type = Option<String>)]
-    pub path: Option<PathBuf>,
-    /// The character device that is its backup; null without one.
+    pub character_device: Option<PathBuf>,
+    /// The character device of its backup; null without one.
     #[schema(required, value_type = Option<String>)]
-    pub failover: Option<PathBuf>,
-    /// Its configured MAC address; null for the device's own.
-    #[schema(required, value_type = Option<String>)]
-    pub mac: Option<MacAddress>,
+    pub backup: Option<PathBuf>,
     /// Whether it runs on its backup. This ends when the NIC is moved back or the machine stops.
     #[serde(default)]
     #[schema(required)]

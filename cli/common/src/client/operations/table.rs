@@ -129,19 +129,19 @@ operations! {
 
     /// List virtual machines.
     GET list_vms() ["v1", "vms"]
-        read bellhop_api::Items<bellhop_api::node::VmInfo>;
+        read bellhop_api::Items<bellhop_api::node::Vm>;
 
     /// Delete a virtual machine.
     DELETE delete_vm(name) ["v1", "vms", name]
         read ();
 
-    /// Read the state of a virtual machine.
+    /// Read a virtual machine.
     GET get_vm(name) ["v1", "vms", name]
-        read bellhop_api::node::VmInfo;
+        read bellhop_api::node::Vm;
 
-    /// Start, pause, resume or stop a virtual machine.
+    /// Change a virtual machine.
     PATCH patch_vm(name; body) ["v1", "vms", name]
-        read bellhop_api::node::VmInfo;
+        read bellhop_api::node::VmChanges;
 
     /// Create or replace a virtual machine with its NICs.
     PUT put_vm(name; body) ["v1", "vms", name]
@@ -201,7 +201,7 @@ operations! {
 
     /// Remove a NIC from a virtual machine.
     DELETE delete_vm_nic(name, id) ["v1", "vms", name, "nics", id]
-        read Option<bellhop_api::node::VmInfo>;
+        read Option<bellhop_api::node::Vm>;
 
     /// Read a NIC of a virtual machine.
     GET get_vm_nic(name, id) ["v1", "vms", name, "nics", id]
@@ -209,11 +209,11 @@ operations! {
 
     /// Move a NIC to another vDPA device.
     PATCH patch_vm_nic(name, id; body) ["v1", "vms", name, "nics", id]
-        read bellhop_api::node::VmInfo;
+        read bellhop_api::node::Vm;
 
     /// Add a NIC to a virtual machine.
     PUT put_vm_nic(name, id; body) ["v1", "vms", name, "nics", id]
-        read bellhop_api::node::VmInfo;
+        read bellhop_api::node::Vm;
 
     /// Announce a NIC.
     POST announce_vm_nic(name, id) ["v1", "vms", name, "nics", id, "announce"]
@@ -243,13 +243,9 @@ operations! {
     POST create_vm_snapshot(name; body) ["v1", "vms", name, "snapshot"]
         read serde_json::Value;
 
-    /// Read the configuration of a virtual machine.
-    GET get_vm_spec(name) ["v1", "vms", name, "spec"]
-        read serde_json::Value;
-
-    /// Change the configuration of a virtual machine.
-    PATCH patch_vm_spec(name; body) ["v1", "vms", name, "spec"]
-        read bellhop_api::node::SpecChanges;
+    /// Start, pause, resume or stop a virtual machine.
+    PUT put_vm_state(name; body) ["v1", "vms", name, "state"]
+        read bellhop_api::node::Vm;
 
     /// Upgrade the program of a virtual machine in place.
     POST upgrade_vm(name; body) ["v1", "vms", name, "upgrade"]

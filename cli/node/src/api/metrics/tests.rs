@@ -5,19 +5,20 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
+use bellhop_api::merge_patch;
 use serde_json::{Value, json};
 
 use super::*;
 
-fn vm(name: &str, other: &Value) -> VmInfo {
+fn vm(name: &str, other: &Value) -> Vm {
     let mut vm = json!({
-        "name": name, "phase": "Running", "state": "Running", "restart": "OnFailure", "pid": 7,
-        "uptime_s": 60, "nics": [{"id": "net0", "failed_over": true}],
-        "console": {"socket": "/c", "log": "/l"}, "log": "/v",
+        "name": name, "spec": {"state": "Running"}, "status": {
+            "phase": "Running", "pid": 7, "uptime_s": 60,
+            "nic_devices": [{"id": "net0", "failed_over": true}],
+            "console": {"socket": "/c", "log": "/l"}, "log": "/v",
+        },
     });
-    for (field, value) in other.as_object().unwrap() {
-        vm[field] = value.clone();
-    }
+    merge_patch::apply(&mut vm, other);
     serde_json::from_value(vm).unwrap()
 }
 
@@ -59,7 +60,7 @@ fn each_machine_has_samples_and_a_stopped_one_its_phase() {
     let nic: NicInfo = serde_json::from_value(nic()).unwrap();
     let samples = [
         Sample {
-            info: vm("web", &json!({"alarms": [alarm(1), alarm(1)]})),
+            info: vm("web", &json!({"status": {"alarms": [alarm(1), alarm(1)]}})),
             boots: Some(2),
             memory: Some(Memory {
                 resident: 4096,
@@ -70,7 +71,10 @@ fn each_machine_has_samples_and_a_stopped_one_its_phase() {
         Sample {
             info: vm(
                 "old",
-                &json!({"phase": "Stopped", "state": "Stopped", "uptime_s": null}),
+                &json!({
+                    "spec": {"state": "Stopped"},
+                    "status": {"phase": "Stopped", "uptime_s": null},
+                }),
             ),
             boots: None,
             memory: None,
@@ -79,7 +83,9 @@ fn each_machine_has_samples_and_a_stopped_one_its_phase() {
         Sample {
             info: vm(
                 "hung",
-                &json!({"alarms": [{"device": "a\"b", "queue": 0, "alarm": "New"}]}),
+                &json!({
+                    "status": {"alarms": [{"device": "a\"b", "queue": 0, "alarm": "New"}]},
+                }),
             ),
             boots: Some(1),
             memory: None,

@@ -16,6 +16,8 @@ use crate::machines::host::by_name;
 
 /// The schema of the spec in the API's description.
 const SPEC: &str = "VmSpec";
+/// The schema of a request's body there.
+const BODY: &str = "VmBody";
 /// The place of schemas in the API's description.
 const COMPONENTS: &str = "#/components/schemas/";
 
@@ -46,7 +48,8 @@ pub fn machine(mut fields: Map<String, Value>) -> Result<VmConfig, Error> {
     })
 }
 
-/// The JSON Schema of a file: that of the spec in the API's description, and `name`.
+/// The JSON Schema of a file: that of the spec in the API's description, `name`, `labels` and
+/// `annotations`.
 #[must_use]
 pub fn schema() -> Value {
     let document: Value = serde_json::from_str(DOCUMENT).unwrap_or_default();
@@ -76,6 +79,10 @@ pub fn schema() -> Value {
                 "type": "string",
             });
             fields.insert("name".to_owned(), name);
+            for beside in ["labels", "annotations"] {
+                let schema = schemas[BODY]["properties"][beside].clone();
+                fields.insert(beside.to_owned(), schema);
+            }
         }
     }
     schema
@@ -177,7 +184,7 @@ mod tests {
     #[test]
     fn the_schema_is_complete() {
         let schema = schema();
-        for field in ["kernel", "nics", "restart", "name"] {
+        for field in ["kernel", "nics", "restart", "name", "labels", "annotations"] {
             assert!(schema["properties"][field].is_object(), "{field}");
         }
         let text = schema.to_string();

@@ -1,6 +1,6 @@
 //! `bellhop vm nic add`.
 
-use bellhop_api::node::{NicSettings, VmInfo};
+use bellhop_api::node::{NicSettings, Vm};
 use bellhop_common::client::{Address, MAKING, Node, NodeArguments, path};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
@@ -61,8 +61,9 @@ fn add(vm: &str, nic: &NicSettings, at: &Address, node: &Node) -> Result<(String
     let id = match &nic.id {
         Some(id) => id.to_string(),
         None => {
-            let view: VmInfo = node.get(&path(["v1", "vms", vm]))?;
-            let taken: Vec<String> = view.nics.into_iter().map(|nic| nic.id).collect();
+            let view: Vm = node.get(&path(["v1", "vms", vm]))?;
+            let nics = view.status.nic_devices.into_iter();
+            let taken: Vec<String> = nics.map(|nic| nic.id).collect();
             free_id("net", &taken)
         }
     };
@@ -91,7 +92,9 @@ mod tests {
         let line = ["add", "web", "from=pci/0000:01:00.0,vlan=100"];
         let Arguments { vm: name, options } = Line::try_parse_from(line).unwrap().arguments;
         let here = "/run/bellhop/node.socket".parse().unwrap();
-        let vm = made_up::vm(&json!({"nics": [{"id": "net0"}, {"id": "net2"}]}));
+        let vm = made_up::vm(&json!({"status": {
+            "nic_devices": [{"id": "net0"}, {"id": "net2"}],
+        }}));
         let made_up = MadeUp::default().answer(200, &vm).answer(201, &json!(null));
         let (id, _) = add(&name, &options.nic, &here, &made_up.node()).unwrap();
         assert_eq!(id, "net1");

@@ -1,13 +1,14 @@
 //! `bellhop vm nic list`.
 
-use bellhop_api::node::VmNic;
+use bellhop_api::node::Vm;
 use bellhop_common::client::Node;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use bellhop_common::table::Table;
+use serde_json::{Map, Value};
 
-use crate::commands::vm::vm;
+use crate::commands::vm::{view, vm};
 
 /// List a VM's NICs
 #[derive(Debug, clap::Args)]
@@ -20,9 +21,12 @@ Columns:
   BACKUP  its backup's character device; in use: the NIC has moved there
   MAC     with -o wide: its address; -: the device's own
 
+JSON (-o json) has each NIC's members of the spec, and its devices: vdpa_device, character_device,
+backup, failed_over.
+
 Examples:
   bellhop vm nic list web
-  bellhop vm nic list web -o json | jq -r '.[].path'"
+  bellhop vm nic list web -o json | jq -r '.[].character_device'"
 )]
 pub(super) struct Arguments {
     /// The VM
@@ -31,25 +35,39 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Result<Code, Error> {
-    let (view, answer) = vm(node, &arguments.vm)?;
-    format.print_table(&answer["nics"], || table(&view.nics))
+    let (vm, answer) = vm(node, &arguments.vm)?;
+    format.print_table(&merged(&vm, &answer), || table(&vm))
 }
 
-fn table(nics: &[VmNic]) -> Table {
+/// Each NIC as it is desired and observed. Both have no member in common but the ID.
+fn merged(vm: &Vm, answer: &Value) -> Vec<Value> {
+    let all = answer.pointer("/status/nic_devices");
+    let all = all.and_then(Value::as_array).into_iter().flatten();
+    let merge = |devices: &Map<String, Value>| {
+        let id = devices.get("id").and_then(Value::as_str);
+        let nic = view::nic(vm, id.unwrap_or_default());
+        let mut nic = nic.cloned().unwrap_or_default();
+        nic.extend(devices.clone());
+        Value::Object(nic)
+    };
+    all.filter_map(Value::as_object).map(merge).collect()
+}
+
+fn table(vm: &Vm) -> Table {
     let none = || "-".to_owned();
-    let rows = nics.iter().map(|nic| {
+    let rows = vm.status.nic_devices.iter().map(|nic| {
         let shown = |path: &std::path::PathBuf| path.display().to_string();
         let backup = if nic.failed_over {
             "in use".to_owned()
         } else {
-            nic.failover.as_ref().map_or_else(none, shown)
+            nic.backup.as_ref().map_or_else(none, shown)
         };
         [
             nic.id.clone(),
-            nic.device.clone().unwrap_or_else(none),
-            nic.path.as_ref().map_or_else(none, shown),
+            nic.vdpa_device.clone().unwrap_or_else(none),
+            nic.character_device.as_ref().map_or_else(none, shown),
             backup,
-            nic.mac.map_or_else(none, |mac| mac.to_string()),
+            view::mac(vm, &nic.id).unwrap_or_else(none),
         ]
     });
     Table::new(["ID", "DEVICE", "PATH", "BACKUP", "MAC"], rows).with_wide(1)
@@ -57,25 +75,35 @@ fn table(nics: &[VmNic]) -> Table {
 
 #[cfg(test)]
 mod tests {
+    use bellhop_common::client::made_up;
     use serde_json::json;
 
     use super::*;
 
     #[test]
     fn nics_are_listed_with_what_backs_them() {
-        let nics: Vec<VmNic> = serde_json::from_value(json!([
-            { "id": "net0", "device": "web.net0", "path": "/dev/vhost-vdpa-0",
-              "failover": "/dev/vhost-vdpa-1", "mac": "52:54:00:12:34:56" },
-            { "id": "net1", "path": "/dev/vhost-vdpa-3", "failed_over": true },
+        let nic = json!({ "id": "net0", "from": "eth0", "mac": "52:54:00:12:34:56" });
+        let devices = json!([
+            { "id": "net0", "vdpa_device": "web.net0", "character_device": "/dev/vhost-vdpa-0",
+              "backup": "/dev/vhost-vdpa-1" },
+            { "id": "net1", "character_device": "/dev/vhost-vdpa-3", "failed_over": true },
             { "id": "net2" },
-        ]))
-        .unwrap();
+        ]);
+        let answer = json!({ "spec": { "nics": [nic] }, "status": { "nic_devices": devices } });
+        let answer = made_up::vm(&answer);
+        let vm: Vm = serde_json::from_value(answer.clone()).unwrap();
         let wanted = "\
 ID    DEVICE    PATH               BACKUP             MAC
 net0  web.net0  /dev/vhost-vdpa-0  /dev/vhost-vdpa-1  52:54:00:12:34:56
 net1  -         /dev/vhost-vdpa-3  in use             -
 net2  -         -                  -                  -
 ";
-        assert_eq!(table(&nics).draw(true), wanted);
+        assert_eq!(table(&vm).draw(true), wanted);
+        let nics = merged(&vm, &answer);
+        let first = json!({
+            "id": "net0", "from": "eth0", "mac": "52:54:00:12:34:56", "vdpa_device": "web.net0",
+            "character_device": "/dev/vhost-vdpa-0", "backup": "/dev/vhost-vdpa-1",
+        });
+        assert_eq!((nics.len(), &nics[0]), (3, &first));
     }
 }

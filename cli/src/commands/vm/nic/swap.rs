@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_device_is_named_by_path_or_name() {
-        let vm = json!({"name": "web", "phase": "Running", "nics": [{"id": "net1"}]});
+        let vm = json!({"name": "web", "status": {"phase": "Running"}});
         for (more, body) in [
             (
                 ["--path", "/dev/vhost-vdpa-7"],

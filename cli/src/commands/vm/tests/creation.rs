@@ -18,7 +18,7 @@ fn options_become_what_the_daemon_is_asked_for() {
         "--restart=always",
         "--stopped",
     ];
-    let wanted = json!({
+    let wanted = json!({"spec": {
         "kernel": "/boot/vmlinuz", "initramfs": "/i", "cpus": 2, "cpu": "x86-64-v2",
         "memory": {"size": "1G", "hugepages": "2M"},
         "disks": [{"path": "/d", "readonly": true, "rescue": false}],
@@ -30,7 +30,7 @@ fn options_become_what_the_daemon_is_asked_for() {
             {"id": "b", "from": "eth0", "failover": {"from": "eth1"}},
         ],
         "restart": "Always", "state": "Stopped",
-    });
+    }});
     assert_eq!(body(&options, HERE).unwrap(), wanted);
     assert_eq!(body(&options, ELSEWHERE).unwrap(), wanted);
 }
@@ -39,6 +39,7 @@ fn options_become_what_the_daemon_is_asked_for() {
 fn paths_are_those_of_this_command() {
     let here = std::env::current_dir().unwrap();
     let made = body(&["web", "--kernel", "vmlinuz", "--disk", "path=d"], HERE).unwrap();
+    let made = &made["spec"];
     assert_eq!(made["kernel"], here.join("vmlinuz").to_str().unwrap());
     assert_eq!(made["disks"][0]["path"], here.join("d").to_str().unwrap());
     let error = body(&["web", "--kernel", "vmlinuz"], ELSEWHERE).unwrap_err();
@@ -57,6 +58,7 @@ fn a_file_goes_as_it_is_with_paths_from_the_root_on() {
     std::fs::write(&file, text).unwrap();
     let path = file.to_str().unwrap();
     let made = body(&["web", "--file", path, "--restart", "never"], HERE).unwrap();
+    let made = &made["spec"];
     let here = std::env::current_dir().unwrap();
     assert_eq!(made["kernel"], here.join("vmlinuz").to_str().unwrap());
     assert_eq!(made["nics"][1]["path"], here.join("dev").to_str().unwrap());
@@ -65,7 +67,7 @@ fn a_file_goes_as_it_is_with_paths_from_the_root_on() {
     assert_eq!(made["restart"], "Never");
     for restart in ["on-failure", "OnFailure", "ONFAILURE"] {
         let made = body(&["web", "--file", path, "--restart", restart], HERE).unwrap();
-        assert_eq!(made["restart"], "OnFailure");
+        assert_eq!(made["spec"]["restart"], "OnFailure");
     }
     assert_eq!(made.get("state"), None);
     std::fs::write(&file, "kernel = ").unwrap();
@@ -91,10 +93,10 @@ fn options_override_a_file_that_has_the_name() {
         "--label=tier=web",
     ];
     let wanted = json!({
-        "kernel": "/j", "cpus": 2, "labels": {"tier": "web"}, "nics": [
+        "labels": {"tier": "web"}, "spec": {"kernel": "/j", "cpus": 2, "nics": [
             {"id": "net0", "from": "eth0"}, {"id": "b", "device": "spare"},
             {"id": "net1", "from": "eth2"},
-        ],
+        ]},
     });
     assert_eq!(body(&words, HERE).unwrap(), wanted);
     let error = body(&["db", "-f", path], HERE).unwrap_err();
@@ -166,7 +168,7 @@ fn a_plan_is_printed_instead_of_a_creation() {
     let steps = json!({"steps": ["create the directories of web"]});
     let (done, asked) = put(MadeUp::default().answer(200, &steps), &words, false);
     assert_eq!(done.unwrap(), Code::Success);
-    assert_eq!(asked, [r#"POST /v1/vms/web/plan {"kernel":"/k"}"#]);
+    assert_eq!(asked, [r#"POST /v1/vms/web/plan {"spec":{"kernel":"/k"}}"#]);
     let exists = json!({"code": "vm_exists", "message": "the virtual machine web exists already"});
     let (done, _) = put(MadeUp::default().answer(412, &exists), &words, false);
     assert_eq!(done.unwrap_err().code(), Code::Conflict);
@@ -194,29 +196,29 @@ fn a_file_changes_the_vm_that_is_there_and_makes_one_that_is_not() {
     let text = "name = 'web'\nkernel = '/k'\nstate = 'Stopped'\n[labels]\ntier = 'web'\n";
     std::fs::write(&file, text).unwrap();
     let path = file.to_str().unwrap();
-    let patch = r#"{"kernel":"/k","labels":{"tier":"web"}}"#;
-    let changes = json!({"generation": 2, "changes": [
-        {"field": "/kernel", "from": "/j", "to": "/k", "applied": "next_start"}]});
+    let patch = r#"{"labels":{"tier":"web"},"spec":{"kernel":"/k"}}"#;
+    let changes = json!({"vm": stopped(), "changes": [
+        {"field": "/spec/kernel", "from": "/j", "to": "/k", "applied": "next_start"}]});
     let apply = |words: &[&str], made_up: &MadeUp| {
         let arguments = parse::<apply::ApplyArguments>(words).unwrap();
         apply::apply(&arguments, &which, &made_up.node(), format(&[]))
     };
     let there = MadeUp::default().answer(200, &changes);
     assert_eq!(apply(&["-f", path], &there).unwrap(), Code::Success);
-    assert_eq!(there.asked(), [format!("PATCH /v1/vms/web/spec {patch}")]);
+    assert_eq!(there.asked(), [format!("PATCH /v1/vms/web {patch}")]);
 
     let none = json!({"code": "no_such_vm", "message": "no"});
     let absent = MadeUp::default().answer(404, &none).answer(201, &stopped());
     assert_eq!(apply(&["web", "-f", path], &absent).unwrap(), Code::Success);
-    let made = r#"{"kernel":"/k","labels":{"tier":"web"},"state":"Stopped"}"#;
+    let made = r#"{"labels":{"tier":"web"},"spec":{"kernel":"/k","state":"Stopped"}}"#;
     let made = format!("PUT /v1/vms/web if-none-match: * {made}");
     assert_eq!(absent.asked()[1], made);
 
     let arguments = parse::<apply::DiffArguments>(&["-f", path, "--set=cpus=2"]).unwrap();
     let made_up = MadeUp::default().answer(200, &changes);
     apply::diff(&arguments, &which, &made_up.node(), format(&[])).unwrap();
-    let patch = patch.replacen('{', r#"{"cpus":2,"#, 1);
-    let asked = format!("PATCH /v1/vms/web/spec?dry_run=true {patch}");
+    let patch = patch.replace(r#"{"kernel""#, r#"{"cpus":2,"kernel""#);
+    let asked = format!("PATCH /v1/vms/web?dry_run=true {patch}");
     assert_eq!(made_up.asked(), [asked]);
 
     let error = apply(&["db", "-f", path], &MadeUp::default()).unwrap_err();
@@ -230,7 +232,13 @@ fn a_file_changes_the_vm_that_is_there_and_makes_one_that_is_not() {
 #[test]
 fn devices_of_what_runs_have_commands_of_their_own() {
     let made_up = refuses("vm_runs");
-    let error = spec_patch::send(&made_up.node(), "web", None, &json!({"nics": []}), false);
+    let error = spec_patch::send(
+        &made_up.node(),
+        "web",
+        None,
+        &json!({"spec": {"nics": []}}),
+        false,
+    );
     let error = error.unwrap_err();
     let hint = error.refusal().unwrap().hint().unwrap();
     assert!(hint.contains("bellhop vm nic"), "{hint}");

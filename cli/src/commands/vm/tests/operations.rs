@@ -59,9 +59,9 @@ fn an_upgrade_replaces_the_program_of_a_vm() {
 
 fn elsewhere() -> Value {
     made_up::vm(
-        &json!({"phase": "MayBeElsewhere", "pid": null, "may_be_elsewhere":
+        &json!({"status": {"phase": "MayBeElsewhere", "pid": null, "may_be_elsewhere":
         {"destination": "unix:/b", "reason": "its guest may run there",
-         "remedy": "run `migration settle web there`"}}),
+         "remedy": "run `migration settle web there`"}}}),
     )
 }
 
@@ -91,7 +91,6 @@ fn a_migration_reports_the_result_of_its_operation() {
 
     let made_up = MadeUp::default()
         .answer(200, &elsewhere())
-        .answer(200, &json!({"kernel": "/k"}))
         .answer(200, &json!({"items": []}));
     let text = show::text(&made_up.node(), "web").unwrap();
     assert!(
@@ -188,7 +187,7 @@ fn a_snapshot_has_a_name_or_a_path() {
 
 #[test]
 fn a_vm_is_restored_with_the_spec_of_its_snapshot() {
-    let spec = json!({"kernel": "/k"});
+    let spec = json!({"spec": {"kernel": "/k"}});
     for (more, condition) in [(None, "if-none-match: * "), (Some("--replace"), "")] {
         let words: Vec<&str> = ["web", "before"].into_iter().chain(more).collect();
         let arguments = parse::<restore::Arguments>(&words).unwrap();

@@ -18,9 +18,9 @@ const RECORDS: [(&str, &[&str]); 3] = [
             "Operation",
             "Plan",
             "Snapshot",
-            "SpecChanges",
             "Version",
-            "VmInfo",
+            "Vm",
+            "VmChanges",
         ],
     ),
     (
