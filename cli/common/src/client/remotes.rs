@@ -53,7 +53,7 @@ pub struct Remote {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert: Option<PathBuf>,
 
-    /// With https: that certificate's private key (PEM)
+    /// With https: the certificate's private key (PEM)
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,

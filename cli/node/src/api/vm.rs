@@ -121,7 +121,7 @@ pub(super) struct Deletion {
     force: Option<bool>,
 }
 
-/// Whether something is changed.
+/// Whether the request changes anything.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

@@ -23,12 +23,12 @@ use super::vm_path::VmPath;
 use crate::error::Error;
 use crate::machines::stop::Stop;
 
-/// How long an answer takes.
+/// The time of an answer.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Waiting {
-    /// Whether the answer waits for the result: `true` where it is not given
+    /// Whether the answer waits for the result (default: `true`)
     pub(super) wait: Option<bool>,
 }
 
@@ -67,18 +67,22 @@ fn stop_of(change: &VmStateChange) -> Result<Option<Stop>, Error> {
 
 /// Start, pause, resume or stop a virtual machine
 ///
-/// Running starts it, or resumes a paused one. Stopped asks the guest to power off and waits until it
-/// has. From then on no restart policy starts the machine, also if the client disconnects or the
-/// guest takes longer. `mode: hard` does not ask it, also while another request waits. A machine that
-/// is started meanwhile continues to run.
+/// `Running` starts it, or resumes a paused one. `Stopped` asks the guest to power off and waits
+/// until it has. From then on no restart policy starts the machine, also if the client disconnects
+/// or the guest takes longer. `mode: hard` does not ask the guest, also while another request
+/// waits. A machine that is started meanwhile keeps running.
 #[utoipa::path(put, path = "/v1/vms/{name}/state", operation_id = "put_vm_state",
     params(VmPath, Waiting, Precondition), request_body = VmStateChange, responses(
-    (status = 200, description = "It does so", body = Vm,
+    (status = 200, description = "Done", body = Vm,
         headers(("ETag" = String, description = "Its generation, for If-Match: `\"g17\"`"))),
-    (status = 202, description = "Its guest is asked to power off, and the request does not wait", body = Vm),
+    (status = 202, description = "Its guest is asked to power off, and the request does not wait",
+        body = Vm),
     NamedChangeErrors, ProcessErrors,
     (status = 412, description = "The condition does not hold", body = ErrorBody),
-    (status = 409, description = "The state of the machine, or of one of its devices, does not allow it. `still_runs`: its guest has not powered off in time and continues to run. `paused`: its guest cannot power off. `started_again`: another request wants it to run", body = ErrorBody),
+    (status = 409, description = "The state of the machine, or of one of its devices, does not \
+        allow it. `still_runs`: its guest has not powered off in time and continues to run. \
+        `paused`: its guest cannot power off. `started_again`: another request wants it to run",
+        body = ErrorBody),
 ))]
 pub(super) async fn put(
     State(node): Api,
