@@ -6,14 +6,13 @@
 use std::fmt;
 use std::time::Duration;
 
-use bellhop_api::machine::AlarmInfo;
+use bellhop_api::machine::{AlarmInfo, WatchInfo};
 use devices::pci::Slot;
 use devices::virtio::pci::DeviceDescription;
 use parking_lot::Mutex;
 
 use super::end::End;
 use super::pluggable::{DiskStatus, NicStatus};
-use super::ring_watch::WatchStatus;
 use crate::kvm::msi::MsiCounts;
 
 /// A device of a machine, removable or not.
@@ -26,7 +25,7 @@ pub struct DeviceStatus {
     /// The state to which the guest has set it.
     pub description: DeviceDescription,
     /// The last sample of the ring watch, by queue; empty without a watch.
-    pub watch: Vec<WatchStatus>,
+    pub watch: Vec<WatchInfo>,
 }
 
 /// The KVM resources of a machine. They are the same before and after any number of reboots, once

@@ -89,9 +89,8 @@ pub use migration::{
 pub use origin::Origin;
 pub use parts::Machine;
 pub use pluggable::{
-    DeviceKind, DiskStatus, Failover, FailoverState, NicStatus, NicSwapped, PlugState, Pluggable,
+    DeviceKind, DiskStatus, Failover, FailoverState, NicStatus, NicSwapped, PlugPhase, Pluggable,
 };
 pub use program::{STATE_VERSIONS_COMMAND, check_program, state_versions};
-pub use ring_watch::{Alarm, WatchState, WatchStatus};
 pub use signals::{StatisticsHandle, StopHandle};
 pub use snapshot::{Snapshot, Written};

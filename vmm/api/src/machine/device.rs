@@ -57,7 +57,7 @@ pub struct QueueInfo {
 }
 
 /// A virtio device as the guest's driver has set it up.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 pub struct DeviceInfo {
     /// The device status register (virtio 1.3, 2.1).
     pub status: u8,
@@ -103,9 +103,10 @@ pub struct AlarmInfo {
 
 described! {
     /// State of a queue at the last look at its ring.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub enum WatchPhase {
         /// The queue does not run, or was not read yet.
+        #[default]
         NotRunning,
         /// The ring is packed: it has no indices in memory.
         NotWatchedPacked,
@@ -133,7 +134,7 @@ described! {
 ///
 /// Indices have 16 bits: a queue that moves by 65,536 buffers or more within a second is counted
 /// without the multiples of that.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WatchInfo {
     /// What was seen last.
     pub state: WatchPhase,

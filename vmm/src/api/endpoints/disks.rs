@@ -15,7 +15,7 @@ use crate::machine::DiskStatus;
 impl From<&DiskStatus> for DiskSummary {
     fn from(disk: &DiskStatus) -> Self {
         Self {
-            state: disk.state.into(),
+            state: disk.state,
             address: Some(disk.address.to_string()),
             ..Self::configured(disk.id.clone(), &disk.config)
         }

@@ -13,7 +13,6 @@ mod nics;
 mod nmi;
 mod pluggable;
 mod power_button;
-mod queue_watch;
 mod reset;
 mod restore;
 mod snapshot;

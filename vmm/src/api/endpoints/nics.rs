@@ -14,7 +14,7 @@ impl From<&NicStatus> for NicSummary {
     fn from(nic: &NicStatus) -> Self {
         Self {
             id: nic.id.clone(),
-            state: nic.state.into(),
+            state: nic.state,
             path: nic.config.shown_path().into_owned(),
             address: Some(nic.address.to_string()),
         }
