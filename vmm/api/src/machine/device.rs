@@ -130,6 +130,14 @@ described! {
     }
 }
 
+impl WatchPhase {
+    /// Whether something is wrong with the queue.
+    #[must_use]
+    pub fn is_alarm(self) -> bool {
+        matches!(self, Self::Stuck | Self::DriverStalled | Self::Inconsistent)
+    }
+}
+
 /// The ring of a queue as its indices in guest memory show it, looked at once a second.
 ///
 /// Indices have 16 bits: a queue that moves by 65,536 buffers or more within a second is counted
