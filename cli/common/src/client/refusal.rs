@@ -8,6 +8,13 @@ use crate::exit::{Code, Report};
 /// How much of an answer that cannot be parsed is shown, in bytes.
 const SHOWN: usize = 200;
 
+/// The text for an answer that cannot be decoded.
+pub const STRANGE: &str =
+    "the node daemon's answer is not understood; is it of another version? `bellhop report` tells";
+
+/// The text for a connection that ended early.
+pub(super) const BROKEN: &str = "the connection to the node daemon broke";
+
 /// A daemon's refusal, in its own words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {

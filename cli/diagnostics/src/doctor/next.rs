@@ -2,13 +2,13 @@
 //!
 //! Names only files, devices and functions that exist. Must not know findings or remedies.
 
+use bellhop_api::address::SOCKET;
+
 use super::devices;
 use super::host::Host;
 use super::modules::{Modules, Presence, VDPA_SIM_NET};
 use super::nics;
 
-/// The socket of the node daemon.
-const SOCKET: &str = "/run/bellhop/node.socket";
 /// Possible paths of the daemon's unit.
 const UNITS: [&str; 3] = [
     "/etc/systemd/system/bellhop.service",

@@ -1,6 +1,6 @@
 //! `/v1/metrics`: the node and its VMs in the Prometheus text format.
 //!
-//! Owns the names of a node's and a VM's families, and the one pass over the VMs' processes. It must
+//! Owns the names of families of a node and a VM, and the one pass over the VMs' processes. It must
 //! not know the origin of a figure.
 //!
 //! ```text

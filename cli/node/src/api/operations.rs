@@ -18,6 +18,7 @@ use bellhop_api::node::{
     VmSnapshotRequest,
 };
 use bellhop_api::responses::{NamedChangeErrors, ProcessErrors, ProxyErrors, WatchErrors};
+use serde::Deserialize;
 use utoipa::IntoParams;
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::Parameters;
@@ -26,7 +27,6 @@ use vmm::http::server::Closing;
 use vmm::http::{ErrorBody, HttpError};
 
 use super::state::Api;
-use super::vm::Waiting;
 use super::vm_path::VmPath;
 use crate::access::RequestedBy;
 use crate::error::Error;
@@ -63,6 +63,15 @@ impl<S: Send + Sync> FromRequestParts<S> for Requested {
             request_id: id.map(|id| id.0.clone()).unwrap_or_default(),
         })
     }
+}
+
+/// How long an answer takes.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Waiting {
+    /// Whether the answer waits for the result: `true` where it is not given
+    pub(super) wait: Option<bool>,
 }
 
 /// The answer to a request that only begins an operation.

@@ -18,7 +18,7 @@ use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::Parameters;
 
-use super::operations::accepted;
+use super::operations::{Waiting, accepted};
 use super::precondition::{Precondition, etag};
 use super::state::Api;
 use super::vm_path::VmPath;
@@ -114,15 +114,6 @@ pub(super) struct Making {
     /// The snapshot from which it continues; it boots where none is given
     #[param(value_type = Option<String>, pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     restore_from: Option<SnapshotName>,
-}
-
-/// How long an answer takes.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct Waiting {
-    /// Whether the answer waits for the result: `true` where it is not given
-    pub(super) wait: Option<bool>,
 }
 
 /// Whether a virtual machine that runs is deleted.

@@ -56,6 +56,7 @@ pub(crate) mod steps;
 pub(crate) mod stop;
 mod supervisor;
 pub(crate) mod vmm;
+mod work;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
