@@ -81,6 +81,7 @@ mod opaque_error;
 pub mod probe;
 pub mod relay;
 pub mod ring;
+mod text_form;
 pub mod uapi;
 pub mod window;
 

@@ -2,12 +2,10 @@
 
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
+use bellhop_api::node::DeviceId;
 use serde::de::DeserializeOwned;
 
 use super::problem::HttpError;
-
-/// The longest name of a device.
-const NAME_MAX: usize = 64;
 
 /// The name of a device in the path: 1 to 64 letters, digits, `.`, `_`, `:` or `-`; not `.` or `..`.
 #[derive(Debug)]
@@ -22,14 +20,9 @@ impl<S: Send + Sync> FromRequestParts<S> for DeviceName {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
         let PathParameters(name) =
             PathParameters::<String>::from_request_parts(parts, state).await?;
-        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-        let is_directory = name == "." || name == "..";
-        if (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(known) && !is_directory {
-            Ok(Self(name))
-        } else {
-            Err(HttpError::Parameter(format!(
-                "a device's name has 1 to {NAME_MAX} letters, digits, dots, underscores, colons or hyphens"
-            )))
+        match name.parse::<DeviceId>() {
+            Ok(_) => Ok(Self(name)),
+            Err(error) => Err(HttpError::Parameter(error.to_string())),
         }
     }
 }

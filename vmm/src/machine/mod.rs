@@ -82,9 +82,9 @@ pub use error::{NotMovable, RequestError, SnapshotError};
 pub use hand_over::HandedOver;
 pub use handle::Handle;
 pub use held::HandOver;
-pub(crate) use migration::milliseconds;
 pub use migration::{
     Arriving, Direction, InFlight, Migration, MigrationEnd, ReceiveConfig, SendConfig, load_tls,
+    milliseconds,
 };
 pub use origin::Origin;
 pub use parts::Machine;

@@ -12,7 +12,7 @@
 //! done: `work.rs` begins and ends it.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::http::StatusCode;
 use bellhop_api::ErrorBody;
@@ -20,9 +20,11 @@ use bellhop_api::machine::{MigrationPhase, MigrationStatus};
 use bellhop_api::node::{
     Operation, OperationKind, OperationPhase, OperationProgress, OperationQuery, OperationResult,
 };
+use bellhop_common::text::since_1970;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use vmm::http::Problem as _;
+use vmm::machine::milliseconds;
 
 use super::departure::remedy;
 use super::spec::VmName;
@@ -260,15 +262,6 @@ impl Operations {
         let message = format!("{RUNNING_MAX} operations run already");
         Err(Error::unavailable("busy", message).hint("try again later"))
     }
-}
-
-pub(super) fn since_1970() -> Duration {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.unwrap_or_default()
-}
-
-pub(super) fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 pub(super) fn cut(text: &str) -> String {
