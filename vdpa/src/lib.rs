@@ -77,6 +77,7 @@ pub mod iotlb;
 pub mod iova;
 pub mod memory;
 pub mod netdev;
+mod opaque_debug;
 mod opaque_error;
 pub mod probe;
 pub mod relay;

@@ -26,7 +26,6 @@
 //! [`ConsoleSocket`].
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -116,14 +115,7 @@ pub(crate) struct InputPump {
     backlog: VecDeque<u8>,
 }
 
-impl fmt::Debug for InputPump {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InputPump")
-            .field("phase", &self.phase)
-            .field("backlog", &self.backlog.len())
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(InputPump, this => phase: this.phase, backlog: this.backlog.len());
 
 /// Whether the user wants to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

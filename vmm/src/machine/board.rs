@@ -3,7 +3,6 @@
 //! Owns the status, its generation and its listeners. It must not know the requests to a machine,
 //! nor their senders.
 
-use std::fmt;
 use std::time::Duration;
 
 use bellhop_api::machine::{AlarmInfo, WatchInfo};
@@ -107,13 +106,7 @@ pub(super) struct Board {
     pub(super) listeners: Mutex<Vec<Listener>>,
 }
 
-impl fmt::Debug for Board {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Board")
-            .field("status", &self.status)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Board, this => status: this.status);
 
 impl Board {
     pub(super) fn update(&self, change: impl FnOnce(&mut MachineStatus)) {
