@@ -192,9 +192,10 @@ pub enum MigrationRequest {
 
 described! {
     /// Phase of a migration, or how it ended.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub enum MigrationPhase {
         /// Connects to the other host and asks it to take the machine.
+        #[default]
         Offer,
         /// The destination accepts; further connections are opened.
         Join,
