@@ -71,6 +71,17 @@ fn split(notes: &str) -> Option<(String, String)> {
     Some((examples.join("\n").trim_end().to_owned(), notes.join("\n")))
 }
 
+/// The message of an error, without usage.
+pub(crate) fn message(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let (message, _) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let message = message.trim();
+    message
+        .strip_prefix("error: ")
+        .unwrap_or(message)
+        .to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;

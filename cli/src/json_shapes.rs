@@ -317,7 +317,11 @@ fn printed(line: &str, socket: &Path) -> Value {
         words.extend(["--node".to_owned(), socket.to_str().unwrap().to_owned()]);
     }
     let arguments = crate::Arguments::try_parse_from(words).unwrap();
-    let (text, done) = captured(|| arguments.command.execute(arguments.format));
+    let (text, done) = captured(|| {
+        arguments
+            .command
+            .execute(arguments.format, crate::Arguments::command)
+    });
     if let Err(error) = done {
         panic!("{line}: {error}");
     }

@@ -138,18 +138,7 @@ fn wrong_line(error: &clap::Error) -> Option<Report> {
     {
         return None;
     }
-    Some(Report::from_messages([message(error)]).code("wrong_command_line"))
-}
-
-/// The message of an error, without usage.
-fn message(error: &clap::Error) -> String {
-    let text = error.to_string();
-    let (message, _) = text.split_once("\n\n").unwrap_or((&text, ""));
-    let message = message.trim();
-    message
-        .strip_prefix("error: ")
-        .unwrap_or(message)
-        .to_owned()
+    Some(Report::from_messages([help::message(error)]).code("wrong_command_line"))
 }
 
 /// Makes each panic end the process, as in a release build. Cargo's profile for tests cannot: the
@@ -197,7 +186,10 @@ pub fn main() -> ExitCode {
     }
     let logs = &arguments.logs;
     logging::start(logs.log_level, logs.log_format, logs.log_file.as_deref());
-    match arguments.command.execute(arguments.format) {
+    match arguments
+        .command
+        .execute(arguments.format, Arguments::command)
+    {
         Ok(code) => code.into(),
         Err(error) => {
             error.in_words().print();

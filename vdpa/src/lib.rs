@@ -77,10 +77,12 @@ pub mod iotlb;
 pub mod iova;
 pub mod memory;
 pub mod netdev;
+mod opaque_debug;
 mod opaque_error;
 pub mod probe;
 pub mod relay;
 pub mod ring;
+mod text_form;
 pub mod uapi;
 pub mod window;
 

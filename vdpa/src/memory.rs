@@ -44,14 +44,11 @@ pub struct GuestRegion {
     size: u64,
 }
 
-impl fmt::Debug for GuestRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuestRegion")
-            .field("base", &self.base)
-            .field("size", &self.size)
-            .field("regions", &self.memory.num_regions())
-            .finish_non_exhaustive()
-    }
+crate::opaque_debug! {
+    GuestRegion, this =>
+    base: this.base,
+    size: this.size,
+    regions: this.memory.num_regions(),
 }
 
 impl GuestRegion {

@@ -88,3 +88,17 @@ macro_rules! opaque_error {
         }
     };
 }
+
+/// Converts errors of other types, which keep their texts, into `Error`. Each row has the type, and
+/// the kind of the result.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! error_from {
+    ($($source:ty as $error:ident => $kind:expr),+ $(,)?) => {
+        $(impl From<$source> for Error {
+            fn from($error: $source) -> Self {
+                Self::transparent($kind, $error)
+            }
+        })+
+    };
+}

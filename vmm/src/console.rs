@@ -26,17 +26,18 @@
 //! [`ConsoleSocket`].
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 
 use crate::event_loop::{EventLoop, Token};
 
+mod ends;
 mod history;
 mod log_file;
 mod screen;
 mod socket;
 
+pub use ends::{Console, TerminalConsole};
 pub(crate) use screen::{Attached, Screen};
 pub use socket::{ConsoleLoss, ConsoleSocket};
 
@@ -59,34 +60,6 @@ pub trait ConsoleInput: Send + AsFd {
     /// # Errors
     /// The input is broken; it will not be read again.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<ConsoleRead>;
-}
-
-/// The other end of the serial console.
-#[derive(Debug)]
-pub enum Console {
-    /// A terminal or a substitute.
-    Terminal(TerminalConsole),
-    /// A Unix socket and a log file.
-    Socket(ConsoleSocket),
-}
-
-/// The two ends of a terminal.
-pub struct TerminalConsole {
-    /// Keyboard; `None`: the guest never gets input.
-    pub input: Option<Box<dyn ConsoleInput>>,
-    /// Screen. A descriptor and not a writer, because nothing may buffer the guest's output, and
-    /// the machine waits for it when it is slow. Its file may be blocking; the machine never writes
-    /// when that would block.
-    pub output: OwnedFd,
-}
-
-impl fmt::Debug for TerminalConsole {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TerminalConsole")
-            .field("input", &self.input.is_some())
-            .field("output", &self.output)
-            .finish()
-    }
 }
 
 /// Accepts bytes into the serial port's receive FIFO.
@@ -142,14 +115,7 @@ pub(crate) struct InputPump {
     backlog: VecDeque<u8>,
 }
 
-impl fmt::Debug for InputPump {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InputPump")
-            .field("phase", &self.phase)
-            .field("backlog", &self.backlog.len())
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(InputPump, this => phase: this.phase, backlog: this.backlog.len());
 
 /// Whether the user wants to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

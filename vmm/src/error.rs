@@ -59,8 +59,4 @@ impl Error {
     }
 }
 
-impl From<CpuAffinityError> for Error {
-    fn from(source: CpuAffinityError) -> Self {
-        Self::transparent(ErrorKind::Unusable, source)
-    }
-}
+vdpa::error_from!(CpuAffinityError as error => ErrorKind::Unusable);

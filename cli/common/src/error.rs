@@ -186,25 +186,21 @@ impl From<Refusal> for Error {
     }
 }
 
-macro_rules! failures {
-    ($($source:ty),+ $(,)?) => {
-        $(impl From<$source> for Error {
-            fn from(source: $source) -> Self {
-                Self::transparent(ErrorKind::Failed, source)
-            }
-        })+
-    };
+vdpa::error_from! {
+    vdpa::Error as error => ErrorKind::Failed,
+    vdpa_mgmt::Error as error => ErrorKind::Failed,
+    RemoveError as error => ErrorKind::Failed,
+    vmm::Error as error => ErrorKind::Failed,
+    vmm::api::ServerError as error => ErrorKind::Failed,
+    vmm::config::DescriptorError as error => ErrorKind::Failed,
+    vmm::machine::SnapshotError as error => ErrorKind::Failed,
+    NicError as error => kind(&error),
+    MakeError as error => kind(&error.source),
+    StoreError as error => match error {
+        StoreError::Name(_) => ErrorKind::WrongCommandLine,
+        _ => ErrorKind::Failed,
+    },
 }
-
-failures!(
-    vdpa::Error,
-    vdpa_mgmt::Error,
-    RemoveError,
-    vmm::Error,
-    vmm::api::ServerError,
-    vmm::config::DescriptorError,
-    vmm::machine::SnapshotError,
-);
 
 fn kind(error: &NicError) -> ErrorKind {
     match error {
@@ -213,27 +209,5 @@ fn kind(error: &NicError) -> ErrorKind {
             ErrorKind::WrongCommandLine
         }
         _ => ErrorKind::Failed,
-    }
-}
-
-impl From<NicError> for Error {
-    fn from(error: NicError) -> Self {
-        Self::transparent(kind(&error), error)
-    }
-}
-
-impl From<MakeError> for Error {
-    fn from(error: MakeError) -> Self {
-        Self::transparent(kind(&error.source), error)
-    }
-}
-
-impl From<StoreError> for Error {
-    fn from(error: StoreError) -> Self {
-        let kind = match error {
-            StoreError::Name(_) => ErrorKind::WrongCommandLine,
-            _ => ErrorKind::Failed,
-        };
-        Self::transparent(kind, error)
     }
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::exit::Code;
-use crate::listing::json;
+use crate::json::json;
 use crate::table::Table;
 
 /// How a command prints its result: options of each command.

@@ -12,6 +12,7 @@ pub mod error;
 pub mod exit;
 mod format;
 pub mod groups;
+mod json;
 pub mod listing;
 pub mod management;
 pub mod private_file;

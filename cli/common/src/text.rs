@@ -1,4 +1,6 @@
-//! Text for terminals.
+//! Text for terminals, and times.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The text without control characters for a terminal.
 #[must_use]
@@ -13,6 +15,13 @@ pub fn printable(text: &str) -> String {
 pub fn address(bytes: &[u8]) -> String {
     let bytes: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     bytes.join(":")
+}
+
+/// The time since 1970 by the host's clock.
+#[must_use]
+pub fn since_1970() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default()
 }
 
 /// A time, in seconds since 1970, in UTC in the form of ISO 8601: `2026-11-21T21:45:00Z`.

@@ -12,7 +12,6 @@
 //! use the console's socket.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -108,11 +107,7 @@ pub(crate) struct Console {
     writer: Mutex<Option<Writer>>,
 }
 
-impl fmt::Debug for Console {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Console").finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Console);
 
 impl Drop for Console {
     fn drop(&mut self) {

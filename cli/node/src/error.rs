@@ -140,11 +140,7 @@ impl IntoResponse for Error {
     }
 }
 
-impl From<vmm::Error> for Error {
-    fn from(error: vmm::Error) -> Self {
-        Self::transparent(HOST_FAILED, error)
-    }
-}
+vdpa::error_from!(vmm::Error as error => HOST_FAILED);
 
 impl From<HttpError> for Error {
     fn from(error: HttpError) -> Self {

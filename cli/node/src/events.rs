@@ -13,11 +13,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bellhop_api::node::Event;
+use bellhop_common::text::since_1970;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use vmm::machine::milliseconds;
 
 /// The number of kept events.
 const HISTORY: usize = 1024;
@@ -45,7 +46,7 @@ pub(super) struct Events {
 
 impl Default for Events {
     fn default() -> Self {
-        Self::starting_at(since_1970().map_or(0, |since| since.as_micros()))
+        Self::starting_at(since_1970().as_micros())
     }
 }
 
@@ -64,15 +65,12 @@ impl Events {
         tracing::info!(subject, change = %event.change, detail, "event");
         let mut history = self.history.lock();
         let generation = self.newest.borrow().saturating_add(1);
-        let time = since_1970().map(|since| since.as_millis());
         if history.len() >= HISTORY {
             history.pop_front();
         }
         history.push_back(Arc::new(Event {
             generation,
-            time_ms: time
-                .and_then(|time| u64::try_from(time).ok())
-                .unwrap_or_default(),
+            time_ms: milliseconds(since_1970()),
             ..event
         }));
         // The value is also kept without readers.
@@ -117,10 +115,6 @@ impl Events {
 fn before_oldest(history: &VecDeque<Arc<Event>>, newest: u64) -> u64 {
     let oldest = history.front().map(|event| event.generation);
     oldest.map_or(newest, |oldest| oldest.saturating_sub(1))
-}
-
-fn since_1970() -> Option<std::time::Duration> {
-    SystemTime::now().duration_since(UNIX_EPOCH).ok()
 }
 
 #[cfg(test)]

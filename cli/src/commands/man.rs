@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing;
-use clap::CommandFactory;
 
 use crate::manual;
 
@@ -27,9 +26,8 @@ pub(crate) struct Arguments {
 }
 
 /// Writes the pages.
-pub(crate) fn execute(arguments: &Arguments) -> Result<Code, Error> {
-    let pages = manual::pages(crate::Arguments::command())
-        .map_err(Error::context("cannot create the manual"))?;
+pub(crate) fn execute(arguments: &Arguments, all: clap::Command) -> Result<Code, Error> {
+    let pages = manual::pages(all).map_err(Error::context("cannot create the manual"))?;
     match &arguments.directory {
         Some(directory) => {
             for page in pages {

@@ -82,8 +82,8 @@ impl From<GoesOn> for Command {
 }
 
 impl Command {
-    /// Runs the subcommand, and prints its result in this format.
-    pub(crate) fn execute(self, format: Format) -> Result<Code, Error> {
+    /// Runs the subcommand, and prints its result in this format. `all` describes all subcommands.
+    pub(crate) fn execute(self, format: Format, all: fn() -> clap::Command) -> Result<Code, Error> {
         match self {
             Self::Run(arguments) => run::execute(arguments),
             Self::Vm(arguments) => vm::execute(&arguments, format),
@@ -114,7 +114,7 @@ impl Command {
             Self::Report(arguments) => report::execute(&arguments, format),
             Self::Config(arguments) => config::execute(&arguments, format),
             Self::Completions(arguments) => completions::execute(&arguments),
-            Self::Man(arguments) => man::execute(&arguments),
+            Self::Man(arguments) => man::execute(&arguments, all()),
             Self::Version(arguments) => version::execute(&arguments, format),
             Self::StateVersions(_) => state_versions::execute(),
         }

@@ -1,5 +1,6 @@
 //! `bellhop port`: ports of NICs, and the subfunctions and virtual functions behind them.
 
+mod find;
 mod function;
 mod rate;
 
@@ -8,8 +9,9 @@ use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use bellhop_common::management::port::{listing, rate_listing};
 use serde_json::json;
-use vdpa_mgmt::devlink::{Devlink, Handle, NewSubfunction, Port, PortHandle};
+use vdpa_mgmt::devlink::{Devlink, Handle, NewSubfunction, PortHandle};
 
+use self::find::{by_interface, find};
 use super::words::{self, Words};
 use crate::confirm::Confirmation;
 
@@ -151,34 +153,6 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
             None => format.print_done(&json!({ "changed": true })),
         },
     }
-}
-
-/// The port that an argument names.
-fn find(devlink: &Devlink, text: &str) -> Result<PortHandle, Error> {
-    match text.parse() {
-        Ok(port) => Ok(port),
-        Err(_) => Ok(by_interface(devlink, text)?.handle),
-    }
-}
-
-/// The port with this network interface.
-fn by_interface(devlink: &Devlink, name: &str) -> Result<Port, Error> {
-    let none = || {
-        Error::failed(format!(
-            "{name:?} is no port: give BUS/DEVICE/INDEX or the name of its network interface; \
-             `bellhop port show` lists both"
-        ))
-    };
-    if name.contains('/') {
-        return Err(none());
-    }
-    let mut ports = devlink.ports()?.into_iter();
-    let found = ports.find(|port| {
-        port.netdev
-            .as_ref()
-            .is_some_and(|netdev| netdev.name == name)
-    });
-    found.ok_or_else(none)
 }
 
 fn new_subfunction(device: &str, words: &[String]) -> Result<(Handle, NewSubfunction), Error> {

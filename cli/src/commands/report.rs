@@ -1,8 +1,5 @@
 //! `bellhop report`: a bundle for a support ticket.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -10,6 +7,7 @@ use bellhop_common::client::{Address, NodeArguments};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::{self, Format};
+use bellhop_common::private_file;
 use bellhop_diagnostics::doctor::Host;
 use bellhop_diagnostics::report::{self, Context};
 use serde_json::json;
@@ -84,7 +82,8 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         listing::print(&bytes)?;
     } else {
         let shown = path.display();
-        write(&path, &bytes).map_err(Error::context(format!("cannot write {shown}")))?;
+        private_file::create(&path, &bytes, 0o600)
+            .map_err(Error::context(format!("cannot write {shown}")))?;
         let written = json!({ "name": path.to_string_lossy(), "missing": missing });
         format.print(&written, || format!("{shown}\n"))?;
     }
@@ -93,15 +92,4 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
         eprintln!("{missing} {parts} missing; errors.txt in the bundle has the reasons");
     }
     Ok(Code::Success)
-}
-
-/// Writes to a new file that only its owner can read.
-fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
 }

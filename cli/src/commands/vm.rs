@@ -1,7 +1,7 @@
 //! `bellhop vm`: VMs of the node daemon.
 //!
-//! Each subcommand with more arguments than a name has a file. This file has their common parts:
-//! the client of the daemon, changes of the state, and the exit code for an error.
+//! Each subcommand with more arguments than a name has a file. This file has the others, which
+//! change a VM's state; `requests.rs` has the common parts.
 
 mod apply;
 mod arguments;
@@ -18,6 +18,7 @@ mod migration;
 pub(crate) mod nic;
 pub(crate) mod removal;
 mod replace;
+mod requests;
 mod reset;
 mod restore;
 mod selection;
@@ -32,24 +33,18 @@ pub(crate) mod view;
 mod wait;
 mod watch;
 
-use std::thread;
-use std::time::{Duration, Instant};
-
 use bellhop_api::machine::WantedState;
-use bellhop_api::node::{Vm, VmStateChange};
-use bellhop_common::client::{MAKING, Node, NodeArguments, STRANGE, path};
+use bellhop_api::node::VmStateChange;
+use bellhop_common::client::{MAKING, Node, NodeArguments};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
 use hyper::Method;
-use serde::Deserialize;
-use serde_json::Value;
 
 use arguments::absolute;
+pub(crate) use requests::{each, until};
+use requests::{of_state, of_vm, read, say, vm};
 use selection::Selection;
-
-/// The interval of queries of a VM's state.
-const PERIOD: Duration = Duration::from_millis(200);
 
 /// Create, show, start, stop, change and delete the node's VMs
 ///
@@ -202,48 +197,6 @@ pub(crate) fn execute(arguments: &Arguments, format: Format) -> Result<Code, Err
     }
 }
 
-/// Acts on one object after the other, even if one fails. Returns the first failure's code.
-pub(super) fn each(
-    names: &[String],
-    mut act: impl FnMut(&str) -> Result<Code, Error>,
-) -> Result<Code, Error> {
-    if let [name] = names {
-        return act(name);
-    }
-    let mut ended = Code::Success;
-    for name in names {
-        let code = act(name).unwrap_or_else(|error| {
-            error.in_words().print();
-            error.code()
-        });
-        if ended == Code::Success {
-            ended = code;
-        }
-    }
-    Ok(ended)
-}
-
-/// The path of a VM in the API.
-fn of_vm(name: &str) -> String {
-    path(["v1", "vms", name])
-}
-
-/// The path of a VM's state in the API.
-fn of_state(name: &str) -> String {
-    path(["v1", "vms", name, "state"])
-}
-
-/// The daemon's current view of a VM.
-fn vm(node: &Node, name: &str) -> Result<(Vm, Value), Error> {
-    let answer: Value = node.get(&of_vm(name))?;
-    Ok((read(&answer)?, answer))
-}
-
-/// Decodes the daemon's answer.
-fn read<'a, T: Deserialize<'a>>(answer: &'a Value) -> Result<T, Error> {
-    T::deserialize(answer).map_err(Error::context(STRANGE))
-}
-
 /// Changes a VM's state, and shows the VM.
 fn change_state(
     node: &Node,
@@ -266,30 +219,6 @@ fn resume(node: &Node, name: &str, format: Format) -> Result<Code, Error> {
         )));
     }
     change_state(node, name, WantedState::Running, format)
-}
-
-/// Polls `look` until it returns something; none once `limit` has passed.
-pub(crate) fn until<T>(
-    limit: Duration,
-    mut look: impl FnMut() -> Result<Option<T>, Error>,
-) -> Result<Option<T>, Error> {
-    let start = Instant::now();
-    loop {
-        let found = look()?;
-        if found.is_some() || start.elapsed() >= limit {
-            return Ok(found);
-        }
-        thread::sleep(PERIOD);
-    }
-}
-
-/// Prints a VM's state in one line, or the VM as JSON. Skips an answer without a body.
-fn say(answer: &Value, format: Format) -> Result<Code, Error> {
-    if answer.is_null() {
-        return Ok(Code::Success);
-    }
-    let vm: Vm = read(answer)?;
-    format.print(answer, || format!("{}\n", view::line(&vm)))
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 
 mod saved;
 
-use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -80,13 +79,7 @@ pub struct Clock {
     registers: Mutex<Registers>,
 }
 
-impl fmt::Debug for Clock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Clock")
-            .field("registers", &self.registers)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Clock, this => registers: this.registers);
 
 impl Default for Clock {
     fn default() -> Self {

@@ -15,7 +15,6 @@
 
 mod saved;
 
-use std::fmt;
 use std::io;
 
 use parking_lot::Mutex;
@@ -44,14 +43,7 @@ pub struct AcpiEvent {
     state: Mutex<State>,
 }
 
-impl fmt::Debug for AcpiEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcpiEvent")
-            .field("name", &self.name)
-            .field("state", &self.state)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(AcpiEvent, this => name: this.name, state: this.state);
 
 impl AcpiEvent {
     /// Creates a register without an event. Messages contain `name`; the register drives

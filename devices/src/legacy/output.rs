@@ -5,7 +5,6 @@
 //! change the file for every process that shares it (the shell, for one).
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 
@@ -58,14 +57,11 @@ pub(crate) struct OutputBuffer {
     failed: bool,
 }
 
-impl fmt::Debug for OutputBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OutputBuffer")
-            .field("waiting", &self.waiting.len())
-            .field("lost", &self.lost)
-            .field("failed", &self.failed)
-            .finish_non_exhaustive()
-    }
+vdpa::opaque_debug! {
+    OutputBuffer, this =>
+    waiting: this.waiting.len(),
+    lost: this.lost,
+    failed: this.failed,
 }
 
 impl OutputBuffer {

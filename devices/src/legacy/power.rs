@@ -10,7 +10,6 @@
 
 mod saved;
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -155,11 +154,7 @@ impl Trigger for ResetTrigger {
 /// An i8042 that supports only the reset command (0xfe to port 0x64).
 pub struct KeyboardController(Mutex<I8042Device<ResetTrigger>>);
 
-impl fmt::Debug for KeyboardController {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyboardController").finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(KeyboardController);
 
 impl KeyboardController {
     /// Creates a controller that signals `signal`.

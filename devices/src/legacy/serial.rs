@@ -22,7 +22,6 @@
 
 mod saved;
 
-use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 
@@ -131,11 +130,7 @@ pub struct Serial {
     output_waits: EventFd,
 }
 
-impl fmt::Debug for Serial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Serial").finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Serial);
 
 impl Serial {
     /// Creates a port that signals `interrupt` (IRQ 4 for the first one). The thread of the sending

@@ -35,7 +35,6 @@
 
 mod saved;
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -79,13 +78,7 @@ pub struct PciHotplug {
     state: Mutex<State>,
 }
 
-impl fmt::Debug for PciHotplug {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PciHotplug")
-            .field("state", &self.state)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(PciHotplug, this => state: this.state);
 
 fn bit(slot: Slot) -> u32 {
     1 << slot.number()

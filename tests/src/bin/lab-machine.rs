@@ -34,7 +34,7 @@ use vmm::config::{
 };
 use vmm::console::{Console, ConsoleInput, ConsoleRead, TerminalConsole};
 use vmm::machine::{
-    Exit, Handle, Machine, NicStatus, PlugState, RequestError, RunState, StopHandle,
+    Exit, Handle, Machine, NicStatus, PlugPhase, RequestError, RunState, StopHandle,
 };
 
 /// The exit code of a guest that crashed, the same as Bellhop's.
@@ -216,8 +216,8 @@ fn show(nic: &NicStatus) -> Value {
         "path": nic.config.shown_path(),
         "address": nic.address.to_string(),
         "state": match nic.state {
-            PlugState::Plugged => "plugged",
-            PlugState::UnplugRequested => "unplug-requested",
+            PlugPhase::UnplugRequested => "unplug-requested",
+            _ => "plugged",
         },
         "serial": nic.serial,
     })

@@ -36,26 +36,6 @@ pub(super) fn device(text: &str) -> Result<&str, Error> {
     Err(Error::new(ErrorKind::BadName, message))
 }
 
-/// Makes serde read and write a type as its text.
-macro_rules! as_text {
-    ($name:ident) => {
-        impl TryFrom<String> for $name {
-            type Error = Error;
-
-            fn try_from(text: String) -> Result<Self, Error> {
-                text.parse()
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(value: $name) -> Self {
-                value.to_string()
-            }
-        }
-    };
-}
-pub(crate) use as_text;
-
 /// The name of a management device, in iproute2's form: `vdpasim_net`, or with its bus
 /// `pci/0000:01:00.1`, `auxiliary/mlx5_core.sf.1`. Serde uses the same form.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -102,7 +82,7 @@ impl MgmtDeviceName {
     }
 }
 
-as_text!(MgmtDeviceName);
+vdpa::text_form!(MgmtDeviceName, Error);
 
 impl FromStr for MgmtDeviceName {
     type Err = Error;

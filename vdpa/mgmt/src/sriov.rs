@@ -32,7 +32,7 @@ mod settings;
 mod uapi;
 
 pub use links::Links;
-pub use settings::{LinkState, Rates, Setting, Vlan, VlanProtocol};
+pub use settings::{LinkState, Rates, Setting, VirtualFunction, Vlan, VlanProtocol};
 
 use std::io;
 
@@ -49,28 +49,6 @@ pub struct Link {
     pub name: String,
     /// Their settings, by number. Empty if the driver does not report them.
     pub virtual_functions: Vec<VirtualFunction>,
-}
-
-/// The settings of a virtual function, as the driver of the physical one reports them. `None` is an
-/// unknown setting.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VirtualFunction {
-    /// Its number, from 0.
-    pub index: u32,
-    /// Its address; zero if it chooses one itself.
-    pub mac: Option<[u8; 6]>,
-    /// The VLAN that the NIC assigns to its frames.
-    pub vlan: Option<Vlan>,
-    /// Whether frames with a foreign sender address are dropped.
-    pub spoof_check: Option<bool>,
-    /// Whether it may change its address, or receive everything.
-    pub trust: Option<bool>,
-    /// Limits on its transmit rate.
-    pub rates: Option<Rates>,
-    /// Its end of the link.
-    pub link_state: Option<LinkState>,
-    /// Whether it may read the RSS configuration.
-    pub query_rss: Option<bool>,
 }
 
 impl Pci {

@@ -7,30 +7,10 @@
 //! format; the use of buffers and the signalling belong to the caller. An error changes nothing
 //! here: the caller must stop serving the queue.
 
-use super::guest::GuestRing;
-use super::{Direction, Piece, RingFeatures, packed, split};
+use super::guest_ring::GuestRing;
+use super::{Chain, RingFeatures, packed, split};
 use crate::Error;
 use crate::device::VringBase;
-
-/// A chain, copied once out of guest memory: later changes by the driver have no effect.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chain {
-    /// The guest's name for the chain, for [`DeviceQueue::push_used`]: its first descriptor, or its
-    /// buffer id in a packed ring.
-    pub id: u16,
-    /// The pieces at guest-physical addresses, device-readable ones first; none is empty. Each was
-    /// inside guest memory when checked.
-    pub pieces: Vec<Piece>,
-}
-
-impl Chain {
-    /// The pieces that the device reads, and those that it writes.
-    #[must_use]
-    pub fn split(&self) -> (&[Piece], &[Piece]) {
-        let reads = |piece: &Piece| piece.direction == Direction::DeviceReads;
-        self.pieces.split_at(self.pieces.partition_point(reads))
-    }
-}
 
 /// A virtqueue in guest memory, served by this process.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::guest::DESCRIPTOR_F_INDIRECT;
 use super::in_order::InOrder;
+use super::ring_memory::{Element, RingMemory};
 use super::{
     Piece, RingFeatures, RingLayout, Used, Violation, cannot_begin, check_chain, packed, prepare,
     split, write_table,
@@ -22,52 +23,12 @@ use crate::Error;
 use crate::device::{VringAddresses, VringBase};
 use crate::memory::SharedBuffer;
 
-/// The memory of a ring; positions are offsets from its start.
-#[derive(Debug)]
-pub(crate) struct RingMemory {
-    buffer: Arc<SharedBuffer>,
-    offset: u64,
-    /// Whether EVENT_IDX was negotiated.
-    pub(crate) event_idx: bool,
-}
-
-impl RingMemory {
-    pub(crate) fn load(&self, at: u64, ordering: Ordering) -> Result<u16, Error> {
-        self.buffer.load_u16(self.offset + at, ordering)
-    }
-
-    pub(crate) fn load_u32(&self, at: u64, ordering: Ordering) -> Result<u32, Error> {
-        self.buffer.load_u32(self.offset + at, ordering)
-    }
-
-    pub(crate) fn store(&self, at: u64, value: u16, ordering: Ordering) -> Result<(), Error> {
-        self.buffer.store_u16(value, self.offset + at, ordering)
-    }
-
-    pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), Error> {
-        self.buffer.read(self.offset + at, bytes)
-    }
-
-    pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Error> {
-        self.buffer.write(self.offset + at, bytes)
-    }
-}
-
 /// A chain that the device has.
 #[derive(Debug, Clone, Copy)]
 struct Chain {
     descriptors: u16,
     /// Bytes that the device may write.
     writable: u32,
-}
-
-/// The device's record of a used chain.
-#[derive(Debug)]
-pub(crate) struct Element {
-    pub(crate) id: u32,
-    pub(crate) written: u32,
-    /// Maximum number of chains that it may complete.
-    pub(crate) moved: u16,
 }
 
 #[derive(Debug)]

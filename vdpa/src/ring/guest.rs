@@ -4,13 +4,12 @@
 //! conclusions: the device's side ([`super::DeviceQueue`]) and the relay do. The guest may write
 //! all of it at any moment. So a second read may differ from the first, and every walk is bounded.
 
-use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-use super::{Direction, Piece, RingFeatures, RingFormat, Violation, packed, split};
+use super::{Direction, Piece, RingFormat, Violation};
 use crate::Error;
 use crate::device::{RING_SIZE_MAX, VringAddresses, VringBase, check_areas, size_not_possible};
 use crate::iova::IovaRange;
@@ -219,61 +218,6 @@ impl<'a> ChainReader<'a> {
             return Err(Violation::Length);
         }
         Ok(self.writable)
-    }
-}
-
-/// A guest's ring, in either format.
-#[derive(Debug, Clone)]
-pub enum GuestRing {
-    /// A split ring.
-    Split(split::GuestRing),
-    /// A packed ring.
-    Packed(packed::GuestRing),
-}
-
-impl GuestRing {
-    /// The guest's ring of `size` entries at `addresses`. `features` are the negotiated ones.
-    ///
-    /// # Errors
-    /// An area is not aligned, not in guest memory or overlaps another, or the size is impossible
-    /// for the format.
-    pub fn new(
-        memory: Arc<GuestMemory>,
-        size: u16,
-        addresses: VringAddresses,
-        features: RingFeatures,
-    ) -> Result<Self, Error> {
-        let RingFeatures {
-            packed, indirect, ..
-        } = features;
-        Ok(if packed {
-            Self::Packed(packed::GuestRing::new(memory, size, addresses, indirect)?)
-        } else {
-            Self::Split(split::GuestRing::new(memory, size, addresses, indirect)?)
-        })
-    }
-}
-
-impl Deref for GuestRing {
-    type Target = Areas;
-
-    fn deref(&self) -> &Areas {
-        match self {
-            Self::Split(ring) => ring,
-            Self::Packed(ring) => ring,
-        }
-    }
-}
-
-impl From<split::GuestRing> for GuestRing {
-    fn from(ring: split::GuestRing) -> Self {
-        Self::Split(ring)
-    }
-}
-
-impl From<packed::GuestRing> for GuestRing {
-    fn from(ring: packed::GuestRing) -> Self {
-        Self::Packed(ring)
     }
 }
 

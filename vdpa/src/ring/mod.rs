@@ -14,10 +14,12 @@
 mod device;
 mod driver;
 pub mod guest;
+mod guest_ring;
 mod in_order;
 mod layout;
 mod order;
 pub mod packed;
+mod ring_memory;
 pub mod split;
 mod violation;
 
@@ -26,9 +28,9 @@ use std::fmt;
 use virtio_bindings::virtio_config::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-pub use self::device::{Chain, DeviceQueue};
+pub use self::device::DeviceQueue;
 pub use self::driver::DriverQueue;
-pub use self::guest::GuestRing;
+pub use self::guest_ring::GuestRing;
 pub use self::layout::{PackedLayout, RingLayout, SplitLayout};
 pub use self::violation::Violation;
 use crate::Error;
@@ -132,6 +134,26 @@ pub struct Piece {
     pub len: u32,
     /// The device's access.
     pub direction: Direction,
+}
+
+/// A chain, copied once out of guest memory: later changes by the driver have no effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    /// The guest's name for the chain, for [`DeviceQueue::push_used`]: its first descriptor, or its
+    /// buffer id in a packed ring.
+    pub id: u16,
+    /// The pieces at guest-physical addresses, device-readable ones first; none is empty. Each was
+    /// inside guest memory when checked.
+    pub pieces: Vec<Piece>,
+}
+
+impl Chain {
+    /// The pieces that the device reads, and those that it writes.
+    #[must_use]
+    pub fn split(&self) -> (&[Piece], &[Piece]) {
+        let reads = |piece: &Piece| piece.direction == Direction::DeviceReads;
+        self.pieces.split_at(self.pieces.partition_point(reads))
+    }
 }
 
 /// A used chain.

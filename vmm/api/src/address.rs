@@ -8,6 +8,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::host_port;
 
+/// The socket of this host's node daemon.
+pub const SOCKET: &str = "/run/bellhop/node.socket";
+
 /// A server's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {

@@ -30,7 +30,7 @@ pub use key_value::{KeyValueError, from_key_value, from_key_value_but, from_path
 pub use mac::{MacAddress, MacAddressError};
 pub use ring_watch::{RingWatch, RingWatchError};
 pub use size::{MemorySize, MemorySizeError};
-pub use vdpa::{DescriptorError, NoSuchNic, VdpaConfig, VdpaDescriptor, VdpaSource};
+pub use vdpa::{DescriptorError, VdpaConfig, VdpaDescriptor, VdpaSource};
 
 /// The default kernel command line.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0";
@@ -90,6 +90,31 @@ pub struct VmConfig {
     #[serde(default)]
     #[schema(schema_with = schema::ring_watch)]
     pub ring_watch: RingWatch,
+}
+
+impl VmConfig {
+    /// Replaces the device of the same name by `nic`, with its source and settings.
+    ///
+    /// # Errors
+    /// [`NoSuchNic`].
+    pub fn replace_nic(&mut self, nic: VdpaConfig) -> Result<(), NoSuchNic> {
+        let id = nic.name();
+        let Some(old) = self.vdpa.iter_mut().find(|old| old.name() == id) else {
+            let has = self.vdpa.iter().map(VdpaConfig::name).collect();
+            return Err(NoSuchNic { id, has });
+        };
+        *old = nic;
+        Ok(())
+    }
+}
+
+/// The VM has no vDPA device of this name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoSuchNic {
+    /// The name.
+    pub id: String,
+    /// The names that exist.
+    pub has: Vec<String>,
 }
 
 fn default_cmdline() -> String {

@@ -66,7 +66,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-text_form!(Endpoint, BadEndpoint);
+vdpa::text_form!(Endpoint, BadEndpoint);
 
 #[cfg(test)]
 mod tests {

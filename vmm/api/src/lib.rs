@@ -7,27 +7,10 @@
 //!
 //! Owns names and formats. It must not know how a request is executed or sent.
 
-/// Implements serde for a type whose text form is its `FromStr` and `Display`.
-macro_rules! text_form {
-    ($name:ident, $error:ident) => {
-        impl TryFrom<String> for $name {
-            type Error = $error;
-
-            fn try_from(text: String) -> Result<Self, $error> {
-                text.parse()
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(value: $name) -> Self {
-                value.to_string()
-            }
-        }
-    };
-}
-
 #[macro_use]
 mod described;
+#[macro_use]
+mod name;
 
 pub mod address;
 pub mod config;

@@ -3,7 +3,6 @@
 //! Owns the configuration before boot, the handle after it, and the view that clients watch. It
 //! must not know HTTP.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -56,14 +55,7 @@ pub(super) struct Controller {
     migration: Mutex<Option<Migration>>,
 }
 
-impl fmt::Debug for Controller {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Controller")
-            .field("phase", &self.phase)
-            .field("view", &*self.view.borrow())
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Controller, this => phase: this.phase, view: *this.view.borrow());
 
 impl Controller {
     /// A controller without a VM. With an origin, its start is requested already.

@@ -2,7 +2,6 @@
 //!
 //! Owns the queue of one and the answer. It must not know how a VM is built.
 
-use std::fmt;
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
@@ -58,13 +57,7 @@ pub struct StartRequest {
 /// configuration and the error.
 pub(super) type Started<'a> = Result<(VmConfig, &'a Handle), (Option<VmConfig>, Error)>;
 
-impl fmt::Debug for StartRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StartRequest")
-            .field("origin", &self.origin)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(StartRequest, this => origin: this.origin);
 
 impl StartRequest {
     pub(super) fn new(origin: Origin, answer: impl FnOnce(Started<'_>) + Send + 'static) -> Self {

@@ -35,7 +35,7 @@ use self::bzimage::BzImageKernel;
 use self::elf::ElfKernel;
 use self::error::unreadable;
 pub use self::image::Magic;
-pub use self::registers::BootRegisters;
+pub use self::registers::{BootRegisters, EntryPoint};
 use crate::Error;
 use crate::layout::{
     AddressRange, BOOT_CMDLINE, BOOT_CMDLINE_LEN, BOOT_GDT, BOOT_PVH_START_INFO, BOOT_ZERO_PAGE,
@@ -55,25 +55,6 @@ pub struct BootSource<'a> {
     pub initramfs: Option<&'a Path>,
     /// The kernel command line, without NUL.
     pub cmdline: &'a str,
-}
-
-/// Entry point of the first processor, and the structure it gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EntryPoint {
-    /// 32-bit protected mode, paging off (the PVH boot protocol).
-    Pvh {
-        /// Guest-physical address of the first instruction.
-        entry: u32,
-        /// Guest-physical address of `struct hvm_start_info`.
-        start_info: u64,
-    },
-    /// 64-bit mode (the Linux boot protocol, section "64-bit").
-    Linux64 {
-        /// Guest-physical address of the first instruction.
-        entry: u64,
-        /// Guest-physical address of `struct boot_params`.
-        zero_page: u64,
-    },
 }
 
 /// Result of [`load`].

@@ -6,8 +6,26 @@
 
 use kvm_bindings::{kvm_dtable, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sregs};
 
-use super::EntryPoint;
 use crate::layout::{BOOT_GDT, BOOT_PAGE_TABLES, BOOT_STACK_TOP};
+
+/// Entry point of the first processor, and the structure it gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryPoint {
+    /// 32-bit protected mode, paging off (the PVH boot protocol).
+    Pvh {
+        /// Guest-physical address of the first instruction.
+        entry: u32,
+        /// Guest-physical address of `struct hvm_start_info`.
+        start_info: u64,
+    },
+    /// 64-bit mode (the Linux boot protocol, section "64-bit").
+    Linux64 {
+        /// Guest-physical address of the first instruction.
+        entry: u64,
+        /// Guest-physical address of `struct boot_params`.
+        zero_page: u64,
+    },
+}
 
 /// RFLAGS: the bit that is always set; interrupts are off.
 const RFLAGS_RESERVED: u64 = 1 << 1;

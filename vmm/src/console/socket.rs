@@ -27,7 +27,6 @@
 //! ```
 //! Connections wait in the kernel until a machine runs.
 
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -66,13 +65,7 @@ struct Inner {
 #[derive(Clone)]
 pub struct ConsoleSocket(Arc<Inner>);
 
-impl fmt::Debug for ConsoleSocket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConsoleSocket")
-            .field("log", &self.0.log)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(ConsoleSocket, this => log: this.0.log);
 
 /// Bytes that a console on a socket has lost since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -417,13 +410,10 @@ impl SocketScreen {
     }
 }
 
-impl fmt::Debug for SocketScreen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SocketScreen")
-            .field("client", &self.client.as_ref().map(|client| client.pid))
-            .field("loss", &self.loss())
-            .finish_non_exhaustive()
-    }
+vdpa::opaque_debug! {
+    SocketScreen, this =>
+    client: this.client.as_ref().map(|client| client.pid),
+    loss: this.loss(),
 }
 
 /// The process at the other end; `None` if it is not visible from here (another PID namespace).

@@ -11,7 +11,6 @@
 //! Each request has its own connection, because descriptors belong to the current request of their
 //! connection, and because a Unix socket connects in microseconds.
 
-use std::fmt;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net;
@@ -103,11 +102,7 @@ pub struct Tls {
     pub authorization: HeaderValue,
 }
 
-impl fmt::Debug for Tls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Tls);
 
 /// See the module.
 #[derive(Debug, Clone)]

@@ -3,27 +3,10 @@
 //! Owns the common parts of all descriptions. It must not know the APIs.
 
 use axum::Router;
-use axum::http::Method;
-use utoipa::openapi::path::{Operation, PathItem};
 use utoipa_axum::router::OpenApiRouter;
 
 use super::request_rules::RequestRules;
-
-/// The operations of one path.
-pub fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operation)> {
-    [
-        (Method::GET, &mut item.get),
-        (Method::PUT, &mut item.put),
-        (Method::POST, &mut item.post),
-        (Method::DELETE, &mut item.delete),
-        (Method::OPTIONS, &mut item.options),
-        (Method::HEAD, &mut item.head),
-        (Method::PATCH, &mut item.patch),
-        (Method::TRACE, &mut item.trace),
-    ]
-    .into_iter()
-    .filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
-}
+pub use super::request_rules::operations;
 
 /// Separates the endpoints and the rules for their requests. The description that was built with
 /// them consists of many small allocations and is rarely needed. So it is dropped, and its pages (a

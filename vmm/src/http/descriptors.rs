@@ -15,7 +15,6 @@
 //! place for them, so they belong to the current request of the connection. Descriptors are
 //! received close-on-exec, and only if there is room: the kernel closes the rest.
 
-use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -153,14 +152,7 @@ pub struct DescriptorStream {
     to_send: Vec<OwnedFd>,
 }
 
-impl fmt::Debug for DescriptorStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DescriptorStream")
-            .field("received", &self.received)
-            .field("to_send", &self.to_send.len())
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(DescriptorStream, this => received: this.received, to_send: this.to_send.len());
 
 impl DescriptorStream {
     /// A stream that sends `descriptors` with its first byte. Received ones are closed.

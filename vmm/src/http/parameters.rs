@@ -2,12 +2,10 @@
 
 use axum::extract::{FromRequestParts, Path, Query};
 use axum::http::request::Parts;
+use bellhop_api::node::DeviceId;
 use serde::de::DeserializeOwned;
 
 use super::problem::HttpError;
-
-/// The longest name of a device.
-const NAME_MAX: usize = 64;
 
 /// The name of a device in the path: 1 to 64 letters, digits, `.`, `_`, `:` or `-`; not `.` or `..`
 #[derive(Debug)]
@@ -20,18 +18,29 @@ impl<S: Send + Sync> FromRequestParts<S> for DeviceName {
     type Rejection = HttpError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
-        let Path(name) = Path::<String>::from_request_parts(parts, state)
-            .await
-            .map_err(|error| HttpError::Parameter(error.body_text()))?;
-        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-        let is_directory = name == "." || name == "..";
-        if (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(known) && !is_directory {
-            Ok(Self(name))
-        } else {
-            Err(HttpError::Parameter(format!(
-                "a device's name has 1 to {NAME_MAX} letters, digits, dots, underscores, colons \
-                 or hyphens"
-            )))
+        let PathParameters(name) =
+            PathParameters::<String>::from_request_parts(parts, state).await?;
+        match name.parse::<DeviceId>() {
+            Ok(_) => Ok(Self(name)),
+            Err(error) => Err(HttpError::Parameter(error.to_string())),
+        }
+    }
+}
+
+/// The parameters in the path.
+#[derive(Debug)]
+pub struct PathParameters<T>(
+    /// The decoded parameters.
+    pub T,
+);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathParameters<T> {
+    type Rejection = HttpError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
+        match Path::<T>::from_request_parts(parts, state).await {
+            Ok(Path(value)) => Ok(Self(value)),
+            Err(error) => Err(HttpError::Parameter(error.body_text())),
         }
     }
 }

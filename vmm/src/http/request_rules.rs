@@ -34,7 +34,6 @@ use bellhop_api::responses::error;
 use utoipa::openapi::path::{self, ParameterIn};
 use utoipa::openapi::{OpenApi, RefOr};
 
-use super::description::operations;
 use super::problem::HttpError;
 
 /// The headers that make a request conditional.
@@ -110,6 +109,24 @@ impl RequestRules {
         let mut described = self.operations.iter();
         described.find(|one| one.path == path && one.method == *method)
     }
+}
+
+/// The operations of one path.
+pub fn operations(
+    item: &mut path::PathItem,
+) -> impl Iterator<Item = (Method, &mut path::Operation)> {
+    [
+        (Method::GET, &mut item.get),
+        (Method::PUT, &mut item.put),
+        (Method::POST, &mut item.post),
+        (Method::DELETE, &mut item.delete),
+        (Method::OPTIONS, &mut item.options),
+        (Method::HEAD, &mut item.head),
+        (Method::PATCH, &mut item.patch),
+        (Method::TRACE, &mut item.trace),
+    ]
+    .into_iter()
+    .filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
 }
 
 /// The names of the parameters in this part of a request.

@@ -28,7 +28,6 @@ pub mod saved;
 pub mod statistics;
 pub(crate) mod uapi_bytes;
 
-use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -174,13 +173,7 @@ pub struct Vm {
     initial_irqchips: Box<[kvm_irqchip; 3]>,
 }
 
-impl fmt::Debug for Vm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Vm")
-            .field("fd", &self.fd)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Vm, this => fd: this.fd);
 
 impl Vm {
     /// The VM's file descriptor, shared by all objects that use it.

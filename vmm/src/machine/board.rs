@@ -3,17 +3,15 @@
 //! Owns the status, its generation and its listeners. It must not know the requests to a machine,
 //! nor their senders.
 
-use std::fmt;
 use std::time::Duration;
 
-use bellhop_api::machine::AlarmInfo;
+use bellhop_api::machine::{AlarmInfo, WatchInfo};
 use devices::pci::Slot;
 use devices::virtio::pci::DeviceDescription;
 use parking_lot::Mutex;
 
 use super::end::End;
 use super::pluggable::{DiskStatus, NicStatus};
-use super::ring_watch::WatchStatus;
 use crate::kvm::msi::MsiCounts;
 
 /// A device of a machine, removable or not.
@@ -26,7 +24,7 @@ pub struct DeviceStatus {
     /// The state to which the guest has set it.
     pub description: DeviceDescription,
     /// The last sample of the ring watch, by queue; empty without a watch.
-    pub watch: Vec<WatchStatus>,
+    pub watch: Vec<WatchInfo>,
 }
 
 /// The KVM resources of a machine. They are the same before and after any number of reboots, once
@@ -108,13 +106,7 @@ pub(super) struct Board {
     pub(super) listeners: Mutex<Vec<Listener>>,
 }
 
-impl fmt::Debug for Board {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Board")
-            .field("status", &self.status)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Board, this => status: this.status);
 
 impl Board {
     pub(super) fn update(&self, change: impl FnOnce(&mut MachineStatus)) {

@@ -220,11 +220,7 @@ impl SnapshotError {
     }
 }
 
-impl From<SnapshotError> for Error {
-    fn from(source: SnapshotError) -> Self {
-        Self::transparent(source.kind(), source)
-    }
-}
+vdpa::error_from!(SnapshotError as error => error.kind());
 
 fn known(names: &[String]) -> String {
     if names.is_empty() {

@@ -20,7 +20,6 @@
 mod swap;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,13 +47,7 @@ use crate::memory::GuestRam;
 #[derive(Clone)]
 pub struct Handle(Arc<Shared<Machine>>);
 
-impl fmt::Debug for Handle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handle")
-            .field("board", &self.0.board)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Handle, this => board: this.0.board);
 
 impl Requests<Machine> {
     pub(super) fn handle(&self) -> Handle {

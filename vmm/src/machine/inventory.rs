@@ -30,8 +30,8 @@ pub(super) use self::exchange::Exchanged;
 use super::board::DeviceStatus;
 use super::devices::Device;
 use super::error::RequestError;
-use super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState, PlugState, Pluggable};
-use super::ring_watch::{Alarm, DeviceWatch, in_flight};
+use super::pluggable::{DeviceConfig, DeviceKind, Failover, FailoverState, PlugPhase, Pluggable};
+use super::ring_watch::{DeviceWatch, in_flight};
 use crate::config::{RingWatch, VdpaConfig};
 use crate::event_loop::{EventLoop, Token};
 use crate::host::numa_warning;
@@ -59,7 +59,7 @@ struct Removable {
     numa_node: Option<u16>,
     numa_warning: Option<String>,
     serial: u64,
-    state: PlugState,
+    state: PlugPhase,
     failover: Option<Failover>,
 }
 
@@ -193,7 +193,7 @@ impl Inventory {
                 numa_node,
                 numa_warning,
                 serial: self.next_serial,
-                state: PlugState::Plugged,
+                state: PlugPhase::Plugged,
                 failover: None,
             }
         });
@@ -239,7 +239,7 @@ impl Inventory {
         let entry = self.entry_mut(id)?;
         match &mut entry.removable {
             Some(removable) if removable.config.kind() == kind => {
-                removable.state = PlugState::UnplugRequested;
+                removable.state = PlugPhase::UnplugRequested;
             }
             _ => {
                 return Err(RequestError::OtherKind {
@@ -412,10 +412,10 @@ impl Inventory {
     pub(super) fn alarms(&self) -> Vec<AlarmInfo> {
         let of_entry = |entry: &Entry| {
             let alarms = entry.watch.iter().flat_map(DeviceWatch::alarms);
-            let alarm = |(queue, alarm): (u16, Alarm)| AlarmInfo {
+            let alarm = |(queue, alarm)| AlarmInfo {
                 device: entry.id.clone(),
                 queue,
-                alarm: alarm.into(),
+                alarm,
             };
             alarms.map(alarm).collect::<Vec<_>>()
         };
@@ -454,7 +454,7 @@ impl Entry {
     /// Whether the guest was asked to eject it.
     fn is_unplugging(&self) -> bool {
         let removable = self.removable.as_ref();
-        removable.is_some_and(|removable| removable.state == PlugState::UnplugRequested)
+        removable.is_some_and(|removable| removable.state == PlugPhase::UnplugRequested)
     }
 
     fn status(&self) -> Option<Pluggable<DeviceConfig>> {

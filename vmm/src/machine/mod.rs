@@ -82,16 +82,15 @@ pub use error::{NotMovable, RequestError, SnapshotError};
 pub use hand_over::HandedOver;
 pub use handle::Handle;
 pub use held::HandOver;
-pub(crate) use migration::milliseconds;
 pub use migration::{
     Arriving, Direction, InFlight, Migration, MigrationEnd, ReceiveConfig, SendConfig, load_tls,
+    milliseconds,
 };
 pub use origin::Origin;
 pub use parts::Machine;
 pub use pluggable::{
-    DeviceKind, DiskStatus, Failover, FailoverState, NicStatus, NicSwapped, PlugState, Pluggable,
+    DeviceKind, DiskStatus, Failover, FailoverState, NicStatus, NicSwapped, PlugPhase, Pluggable,
 };
 pub use program::{STATE_VERSIONS_COMMAND, check_program, state_versions};
-pub use ring_watch::{Alarm, WatchState, WatchStatus};
 pub use signals::{StatisticsHandle, StopHandle};
 pub use snapshot::{Snapshot, Written};

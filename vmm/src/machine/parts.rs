@@ -3,7 +3,6 @@
 //! Owns the parts, the order in which they are dropped, and the update of the board with each
 //! change. It must not know the requests to a machine, nor the order of any step.
 
-use std::fmt;
 use std::sync::Arc;
 
 use devices::legacy::clock::Clock;
@@ -81,14 +80,11 @@ pub struct Machine {
     pub(super) requests: Requests<Self>,
 }
 
-impl fmt::Debug for Machine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Machine")
-            .field("config", &self.config)
-            .field("layout", &self.layout)
-            .field("resources", &self.resources())
-            .finish_non_exhaustive()
-    }
+vdpa::opaque_debug! {
+    Machine, this =>
+    config: this.config,
+    layout: this.layout,
+    resources: this.resources(),
 }
 
 impl Machine {

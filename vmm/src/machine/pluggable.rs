@@ -16,6 +16,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use bellhop_api::machine::PlugPhase;
 use devices::pci::Slot;
 
 use crate::config::{DiskConfig, VdpaConfig};
@@ -83,15 +84,6 @@ impl TryFrom<DeviceConfig> for DiskConfig {
     }
 }
 
-/// The state of a device; see the module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PlugState {
-    /// The guest has it, or finds it on its next scan.
-    Plugged,
-    /// The guest was asked to eject it and has not done so yet.
-    UnplugRequested,
-}
-
 /// A hot-pluggable device, configured by a `C`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pluggable<C> {
@@ -101,8 +93,8 @@ pub struct Pluggable<C> {
     pub config: C,
     /// Its PCI slot.
     pub address: Slot,
-    /// Its state.
-    pub state: PlugState,
+    /// Its state; see the module.
+    pub state: PlugPhase,
     /// Unique among all devices that the machine ever had: tells a device from an earlier one of
     /// the same name.
     pub serial: u64,

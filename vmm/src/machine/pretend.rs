@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use bellhop_api::machine::{AlarmInfo, AlarmKind};
+use bellhop_api::machine::{AlarmInfo, AlarmKind, WatchInfo, WatchPhase};
 use devices::pci::Slot;
 use devices::virtio::backend::SharedMemory;
 use devices::virtio::pci::{DeviceDescription, KickPath, QueueDescription};
@@ -15,8 +15,7 @@ use super::parts::Machine;
 use super::pluggable::{DeviceConfig, DeviceKind, Pluggable};
 use super::queue::{Action, Request, Requests, SwapAnswer};
 use super::{
-    Alarm, DeviceStatus, DiskStatus, End, Handle, NicStatus, PlugState, RequestError, Resources,
-    RunState, WatchState, WatchStatus,
+    DeviceStatus, DiskStatus, End, Handle, NicStatus, PlugPhase, RequestError, Resources, RunState,
 };
 use crate::Error;
 use crate::config::{DiskConfig, VdpaConfig};
@@ -53,7 +52,7 @@ fn pluggable<C>(config: C, id: &str, slot: u8) -> Pluggable<C> {
         id: id.to_owned(),
         config,
         address: Slot::new(slot).unwrap(),
-        state: PlugState::Plugged,
+        state: PlugPhase::Plugged,
         serial: slot.into(),
         numa_node: Some(1),
         numa_warning: None,
@@ -72,7 +71,7 @@ fn disk() -> DiskStatus {
 /// Marks a device as asked to be ejected.
 fn unplugged<C>(device: Pluggable<C>) -> Pluggable<C> {
     Pluggable {
-        state: PlugState::UnplugRequested,
+        state: PlugPhase::UnplugRequested,
         ..device
     }
 }
@@ -95,13 +94,13 @@ fn device() -> DeviceStatus {
                 kick: KickPath::Doorbell,
             }],
         },
-        watch: vec![WatchStatus {
-            state: WatchState::Alarm(Alarm::Stuck),
+        watch: vec![WatchInfo {
+            state: WatchPhase::Stuck,
             in_flight: Some(7),
-            stuck_for: Duration::from_millis(6900),
+            stuck_for_s: 6,
             completed: 41,
             rescues: 1,
-            ..WatchStatus::default()
+            ..WatchInfo::default()
         }],
     }
 }

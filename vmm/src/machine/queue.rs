@@ -4,7 +4,6 @@
 //! not know the sender, nor how a machine (`M`) carries out a request.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, SyncSender};
@@ -123,13 +122,7 @@ pub(super) struct SwapAnswer {
     pub(super) unused: Box<dyn Backend>,
 }
 
-impl fmt::Debug for SwapAnswer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SwapAnswer")
-            .field("outcome", &self.outcome)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(SwapAnswer, this => outcome: this.outcome);
 
 /// The machine's end of the queue. When it is dropped, waiting requests are answered with
 /// [`RequestError::Ended`].

@@ -281,9 +281,3 @@ fn different_ram(hello: &Hello, ranges: &[RamRange]) -> Refusal {
         remedy: "give the destination the same memory size".to_owned(),
     }
 }
-
-/// How long an accepted connection may take to send HELLO, TLS included. A source inspects its
-/// machine meanwhile.
-const HELLO_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a further connection may take to send JOIN.
-const JOIN_PATIENCE: Duration = Duration::from_secs(2);

@@ -3,48 +3,15 @@
 //! Owns the words that the API shows. The peer's text has been sanitized for terminals before it
 //! gets here.
 
-use std::fmt;
 use std::io;
 use std::time::Duration;
+
+pub use bellhop_api::machine::MigrationPhase as Phase;
 
 use super::protocol::{FrameError, Refusal};
 
 /// The error of a machine that cannot do its part; the message is for the user.
 pub type MachineError = Box<dyn std::error::Error + Send + Sync>;
-
-/// The phase of a migration.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
-    /// The connection exists; nothing is agreed.
-    #[default]
-    Offer,
-    /// The destination has accepted; further connections open.
-    Join,
-    /// Memory is sent while the guest runs.
-    Copy,
-    /// The guest is stopped; the last pages and the state are sent.
-    Stop,
-    /// The destination restores the state.
-    Ready,
-    /// The guest changes its owner: GO is being sent, or awaited.
-    Go,
-    /// The destination is to run the guest.
-    Done,
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Offer => "offer",
-            Self::Join => "join",
-            Self::Copy => "copy",
-            Self::Stop => "stop",
-            Self::Ready => "ready",
-            Self::Go => "go",
-            Self::Done => "done",
-        })
-    }
-}
 
 /// Why a migration failed.
 #[derive(Debug, thiserror::Error)]

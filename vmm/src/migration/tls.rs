@@ -15,7 +15,6 @@ mod stream;
 #[cfg(test)]
 pub(super) mod tests;
 
-use std::fmt;
 use std::net::TcpStream;
 use std::sync::Arc;
 
@@ -47,11 +46,7 @@ pub struct Tls {
     server: Arc<ServerConfig>,
 }
 
-impl fmt::Debug for Tls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Tls);
 
 impl Tls {
     /// Reads the files.

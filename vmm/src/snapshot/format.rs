@@ -260,7 +260,8 @@ fn unframe(bytes: &[u8]) -> Result<&[u8], ReadError> {
     let (version, rest) = rest.split_first_chunk().ok_or(ReadError::Truncated)?;
     let found = u32::from_le_bytes(*version);
     if found != FORMAT_VERSION {
-        return Err(ReadError::Format { found });
+        let known = FORMAT_VERSION;
+        return Err(ReadError::Format { found, known });
     }
     let (len, rest) = rest.split_first_chunk().ok_or(ReadError::Truncated)?;
     let (body, rest) = usize::try_from(u64::from_le_bytes(*len))

@@ -3,7 +3,6 @@
 //! Owns the protocol between the two: the request, the state, the signal. The parent module's
 //! documentation has the state machine and the argument that no wakeup is lost.
 
-use std::fmt;
 use std::io;
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
@@ -72,13 +71,10 @@ pub(super) struct VcpuThread {
     thread: Option<JoinHandle<()>>,
 }
 
-impl fmt::Debug for VcpuThread {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VcpuThread")
-            .field("index", &self.control.index)
-            .field("state", &*self.control.inner.lock())
-            .finish_non_exhaustive()
-    }
+vdpa::opaque_debug! {
+    VcpuThread, this =>
+    index: this.control.index,
+    state: *this.control.inner.lock(),
 }
 
 impl VcpuThread {

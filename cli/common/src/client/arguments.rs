@@ -6,14 +6,12 @@
 
 use std::sync::LazyLock;
 
+use bellhop_api::address::SOCKET;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
 use super::{Address, Credentials, Http, Node, Remotes};
 use crate::error::Error;
-
-/// The socket of this host's daemon.
-pub(super) const SOCKET: &str = "/run/bellhop/node.socket";
 
 static LOCAL: LazyLock<Address> = LazyLock::new(|| Address::Socket(SOCKET.into()));
 

@@ -10,7 +10,6 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -103,13 +102,7 @@ pub struct EventStream<'a> {
     parser: Parser,
 }
 
-impl fmt::Debug for EventStream<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventStream")
-            .field("query", &self.query)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(EventStream<'_>, this => query: this.query);
 
 impl EventStream<'_> {
     /// The next notice; none after `limit`.

@@ -11,14 +11,13 @@ use hyper::{Request as HttpRequest, Response};
 use tokio::runtime::Runtime;
 use vmm::http::client::{Client, ClientError as HttpError, Pieces, Streamed};
 
+use super::refusal::BROKEN;
 use super::transport::{Opened, Piece, Stream};
 use super::{Address, Answer, Credentials, Request, Transport, WebSocket, ssh};
 use crate::error::{Error, ErrorKind};
 
 /// The largest accepted answer, in bytes.
 const ANSWER_MAX: usize = 16 << 20;
-
-pub(super) const BROKEN: &str = "the connection to the node daemon broke";
 
 /// An HTTP client over a Unix socket, over ssh, or over TLS.
 #[derive(Debug)]

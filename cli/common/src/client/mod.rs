@@ -30,10 +30,10 @@ pub use arguments::NodeArguments;
 pub use bellhop_api::address::Address;
 pub use events::{EventStream, Notice};
 pub use http::Http;
-pub use refusal::Refusal;
+pub use refusal::{Refusal, STRANGE};
 pub use remotes::{LOCAL, Remote, Remotes};
 pub use tls::Credentials;
-pub use transport::{Answer, Condition, Opened, Piece, Request, STRANGE, Stream, Transport};
+pub use transport::{Answer, Condition, Opened, Piece, Request, Stream, Transport};
 pub use web_socket::{Closed, WebSocket};
 
 use crate::error::Error;

@@ -8,6 +8,13 @@ use crate::exit::{Code, Report};
 /// The maximum size of the quoted part of an answer that cannot be parsed, in bytes.
 const SHOWN: usize = 200;
 
+/// The text for an answer that cannot be decoded.
+pub const STRANGE: &str =
+    "cannot decode the node daemon's answer; `bellhop version` shows whether its version differs";
+
+/// The text for a connection that ended early.
+pub(super) const BROKEN: &str = "the connection to the node daemon broke";
+
 /// A daemon's refusal, in its own words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {

@@ -20,11 +20,10 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
+use bellhop_api::address::{Address, SOCKET};
 use serde::{Deserialize, Serialize};
 use vmm::credentials::{self, Holder, Secrecy};
 
-use super::Address;
-use super::arguments::SOCKET;
 use crate::error::Error;
 use crate::private_file;
 

@@ -16,8 +16,7 @@ use std::path::Path;
 use std::process::Command;
 use std::thread;
 
-use super::Address;
-use super::arguments::SOCKET;
+use bellhop_api::address::{Address, SOCKET};
 
 /// The variable that replaces `ssh` by another program.
 const PROGRAM: &str = "BELLHOP_SSH";

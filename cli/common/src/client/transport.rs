@@ -8,12 +8,9 @@ use hyper::{HeaderMap, Method, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::WebSocket;
+use super::refusal::STRANGE;
+use super::web_socket::WebSocket;
 use crate::error::Error;
-
-/// The text for an answer that cannot be decoded.
-pub const STRANGE: &str =
-    "cannot decode the node daemon's answer; `bellhop version` shows whether its version differs";
 
 /// A request to a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -29,8 +29,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use vmm::http::client::{Client, Switched};
 
-use super::http::BROKEN;
-use super::{Refusal, STRANGE};
+use super::refusal::{BROKEN, Refusal, STRANGE};
 use crate::error::Error;
 
 /// The size of a message to the daemon, in bytes.

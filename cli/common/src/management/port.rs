@@ -1,8 +1,7 @@
 //! Ports and rates as listings, with the keys of iproute2's `devlink`.
 
 use vdpa_mgmt::devlink::{
-    Flavour, FrontPanel, FunctionOpstate, FunctionState, NestedDevlink, PciNumbers, Port,
-    PortFunction, PortType, Rate, RateObject,
+    Flavour, FrontPanel, NestedDevlink, PciNumbers, Port, PortFunction, PortType, Rate, RateObject,
 };
 
 use crate::listing::{Entry, Layout, Listing, Value};
@@ -94,21 +93,9 @@ fn function(function: &PortFunction) -> Fields {
         fields.extend(text.map(|text| (key.to_owned(), Value::Text(text))));
     };
     text("hw_addr", function.hw_addr.as_deref().map(address));
-    let state = |state| match state {
-        FunctionState::Inactive => "inactive",
-        FunctionState::Active => "active",
-        FunctionState::Other(_) => "<unknown state>",
-    };
-    let opstate = |state| match state {
-        FunctionOpstate::Detached => "detached",
-        FunctionOpstate::Attached => "attached",
-        FunctionOpstate::Other(_) => "<unknown state>",
-    };
-    text("state", function.state.map(|one| state(one).to_owned()));
-    text(
-        "opstate",
-        function.opstate.map(|one| opstate(one).to_owned()),
-    );
+    let state = |word: Option<&str>| word.unwrap_or("<unknown state>").to_owned();
+    text("state", function.state.map(|one| state(one.word())));
+    text("opstate", function.opstate.map(|one| state(one.word())));
     let switch = |flag: bool| if flag { "enable" } else { "disable" }.to_owned();
     let capabilities = function.capabilities;
     text("roce", capabilities.roce.map(switch));
@@ -137,16 +124,9 @@ fn nested(nested: &NestedDevlink) -> Fields {
 }
 
 fn port_type(port_type: PortType) -> &'static str {
-    match port_type {
-        PortType::NotSet => "notset",
-        PortType::Auto => "auto",
-        PortType::Ethernet => "eth",
-        PortType::InfiniBand => "ib",
-        PortType::Other(_) => "<unknown type>",
-    }
+    port_type.word().unwrap_or("<unknown type>")
 }
 
-/// A rate. Fields that are 0 are omitted.
 fn rate(rate: &Rate) -> Entry {
     let kind = match rate.object {
         RateObject::Leaf(_) => "leaf",

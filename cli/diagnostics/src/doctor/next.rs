@@ -1,13 +1,13 @@
 //! The next commands on this host, up to a VM on a vDPA NIC. Names only files, devices
 //! and functions that exist.
 
+use bellhop_api::address::SOCKET;
+
 use super::devices;
 use super::host::Host;
 use super::modules::{Modules, Presence, VDPA_SIM_NET};
 use super::nics;
 
-/// The socket of the node daemon.
-const SOCKET: &str = "/run/bellhop/node.socket";
 /// Possible paths of the daemon's unit.
 const UNITS: [&str; 3] = [
     "/etc/systemd/system/bellhop.service",

@@ -30,22 +30,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 const NOT_FOUND: ErrorKind = ErrorKind::Answer(StatusCode::NOT_FOUND, "not_found");
 
-impl From<MgmtError> for Error {
-    fn from(error: MgmtError) -> Self {
-        Self::transparent(kind(&error), error)
-    }
-}
-
-impl From<StoreError> for Error {
-    fn from(error: StoreError) -> Self {
-        let kind = match error {
-            StoreError::NotPermitted { .. } => conflict("not_permitted"),
-            // No NIC can have the name.
-            StoreError::NoNic(_) | StoreError::Name(_) => NOT_FOUND,
-            _ => HOST_FAILED,
-        };
-        Self::transparent(kind, error)
-    }
+vdpa::error_from! {
+    MgmtError as error => kind(&error),
+    StoreError as error => match error {
+        StoreError::NotPermitted { .. } => conflict("not_permitted"),
+        // No NIC can have the name.
+        StoreError::NoNic(_) | StoreError::Name(_) => NOT_FOUND,
+        _ => HOST_FAILED,
+    },
 }
 
 /// Deleting the named object would leave the rest of a NIC behind.

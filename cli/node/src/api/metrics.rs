@@ -1,6 +1,6 @@
 //! `/v1/metrics`: the node and its VMs in the Prometheus text format.
 //!
-//! Owns the names, and the one pass over the VMs' processes.
+//! Owns the names of families of a node and a VM, and the one pass over the VMs' processes.
 //!
 //! ```text
 //!   records, views, /proc ─────────────────────> samples of every VM
@@ -15,12 +15,12 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use bellhop_api::machine::{Kick, NicInfo, PlugPhase, QueueInfo, WatchInfo};
+use bellhop_api::machine::{DeviceInfo, NicInfo, PlugPhase, QueueInfo};
 use bellhop_api::node::{Desired, Vm, VmPhase};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
-use vmm::http::metrics::Text;
+use vmm::http::metrics::{Kind, Text, count};
 
 use super::state::Api;
 use super::{version, vms};
@@ -48,26 +48,23 @@ struct Sample {
 /// A NIC as its VM reports it.
 struct Nic {
     plugged: bool,
-    driver_ok: bool,
-    broken: bool,
-    queues: BTreeMap<u16, QueueInfo>,
+    device: DeviceInfo,
 }
 
 impl From<NicInfo> for Nic {
     fn from(nic: NicInfo) -> Self {
-        let device = nic.device.as_ref();
+        let device = nic.device.unwrap_or_default();
+        let enabled = device.queues.into_iter().filter(|queue| queue.enabled);
+        let enabled = enabled.take(QUEUES_MAX);
+        let once: BTreeMap<u16, QueueInfo> = enabled.map(|queue| (queue.index, queue)).collect();
         Self {
             plugged: nic.summary.state == PlugPhase::Plugged,
-            driver_ok: device.is_some_and(|device| device.driver_ok),
-            broken: device.is_some_and(|device| device.broken),
-            queues: nic
-                .device
-                .into_iter()
-                .flat_map(|device| device.queues)
-                .filter(|queue| queue.enabled)
-                .take(QUEUES_MAX)
-                .map(|queue| (queue.index, queue))
-                .collect(),
+            device: DeviceInfo {
+                driver_ok: device.driver_ok,
+                broken: device.broken,
+                queues: once.into_values().collect(),
+                ..DeviceInfo::default()
+            },
         }
     }
 }
@@ -154,38 +151,26 @@ fn write(text: &mut Text, samples: &[Sample]) {
     write_node(text, samples);
     write_vms(text, samples);
     write_nics(text, samples);
-    write_queues(text, samples);
+    write_alarms(text, samples);
 }
 
 fn write_node(text: &mut Text, samples: &[Sample]) {
     let api = version::API_LEVEL.to_string();
-    text.family(
-        "bellhop_build_info",
-        "gauge",
-        "1, with the version of the daemon",
-    )
-    .sample(&[("version", env!("CARGO_PKG_VERSION")), ("api", &api)], 1);
-    let mut phases = text.family("bellhop_node_vms", "gauge", "VMs of the node, by phase");
+    text.gauge("bellhop_build_info", "1, with the version of the daemon")
+        .sample(&[("version", env!("CARGO_PKG_VERSION")), ("api", &api)], 1);
+    let mut phases = text.gauge("bellhop_node_vms", "VMs of the node, by phase");
     for phase in VmPhase::ALL {
         let of_phase = samples.iter().filter(|vm| vm.info.status.phase == phase);
-        let count = u64::try_from(of_phase.count()).unwrap_or(u64::MAX);
-        phases.sample(&[("phase", &phase.to_string())], count);
+        phases.sample(&[("phase", &phase.to_string())], count(of_phase.count()));
     }
     let pinned = samples.iter().filter_map(|vm| Some(vm.memory?.pinned));
-    text.family(
-        "bellhop_node_pinned_bytes",
-        "gauge",
-        "Memory that the VMs' processes have pinned for devices",
-    )
-    .sample(&[], pinned.fold(0, u64::saturating_add));
+    let help = "Memory that the VMs' processes have pinned for devices";
+    text.gauge("bellhop_node_pinned_bytes", help)
+        .sample(&[], pinned.fold(0, u64::saturating_add));
 }
 
 fn write_vms(text: &mut Text, samples: &[Sample]) {
-    let mut phases = text.family(
-        "bellhop_vm_phase",
-        "gauge",
-        "1 for the current phase of the VM",
-    );
+    let mut phases = text.gauge("bellhop_vm_phase", "1 for the current phase of the VM");
     for vm in samples {
         for phase in VmPhase::ALL {
             let name = phase.to_string();
@@ -194,16 +179,16 @@ fn write_vms(text: &mut Text, samples: &[Sample]) {
         }
     }
     type Value = fn(&Sample) -> Option<u64>;
-    let families: [(&'static str, &str, &str, Value); 8] = [
+    let families: [(Kind, &str, &str, Value); 8] = [
         (
+            Kind::Gauge,
             "bellhop_vm_wanted",
-            "gauge",
             "1: the VM should run; 0: it should be stopped",
             |vm| Some((vm.info.desired("state") == Some(Desired::Running)).into()),
         ),
         (
+            Kind::Gauge,
             "bellhop_vm_answers",
-            "gauge",
             "Whether the VM's process answered this scrape; absent without a running VM",
             |vm| match vm.info.status.phase {
                 VmPhase::Running | VmPhase::Paused => Some(vm.nics.is_some().into()),
@@ -212,44 +197,44 @@ fn write_vms(text: &mut Text, samples: &[Sample]) {
             },
         ),
         (
+            Kind::Gauge,
             "bellhop_vm_uptime_seconds",
-            "gauge",
             "Age of the VM's process",
             |vm| vm.info.status.uptime_s,
         ),
         (
+            Kind::Counter,
             "bellhop_vm_boots_total",
-            "counter",
             "Number of boots and resets of the VM since its process started",
             |vm| vm.boots,
         ),
         (
+            Kind::Counter,
             "bellhop_vm_restarts_total",
-            "counter",
             "Number of restarts of the VM by its restart policy",
             |vm| Some(vm.info.status.restarts),
         ),
         (
+            Kind::Gauge,
             "bellhop_vm_alarms",
-            "gauge",
             "Hanging queues of the VM",
-            |vm| u64::try_from(vm.info.status.alarms.len()).ok(),
+            |vm| Some(count(vm.info.status.alarms.len())),
         ),
         (
+            Kind::Gauge,
             "bellhop_vm_resident_bytes",
-            "gauge",
             "Resident memory of the VM's process",
             |vm| Some(vm.memory?.resident),
         ),
         (
+            Kind::Gauge,
             "bellhop_vm_pinned_bytes",
-            "gauge",
             "Memory that the VM's process has pinned for devices",
             |vm| Some(vm.memory?.pinned),
         ),
     ];
-    for (name, kind, help, value) in families {
-        let mut family = text.family(name, kind, help);
+    for (kind, name, help, value) in families {
+        let mut family = text.family(kind, name, help);
         for vm in samples {
             if let Some(value) = value(vm) {
                 family.sample(&[("vm", &vm.info.name)], value);
@@ -259,9 +244,8 @@ fn write_vms(text: &mut Text, samples: &[Sample]) {
 }
 
 fn write_nics(text: &mut Text, samples: &[Sample]) {
-    let mut failed_over = text.family(
+    let mut failed_over = text.gauge(
         "bellhop_nic_failed_over",
-        "gauge",
         "Whether the NIC is on its backup device because its own failed",
     );
     for vm in samples {
@@ -270,60 +254,23 @@ fn write_nics(text: &mut Text, samples: &[Sample]) {
             failed_over.sample(&labels, nic.failed_over.into());
         }
     }
-    type Value = fn(&Nic) -> bool;
-    let families: [(&'static str, &str, Value); 3] = [
-        (
-            "bellhop_nic_plugged",
-            "1; 0: the guest is asked to eject the NIC",
-            |nic| nic.plugged,
-        ),
-        (
-            "bellhop_nic_driver_ok",
-            "Whether the guest's driver uses the NIC",
-            |nic| nic.driver_ok,
-        ),
-        (
-            "bellhop_nic_broken",
-            "Whether the NIC's device or its driver reports a failure",
-            |nic| nic.broken,
-        ),
-    ];
-    for (name, help, value) in families {
-        let mut family = text.family(name, "gauge", help);
-        for (vm, id, nic) in nics(samples) {
-            family.sample(&[("vm", vm), ("nic", id.as_str())], value(nic).into());
+    let help = "1; 0: the guest is asked to eject the NIC";
+    let mut plugged = text.gauge("bellhop_nic_plugged", help);
+    let mut devices = Vec::new();
+    for vm in samples {
+        for (id, nic) in vm.nics.iter().flatten() {
+            let labels = vec![("vm", vm.info.name.as_str()), ("nic", id.as_str())];
+            plugged.sample(&labels, nic.plugged.into());
+            devices.push((labels, &nic.device));
         }
     }
-    let mut queues = text.family(
-        "bellhop_nic_queues",
-        "gauge",
-        "Enabled queues by the way in which they are kicked",
-    );
-    for (vm, id, nic) in nics(samples) {
-        for (way, kick) in [
-            ("exit", Kick::Exit),
-            ("eventfd", Kick::Eventfd),
-            ("doorbell", Kick::Doorbell),
-        ] {
-            let kicked = nic.queues.values().filter(|queue| queue.kick == kick);
-            let count = u64::try_from(kicked.count()).unwrap_or(u64::MAX);
-            queues.sample(&[("vm", vm), ("nic", id.as_str()), ("kick", way)], count);
-        }
-    }
+    text.devices("bellhop_nic", &devices);
 }
 
-fn nics(samples: &[Sample]) -> impl Iterator<Item = (&str, &NicId, &Nic)> {
-    samples.iter().flat_map(|vm| {
-        let nics = vm.nics.iter().flatten();
-        nics.map(|(id, nic)| (vm.info.name.as_str(), id, nic))
-    })
-}
-
-/// The results of the ring watch. The alarms are in the daemon's view, so they need no query.
-fn write_queues(text: &mut Text, samples: &[Sample]) {
-    let mut alarms = text.family(
+/// The alarms of the ring watch. They are in the daemon's view, so they need no query.
+fn write_alarms(text: &mut Text, samples: &[Sample]) {
+    let mut alarms = text.gauge(
         "bellhop_queue_alarm",
-        "gauge",
         "1 while the queue has this alarm; absent without one",
     );
     for vm in samples {
@@ -347,51 +294,6 @@ fn write_queues(text: &mut Text, samples: &[Sample]) {
                 ("alarm", alarm.as_str()),
             ];
             alarms.sample(&labels, 1);
-        }
-    }
-    type Value = fn(&WatchInfo) -> Option<u64>;
-    let families: [(&'static str, &str, &str, Value); 5] = [
-        (
-            "bellhop_queue_in_flight",
-            "gauge",
-            "Buffers that the device has not used yet",
-            |watch| watch.in_flight.map(u64::from),
-        ),
-        (
-            "bellhop_queue_posted_total",
-            "counter",
-            "Buffers that the driver posted, by 16-bit indices sampled once a second",
-            |watch| Some(watch.posted),
-        ),
-        (
-            "bellhop_queue_completed_total",
-            "counter",
-            "Buffers that the device used, by 16-bit indices sampled once a second",
-            |watch| Some(watch.completed),
-        ),
-        (
-            "bellhop_queue_stuck_seconds",
-            "gauge",
-            "Seconds that the queue has been stuck",
-            |watch| Some(watch.stuck_for_s),
-        ),
-        (
-            "bellhop_queue_rescues_total",
-            "counter",
-            "Number of kicks of the queue and interrupts of its driver because it hung",
-            |watch| Some(watch.rescues),
-        ),
-    ];
-    for (name, kind, help, value) in families {
-        let mut family = text.family(name, kind, help);
-        for (vm, id, nic) in nics(samples) {
-            for (index, queue) in &nic.queues {
-                if let Some(value) = queue.watch.as_ref().and_then(value) {
-                    let queue = index.to_string();
-                    let labels = [("vm", vm), ("nic", id.as_str()), ("queue", queue.as_str())];
-                    family.sample(&labels, value);
-                }
-            }
         }
     }
 }

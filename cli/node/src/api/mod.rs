@@ -19,7 +19,6 @@ mod proxy;
 mod snapshots;
 mod state;
 mod topology;
-mod vdpa_device;
 mod vdpa_devices;
 mod version;
 mod vm;
@@ -119,10 +118,10 @@ fn registered() -> OpenApiRouter<Arc<Node>> {
         .routes(routes!(mgmtdevs::list))
         .routes(routes!(vdpa_devices::list))
         .routes(routes!(
-            vdpa_device::show,
-            vdpa_device::put,
-            vdpa_device::change,
-            vdpa_device::remove
+            vdpa_devices::show,
+            vdpa_devices::put,
+            vdpa_devices::change,
+            vdpa_devices::remove
         ))
         .routes(routes!(nics::list, nics::create))
         .routes(routes!(nics::show, nics::remove))

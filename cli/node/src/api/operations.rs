@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Extension, FromRequestParts, Path, State};
+use axum::extract::{Extension, FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::header::LOCATION;
 use axum::http::request::Parts;
@@ -18,9 +18,10 @@ use bellhop_api::node::{
     VmSnapshotRequest,
 };
 use bellhop_api::responses::{NamedChangeErrors, ProcessErrors, ProxyErrors, WatchErrors};
+use serde::Deserialize;
 use utoipa::IntoParams;
 use vmm::http::body::JsonBody;
-use vmm::http::parameters::Parameters;
+use vmm::http::parameters::{Parameters, PathParameters};
 use vmm::http::request_id::RequestId;
 use vmm::http::server::Closing;
 use vmm::http::{ErrorBody, HttpError};
@@ -45,10 +46,8 @@ impl<S: Send + Sync> FromRequestParts<S> for OperationPath {
     type Rejection = HttpError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, HttpError> {
-        match Path::from_request_parts(parts, state).await {
-            Ok(Path(id)) => Ok(Self { id }),
-            Err(error) => Err(HttpError::Parameter(error.body_text())),
-        }
+        let PathParameters(id) = PathParameters::from_request_parts(parts, state).await?;
+        Ok(Self { id })
     }
 }
 
@@ -63,6 +62,15 @@ impl<S: Send + Sync> FromRequestParts<S> for Requested {
             request_id: id.map(|id| id.0.clone()).unwrap_or_default(),
         })
     }
+}
+
+/// The time of an answer.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Waiting {
+    /// Whether the answer waits for the result (default: `true`)
+    pub(super) wait: Option<bool>,
 }
 
 /// The answer to a request that only begins an operation.

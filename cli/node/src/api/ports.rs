@@ -1,17 +1,31 @@
 //! `/v1/ports`: ports of NICs, as devlink reports them.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use bellhop_api::responses::{KernelErrors, NameErrors};
 use bellhop_common::listing::Listing;
 use bellhop_common::management::port;
+use serde::Deserialize;
+use utoipa::IntoParams;
 use vdpa_mgmt::devlink::{Devlink, Handle};
-use vmm::http::HttpError;
+use vmm::http::parameters::PathParameters;
 
 use super::listings::PortListing;
 use super::management::{no_devlink, or_none};
 use super::state::Api;
 use crate::error::Error;
+
+/// A devlink instance in the path.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct InstancePath {
+    /// The bus of the instance, such as `pci`
+    #[param(pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$")]
+    bus: String,
+    /// Its device, such as `0000:06:00.0`
+    #[param(pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$")]
+    device: String,
+}
 
 /// List ports
 ///
@@ -33,20 +47,15 @@ pub(super) async fn list(State(node): Api) -> Result<Json<Listing>, Error> {
 /// List the ports of a devlink instance
 ///
 /// As `bellhop port show BUS/DEVICE -j`.
-#[utoipa::path(get, path = "/v1/ports/{bus}/{device}", operation_id = "list_device_ports", params(
-        ("bus" = String, Path, pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
-            description = "The bus of the instance, such as `pci`"),
-        ("device" = String, Path, pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
-            description = "Its device, such as `0000:06:00.0`"),
-    ), responses(
+#[utoipa::path(get, path = "/v1/ports/{bus}/{device}", operation_id = "list_device_ports",
+    params(InstancePath), responses(
     (status = 200, description = "Its ports", body = PortListing),
     NameErrors, KernelErrors,
 ))]
 pub(super) async fn of_instance(
     State(node): Api,
-    path: Result<Path<(String, String)>, axum::extract::rejection::PathRejection>,
+    PathParameters(InstancePath { bus, device }): PathParameters<InstancePath>,
 ) -> Result<Json<Listing>, Error> {
-    let Path((bus, device)) = path.map_err(|error| HttpError::Parameter(error.body_text()))?;
     let handle = Handle::new(&bus, &device)?;
     let ports = move || Devlink::open()?.ports_of(&handle);
     let ports = node.turns.run(ports).await?;
@@ -56,22 +65,15 @@ pub(super) async fn of_instance(
 /// Read a port
 ///
 /// As `bellhop port show BUS/DEVICE/INDEX -j`.
-#[utoipa::path(get, path = "/v1/ports/{bus}/{device}/{index}", operation_id = "get_port", params(
-        ("bus" = String, Path, pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
-            description = "The bus of the instance, such as `pci`"),
-        ("device" = String, Path, pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
-            description = "Its device, such as `0000:06:00.0`"),
-        ("index" = u32, Path, description = "The port's number"),
-    ), responses(
+#[utoipa::path(get, path = "/v1/ports/{bus}/{device}/{index}", operation_id = "get_port",
+    params(InstancePath, ("index" = u32, Path, description = "The port's number")), responses(
     (status = 200, description = "The port", body = PortListing),
     NameErrors, KernelErrors,
 ))]
 pub(super) async fn show(
     State(node): Api,
-    path: Result<Path<(String, String, u32)>, axum::extract::rejection::PathRejection>,
+    PathParameters((bus, device, index)): PathParameters<(String, String, u32)>,
 ) -> Result<Json<Listing>, Error> {
-    let Path((bus, device, index)) =
-        path.map_err(|error| HttpError::Parameter(error.body_text()))?;
     let handle = Handle::new(&bus, &device)?;
     let port = move || Devlink::open()?.port(&handle.port(index));
     let port = node.turns.run(port).await?;

@@ -4,46 +4,23 @@
 //! its process describes the disks; otherwise the record does.
 
 use axum::Json;
-use axum::extract::{FromRequestParts, State};
+use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::Items;
 use bellhop_api::machine::{DiskInfo, DiskSummary, VmState};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
-use utoipa::IntoParams;
 use vmm::config::DiskConfig;
 use vmm::http::body::JsonBody;
 
 use super::state::Api;
-use super::vm_path::{VmPath, device_names};
+use super::vm_path::{DevicePath, VmPath};
 use crate::context::Node;
 use crate::error::Error;
+use crate::machines::Removed;
 use crate::machines::error::{no_disk, no_vm};
 use crate::machines::spec::{DeviceId, VmName, VmSpec};
 use crate::machines::vmm::Vmm;
-use crate::machines::{Put, Removed};
-
-/// The names in the path.
-#[derive(Debug, IntoParams)]
-#[into_params(parameter_in = Path)]
-pub(super) struct DiskPath {
-    /// The virtual machine's name
-    #[param(value_type = String, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
-    name: VmName,
-    /// The disk's name
-    #[param(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
-    id: DeviceId,
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for DiskPath {
-    type Rejection = Error;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        let (name, id) = device_names(parts, state).await?;
-        Ok(Self { name, id })
-    }
-}
 
 /// A VM's spec, and the client of its process if the VM runs.
 fn look(node: &Node, name: &VmName) -> Result<(VmSpec, Option<Vmm>), Error> {
@@ -96,13 +73,13 @@ pub(super) async fn list(State(node): Api, VmPath { name }: VmPath) -> Result<Re
 ///
 /// For a stopped machine: the disk of its next start.
 #[utoipa::path(get, path = "/v1/vms/{name}/disks/{id}", operation_id = "get_vm_disk",
-    params(DiskPath), responses(
+    params(DevicePath), responses(
     (status = 200, description = "The disk", body = DiskInfo),
     NameErrors, ProxyErrors,
 ))]
 pub(super) async fn show(
     State(node): Api,
-    DiskPath { name, id }: DiskPath,
+    DevicePath { name, id }: DevicePath,
 ) -> Result<Response, Error> {
     info(&node, &name, &id).await
 }
@@ -114,30 +91,21 @@ pub(super) async fn show(
 /// once, to check it. An identical disk changes nothing. The name is also the disk's serial number,
 /// so it has at most 20 characters.
 #[utoipa::path(put, path = "/v1/vms/{name}/disks/{id}", operation_id = "put_vm_disk",
-    params(DiskPath), request_body = DiskConfig, responses(
+    params(DevicePath), request_body = DiskConfig, responses(
     (status = 200, description = "It existed already", body = DiskInfo),
     (status = 201, description = "Created", body = DiskInfo),
     NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn put(
     State(node): Api,
-    DiskPath { name, id }: DiskPath,
+    path: DevicePath,
     JsonBody(mut disk): JsonBody<DiskConfig>,
 ) -> Result<Response, Error> {
-    if disk
-        .id
-        .replace(id.to_string())
-        .is_some_and(|given| given != id.as_str())
-    {
-        return Err(Error::invalid(format!(
-            "the path has the id {id}, but the body another one: omit it in the body"
-        )));
-    }
-    let status = match node.machines.add_disk(&name, &id, disk).await? {
-        Put::Created => StatusCode::CREATED,
-        Put::Same | Put::Replaced => StatusCode::OK,
-    };
-    Ok((status, info(&node, &name, &id).await?).into_response())
+    path.check(disk.id.as_deref())?;
+    let DevicePath { name, id } = path;
+    disk.id = Some(id.to_string());
+    let put = node.machines.add_disk(&name, &id, disk).await?;
+    Ok((put.status(), info(&node, &name, &id).await?).into_response())
 }
 
 /// Remove a disk from a virtual machine
@@ -145,14 +113,14 @@ pub(super) async fn put(
 /// The guest of a running machine is asked to release the disk. A guest that does not respond keeps
 /// it until the machine resets or ends. The image stays.
 #[utoipa::path(delete, path = "/v1/vms/{name}/disks/{id}", operation_id = "delete_vm_disk",
-    params(DiskPath), responses(
+    params(DevicePath), responses(
     (status = 202, description = "The guest is asked, and still has it", body = DiskInfo),
     (status = 204, description = "It is gone"),
     NameErrors, ProcessErrors,
 ))]
 pub(super) async fn remove(
     State(node): Api,
-    DiskPath { name, id }: DiskPath,
+    DevicePath { name, id }: DevicePath,
 ) -> Result<Response, Error> {
     if node.machines.remove_disk(&name, &id).await? == Removed::Gone {
         return Ok(StatusCode::NO_CONTENT.into_response());

@@ -3,53 +3,28 @@
 //! The device is created, handed to the VM, and recorded, so it exists again after a restart. The
 //! VM itself reports how the guest uses it (`GET`, forwarded).
 
-use axum::extract::{FromRequestParts, State};
+use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
 use bellhop_api::machine::NicInfo;
 use bellhop_api::node::{NicMove, Vm};
 use bellhop_api::responses::{NameErrors, NamedChangeErrors, ProcessErrors, ProxyErrors};
 use serde_json::{Map, Value};
-use utoipa::IntoParams;
 use vmm::http::body::{JsonBody, invalid};
 
 use super::state::Api;
 use super::vm::info;
-use super::vm_path::{VmPath, device_names};
+use super::vm_path::{DevicePath, VmPath};
 use crate::error::Error;
-use crate::machines::spec::{ExistingDevice, NicId, NicSpec, VmName};
-use crate::machines::{Put, Removed};
-
-/// The names in the path.
-#[derive(Debug, IntoParams)]
-#[into_params(parameter_in = Path)]
-pub(super) struct NicPath {
-    /// The virtual machine's name
-    #[param(value_type = String, pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
-    name: VmName,
-    /// The NIC's name
-    #[param(value_type = String, pattern = "^[A-Za-z0-9._:-]{1,64}$")]
-    id: NicId,
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for NicPath {
-    type Rejection = Error;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        let (name, id) = device_names(parts, state).await?;
-        Ok(Self { name, id })
-    }
-}
+use crate::machines::Removed;
+use crate::machines::spec::{ExistingDevice, NicSpec};
 
 /// A NIC whose name may be omitted, because the path has it.
-fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
-    let given = fields.entry("id").or_insert_with(|| id.as_str().into());
-    if given.as_str() != Some(id.as_str()) {
-        return Err(Error::invalid(format!(
-            "the path has the id {id}, but the body another one: omit it in the body"
-        )));
-    }
+fn named(mut fields: Map<String, Value>, path: &DevicePath) -> Result<NicSpec, Error> {
+    let given = fields
+        .entry("id")
+        .or_insert_with(|| path.id.as_str().into());
+    path.check(Some(given.as_str().unwrap_or_default()))?;
     let nic = serde_path_to_error::deserialize(Value::Object(fields));
     nic.map_err(|error| invalid(error).into())
 }
@@ -59,22 +34,19 @@ fn named(mut fields: Map<String, Value>, id: &NicId) -> Result<NicSpec, Error> {
 /// Creates its device, if it has `from`, and plugs it; the guest finds it by itself. If a step
 /// fails, the daemon undoes the earlier ones. An identical NIC changes nothing.
 #[utoipa::path(put, path = "/v1/vms/{name}/nics/{id}", operation_id = "put_vm_nic",
-    params(NicPath), request_body = NicSpec, responses(
+    params(DevicePath), request_body = NicSpec, responses(
     (status = 200, description = "It existed already", body = Vm),
     (status = 201, description = "Created", body = Vm),
     NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn put(
     State(node): Api,
-    NicPath { name, id }: NicPath,
+    path: DevicePath,
     JsonBody(fields): JsonBody<Map<String, Value>>,
 ) -> Result<Response, Error> {
-    let nic = named(fields, &id)?;
-    let status = match node.machines.add_nic(&name, nic).await? {
-        Put::Created => StatusCode::CREATED,
-        Put::Same | Put::Replaced => StatusCode::OK,
-    };
-    Ok((status, info(&node, &name)?).into_response())
+    let nic = named(fields, &path)?;
+    let put = node.machines.add_nic(&path.name, nic).await?;
+    Ok((put.status(), info(&node, &path.name)?).into_response())
 }
 
 /// Move a NIC to another vDPA device
@@ -84,13 +56,13 @@ pub(super) async fn put(
 /// for the NIC. Its settings (bridge, VLAN, rates) end with it. An identical device changes
 /// nothing.
 #[utoipa::path(patch, path = "/v1/vms/{name}/nics/{id}", operation_id = "patch_vm_nic",
-    params(NicPath), request_body = NicMove, responses(
+    params(DevicePath), request_body = NicMove, responses(
     (status = 200, description = "It is on that device now", body = Vm),
     NamedChangeErrors, ProcessErrors,
 ))]
 pub(super) async fn change(
     State(node): Api,
-    NicPath { name, id }: NicPath,
+    DevicePath { name, id }: DevicePath,
     JsonBody(wanted): JsonBody<NicMove>,
 ) -> Result<Response, Error> {
     let device = match (wanted.path, wanted.device) {
@@ -112,14 +84,14 @@ pub(super) async fn change(
 /// Asks the guest to release it, then deletes its device. A guest that does not respond keeps it
 /// until the machine resets or ends.
 #[utoipa::path(delete, path = "/v1/vms/{name}/nics/{id}", operation_id = "delete_vm_nic",
-    params(NicPath), responses(
+    params(DevicePath), responses(
     (status = 202, description = "The guest is asked, and still has it", body = Vm),
     (status = 204, description = "Deleted"),
     NameErrors, ProcessErrors,
 ))]
 pub(super) async fn remove(
     State(node): Api,
-    NicPath { name, id }: NicPath,
+    DevicePath { name, id }: DevicePath,
 ) -> Result<Response, Error> {
     Ok(match node.machines.remove_nic(&name, &id).await? {
         Removed::Gone => StatusCode::NO_CONTENT.into_response(),
@@ -131,13 +103,13 @@ pub(super) async fn remove(
 ///
 /// As the process of the machine reports it.
 #[utoipa::path(get, path = "/v1/vms/{name}/nics/{id}", operation_id = "get_vm_nic",
-    params(NicPath), responses(
+    params(DevicePath), responses(
     (status = 200, description = "The NIC", body = NicInfo),
     NameErrors, ProxyErrors,
 ))]
 pub(super) async fn show(
     api: Api,
-    _: NicPath,
+    _: DevicePath,
     vm: VmPath,
     request: axum::extract::Request,
 ) -> Result<Response, Error> {

@@ -2,6 +2,7 @@
 //!
 //! Owns the types of changes and results.
 
+use axum::http::StatusCode;
 use bellhop_api::machine::{AlarmInfo, End, Place, VmState};
 use bellhop_api::node::{DeviceId, Event, EventChange, NicId, OperationKind, OperationPhase};
 
@@ -210,6 +211,16 @@ pub(crate) enum Put {
     Same,
     /// It was stopped, and another VM replaced it.
     Replaced,
+}
+
+impl Put {
+    /// The status of the answer.
+    pub(crate) fn status(self) -> StatusCode {
+        match self {
+            Self::Created => StatusCode::CREATED,
+            Self::Same | Self::Replaced => StatusCode::OK,
+        }
+    }
 }
 
 /// The result of the removal of a NIC or a disk.

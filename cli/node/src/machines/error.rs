@@ -79,33 +79,14 @@ pub(super) fn unfinished(source: tokio::task::JoinError) -> Error {
     Error::answered(StatusCode::INTERNAL_SERVER_ERROR, "internal", message).because(source)
 }
 
-impl From<BadDeviceId> for Error {
-    fn from(error: BadDeviceId) -> Self {
-        let kind = ErrorKind::Answer(StatusCode::BAD_REQUEST, "bad_name");
-        Self::transparent(kind, error)
-    }
-}
-
-impl From<NicError> for Error {
-    fn from(error: NicError) -> Self {
-        Self::transparent(kind(&error), error)
-    }
-}
-
-impl From<MakeError> for Error {
-    fn from(error: MakeError) -> Self {
-        Self::transparent(kind(&error.source), error)
-    }
-}
-
-impl From<RemoveError> for Error {
-    fn from(error: RemoveError) -> Self {
-        let kind = match error {
-            RemoveError::InUse(_) | RemoveError::NotForGuests { .. } => conflict("in_use"),
-            RemoveError::Incomplete { .. } => HOST_FAILED,
-        };
-        Self::transparent(kind, error)
-    }
+vdpa::error_from! {
+    BadDeviceId as error => ErrorKind::Answer(StatusCode::BAD_REQUEST, "bad_name"),
+    NicError as error => kind(&error),
+    MakeError as error => kind(&error.source),
+    RemoveError as error => match error {
+        RemoveError::InUse(_) | RemoveError::NotForGuests { .. } => conflict("in_use"),
+        RemoveError::Incomplete { .. } => HOST_FAILED,
+    },
 }
 
 fn kind(error: &NicError) -> ErrorKind {

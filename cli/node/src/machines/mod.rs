@@ -57,6 +57,7 @@ pub(crate) mod steps;
 pub(crate) mod stop;
 mod supervisor;
 pub(crate) mod vmm;
+mod work;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -126,13 +127,7 @@ pub(crate) struct Machines {
     in_error: Mutex<InError>,
 }
 
-impl std::fmt::Debug for Machines {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Machines")
-            .field("slots", &self.slots)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Machines, this => slots: this.slots);
 
 impl Machines {
     fn slots(&self) -> MutexGuard<'_, BTreeMap<VmName, Arc<Slot>>> {

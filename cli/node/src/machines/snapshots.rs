@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use bellhop_api::node::{SnapshotName, VmSnapshotRequest};
+use bellhop_common::text::since_1970;
 use vmm::config::{DiskConfig, VdpaConfig, VmConfig};
+use vmm::machine::milliseconds;
 
 use super::Machines;
 use super::error::no_vm;
-use super::operations::{milliseconds, since_1970};
 use super::record::Record;
 use super::spec::{Desired, VmName, VmSpec};
 use crate::error::Error;

@@ -76,11 +76,6 @@ pub(crate) enum NodeMigrationRequest {
     Receive(Box<ReceiveFromNode>),
 }
 
-/// A body that is not a NIC.
-pub(crate) fn not_a_nic(why: impl fmt::Display) -> Error {
-    Error::invalid(format!("invalid NIC: {why}"))
-}
-
 fn two_nics(id: &NicId) -> Error {
     Error::invalid(format!("two NICs have the name {id}"))
 }

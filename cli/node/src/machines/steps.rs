@@ -149,13 +149,7 @@ pub(crate) struct Life<'a> {
     pub(crate) vm: &'a VmName,
 }
 
-impl fmt::Debug for Life<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Life")
-            .field("vm", self.vm)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Life<'_>, this => vm: this.vm);
 
 /// The steps in the record of one VM.
 struct Steps<'a> {

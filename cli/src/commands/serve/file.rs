@@ -12,7 +12,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 use toml::{Table, Value};
 
-use crate::config_file;
+use crate::{config_file, help};
 
 /// The file that is read without `--config`, if it exists.
 const DEFAULT: &str = "/etc/bellhop/bellhop.toml";
@@ -115,7 +115,7 @@ fn check(serve: &Command, word: &str) -> Result<(), String> {
         Err(error)
             if [ErrorKind::InvalidValue, ErrorKind::ValueValidation].contains(&error.kind()) =>
         {
-            Err(crate::message(&error))
+            Err(help::message(&error))
         }
         _ => Ok(()),
     }

@@ -6,38 +6,14 @@ use std::collections::VecDeque;
 
 use bellhop_api::node::{Event, Vm, VmPhase};
 use bellhop_common::table::Table;
-use bellhop_common::text::printable;
 
-use super::screen::{Key, Size};
+use super::screen::{Key, Line, Size, Style};
 use super::source::Snapshot;
 use crate::commands::vm::{list, view};
 use crate::commands::{events, operation};
 
 /// The maximum number of events in the picture.
 const EVENTS: usize = 10;
-
-/// How a line is shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Style {
-    Plain,
-    Heading,
-    Selected,
-    Alarm,
-}
-
-/// A line without control characters.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Line {
-    pub(super) text: String,
-    pub(super) style: Style,
-}
-
-impl Line {
-    fn new(text: &str, style: Style) -> Self {
-        let text = printable(text);
-        Self { text, style }
-    }
-}
 
 /// A line about a problem.
 pub(super) fn alarm(text: &str) -> Line {

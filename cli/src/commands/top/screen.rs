@@ -5,12 +5,35 @@
 use std::io::{self, Write as _};
 use std::time::Duration;
 
+use bellhop_common::text::printable;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::termios::tcgetwinsize;
 
-use super::picture::{Line, Style};
 use crate::terminal::{EscapeKey, Terminal};
+
+/// How a line is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Style {
+    Plain,
+    Heading,
+    Selected,
+    Alarm,
+}
+
+/// A line without control characters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) text: String,
+    pub(super) style: Style,
+}
+
+impl Line {
+    pub(super) fn new(text: &str, style: Style) -> Self {
+        let text = printable(text);
+        Self { text, style }
+    }
+}
 
 /// A key that has a meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

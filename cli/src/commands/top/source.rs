@@ -3,7 +3,6 @@
 //! Owns the requests, and the rates between two snapshots.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use bellhop_api::Items;
@@ -83,11 +82,7 @@ pub(super) struct Source<'a> {
     last: Option<(Instant, BTreeMap<NicName, Rings>)>,
 }
 
-impl fmt::Debug for Source<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Source").finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(Source<'_>);
 
 impl<'a> Source<'a> {
     pub(super) fn new(node: &'a Node) -> Self {

@@ -3,8 +3,8 @@
 use bellhop_common::client::made_up::{self, MadeUp};
 use serde_json::{Value, json};
 
-use super::picture::{Line, Style, fitted, lines, text};
-use super::screen::Key;
+use super::picture::{fitted, lines, text};
+use super::screen::{Key, Line, Style};
 use super::*;
 
 const METRICS: &str = "\

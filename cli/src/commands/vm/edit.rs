@@ -1,8 +1,6 @@
 //! `bellhop vm edit`.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 use std::time::SystemTime;
@@ -12,6 +10,7 @@ use bellhop_common::client::{Condition, Node, STRANGE};
 use bellhop_common::error::Error;
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
+use bellhop_common::private_file;
 use serde_json::{Map, Value};
 
 use super::of_vm;
@@ -90,11 +89,8 @@ fn write(fields: &Map<String, Value>, directory: &Path) -> Result<PathBuf, Error
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     let file = format!("bellhop-vm-{}-{}.toml", process::id(), now.as_nanos());
     let file = directory.join(file);
-    let mut options = OpenOptions::new();
-    let opened = options.write(true).create_new(true).mode(0o600).open(&file);
-    opened
-        .and_then(|mut open| open.write_all(text.as_bytes()))
-        .map_err(Error::context(format!("cannot write {}", file.display())))?;
+    let written = private_file::create(&file, text.as_bytes(), 0o600);
+    written.map_err(Error::context(format!("cannot write {}", file.display())))?;
     Ok(file)
 }
 

@@ -235,10 +235,7 @@ fn queue_line(queue: &Value) -> String {
         return text;
     };
     let state = word(watch, "state").unwrap_or_default();
-    let is_alarm = matches!(
-        WatchPhase::deserialize(&watch["state"]),
-        Ok(WatchPhase::Stuck | WatchPhase::DriverStalled | WatchPhase::Inconsistent)
-    );
+    let is_alarm = WatchPhase::deserialize(&watch["state"]).is_ok_and(WatchPhase::is_alarm);
     text.push_str(", ");
     text.push_str(&if is_alarm {
         state.to_uppercase()

@@ -4,9 +4,12 @@ mod creation;
 mod operations;
 mod terminal;
 
+use std::time::Duration;
+
+use bellhop_api::node::Vm;
 use bellhop_common::client::made_up::{self, MadeUp};
 use clap::Parser;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::view::time;
 use super::*;

@@ -156,14 +156,11 @@ pub(crate) struct Engine {
     warned: bool,
 }
 
-impl fmt::Debug for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine")
-            .field("disk", &self.disk)
-            .field("in_flight", &self.in_flight())
-            .field("bytes", &self.bytes)
-            .finish_non_exhaustive()
-    }
+vdpa::opaque_debug! {
+    Engine, this =>
+    disk: this.disk,
+    in_flight: this.in_flight(),
+    bytes: this.bytes,
 }
 
 impl Engine {

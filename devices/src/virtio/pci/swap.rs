@@ -18,7 +18,6 @@
 //! Owns the order and the checks that apply to any class of device. It must not know how backends
 //! are opened, nor who polls their descriptors.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -75,13 +74,7 @@ pub struct SwapFailed {
     pub successor: Box<dyn Backend>,
 }
 
-impl fmt::Debug for SwapFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SwapFailed")
-            .field("error", &self.error)
-            .finish_non_exhaustive()
-    }
-}
+vdpa::opaque_debug!(SwapFailed, this => error: this.error);
 
 /// The properties of a device on which a guest relies, for a device at another host that replaces
 /// it. This comes from that host, so it is trusted no more than a guest.

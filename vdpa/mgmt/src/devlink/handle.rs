@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::uapi::*;
 use crate::error::{Error, ErrorKind};
-use crate::name::{as_text, is_name};
+use crate::name::is_name;
 use crate::netlink::attributes::Attributes;
 use crate::netlink::error::Malformed;
 use crate::netlink::message::{string, value};
@@ -79,7 +79,7 @@ fn bad_instance(text: &str) -> Error {
     Error::new(ErrorKind::BadName, message)
 }
 
-as_text!(Handle);
+vdpa::text_form!(Handle, Error);
 
 impl FromStr for Handle {
     type Err = Error;
@@ -131,7 +131,7 @@ impl PortHandle {
     }
 }
 
-as_text!(PortHandle);
+vdpa::text_form!(PortHandle, Error);
 
 impl FromStr for PortHandle {
     type Err = Error;

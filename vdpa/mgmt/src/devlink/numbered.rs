@@ -19,6 +19,17 @@ macro_rules! numbered {
             Other($number),
         }
 
+        impl $name {
+            /// The kernel's word; none for one of a newer kernel.
+            #[must_use]
+            pub fn word(self) -> Option<&'static str> {
+                match self {
+                    $(Self::$variant => Some($text),)+
+                    Self::Other(_) => None,
+                }
+            }
+        }
+
         impl From<$number> for $name {
             fn from(number: $number) -> Self {
                 match number {
@@ -40,8 +51,8 @@ macro_rules! numbered {
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 match self {
-                    $(Self::$variant => f.write_str($text),)+
                     Self::Other(other) => write!(f, "{} {other}", $what),
+                    known => f.write_str(known.word().unwrap_or_default()),
                 }
             }
         }

@@ -6,7 +6,6 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
-use crate::name::as_text;
 
 /// The address of a PCI function, checked, in the kernel's spelling: `0000:01:00.1`. Parsing
 /// accepts it with and without the prefix `pci/`, also through serde.
@@ -22,7 +21,7 @@ pub struct Address {
     function: u8,
 }
 
-as_text!(Address);
+vdpa::text_form!(Address, Error);
 
 impl Address {
     /// The function's number in its device, 0 to 7, which physical functions have in port names.

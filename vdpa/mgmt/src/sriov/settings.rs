@@ -4,7 +4,6 @@ use std::fmt;
 
 use netlink_packet_core::DefaultNla;
 
-use super::VirtualFunction;
 use super::uapi::*;
 use crate::error::{Error, ErrorKind};
 use crate::netlink::message::nested;
@@ -204,6 +203,28 @@ pub enum Setting {
     LinkState(LinkState),
     /// Whether it may change its address, or receive everything.
     Trust(bool),
+}
+
+/// The settings of a virtual function, as the driver of the physical one reports them. `None` is an
+/// unknown setting.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VirtualFunction {
+    /// Its number, from 0.
+    pub index: u32,
+    /// Its address; zero if it chooses one itself.
+    pub mac: Option<[u8; 6]>,
+    /// The VLAN that the NIC assigns to its frames.
+    pub vlan: Option<Vlan>,
+    /// Whether frames with a foreign sender address are dropped.
+    pub spoof_check: Option<bool>,
+    /// Whether it may change its address, or receive everything.
+    pub trust: Option<bool>,
+    /// Limits on its transmit rate.
+    pub rates: Option<Rates>,
+    /// Its end of the link.
+    pub link_state: Option<LinkState>,
+    /// Whether it may read the RSS configuration.
+    pub query_rss: Option<bool>,
 }
 
 impl Setting {

@@ -5,8 +5,8 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
-use super::super::driver::{Element, RingMemory};
 use super::super::guest::{DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE, DESCRIPTOR_SIZE};
+use super::super::ring_memory::{Element, RingMemory};
 use super::super::{Direction, PackedLayout, Piece, cannot_begin, no_chain};
 use super::{
     DESCRIPTOR_FLAGS, DESCRIPTOR_LENGTH, EVENT_FLAGS, EVENT_FLAGS_DESC, Position, event_flags,

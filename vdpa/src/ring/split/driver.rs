@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
 
-use super::super::driver::{Element, RingMemory};
 use super::super::guest::{DESCRIPTOR_F_NEXT, DESCRIPTOR_F_WRITE};
+use super::super::ring_memory::{Element, RingMemory};
 use super::super::{Direction, Piece, SplitLayout, Violation, no_chain};
 use super::{AVAIL_F_NO_INTERRUPT, Suppression};
 use crate::Error;

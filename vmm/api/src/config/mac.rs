@@ -61,4 +61,4 @@ impl fmt::Display for MacAddress {
     }
 }
 
-text_form!(MacAddress, MacAddressError);
+vdpa::text_form!(MacAddress, MacAddressError);

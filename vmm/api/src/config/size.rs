@@ -80,4 +80,4 @@ impl fmt::Display for MemorySize {
     }
 }
 
-text_form!(MemorySize, MemorySizeError);
+vdpa::text_form!(MemorySize, MemorySizeError);

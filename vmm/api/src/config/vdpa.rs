@@ -24,7 +24,7 @@ use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 use vdpa::device::check_fd;
 
-use super::{MacAddress, VmConfig, schema};
+use super::{MacAddress, schema};
 
 /// A vDPA device for the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -218,31 +218,6 @@ impl VdpaConfig {
         copy.release();
         copy
     }
-}
-
-impl VmConfig {
-    /// Replaces the device of the same name by `nic`, with its source and settings.
-    ///
-    /// # Errors
-    /// [`NoSuchNic`].
-    pub fn replace_nic(&mut self, nic: VdpaConfig) -> Result<(), NoSuchNic> {
-        let id = nic.name();
-        let Some(old) = self.vdpa.iter_mut().find(|old| old.name() == id) else {
-            let has = self.vdpa.iter().map(VdpaConfig::name).collect();
-            return Err(NoSuchNic { id, has });
-        };
-        *old = nic;
-        Ok(())
-    }
-}
-
-/// The VM has no vDPA device of this name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NoSuchNic {
-    /// The name.
-    pub id: String,
-    /// The names that exist.
-    pub has: Vec<String>,
 }
 
 /// The serialized form: a vDPA device for the guest, by `path` or by `fd`.

@@ -57,7 +57,7 @@ pub struct QueueInfo {
 }
 
 /// A virtio device as the guest's driver has set it up.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 pub struct DeviceInfo {
     /// The device status register (virtio 1.3, 2.1).
     pub status: u8,
@@ -103,9 +103,10 @@ pub struct AlarmInfo {
 
 described! {
     /// State of a queue when its ring was read last.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub enum WatchPhase {
         /// The queue does not run, or was not read yet.
+        #[default]
         NotRunning,
         /// The ring is packed: it has no indices in memory.
         NotWatchedPacked,
@@ -129,11 +130,19 @@ described! {
     }
 }
 
+impl WatchPhase {
+    /// Whether the state is an alarm.
+    #[must_use]
+    pub fn is_alarm(self) -> bool {
+        matches!(self, Self::Stuck | Self::DriverStalled | Self::Inconsistent)
+    }
+}
+
 /// The ring of a queue, from its indices in guest memory, which the VMM reads once a second.
 ///
 /// Indices have 16 bits. A queue that moves 65,536 buffers or more within a second is counted
 /// modulo 65,536.
-#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WatchInfo {
     /// State at the last reading.
     pub state: WatchPhase,

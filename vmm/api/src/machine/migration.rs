@@ -192,9 +192,10 @@ pub enum MigrationRequest {
 
 described! {
     /// Phase of a migration, or its result.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub enum MigrationPhase {
         /// The source connects and offers the machine.
+        #[default]
         Offer,
         /// The destination has accepted; the source opens further connections.
         Join,

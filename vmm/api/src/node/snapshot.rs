@@ -1,9 +1,6 @@
 //! Snapshots in the node daemon's store.
 
-use std::borrow::Cow;
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -11,11 +8,15 @@ use utoipa::ToSchema;
 /// The longest name of a snapshot, in bytes.
 const SNAPSHOT_NAME_MAX: usize = 64;
 
-/// The name of a snapshot: 1 to 64 letters, digits, `.`, `_` or `-`, a letter or digit first. So it
-/// is the name of a file and no path.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "Cow<'_, str>")]
-pub struct SnapshotName(String);
+name! {
+    /// The name of a snapshot: 1 to 64 letters, digits, `.`, `_` or `-`, a letter or digit first. So
+    /// it is the name of a file and no path.
+    SnapshotName, BadSnapshotName, |text| {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let begins = text.starts_with(|first: char| first.is_ascii_alphanumeric());
+        begins && text.len() <= SNAPSHOT_NAME_MAX && text.bytes().all(known)
+    }
+}
 
 /// A text that is not a snapshot's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,42 +25,6 @@ pub struct SnapshotName(String);
      and begins with a letter or digit"
 )]
 pub struct BadSnapshotName;
-
-impl SnapshotName {
-    /// The text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for SnapshotName {
-    type Err = BadSnapshotName;
-
-    fn from_str(text: &str) -> Result<Self, BadSnapshotName> {
-        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        let begins = text.starts_with(|first: char| first.is_ascii_alphanumeric());
-        if begins && text.len() <= SNAPSHOT_NAME_MAX && text.bytes().all(known) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(BadSnapshotName)
-        }
-    }
-}
-
-impl TryFrom<Cow<'_, str>> for SnapshotName {
-    type Error = BadSnapshotName;
-
-    fn try_from(text: Cow<'_, str>) -> Result<Self, BadSnapshotName> {
-        text.parse()
-    }
-}
-
-impl fmt::Display for SnapshotName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// Where to write a snapshot: exactly one of `name` and `path`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

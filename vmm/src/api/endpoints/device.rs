@@ -4,11 +4,11 @@ use bellhop_api::machine::{DeviceInfo, Kick, QueueInfo, WatchInfo};
 use devices::virtio::pci::{KickPath, QueueDescription};
 use devices::virtio::status::DRIVER_OK;
 
-use crate::machine::{DeviceStatus, WatchStatus};
+use crate::machine::DeviceStatus;
 
-fn queue_info(queue: &QueueDescription, watch: Option<&WatchStatus>) -> QueueInfo {
+fn queue_info(queue: &QueueDescription, watch: Option<WatchInfo>) -> QueueInfo {
     QueueInfo {
-        watch: watch.map(WatchInfo::from),
+        watch,
         index: queue.index,
         size: queue.size,
         max_size: queue.max_size,
@@ -26,7 +26,8 @@ impl From<&DeviceStatus> for DeviceInfo {
     fn from(status: &DeviceStatus) -> Self {
         let device = &status.description;
         // Without the ring watch there is no entry for any queue.
-        let watches = status.watch.iter().map(Some).chain(std::iter::repeat(None));
+        let watches = status.watch.iter().copied().map(Some);
+        let watches = watches.chain(std::iter::repeat(None));
         let queues = device.queues.iter().zip(watches);
         let names = |features| feature_names(features, device.device_type);
         Self {

@@ -18,7 +18,6 @@ use crate::http::body::JsonBody;
 use crate::http::descriptors::Received;
 use crate::http::{ErrorBody, HttpError, on_worker};
 use crate::machine::{Arriving, Migration, MigrationEnd, load_tls, milliseconds};
-use crate::migration::Phase;
 
 fn status(migration: &Migration, end: Option<MigrationEnd>) -> MigrationStatus {
     let progress = migration.progress();
@@ -27,18 +26,7 @@ fn status(migration: &Migration, end: Option<MigrationEnd>) -> MigrationStatus {
         Some(MigrationEnd::Moved) => (MigrationPhase::Moved, None),
         Some(MigrationEnd::Stayed { why }) => (MigrationPhase::Stayed, Some(why)),
         Some(MigrationEnd::Unsettled { why }) => (MigrationPhase::Unsettled, Some(why)),
-        None => {
-            let phase = match progress.phase {
-                Phase::Offer => MigrationPhase::Offer,
-                Phase::Join => MigrationPhase::Join,
-                Phase::Copy => MigrationPhase::Copy,
-                Phase::Stop => MigrationPhase::Stop,
-                Phase::Ready => MigrationPhase::Ready,
-                Phase::Go => MigrationPhase::Go,
-                Phase::Done => MigrationPhase::Done,
-            };
-            (phase, None)
-        }
+        None => (progress.phase, None),
     };
     MigrationStatus {
         direction: migration.direction(),

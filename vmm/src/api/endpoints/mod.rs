@@ -1,20 +1,14 @@
-//! The endpoints, one file and one line each, and their description.
+//! The endpoints, one line each, and their description.
 
-mod announce;
+mod actions;
 mod config;
 mod descriptors;
 mod device;
 mod disk;
-mod disks;
 mod metrics;
 mod migration;
 mod nic;
-mod nics;
-mod nmi;
 mod pluggable;
-mod power_button;
-mod queue_watch;
-mod reset;
 mod restore;
 mod snapshot;
 mod state;
@@ -56,8 +50,8 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
         .routes(routes!(vm::show, vm::configure, vm::change))
         .routes(routes!(config::show))
         .routes(routes!(watch::wait))
-        .routes(routes!(power_button::press))
-        .routes(routes!(reset::reset))
+        .routes(routes!(actions::power_button))
+        .routes(routes!(actions::reset))
         .routes(routes!(snapshot::write))
         .routes(routes!(restore::restore))
         .routes(routes!(upgrade::upgrade))
@@ -67,11 +61,11 @@ fn registered() -> OpenApiRouter<Arc<Controller>> {
             migration::settle,
             migration::cancel
         ))
-        .routes(routes!(nmi::send))
-        .routes(routes!(nics::list))
+        .routes(routes!(actions::nmi))
+        .routes(routes!(nic::list))
         .routes(routes!(nic::show, nic::put, nic::change, nic::remove))
-        .routes(routes!(announce::announce))
-        .routes(routes!(disks::list))
+        .routes(routes!(actions::announce))
+        .routes(routes!(disk::list))
         .routes(routes!(disk::show, disk::put, disk::change, disk::remove))
         .routes(routes!(metrics::show))
         .routes(routes!(openapi))

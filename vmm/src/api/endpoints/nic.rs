@@ -1,16 +1,16 @@
-//! `/v1/vm/nics/{id}`: one NIC, which can be added and removed while the VM runs; see
-//! `pluggable.rs`.
+//! `/v1/vm/nics`: NICs, which can be added and removed while the VM runs; see `pluggable.rs`.
 
 use std::path::{Path, PathBuf};
 
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
+use bellhop_api::Items;
 use bellhop_api::machine::{
     DeviceInfo, FailoverInfo, FailoverPhase, NicChange, NicInfo, NicSummary,
 };
 use bellhop_api::responses::{
-    BusyErrors, HostErrors, NameErrors, NamedBodyErrors, NamedChangeErrors,
+    BusyErrors, HostErrors, NameErrors, NamedBodyErrors, NamedChangeErrors, StateErrors,
 };
 
 use super::pluggable::Known;
@@ -23,6 +23,17 @@ use crate::http::descriptors::Received;
 use crate::http::parameters::DeviceName;
 use crate::http::{ErrorBody, HttpError};
 use crate::machine::{Failover, FailoverState, Handle, NicStatus, RequestError};
+
+impl From<&NicStatus> for NicSummary {
+    fn from(nic: &NicStatus) -> Self {
+        Self {
+            id: nic.id.clone(),
+            state: nic.state,
+            path: nic.config.shown_path().into_owned(),
+            address: Some(nic.address.to_string()),
+        }
+    }
+}
 
 impl From<&Failover> for FailoverInfo {
     fn from(failover: &Failover) -> Self {
@@ -104,6 +115,22 @@ fn is_devices_alone(change: &NicChange) -> bool {
             rescue: None,
         }
     )
+}
+
+/// List NICs
+///
+/// Before the machine is built, these are the vDPA devices of its configuration, which are not
+/// opened yet.
+#[utoipa::path(get, path = "/v1/vm/nics", operation_id = "list_nics", responses(
+    (status = 200, description = "All NICs", body = Items<NicSummary>),
+    StateErrors,
+))]
+pub(super) async fn list(State(api): Api) -> Result<Json<Items<NicSummary>>, ApiError> {
+    if api.is_built() {
+        return Ok(Json(api.view().nics.into_iter().collect()));
+    }
+    let config = api.config()?;
+    Ok(Json(config.vdpa.iter().map(NicSummary::from).collect()))
 }
 
 /// Read a NIC

@@ -10,23 +10,14 @@ use std::sync::Arc;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use bellhop_api::machine::{DeviceInfo, DiskInfo, NicInfo, PlugPhase};
+use bellhop_api::machine::{DeviceInfo, DiskInfo, NicInfo};
 use serde::Serialize;
 
 use crate::api::controller::Controller;
 use crate::api::error::ApiError;
 use crate::config::{DiskConfig, VdpaConfig, VmConfig};
 use crate::http::HttpError;
-use crate::machine::{DiskStatus, Handle, NicStatus, PlugState, Pluggable, RequestError};
-
-impl From<PlugState> for PlugPhase {
-    fn from(state: PlugState) -> Self {
-        match state {
-            PlugState::Plugged => Self::Plugged,
-            PlugState::UnplugRequested => Self::UnplugRequested,
-        }
-    }
-}
+use crate::machine::{DiskStatus, Handle, NicStatus, Pluggable, RequestError};
 
 /// A kind of pluggable device, implemented by its configuration.
 pub(super) trait Kind: Clone + PartialEq + Send + 'static {

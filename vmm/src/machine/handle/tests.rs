@@ -12,7 +12,7 @@ use crate::kvm::msi::MsiCounts;
 use crate::layout::Layout;
 use crate::machine::board::RunState;
 use crate::machine::error::WAITING_MAX;
-use crate::machine::pluggable::PlugState;
+use crate::machine::pluggable::PlugPhase;
 use crate::memory::GuestRam;
 
 fn memory() -> SharedMemory {
@@ -33,7 +33,7 @@ fn nic(id: &str, serial: u64) -> NicStatus {
         id: id.to_owned(),
         config: config("/dev/null"),
         address: Slot::new(3).unwrap(),
-        state: PlugState::Plugged,
+        state: PlugPhase::Plugged,
         serial,
         numa_node: None,
         numa_warning: None,

@@ -4,7 +4,7 @@
 //! that were saved. It must not know the content of a state.
 
 use super::super::error::{RequestError, SnapshotError};
-use super::super::pluggable::PlugState;
+use super::super::pluggable::PlugPhase;
 use super::super::saved::SavedDevice;
 use super::Inventory;
 
@@ -103,7 +103,7 @@ impl Inventory {
                 .entry_mut(id)
                 .map_err(|_| SnapshotError::NoDevice(id.clone()))?;
             if let (true, Some(removable)) = (saved.unplug_requested, &mut entry.removable) {
-                removable.state = PlugState::UnplugRequested;
+                removable.state = PlugPhase::UnplugRequested;
             }
             let restored = if again {
                 entry.device.restore_again(&saved.state)

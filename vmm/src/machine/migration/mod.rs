@@ -62,7 +62,8 @@ pub fn load_tls(
 }
 
 /// Converts a duration to whole milliseconds, the unit of the API.
-pub(crate) fn milliseconds(duration: Duration) -> u64 {
+#[must_use]
+pub fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

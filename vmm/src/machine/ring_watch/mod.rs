@@ -27,13 +27,12 @@ mod queue;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use bellhop_api::machine::{AlarmKind, WatchInfo, WatchPhase};
 use devices::virtio::pci::{RunningRing, VirtioPciDevice};
 use vdpa::memory::GuestMemory;
 use vm_memory::{Address as _, Bytes as _, GuestAddress};
 
 use self::queue::{Event, QueueWatch};
-
-pub use self::queue::{Alarm, WatchState, WatchStatus};
 use crate::event_loop::Timer;
 
 /// Time between two samples.
@@ -87,12 +86,12 @@ impl DeviceWatch {
     }
 
     /// Returns the status of all queues, in the order of their indices.
-    pub(super) fn status(&self) -> impl Iterator<Item = WatchStatus> {
+    pub(super) fn status(&self) -> impl Iterator<Item = WatchInfo> {
         self.queues.iter().map(|queue| queue.watch.status())
     }
 
     /// Returns the alarms of its queues that are announced and not over.
-    pub(super) fn alarms(&self) -> impl Iterator<Item = (u16, Alarm)> {
+    pub(super) fn alarms(&self) -> impl Iterator<Item = (u16, AlarmKind)> {
         let queues = (0..=u16::MAX).zip(&self.queues);
         queues.filter_map(|(index, queue)| Some((index, queue.watch.alarm()?)))
     }
@@ -119,7 +118,7 @@ impl DeviceWatch {
         let mut changed = false;
         for (index, queue) in (0..=u16::MAX).zip(&mut self.queues) {
             if !queue.runs {
-                let ended = queue.watch.stop(now, WatchState::NotRunning);
+                let ended = queue.watch.stop(now, WatchPhase::NotRunning);
                 queue.events[0] = queue.events[0].or(ended);
             }
             for event in std::mem::take(&mut queue.events).into_iter().flatten() {
@@ -141,7 +140,7 @@ impl DeviceWatch {
     fn look(&mut self, ring: &RunningRing, memory: &GuestMemory, now: Instant) {
         if self.start.replace(ring.start) != Some(ring.start) {
             for queue in &mut self.queues {
-                queue.events[0] = queue.watch.stop(now, WatchState::NotRunning);
+                queue.events[0] = queue.watch.stop(now, WatchPhase::NotRunning);
             }
         }
         let Some(queue) = self.queues.get_mut(usize::from(ring.index)) else {
@@ -149,22 +148,25 @@ impl DeviceWatch {
         };
         queue.runs = true;
         let watch = &mut queue.watch;
-        if watch.status().state == WatchState::NotRunning {
+        if watch.status().state == WatchPhase::NotRunning {
             watch.start(ring.role, ring.addresses.size);
         }
         queue.events[1] = if ring.packed {
-            watch.stop(now, WatchState::Packed)
+            watch.stop(now, WatchPhase::NotWatchedPacked)
         } else if let Some((avail, used)) = indices(ring, memory) {
             watch.sample(now, avail, used)
         } else {
-            watch.stop(now, WatchState::Unreadable)
+            watch.stop(now, WatchPhase::Unreadable)
         };
     }
 }
 
 /// Whether a lost kick or interrupt may be the cause, so that a kick can help.
 fn worth_a_nudge(event: Event) -> bool {
-    matches!(event, Event::Began(Alarm::Stuck | Alarm::DriverStalled))
+    matches!(
+        event,
+        Event::Began(AlarmKind::Stuck | AlarmKind::DriverStalled)
+    )
 }
 
 /// Returns the avail and the used index (virtio 1.3, 2.7.6 and 2.7.8); `None` for a ring outside
@@ -206,20 +208,21 @@ fn tell(id: &str, queue: u16, event: Event) {
     match event {
         Event::Began(alarm) => {
             let what = match alarm {
-                Alarm::Stuck => {
+                AlarmKind::Stuck => {
                     "is stuck: buffers wait for the device, but it uses none; if a kick was lost, \
                      rescue=on recovers it; otherwise reset the device from its driver (unbind and \
                      bind) or reset the machine"
                 }
-                Alarm::DriverStalled => {
+                AlarmKind::DriverStalled => {
                     "is stalled: all receive buffers are used, and the driver posts no others; its \
                      interface is down, the guest hangs, or an interrupt was lost, which rescue=on \
                      recovers"
                 }
-                Alarm::Inconsistent => {
+                AlarmKind::Inconsistent => {
                     "has an impossible avail index: more is in flight than the ring holds; the \
                      guest's driver is broken or hostile"
                 }
+                AlarmKind::Unknown => "has an unknown fault",
             };
             tracing::warn!(device = %id, queue, "queue {queue} of {id} {what}");
         }

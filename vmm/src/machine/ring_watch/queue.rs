@@ -32,68 +32,17 @@
 
 use std::time::{Duration, Instant};
 
+use bellhop_api::machine::{AlarmKind, WatchInfo, WatchPhase};
 use devices::virtio::backend::QueueRole;
-
-/// The fault of a queue, once it has lasted for the threshold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Alarm {
-    /// Buffers wait for the device, which uses none.
-    Stuck,
-    /// The device has used all receive buffers, and the driver posts no others.
-    DriverStalled,
-    /// The driver's index is further ahead of the device's than the ring has entries.
-    Inconsistent,
-}
-
-/// The last observation of a queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum WatchState {
-    /// The queue does not run, or has not been sampled yet.
-    #[default]
-    NotRunning,
-    /// It runs, but its indices cannot be read: a packed ring has none in memory.
-    Packed,
-    /// It runs, but its ring is not in guest memory.
-    Unreadable,
-    /// Nothing happened, and nothing was pending.
-    Idle,
-    /// Buffers were posted or used.
-    Moving,
-    /// A complaint that is younger than the threshold.
-    Waiting,
-    /// A fault. `Inconsistent` shows from the first sample on, before it is announced.
-    Alarm(Alarm),
-}
-
-/// The status of a queue at its last sample.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct WatchStatus {
-    /// The observation.
-    pub state: WatchState,
-    /// Buffers that the device has not used yet; `None` if unknown.
-    pub in_flight: Option<u16>,
-    /// Buffers per second that the driver posted, between the last two samples.
-    pub posted_per_s: u32,
-    /// Buffers per second that the device used, between the last two samples.
-    pub completed_per_s: u32,
-    /// Buffers that the driver posted since the device was attached, as sampled.
-    pub posted: u64,
-    /// Buffers that the device used, as sampled.
-    pub completed: u64,
-    /// How long the complaint has lasted; zero without one.
-    pub stuck_for: Duration,
-    /// How often the queue was kicked and its driver interrupted because of an alarm.
-    pub rescues: u64,
-}
 
 /// The event of a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     /// A complaint has lasted for the threshold.
-    Began(Alarm),
+    Began(AlarmKind),
     /// An announced complaint is over.
     Ended {
-        alarm: Alarm,
+        alarm: AlarmKind,
         /// How long it lasted, the threshold included.
         lasted: Duration,
     },
@@ -102,7 +51,7 @@ pub(super) enum Event {
 /// A complaint and when it was seen first.
 #[derive(Debug, Clone, Copy)]
 struct Complaint {
-    what: Alarm,
+    what: AlarmKind,
     since: Instant,
     announced: bool,
 }
@@ -125,7 +74,7 @@ pub(super) struct QueueWatch {
     /// The queue had a buffer before.
     had_buffers: bool,
     complaint: Option<Complaint>,
-    status: WatchStatus,
+    status: WatchInfo,
 }
 
 impl QueueWatch {
@@ -138,16 +87,16 @@ impl QueueWatch {
             last: None,
             had_buffers: false,
             complaint: None,
-            status: WatchStatus::default(),
+            status: WatchInfo::default(),
         }
     }
 
-    pub(super) fn status(&self) -> WatchStatus {
+    pub(super) fn status(&self) -> WatchInfo {
         self.status
     }
 
     /// Returns the alarm that is announced and not over.
-    pub(super) fn alarm(&self) -> Option<Alarm> {
+    pub(super) fn alarm(&self) -> Option<AlarmKind> {
         let announced = self.complaint.filter(|complaint| complaint.announced);
         announced.map(|complaint| complaint.what)
     }
@@ -158,7 +107,7 @@ impl QueueWatch {
     }
 
     /// The queue does not run or cannot be read; `state` has the reason.
-    pub(super) fn stop(&mut self, now: Instant, state: WatchState) -> Option<Event> {
+    pub(super) fn stop(&mut self, now: Instant, state: WatchPhase) -> Option<Event> {
         self.last = None;
         self.had_buffers = false;
         self.show(state, None, (0, 0));
@@ -188,8 +137,8 @@ impl QueueWatch {
         if in_flight > self.size {
             // An index that the driver made up allows no conclusion.
             self.last = None;
-            self.show(WatchState::Alarm(Alarm::Inconsistent), None, (0, 0));
-            return self.judge(now, Some(Alarm::Inconsistent));
+            self.show(WatchPhase::Inconsistent, None, (0, 0));
+            return self.judge(now, Some(AlarmKind::Inconsistent));
         }
         let sample = Sample {
             at: now,
@@ -200,23 +149,23 @@ impl QueueWatch {
         let moved = (avail.wrapping_sub(last.avail), used.wrapping_sub(last.used));
         self.had_buffers |= in_flight > 0 || moved.1 > 0;
         let what = match self.role {
-            QueueRole::Request if in_flight > 0 && moved.1 == 0 => Some(Alarm::Stuck),
+            QueueRole::Request if in_flight > 0 && moved.1 == 0 => Some(AlarmKind::Stuck),
             QueueRole::Receive if in_flight == 0 && moved.0 == 0 && self.had_buffers => {
-                Some(Alarm::DriverStalled)
+                Some(AlarmKind::DriverStalled)
             }
             _ => None,
         };
         let state = match what {
-            Some(_) => WatchState::Waiting,
-            None if moved == (0, 0) => WatchState::Idle,
-            None => WatchState::Moving,
+            Some(_) => WatchPhase::Waiting,
+            None if moved == (0, 0) => WatchPhase::Idle,
+            None => WatchPhase::Moving,
         };
         self.show(state, Some(in_flight), (0, 0));
         self.count(moved, now.saturating_duration_since(last.at));
         self.judge(now, what)
     }
 
-    fn show(&mut self, state: WatchState, in_flight: Option<u16>, rates: (u32, u32)) {
+    fn show(&mut self, state: WatchPhase, in_flight: Option<u16>, rates: (u32, u32)) {
         self.status.state = state;
         self.status.in_flight = in_flight;
         (self.status.posted_per_s, self.status.completed_per_s) = rates;
@@ -231,7 +180,7 @@ impl QueueWatch {
     }
 
     /// Implements the module's diagram.
-    fn judge(&mut self, now: Instant, what: Option<Alarm>) -> Option<Event> {
+    fn judge(&mut self, now: Instant, what: Option<AlarmKind>) -> Option<Event> {
         let mut event = None;
         if let Some(before) = self.complaint
             && what != Some(before.what)
@@ -242,7 +191,7 @@ impl QueueWatch {
                 lasted: now.saturating_duration_since(before.since),
             });
         }
-        self.status.stuck_for = Duration::ZERO;
+        self.status.stuck_for_s = 0;
         let Some(what) = what else {
             return event;
         };
@@ -252,9 +201,9 @@ impl QueueWatch {
             announced: false,
         });
         let lasted = now.saturating_duration_since(complaint.since);
-        self.status.stuck_for = lasted;
+        self.status.stuck_for_s = lasted.as_secs();
         if complaint.announced || lasted >= self.threshold {
-            self.status.state = WatchState::Alarm(what);
+            self.status.state = phase(what);
         }
         if !complaint.announced && lasted >= self.threshold {
             complaint.announced = true;
@@ -262,6 +211,17 @@ impl QueueWatch {
             event = Some(Event::Began(what));
         }
         event
+    }
+}
+
+/// The state of a queue with this fault. `Inconsistent` shows from the first sample on, before it is
+/// announced.
+fn phase(alarm: AlarmKind) -> WatchPhase {
+    match alarm {
+        AlarmKind::Stuck => WatchPhase::Stuck,
+        AlarmKind::DriverStalled => WatchPhase::DriverStalled,
+        AlarmKind::Inconsistent => WatchPhase::Inconsistent,
+        AlarmKind::Unknown => WatchPhase::Unknown,
     }
 }
 

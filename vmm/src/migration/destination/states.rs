@@ -20,12 +20,17 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::door::Door;
-use super::{HELLO_PATIENCE, JOIN_PATIENCE};
 use crate::migration::channel::{Channel, Connection, Halt, Wait};
 use crate::migration::error::{MigrationError, Phase};
 use crate::migration::progress::Progress;
 use crate::migration::protocol::{CONNECTION_UNKNOWN, Hello, Message, Refusal, Session};
 use crate::migration::ram::{Budget, RamImage, receive_rounds};
+
+/// How long an accepted connection may take to send HELLO, TLS included. A source inspects its
+/// machine meanwhile.
+const HELLO_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a further connection may take to send JOIN.
+const JOIN_PATIENCE: Duration = Duration::from_secs(2);
 
 fn end<C: Connection>(
     mut control: Channel<C>,

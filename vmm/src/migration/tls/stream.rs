@@ -15,7 +15,6 @@
 //! number has accepted that many bytes. Those the socket has no room for leave with the next write,
 //! read or flush.
 
-use std::fmt;
 use std::io::{self, BufReader, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -91,14 +90,11 @@ pub struct TlsStream {
     broken: Option<Cause>,
 }
 
-impl fmt::Debug for TlsStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsStream")
-            .field("socket", self.socket.get_ref())
-            .field("handshaking", &self.session.is_handshaking())
-            .field("broken", &self.broken)
-            .finish_non_exhaustive()
-    }
+vdpa::opaque_debug! {
+    TlsStream, this =>
+    socket: this.socket.get_ref(),
+    handshaking: this.session.is_handshaking(),
+    broken: this.broken,
 }
 
 /// When a call has to return.

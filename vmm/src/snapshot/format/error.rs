@@ -2,7 +2,6 @@
 
 use std::io;
 
-use super::FORMAT_VERSION;
 use crate::byte_count::ByteCount;
 
 /// Why a state could not be written.
@@ -34,12 +33,14 @@ pub enum ReadError {
     NotASnapshot,
     /// Another version of the format.
     #[error(
-        "the saved state has format {found}, but this program reads {FORMAT_VERSION}; restore it \
-         with the version of Bellhop that wrote it"
+        "the saved state has format {found}, but this program reads {known}; restore it with the \
+         version of Bellhop that wrote it"
     )]
     Format {
         /// The version found.
         found: u32,
+        /// The version of this program.
+        known: u32,
     },
     /// It ends early.
     #[error("the saved state ends early: its write or copy is incomplete")]

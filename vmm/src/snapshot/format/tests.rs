@@ -277,7 +277,7 @@ fn other_versions_of_the_format_are_refused() {
         bytes[8..12].copy_from_slice(&version.to_le_bytes());
         let error = read(&bytes).unwrap_err();
         assert!(
-            matches!(error, ReadError::Format { found } if found == version),
+            matches!(error, ReadError::Format { found, .. } if found == version),
             "{error}"
         );
         assert!(error.to_string().contains("that wrote it"), "{error}");

@@ -23,7 +23,7 @@ use vdpa_mgmt::sriov::Rates;
 use vdpa_mgmt::{Error as MgmtError, NetConfig};
 use vmm::config::{MacAddress, VdpaConfig, VdpaSource};
 
-use super::{NicId, VmName, not_a_nic};
+use super::{NicId, VmName};
 use crate::error::Error;
 
 /// The MTU of Ethernet, in bytes.
@@ -406,4 +406,8 @@ fn has_as(nic: &mut NicSettings, device: Option<&NetConfig>) {
     nic.queue_pairs = nic
         .queue_pairs
         .or(device.max_vq_pairs.filter(|pairs| *pairs > 1));
+}
+/// A body that is not a NIC.
+fn not_a_nic(why: impl fmt::Display) -> Error {
+    Error::invalid(format!("invalid NIC: {why}"))
 }

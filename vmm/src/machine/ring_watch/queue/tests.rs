@@ -26,7 +26,7 @@ impl Rig {
         self.watch.sample(self.now, avail, used)
     }
 
-    fn state(&self) -> WatchState {
+    fn state(&self) -> WatchPhase {
         self.watch.status().state
     }
 }
@@ -35,39 +35,39 @@ impl Rig {
 fn a_request_queue_that_uses_nothing_is_stuck() {
     let mut rig = Rig::new(QueueRole::Request);
     assert_eq!(rig.sample(0, 0), None);
-    assert_eq!(rig.state(), WatchState::Idle);
+    assert_eq!(rig.state(), WatchPhase::Idle);
     assert_eq!(rig.sample(10, 10), None);
-    assert_eq!(rig.state(), WatchState::Moving);
+    assert_eq!(rig.state(), WatchPhase::Moving);
     // The driver may continue to post.
     for second in 0..5 {
         assert_eq!(rig.sample(20 + second, 10), None, "{second}");
-        assert_eq!(rig.state(), WatchState::Waiting);
+        assert_eq!(rig.state(), WatchPhase::Waiting);
         assert_eq!(rig.watch.alarm(), None);
     }
     let began = rig.sample(25, 10);
-    assert_eq!(began, Some(Event::Began(Alarm::Stuck)));
-    assert_eq!(rig.state(), WatchState::Alarm(Alarm::Stuck));
-    assert_eq!(rig.watch.alarm(), Some(Alarm::Stuck));
+    assert_eq!(began, Some(Event::Began(AlarmKind::Stuck)));
+    assert_eq!(rig.state(), WatchPhase::Stuck);
+    assert_eq!(rig.watch.alarm(), Some(AlarmKind::Stuck));
     // Announced only once.
     for _ in 0..20 {
         assert_eq!(rig.sample(25, 10), None);
     }
     let status = rig.watch.status();
     assert_eq!(status.in_flight, Some(15));
-    assert_eq!(status.stuck_for, Duration::from_secs(25));
+    assert_eq!(status.stuck_for_s, 25);
     // One used buffer ends the alarm.
     let ended = Event::Ended {
-        alarm: Alarm::Stuck,
+        alarm: AlarmKind::Stuck,
         lasted: Duration::from_secs(26),
     };
     assert_eq!(rig.sample(25, 11), Some(ended));
     assert_eq!(rig.watch.alarm(), None);
-    assert_eq!(rig.watch.status().stuck_for, Duration::ZERO);
+    assert_eq!(rig.watch.status().stuck_for_s, 0);
     // It hangs again: the clock restarts.
     for _ in 0..5 {
         assert_eq!(rig.sample(25, 11), None);
     }
-    assert_eq!(rig.sample(25, 11), Some(Event::Began(Alarm::Stuck)));
+    assert_eq!(rig.sample(25, 11), Some(Event::Began(AlarmKind::Stuck)));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn an_idle_receive_queue_is_well() {
         let mut rig = Rig::new(role);
         for _ in 0..100 {
             assert_eq!(rig.sample(SIZE, 0), None);
-            assert_eq!(rig.state(), WatchState::Idle);
+            assert_eq!(rig.state(), WatchPhase::Idle);
             assert_eq!(rig.watch.status().in_flight, Some(SIZE));
         }
     }
@@ -96,7 +96,7 @@ fn a_receive_queue_that_never_had_buffers_is_well() {
     let mut rig = Rig::new(QueueRole::Receive);
     for _ in 0..100 {
         assert_eq!(rig.sample(0, 0), None);
-        assert_eq!(rig.state(), WatchState::Idle);
+        assert_eq!(rig.state(), WatchPhase::Idle);
     }
 }
 
@@ -107,10 +107,10 @@ fn a_driver_that_gives_no_receive_buffers_is_stalled() {
     // All buffers are used between two samples.
     for _ in 0..5 {
         assert_eq!(rig.sample(100, 100), None);
-        assert_eq!(rig.state(), WatchState::Waiting);
+        assert_eq!(rig.state(), WatchPhase::Waiting);
     }
     let began = rig.sample(100, 100);
-    assert_eq!(began, Some(Event::Began(Alarm::DriverStalled)));
+    assert_eq!(began, Some(Event::Began(AlarmKind::DriverStalled)));
     let ended = rig.sample(101, 100);
     assert!(matches!(ended, Some(Event::Ended { .. })), "{ended:?}");
 }
@@ -127,11 +127,11 @@ fn indices_that_cannot_be_are_reported_and_not_used() {
                 let began = second == 5 && avail > 10;
                 assert_eq!(event.is_some(), began, "{second}: {event:?}");
                 let status = rig.watch.status();
-                assert_eq!(status.state, WatchState::Alarm(Alarm::Inconsistent));
+                assert_eq!(status.state, WatchPhase::Inconsistent);
                 assert_eq!((status.in_flight, status.posted), (None, 0));
                 assert_eq!((status.posted_per_s, status.completed_per_s), (0, 0));
             }
-            assert_eq!(rig.watch.alarm(), Some(Alarm::Inconsistent));
+            assert_eq!(rig.watch.alarm(), Some(AlarmKind::Inconsistent));
         }
         let ended = rig.sample(20, 20);
         assert!(matches!(ended, Some(Event::Ended { .. })), "{ended:?}");
@@ -174,27 +174,27 @@ fn the_time_of_a_pause_does_not_count() {
     for _ in 0..4 {
         assert_eq!(rig.sample(5, 0), None);
     }
-    assert_eq!(rig.sample(5, 0), Some(Event::Began(Alarm::Stuck)));
+    assert_eq!(rig.sample(5, 0), Some(Event::Began(AlarmKind::Stuck)));
     // An announced alarm stays.
     rig.now += Duration::from_secs(3600);
     rig.watch.resume(rig.now);
     assert_eq!(rig.sample(5, 0), None);
-    assert_eq!(rig.watch.alarm(), Some(Alarm::Stuck));
+    assert_eq!(rig.watch.alarm(), Some(AlarmKind::Stuck));
 }
 
 #[test]
 fn a_queue_that_stops_has_no_alarm() {
     for state in [
-        WatchState::NotRunning,
-        WatchState::Packed,
-        WatchState::Unreadable,
+        WatchPhase::NotRunning,
+        WatchPhase::NotWatchedPacked,
+        WatchPhase::Unreadable,
     ] {
         let mut rig = Rig::new(QueueRole::Request);
         for _ in 0..7 {
             rig.sample(5, 0);
         }
         rig.watch.count_rescue();
-        assert_eq!(rig.watch.alarm(), Some(Alarm::Stuck));
+        assert_eq!(rig.watch.alarm(), Some(AlarmKind::Stuck));
         let ended = rig.watch.stop(rig.now, state);
         assert!(matches!(ended, Some(Event::Ended { .. })), "{ended:?}");
         assert_eq!(rig.watch.stop(rig.now, state), None);
@@ -239,7 +239,7 @@ proptest! {
                 _ => {}
             }
             let event = if what == 11 {
-                let event = watch.stop(now, WatchState::NotRunning);
+                let event = watch.stop(now, WatchPhase::NotRunning);
                 watch.start(role, size);
                 event
             } else {
@@ -250,7 +250,7 @@ proptest! {
                     prop_assert_eq!(announced.replace(alarm), None);
                     let since = last_began.replace(now).map(|last| now - last);
                     prop_assert!(since.is_none_or(|since| since >= THRESHOLD));
-                    prop_assert!(watch.status().stuck_for >= THRESHOLD);
+                    prop_assert!(watch.status().stuck_for_s >= THRESHOLD.as_secs());
                 }
                 Some(Event::Ended { alarm, lasted }) => {
                     prop_assert_eq!(announced.take(), Some(alarm));
@@ -261,8 +261,8 @@ proptest! {
             prop_assert_eq!(watch.alarm(), announced);
             let status = watch.status();
             prop_assert!(status.in_flight.is_none_or(|count| count <= size));
-            prop_assert!(announced != Some(Alarm::Stuck) || role == QueueRole::Request);
-            prop_assert!(announced != Some(Alarm::DriverStalled) || role == QueueRole::Receive);
+            prop_assert!(announced != Some(AlarmKind::Stuck) || role == QueueRole::Request);
+            prop_assert!(announced != Some(AlarmKind::DriverStalled) || role == QueueRole::Receive);
         }
     }
 

@@ -1,0 +1,65 @@
+//! A guest's ring, in either format.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use super::guest::Areas;
+use super::{RingFeatures, packed, split};
+use crate::Error;
+use crate::device::VringAddresses;
+use crate::memory::GuestMemory;
+
+/// A guest's ring, in either format.
+#[derive(Debug, Clone)]
+pub enum GuestRing {
+    /// A split ring.
+    Split(split::GuestRing),
+    /// A packed ring.
+    Packed(packed::GuestRing),
+}
+
+impl GuestRing {
+    /// The guest's ring of `size` entries at `addresses`. `features` are the negotiated ones.
+    ///
+    /// # Errors
+    /// An area is not aligned, not in guest memory or overlaps another, or the size is impossible
+    /// for the format.
+    pub fn new(
+        memory: Arc<GuestMemory>,
+        size: u16,
+        addresses: VringAddresses,
+        features: RingFeatures,
+    ) -> Result<Self, Error> {
+        let RingFeatures {
+            packed, indirect, ..
+        } = features;
+        Ok(if packed {
+            Self::Packed(packed::GuestRing::new(memory, size, addresses, indirect)?)
+        } else {
+            Self::Split(split::GuestRing::new(memory, size, addresses, indirect)?)
+        })
+    }
+}
+
+impl Deref for GuestRing {
+    type Target = Areas;
+
+    fn deref(&self) -> &Areas {
+        match self {
+            Self::Split(ring) => ring,
+            Self::Packed(ring) => ring,
+        }
+    }
+}
+
+impl From<split::GuestRing> for GuestRing {
+    fn from(ring: split::GuestRing) -> Self {
+        Self::Split(ring)
+    }
+}
+
+impl From<packed::GuestRing> for GuestRing {
+    fn from(ring: packed::GuestRing) -> Self {
+        Self::Packed(ring)
+    }
+}
