@@ -135,9 +135,9 @@ pub(super) struct Trial {
 /// Change a virtual machine
 ///
 /// With a JSON merge patch (RFC 7396), also while the machine runs. `labels`, `annotations` and
-/// `spec.restart` apply at once. All else applies when its process starts next; a reset of the guest
-/// is no such start. The response says so for each member. `status.pending` of the machine lists
-/// those that wait.
+/// `spec.restart` apply at once. All else applies when its process starts next; a reset of the
+/// guest is no such start. The response says so for each member. `status.pending` of the machine
+/// lists those that wait.
 ///
 /// A patch replaces the lists of NICs and disks as a whole, and only while the machine is stopped.
 /// Other NICs replace the machine as PUT does; if that fails, the daemon restores the former one.
