@@ -143,7 +143,7 @@ fn each_request_by_tcp_needs_a_token_whose_role_is_enough() {
     );
     is(status("PATCH", "/v1/vms/none", viewer), 403, "role_too_low");
     is(
-        status("PATCH", "/v1/vms/none", operator),
+        status("PATCH", "/v1/vms/other", operator),
         403,
         "role_too_low",
     );

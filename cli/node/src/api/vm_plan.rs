@@ -23,7 +23,7 @@ use crate::machines::spec::VmBody;
     (status = 200, description = "The steps", body = Plan),
     NamedChangeErrors,
     (status = 409, description = "Another machine has one of the devices", body = ErrorBody),
-    (status = 412, description = "The machine exists, or the condition does not hold", body = ErrorBody),
+    (status = 412, description = "It exists, or the condition does not hold", body = ErrorBody),
     (status = 500, description = "Internal error: the host failed", body = ErrorBody),
     (status = 503, description = "This daemon is shutting down", body = ErrorBody),
 ))]
