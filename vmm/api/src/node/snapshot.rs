@@ -9,8 +9,8 @@ use utoipa::ToSchema;
 const SNAPSHOT_NAME_MAX: usize = 64;
 
 name! {
-    /// The name of a snapshot: 1 to 64 letters, digits, `.`, `_` or `-`, a letter or digit first. So
-    /// it is the name of a file and no path.
+    /// The name of a snapshot: 1 to 64 letters, digits, `.`, `_` or `-`, a letter or digit first.
+    /// So it is the name of a file and no path.
     SnapshotName, BadSnapshotName, |text| {
         let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let begins = text.starts_with(|first: char| first.is_ascii_alphanumeric());

@@ -214,8 +214,8 @@ impl QueueWatch {
     }
 }
 
-/// The state of a queue with this fault. `Inconsistent` shows from the first sample on, before it is
-/// announced.
+/// The state of a queue with this fault. `Inconsistent` shows from the first sample on, before it
+/// is announced.
 fn phase(alarm: AlarmKind) -> WatchPhase {
     match alarm {
         AlarmKind::Stuck => WatchPhase::Stuck,
