@@ -28,7 +28,6 @@ use vmm::http::{ErrorBody, HttpError};
 
 use super::state::Api;
 use super::vm_path::VmPath;
-use super::vm_state::Waiting;
 use crate::access::RequestedBy;
 use crate::error::Error;
 use crate::machines::operations::Requested;

@@ -13,7 +13,7 @@ use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::Parameters;
 
-use super::operations::{Waiting, accepted};
+use super::operations::accepted;
 use super::precondition::{Precondition, etag};
 use super::state::Api;
 use super::vm_path::VmPath;

@@ -10,27 +10,17 @@ use bellhop_api::node::{
     AfterGrace, GRACE_PERIOD_MAX_S, GRACE_PERIOD_S, StopMode, Vm, VmStateChange,
 };
 use bellhop_api::responses::{NamedChangeErrors, ProcessErrors};
-use serde::Deserialize;
-use utoipa::IntoParams;
 use vmm::http::ErrorBody;
 use vmm::http::body::JsonBody;
 use vmm::http::parameters::Parameters;
 
+use super::operations::Waiting;
 use super::precondition::Precondition;
 use super::state::Api;
 use super::vm::tagged;
 use super::vm_path::VmPath;
 use crate::error::Error;
 use crate::machines::stop::Stop;
-
-/// The time of an answer.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct Waiting {
-    /// Whether the answer waits for the result (default: `true`)
-    pub(super) wait: Option<bool>,
-}
 
 /// Members that are valid separately, but not together.
 fn contradiction(message: &str) -> Error {
