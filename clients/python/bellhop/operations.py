@@ -1,4 +1,7 @@
-"""Each operation of the node's API. Generated from its description: do not edit."""
+"""Operations of the node's API. Generated from its description.
+
+Do not edit.
+"""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -14,11 +17,11 @@ class Operations(Transport):
     """A method for each operation. A refusal raises `Problem`."""
 
     def delete_cordon(self) -> None:
-        """Take new virtual machines again."""
+        """Accept new virtual machines again."""
         return self._call("DELETE", ["v1", "cordon"])
 
     def put_cordon(self) -> None:
-        """Take no new virtual machines."""
+        """Stop accepting new virtual machines."""
         return self._call("PUT", ["v1", "cordon"])
 
     def get_doctor(self) -> DoctorReport:
@@ -213,7 +216,7 @@ class Operations(Transport):
         if_match: str | None = None,
         if_none_match: str | None = None,
     ) -> Operation | Vm:
-        """Make a virtual machine, with its NICs."""
+        """Create or replace a virtual machine with its NICs."""
         return self._call(
             "PUT",
             ["v1", "vms", name],

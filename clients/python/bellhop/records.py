@@ -1,4 +1,7 @@
-"""The records of the node's API. Generated from its description: do not edit."""
+"""Records of the node's API. Generated from its description.
+
+Do not edit.
+"""
 
 from __future__ import annotations
 
@@ -113,6 +116,7 @@ ErrorCode = Literal[
     "saving",
     "settled",
     "started_again",
+    "starting",
     "still_runs",
     "store_failed",
     "too_many_readers",
@@ -237,7 +241,7 @@ WatchPhase = Literal[
 
 
 class AlarmInfo(TypedDict):
-    """A queue that something is wrong with."""
+    """A queue with an alarm."""
 
     alarm: AlarmKind
     device: str
@@ -245,7 +249,7 @@ class AlarmInfo(TypedDict):
 
 
 class Awaited(TypedDict):
-    """Where a machine is waited for."""
+    """The address at which a node waits for a machine."""
 
     listen: str
 
@@ -259,7 +263,7 @@ class BellhopRun(TypedDict):
 
 
 class ConsolePaths(TypedDict):
-    """Where a virtual machine's console is."""
+    """The files of a virtual machine's console."""
 
     log: str
     socket: str
@@ -286,7 +290,7 @@ class DeviceInfo(TypedDict):
 
 
 class DiskConfig(TypedDict):
-    """A raw image to be given to the guest as a virtio-blk disk."""
+    """A raw image that the guest sees as a virtio-blk disk."""
 
     id: NotRequired[str | None]
     path: str
@@ -295,7 +299,7 @@ class DiskConfig(TypedDict):
 
 
 class DiskSummary(TypedDict):
-    """A disk in short."""
+    """A disk in a list."""
 
     address: str | None
     id: str
@@ -334,7 +338,7 @@ class DowntimeParts(TypedDict):
 
 
 class End(TypedDict):
-    """Why a machine is over."""
+    """Why a machine ended."""
 
     detail: str
     reason: EndReason
@@ -402,7 +406,7 @@ class FieldError(TypedDict):
 
 
 class Forecast(TypedDict):
-    """What sending a machine would cost."""
+    """The expected cost of a migration."""
 
     bytes_per_second: int | None
     copy_ms: int | None
@@ -503,8 +507,7 @@ HostNicSpec = TypedDict(
 
 
 class InFlight(TypedDict):
-    """Buffers that NICs had been given and had not used when the guest was stopped, by what the
-    queues are for."""
+    """Buffers that NICs held when the guest was stopped, by kind of queue."""
 
     cvq: int
     rx: int
@@ -551,7 +554,7 @@ class ManagementDevice(TypedDict):
 
 
 class MayBeElsewhere(TypedDict):
-    """Why a virtual machine may be elsewhere."""
+    """Why the location of a virtual machine is unknown."""
 
     destination: str
     reason: str
@@ -574,14 +577,14 @@ class MgmtdevListing(TypedDict):
 
 
 class MigrationObstacle(TypedDict):
-    """What is in the way of a migration."""
+    """A reason against a migration."""
 
     reason: str
     remedy: str | None
 
 
 class MigrationStatus(TypedDict):
-    """How far a migration is."""
+    """The state of a migration."""
 
     bytes_per_second: int
     direction: Direction
@@ -612,7 +615,7 @@ class NestedDevlinkInfo(TypedDict):
 
 
 class NicMove(TypedDict):
-    """The vDPA device that a NIC is to be on: `path` or `device`."""
+    """The new vDPA device of a NIC: `path` or `device`."""
 
     device: NotRequired[str | None]
     path: NotRequired[str | None]
@@ -667,13 +670,13 @@ class NodeMigrationRequestSend(TypedDict):
 
 
 class NodeMigrationRequestReceive(TypedDict):
-    """Wait for it: what another node's daemon asks for."""
+    """Wait for it: the request of another node's daemon."""
 
     receive: ReceiveFromNode
 
 
 class Operation(TypedDict):
-    """Work of the daemon that takes long."""
+    """A request that takes long."""
 
     created_ms: int
     ended_ms: int | None
@@ -689,7 +692,7 @@ class Operation(TypedDict):
 
 
 class OperationProgress(TypedDict):
-    """How far an operation is."""
+    """Progress of an operation."""
 
     done: int
     forecast_downtime_ms: int | None
@@ -698,7 +701,7 @@ class OperationProgress(TypedDict):
 
 
 class OperationResult(TypedDict):
-    """What an operation came to: the member of its kind, if it has one."""
+    """The result of an operation, in the member of its kind."""
 
     migration: NotRequired[MigrationStatus | None]
     snapshot: NotRequired[SnapshotInfo | None]
@@ -706,7 +709,7 @@ class OperationResult(TypedDict):
 
 
 class PciFunction(TypedDict):
-    """A function of the PCI bus with what is made on it."""
+    """A function of the PCI bus with the devices on it."""
 
     driver: NotRequired[str | None]
     function: str
@@ -776,7 +779,7 @@ class QueueInfo(TypedDict):
 
 
 class ReceiveFromNode(TypedDict):
-    """The machine as it is to be here."""
+    """The VM for this node."""
 
     running: NotRequired[VmConfig | None]
     vm: VmBody
@@ -808,13 +811,13 @@ SendToNode = TypedDict(
 
 
 class SettleRequest(TypedDict):
-    """What is to be settled."""
+    """The resolution of an indeterminate migration."""
 
     settle: Place
 
 
 class Snapshot(TypedDict):
-    """A snapshot that the daemon keeps."""
+    """A snapshot in the daemon's store."""
 
     bytes: int
     created_ms: int | None
@@ -825,7 +828,7 @@ class Snapshot(TypedDict):
 
 
 class SnapshotInfo(TypedDict):
-    """A snapshot that was written."""
+    """A complete snapshot."""
 
     memory_bytes: int
     path: str
@@ -844,7 +847,7 @@ SpecChange = TypedDict(
 
 
 class Subfunction(TypedDict):
-    """A subfunction, or another device of the auxiliary bus on which vDPA devices are made."""
+    """A subfunction, or another device of the auxiliary bus with vDPA devices on it."""
 
     auxiliary: str
     driver: NotRequired[str | None]
@@ -856,7 +859,7 @@ class Subfunction(TypedDict):
 
 
 class Topology(TypedDict):
-    """Everything about vDPA on a machine."""
+    """The vDPA topology of a machine."""
 
     all_processes_seen: bool
     management: ManagementState
@@ -897,7 +900,7 @@ class TopologyQueue(TypedDict):
 
 
 class UpgradeInfo(TypedDict):
-    """An upgrade that was done."""
+    """A completed upgrade."""
 
     after: str
     before: str
@@ -905,13 +908,13 @@ class UpgradeInfo(TypedDict):
 
 
 class UpgradeRequest(TypedDict):
-    """Which program."""
+    """The new program."""
 
     program: str
 
 
 class VdpaConfig(TypedDict):
-    """As it is written."""
+    """The serialized form: a vDPA device for the guest, by `path` or by `fd`."""
 
     doorbell: NotRequired[Literal["auto", "on", "off"]]
     failover: NotRequired[str | None]
@@ -924,7 +927,7 @@ class VdpaConfig(TypedDict):
 
 
 class VdpaDeviceChange(TypedDict):
-    """What of a device is to change."""
+    """A change of a vDPA device."""
 
     mac: str
 
@@ -980,7 +983,7 @@ class VdpaDeviceListing(TypedDict):
 
 
 class VdpaDeviceSpec(TypedDict):
-    """What a device is to be like."""
+    """The settings of a vDPA device."""
 
     device_features: NotRequired[int | None]
     mac: NotRequired[str | None]
@@ -1038,7 +1041,7 @@ class VmConfigMemory(TypedDict):
 
 
 class VmConfig(TypedDict):
-    """Everything there is to say about a virtual machine before it starts."""
+    """The complete configuration of a VM."""
 
     cmdline: NotRequired[str]
     cpu: NotRequired[CpuBaseline]
@@ -1118,7 +1121,7 @@ class VmPatch(TypedDict):
 
 
 class VmSnapshotRequest(TypedDict):
-    """Where a snapshot is to be: exactly one of `name` and `path`."""
+    """Where to write a snapshot: exactly one of `name` and `path`."""
 
     name: NotRequired[str | None]
     path: NotRequired[str | None]
@@ -1133,7 +1136,7 @@ class VmSpecMemory(TypedDict):
 
 
 class VmSpec(TypedDict):
-    """A virtual machine as it is to be."""
+    """The configuration of a virtual machine."""
 
     cmdline: NotRequired[str]
     cpu: NotRequired[CpuBaseline]
@@ -1160,7 +1163,7 @@ class VmStateChange(TypedDict):
 
 
 class VmStatus(TypedDict):
-    """The machine at one moment."""
+    """The state of the machine."""
 
     alarms: list[AlarmInfo]
     api: int
@@ -1178,7 +1181,7 @@ class VmStatus(TypedDict):
 
 
 class WatchInfo(TypedDict):
-    """The ring of a queue as its indices in guest memory show it, looked at once a second."""
+    """The ring of a queue, from its indices in guest memory, which the VMM reads once a second."""
 
     completed: int
     completed_per_s: int
@@ -1191,13 +1194,13 @@ class WatchInfo(TypedDict):
 
 
 class DiskInfo(DiskSummary):
-    """A disk with all there is to say about it."""
+    """A disk in detail."""
 
     device: DeviceInfo | None
 
 
 class MigrationTrial(Forecast):
-    """Whether the machine could be sent, and what that would cost."""
+    """Whether the machine could be sent, and the expected cost."""
 
     destination: str
     movable: bool
@@ -1205,7 +1208,7 @@ class MigrationTrial(Forecast):
 
 
 class NicInfo(NicSummary):
-    """A NIC with all there is to say about it."""
+    """A NIC in detail."""
 
     device: DeviceInfo | None
     doorbell: Literal["auto", "on", "off"]
@@ -1219,7 +1222,7 @@ class NicInfo(NicSummary):
 
 
 class PhysicalFunction(PciFunction):
-    """A physical function with its virtual ones and its subfunctions."""
+    """A physical function with its virtual functions and subfunctions."""
 
     representors: list[Representor]
     subfunctions: list[Subfunction]
