@@ -200,8 +200,8 @@ impl LabHost {
     }
 
     /// Forwards a free TCP port of this machine's loopback interface to a port of the lab host, and
-    /// returns it. The lab host needs the rig `sim`, whose NIC without a cable it connects, and sets
-    /// that NIC up with the address [`FORWARD_ADDRESS`]. It reaches nothing through this network.
+    /// returns it. The lab host needs the rig `sim`: it connects that rig's NIC without a cable,
+    /// with the address [`FORWARD_ADDRESS`]. It reaches nothing through this network.
     ///
     /// # Errors
     /// [`Error::System`] without a free port; those of [`Qmp::execute`].

@@ -24,8 +24,8 @@ use crate::machine::{Origin, StopHandle, failed};
 
 const WORKERS_MAX: usize = 4;
 const WORKER_IDLE: Duration = Duration::from_secs(1);
-/// Stack size of a thread in bytes; only touched pages are resident. Opening a vDPA device needs the
-/// most. Without optimization, the construction of the router needs more than 256 KiB.
+/// Stack size of a thread in bytes; only touched pages are resident. Opening a vDPA device needs
+/// the most. Without optimization, the construction of the router needs more than 256 KiB.
 const STACK_SIZE: usize = 1024 * 1024;
 
 /// Why the server cannot start.

@@ -1,7 +1,7 @@
 //! Metrics in the Prometheus text format, version 0.0.4.
 //!
-//! Owns the form of a family and of its samples, and the families of devices, which the metrics of
-//! a VM and of a node share. Escapes label values. It must not know the origin of a figure.
+//! Owns the form of a family and of its samples. Also owns the families of devices, which the
+//! metrics of a VM and of a node share. Escapes label values.
 
 use std::fmt::Write as _;
 

@@ -297,7 +297,7 @@ mod tests {
             (
                 json!({ "spec": { "kernel": "/k" }, "labels": { "a b": "" } }),
                 "/labels",
-                "is no key",
+                "is not a key",
             ),
             (
                 json!({ "spec": { "kernel": "/k" }, "status": 1 }),
