@@ -356,7 +356,7 @@ fn what_cannot_be_a_console_is_said_before_anything_starts() {
     let path = file.to_str().unwrap();
     let socket = directory.join("socket");
     let socket = socket.to_str().unwrap();
-    assert!(said(&["--console-socket", path]).contains("is no socket"));
+    assert!(said(&["--console-socket", path]).contains("not a socket"));
     assert!(said(&["--console-log", path]).contains("--console-socket"));
     let null = said(&["--console-socket", socket, "--console-log", "/dev/null"]);
     assert!(null.contains("not a regular file"), "{null}");
