@@ -22,7 +22,7 @@ def before_call(context, case, kwargs):
             case.query = {**case.query, name: WAIT}
     body = case.body
     if (
-        case.operation.definition.raw.get("operationId") == "patch_vm"
+        case.operation.definition.raw.get("operationId") == "put_vm_state"
         and isinstance(body, dict)
         and body.get("state") == "Stopped"
         and body.get("mode") in (None, "graceful")

@@ -95,9 +95,9 @@ impl Terminal {
 #[test]
 fn top_draws_on_a_terminal_and_restores_it() {
     let daemon = Daemon::start("top");
-    let mut spec = daemon.machine(asm::IDLE);
-    spec["state"] = json!("Stopped");
-    daemon.api.expect(201, "PUT", "/v1/vms/web", &spec);
+    let mut vm = daemon.machine(asm::IDLE);
+    vm["spec"]["state"] = json!("Stopped");
+    daemon.api.expect(201, "PUT", "/v1/vms/web", &vm);
     let mut terminal = Terminal::new();
     let before = format!("{:?}", terminal.mode());
     let mut shell = terminal.top(&daemon);

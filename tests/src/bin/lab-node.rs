@@ -207,7 +207,7 @@ impl Node {
 /// Keeps the VMs.
 struct Keeper {
     api: Client,
-    spec: Value,
+    vm: Value,
     /// When each NIC worked last, or its VM was created.
     last: [Instant; VMS.len()],
     samples: usize,
@@ -218,16 +218,16 @@ struct Keeper {
 impl Keeper {
     fn new(api: Client) -> Result<Self> {
         let guest = BellhopArguments::small()?;
-        let spec = json!({
+        let vm = json!({ "spec": {
             "kernel": guest.kernel_image(),
             "initramfs": guest.ramdisk(),
             "cmdline": guest.kernel_words(),
             "memory": "128M",
             "nics": [{ "id": "net0", "from": "vdpasim_net", "mac": MAC, "mtu": 1500 }],
-        });
+        } });
         Ok(Self {
             api,
-            spec,
+            vm,
             last: [Instant::now(); VMS.len()],
             samples: 0,
             working: 0,
@@ -242,7 +242,7 @@ impl Keeper {
         for path in ["/v1/cordon", &format!("{path}?force=true")] {
             self.api.ask("DELETE", path, None)?;
         }
-        let answer = self.api.ask("PUT", &path, Some(&self.spec))?;
+        let answer = self.api.ask("PUT", &path, Some(&self.vm))?;
         if answer.status != 201 {
             eprintln!("lab-node: {vm}: {} {}", answer.status, answer.body);
         }
@@ -340,7 +340,7 @@ fn names(all: &Value) -> Vec<String> {
 /// The running VMs of a list that have a NIC whose driver works, by the node's metrics.
 fn working(all: &Value, metrics: &str) -> BTreeSet<String> {
     let items = all["items"].as_array().into_iter().flatten();
-    let running = items.filter(|vm| vm["phase"] == "Running");
+    let running = items.filter(|vm| vm["status"]["phase"] == "Running");
     running
         .filter_map(|vm| vm["name"].as_str())
         .filter(|name| {
@@ -359,8 +359,10 @@ mod tests {
     #[test]
     fn a_vm_works_if_it_runs_and_its_driver_does() {
         let all = json!({"items": [
-            { "name": "a", "phase": "Running" }, { "name": "b", "phase": "Paused" },
-            { "name": "c", "phase": "Running" }, { "name": "d", "phase": "Running" },
+            { "name": "a", "status": { "phase": "Running" } },
+            { "name": "b", "status": { "phase": "Paused" } },
+            { "name": "c", "status": { "phase": "Running" } },
+            { "name": "d", "status": { "phase": "Running" } },
         ]});
         let metrics = "bellhop_nic_driver_ok{vm=\"a\",nic=\"x\"} 0\n\
                        bellhop_nic_driver_ok{vm=\"a\",nic=\"y\"} 1\n\
