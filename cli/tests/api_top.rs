@@ -110,7 +110,7 @@ fn top_draws_on_a_terminal_and_restores_it() {
     // A key selects the first VM, and a change of the node appears without a key.
     terminal.user.write_all(b"\x1b[B").unwrap();
     terminal.shows("\x1b[7mweb");
-    daemon.api.expect(201, "PUT", "/v1/vms/db", &spec);
+    daemon.api.expect(201, "PUT", "/v1/vms/db", &vm);
     terminal.shows("db    Stopped");
 
     terminal.user.write_all(b"q").unwrap();
