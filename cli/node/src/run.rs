@@ -5,6 +5,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -139,13 +140,18 @@ async fn serve(options: &Options) -> Result<(), Error> {
     };
     let signals = async {
         notifier.ready();
+        // One wait across the turns of the loop: other events must not postpone it.
+        let mut due = pin!(watchdog(&notifier));
         loop {
             tokio::select! {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => reload(&access, &notifier),
                 () = access.next_expiry() => {}
-                () = watchdog(&notifier) => notifier.alive(),
+                () = &mut due => {
+                    notifier.alive();
+                    due.set(watchdog(&notifier));
+                }
             }
         }
         notifier.stopping();

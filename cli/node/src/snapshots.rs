@@ -260,9 +260,13 @@ impl Snapshots {
     pub(crate) fn remove_incomplete(&self) -> Result<(), Error> {
         for name in self.names()? {
             let machine = self.machine(&name);
+            // First: a process that completes a snapshot in between has renamed it before the look
+            // at the result.
+            if is_being_written(&machine) {
+                continue;
+            }
             let found = fs::symlink_metadata(&machine);
-            let is_absent = found.is_err_and(|error| error.kind() == IoErrorKind::NotFound);
-            if !is_absent || is_being_written(&machine) {
+            if !found.is_err_and(|error| error.kind() == IoErrorKind::NotFound) {
                 continue;
             }
             match fs::remove_dir_all(self.directory(&name)) {

@@ -25,7 +25,7 @@
 //!                             PATCH Stopped, power-off   Stopped <-------------------+
 //!                             (in every state)           the process ends
 //! ```
-//! **One file per object** under `endpoints/`, with its schema; its line in `endpoints/mod.rs`
+//! **One file per object** under `endpoints/`, and `actions.rs`; its line in `endpoints/mod.rs`
 //! registers the route and its description at once. A test generates `vmm/openapi.json` from them,
 //! which `GET /v1/openapi.json` serves.
 //!

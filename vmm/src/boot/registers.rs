@@ -155,7 +155,7 @@ impl BootRegisters {
     /// * Linux64: long mode on the page tables at [`BOOT_PAGE_TABLES`].
     ///
     /// The interrupt descriptor table is empty. So a fault before the kernel has set up its own
-    /// table shuts the machine down instead of a wild jump.
+    /// table shuts the machine down and causes no wild jump.
     #[must_use]
     pub fn special(&self, initial: kvm_sregs) -> kvm_sregs {
         let data = DATA.load(DATA_SELECTOR);

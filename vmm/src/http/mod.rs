@@ -4,7 +4,8 @@
 //! ([`body`], [`parameters`]) and passed open files ([`descriptors`]). Owns also the form of errors
 //! ([`problem`]), descriptions ([`description`]), metrics ([`metrics`]) and the ID of each request
 //! ([`request_id`]). The rules for requests ([`request_rules`]) and the client ([`client`]) are
-//! here too. It must not know the content of requests, nor VMs.
+//! here too. It must not know the content of requests, nor VMs, but for the records of devices in
+//! metrics.
 //!
 //! ```text
 //!   Transport ──> server: slots, times, sizes ──> request_id ──> the API's router ─┐

@@ -20,7 +20,6 @@ use super::vm_path::VmPath;
 use super::vms;
 use crate::context::Node;
 use crate::error::Error;
-use crate::machines::Put;
 use crate::machines::error::no_vm;
 use crate::machines::operations::Requested;
 use crate::machines::spec::{VmBody, VmName, VmPatch};
@@ -93,10 +92,7 @@ pub(super) async fn put(
         return Ok(accepted(&begun.await?));
     }
     let put = node.machines.put(&name, condition, spec, restore_from);
-    let status = match put.await? {
-        Put::Created => StatusCode::CREATED,
-        Put::Same | Put::Replaced => StatusCode::OK,
-    };
+    let status = put.await?.status();
     Ok((status, tagged(&node, &name)?).into_response())
 }
 

@@ -169,7 +169,7 @@ pub struct ReceiveConfig {
 pub struct TlsFiles {
     /// This host's certificate, followed by its intermediate certificates (PEM). The destination's
     /// certificate must be valid for the host in the source's `destination`. Extended key usages,
-    /// if any, must permit clients at the source and servers at the destination.
+    /// if any, must permit clients and servers at the source, and servers at the destination.
     #[schema(value_type = String)]
     pub certificate: PathBuf,
     /// Its private key (PEM), readable by its owner only.

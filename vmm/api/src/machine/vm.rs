@@ -117,7 +117,7 @@ pub struct VmStatus {
     #[serde(default)]
     #[schema(required)]
     pub disks: Vec<DiskSummary>,
-    /// Queues that have been stuck for longer than the time in `ring_watch`.
+    /// Queues with an alarm, which is announced after the time in `ring_watch`.
     #[serde(default)]
     #[schema(required)]
     pub alarms: Vec<AlarmInfo>,

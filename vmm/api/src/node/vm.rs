@@ -34,7 +34,7 @@ described! {
         /// Its process ended during a migration, and the guest may run at the destination. It stays
         /// stopped until `PATCH …/migration` resolves this.
         MayBeElsewhere,
-        /// It is being deleted.
+        /// It, or the rest of it after a failure, is being deleted.
         Deleting,
         /// The state of its process is unknown, or a word of a later version.
         #[serde(other)]
@@ -271,7 +271,7 @@ pub struct VmObserved {
     #[serde(default)]
     #[schema(required)]
     pub nic_devices: Vec<VmNicDevice>,
-    /// Its stuck queues, as its process last reported them.
+    /// Its queues with an alarm, as its process last reported them.
     #[serde(default)]
     #[schema(required)]
     pub alarms: Vec<AlarmInfo>,
