@@ -84,9 +84,17 @@ impl Node {
             heard: Instant::now(),
             away: None,
             begun: false,
+            reached: false,
             parser: Parser::default(),
         }
     }
+}
+
+/// Whether the daemon ended while it answered. Without a daemon no connection can break.
+#[must_use]
+pub fn connection_broke(error: &Error) -> bool {
+    let first: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    std::iter::successors(first, |error| error.source()).any(|error| error.is::<hyper::Error>())
 }
 
 /// A stream of events: see the module.
@@ -99,6 +107,8 @@ pub struct EventStream<'a> {
     /// The time since which there was no data or no connection.
     away: Option<Instant>,
     begun: bool,
+    /// Whether there was a daemon.
+    reached: bool,
     parser: Parser,
 }
 
@@ -149,6 +159,7 @@ impl EventStream<'_> {
         };
         match self.node.open(&path(&query)) {
             Ok(connection) => {
+                self.reached = true;
                 self.connection = Some(connection);
                 self.heard = Instant::now();
                 // Until the connection delivers data.
@@ -162,7 +173,8 @@ impl EventStream<'_> {
             Err(error) => {
                 let since = *self.away.get_or_insert_with(Instant::now);
                 let passes = matches!(error.kind(), ErrorKind::NoDaemon | ErrorKind::TimedOut);
-                if self.begun && passes && since.elapsed() < AWAY {
+                self.reached |= connection_broke(&error);
+                if self.reached && passes && since.elapsed() < AWAY {
                     Ok(())
                 } else {
                     Err(error)

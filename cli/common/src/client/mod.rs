@@ -28,7 +28,7 @@ use serde_json::Value;
 
 pub use arguments::NodeArguments;
 pub use bellhop_api::address::Address;
-pub use events::{EventStream, Notice};
+pub use events::{EventStream, Notice, connection_broke};
 pub use http::Http;
 pub use refusal::{Refusal, STRANGE};
 pub use remotes::{LOCAL, Remote, Remotes};

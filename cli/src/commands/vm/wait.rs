@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bellhop_api::machine::NicInfo;
 use bellhop_api::node::{EventQuery, Vm, VmPhase};
-use bellhop_common::client::{Node, path};
+use bellhop_common::client::{Node, connection_broke, path};
 use bellhop_common::error::{Error, ErrorKind};
 use bellhop_common::exit::Code;
 use bellhop_common::listing::Format;
@@ -81,7 +81,7 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             Ok(Look::Not(phase)) => last = Some(phase),
             // The daemon is being replaced.
             Err(error)
-                if broke(&error)
+                if connection_broke(&error)
                     || (last.is_some()
                         && matches!(error.kind(), ErrorKind::NoDaemon | ErrorKind::TimedOut)) => {}
             Err(error) => return Err(error),
@@ -98,12 +98,6 @@ pub(super) fn execute(arguments: &Arguments, node: &Node, format: Format) -> Res
             return Err(Error::new(ErrorKind::TimedOut, message).hint(hint));
         }
     }
-}
-
-/// Whether the daemon ended while it answered. Without a daemon no connection can break.
-fn broke(error: &Error) -> bool {
-    let first: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    std::iter::successors(first, |error| error.source()).any(|error| error.is::<hyper::Error>())
 }
 
 /// The result of a query of a VM.
