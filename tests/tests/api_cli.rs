@@ -193,7 +193,7 @@ fn a_remote_is_asked_by_its_name() {
     command
         .args(["vm", "list"])
         .env("XDG_CONFIG_HOME", &node.directory);
-    assert!(command.status().unwrap().success());
+    assert!(command.output().unwrap().status.success());
 }
 
 #[test]
