@@ -23,9 +23,9 @@ use crate::Error;
 use crate::config::{HostCpus, show_list};
 
 /// Stack of a vCPU thread in bytes. Device accesses run on it; the start of a vDPA device with its
-/// log lines is the deepest. The default of 2 MiB would be eligible for a transparent huge page,
-/// all of it resident.
-const STACK_SIZE: usize = 512 * 1024;
+/// log lines is the deepest, and an unoptimized build needs the most. The default of 2 MiB would
+/// be eligible for a transparent huge page, all of it resident.
+const STACK_SIZE: usize = 1024 * 1024;
 
 /// The error of a failed step of a vCPU's setup.
 pub(super) fn not_set_up(index: u8) -> impl FnOnce(Error) -> Error {
