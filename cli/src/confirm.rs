@@ -57,6 +57,7 @@ mod tests {
 
     use rustix::fs::{Mode, OFlags};
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
     use super::*;
 
@@ -68,6 +69,10 @@ mod tests {
         let name = ptsname(&user, Vec::new()).unwrap();
         let flags = OFlags::RDWR | OFlags::NOCTTY;
         let command = rustix::fs::open(&*name, flags, Mode::empty()).unwrap();
+        // The kernel echoes in another thread: an echo may come within the question.
+        let mut modes = tcgetattr(&command).unwrap();
+        modes.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(&command, OptionalActions::Now, &modes).unwrap();
         (user.into(), command.into())
     }
 
